@@ -1,0 +1,4 @@
+//! The `holdfast` command line.
+#![forbid(unsafe_code)]
+
+fn main() {}

@@ -1,0 +1,4 @@
+//! Workspace chores.
+#![forbid(unsafe_code)]
+
+fn main() {}
