@@ -1,1 +1,338 @@
-//! See the package description.
+//! The eBPF programs of the data plane, the structures they share with user space, and their loader.
+//!
+//! `c/steer.h` (XDP) sends packets to owners, `c/ingress.h` and `c/egress.h` (tcx) keep ownership, `c/sockets.h`
+//! (socket operations) makes and ends the entries of flows. This crate decides nothing: [`Dataplane`] gives the maps to
+//! the daemon. Maps and links are pinned, so that traffic goes on while the daemon is away.
+
+mod holds;
+mod link;
+pub mod shared;
+mod table;
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
+
+use libbpf_rs::{
+    MapCore, MapFlags, MapHandle, Object, ObjectBuilder, RingBuffer, RingBufferBuilder,
+};
+use zerocopy::{FromBytes, IntoBytes};
+
+pub use holds::Holds;
+pub use link::Hook;
+use shared::{
+    COUNTER_NAMES, Config, Congestion, Event, FlowKey, FlowValue, Node, PLACEMENT_SLOTS, Record,
+    Service, ServiceKey,
+};
+pub use table::Table;
+
+/// What can go wrong between this crate and the kernel.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The kernel did not take the programs.
+    #[error(
+        "the kernel refused the eBPF programs: {0}. Linux 6.12 or newer with BTF, and root, are needed"
+    )]
+    Load(String),
+    /// A pinned map or link could not be made.
+    #[error("cannot pin {path}: {source}. Is bpffs mounted there (mount -t bpf bpf /sys/fs/bpf)?")]
+    Pin {
+        /// Where.
+        path: PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// A program could not be attached.
+    #[error("cannot attach {what}: {source}")]
+    Attach {
+        /// The hook.
+        what: String,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// A map refused an access.
+    #[error("map {name}: {reason}")]
+    Map {
+        /// Which map.
+        name: &'static str,
+        /// Why.
+        reason: String,
+    },
+}
+
+/// The congestion control that gives a restored socket its window; unregistered when dropped.
+struct Restorer {
+    object: Object,
+    _link: libbpf_rs::Link,
+    name: String,
+}
+
+/// The loaded programs and their maps.
+pub struct Dataplane {
+    object: Object,
+    restorer: Option<Restorer>,
+    pins: PathBuf,
+    links: Vec<OwnedFd>,
+    /// This node's flows.
+    pub flows: Table<FlowKey, FlowValue>,
+    /// The steering table; empty except at the holder.
+    pub steering: Table<FlowKey, Record>,
+    /// Services by address and port.
+    pub services: Table<ServiceKey, Service>,
+    /// Nodes by id.
+    pub nodes: Table<u32, Node>,
+    /// Addresses from which encapsulated packets are accepted.
+    pub peers: Table<[u8; 16], u16>,
+    /// Congestion state for sockets about to be restored; `None` where the kernel has no struct_ops.
+    pub congestion: Option<Table<FlowKey, Congestion>>,
+    /// Counters of held packets.
+    pub holds: Holds,
+}
+
+static OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/holdfast.bpf.o"));
+static CONGESTION: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/congestion.bpf.o"));
+
+const PINNED_MAPS: [&str; 9] = [
+    "config",
+    "services",
+    "placement",
+    "nodes",
+    "peers",
+    "steering",
+    "flows",
+    "holds",
+    "counters",
+];
+
+impl Dataplane {
+    /// Loads the programs; maps pinned below `pins` by an earlier daemon are adopted with their contents.
+    ///
+    /// # Errors
+    /// The kernel refuses the programs, or `pins` cannot be used.
+    pub fn load(pins: &Path, flows_max: u32) -> Result<Self, Error> {
+        std::fs::create_dir_all(pins).map_err(|source| Error::Pin {
+            path: pins.to_owned(),
+            source,
+        })?;
+        let object = load_object(OBJECT, pins, flows_max)?;
+        let table = |name| handle(&object, name);
+        let holds = Holds::map(&table("holds")?).map_err(|e| Error::Map {
+            name: "holds",
+            reason: e.to_string(),
+        })?;
+        let restorer = load_congestion().ok();
+        let congestion = match &restorer {
+            Some(restorer) => Some(Table::new(
+                handle(&restorer.object, "congestion")?,
+                "congestion",
+            )),
+            None => None,
+        };
+        Ok(Self {
+            flows: Table::new(table("flows")?, "flows"),
+            steering: Table::new(table("steering")?, "steering"),
+            services: Table::new(table("services")?, "services"),
+            nodes: Table::new(table("nodes")?, "nodes"),
+            peers: Table::new(table("peers")?, "peers"),
+            holds,
+            congestion,
+            restorer,
+            object,
+            pins: pins.to_owned(),
+            links: Vec::new(),
+        })
+    }
+
+    /// Attaches the filters (and the steering program where `steer`) to an interface; pinned links are adopted.
+    ///
+    /// # Errors
+    /// The kernel's refusal.
+    pub fn attach_interface(&mut self, ifindex: u32, steer: bool) -> Result<(), Error> {
+        let mut hooks = vec![
+            ("holdfast_ingress", Hook::Ingress(ifindex)),
+            ("holdfast_egress", Hook::Egress(ifindex)),
+        ];
+        if steer {
+            hooks.push(("holdfast_steer", Hook::Xdp(ifindex)));
+        }
+        for (program, hook) in hooks {
+            let pin = self.pins.join(format!("link-{program}-{ifindex}"));
+            let link = link::attach(self.program(program)?, hook, &pin)?;
+            self.links.push(link);
+        }
+        Ok(())
+    }
+
+    /// Attaches the socket-operations program to the cgroup of the server programs.
+    ///
+    /// # Errors
+    /// The kernel's refusal.
+    pub fn attach_cgroup(&mut self, cgroup: &Path) -> Result<(), Error> {
+        let pin = self.pins.join("link-holdfast_sockets");
+        let link = link::attach_cgroup(self.program("holdfast_sockets")?, cgroup, &pin)?;
+        self.links.push(link);
+        Ok(())
+    }
+
+    /// The name to give to `TCP_CONGESTION` so that a socket takes what [`Dataplane::congestion`] has for its flow.
+    #[must_use]
+    pub fn congestion_restorer(&self) -> Option<&str> {
+        self.restorer
+            .as_ref()
+            .map(|restorer| restorer.name.as_str())
+    }
+
+    /// Sets what the programs know of their node.
+    ///
+    /// # Errors
+    /// The kernel's refusal.
+    pub fn set_config(&self, config: &Config) -> Result<(), Error> {
+        Table::<u32, Config>::new(handle(&self.object, "config")?, "config").set(&0, config)
+    }
+
+    /// Fills one half of a service's placement table: the node id of each slot.
+    ///
+    /// # Errors
+    /// The kernel's refusal.
+    pub fn set_placement(
+        &self,
+        index: u16,
+        generation: u8,
+        slots: &[u16; PLACEMENT_SLOTS],
+    ) -> Result<(), Error> {
+        let map = handle(&self.object, "placement")?;
+        let first = (u32::from(index) * 2 + u32::from(generation & 1)) * PLACEMENT_SLOTS as u32;
+        let keys: Vec<u32> = (first..first + PLACEMENT_SLOTS as u32).collect();
+        Table::<u32, u16>::new(map, "placement").set_many(&keys, slots)
+    }
+
+    /// Every counter's name and its sum over all processors.
+    #[must_use]
+    pub fn counters(&self) -> Vec<(&'static str, u64)> {
+        let Ok(map) = handle(&self.object, "counters") else {
+            return Vec::new();
+        };
+        let sum = |index: u32| -> u64 {
+            let found = map
+                .lookup_percpu(index.as_bytes(), MapFlags::ANY)
+                .ok()
+                .flatten()
+                .unwrap_or_default();
+            found
+                .iter()
+                .filter_map(|bytes| u64::read_from_bytes(bytes).ok())
+                .sum()
+        };
+        (0u32..)
+            .zip(COUNTER_NAMES)
+            .map(|(index, name)| (name, sum(index)))
+            .collect()
+    }
+
+    /// A reader of the programs' events; `handle` is called for each by [`RingBuffer::consume`].
+    ///
+    /// # Errors
+    /// The kernel's refusal.
+    pub fn events<'a>(
+        &self,
+        mut handle_event: impl FnMut(Event) + 'a,
+    ) -> Result<RingBuffer<'a>, Error> {
+        let map = handle(&self.object, "events")?;
+        let mut builder = RingBufferBuilder::new();
+        let refused = |e: libbpf_rs::Error| Error::Map {
+            name: "events",
+            reason: e.to_string(),
+        };
+        builder
+            .add(&map, move |bytes| {
+                if let Ok((event, _)) = Event::read_from_prefix(bytes) {
+                    handle_event(event);
+                }
+                0
+            })
+            .map_err(refused)?;
+        builder.build().map_err(refused)
+    }
+
+    /// Detaches everything and removes the pins: the node gives up all its flows.
+    pub fn detach(self) {
+        drop(self.links);
+        let _ = std::fs::remove_dir_all(&self.pins);
+    }
+
+    fn program(&self, name: &str) -> Result<BorrowedFd<'_>, Error> {
+        self.object
+            .progs()
+            .find(|program| program.name() == name)
+            // SAFETY: the descriptor belongs to `self.object`, which outlives the borrow.
+            .map(|program| unsafe {
+                BorrowedFd::borrow_raw(std::os::fd::AsRawFd::as_raw_fd(&program.as_fd()))
+            })
+            .ok_or_else(|| Error::Load(format!("program {name} is missing")))
+    }
+}
+
+fn load_object(bytes: &[u8], pins: &Path, flows_max: u32) -> Result<Object, Error> {
+    let refused = |e: libbpf_rs::Error| Error::Load(format!("{e:#}"));
+    let mut open = ObjectBuilder::default()
+        .open_memory(bytes)
+        .map_err(refused)?;
+    for mut map in open.maps_mut() {
+        let name = map.name().to_string_lossy().into_owned();
+        if name == "flows" || name == "steering" {
+            map.set_max_entries(flows_max).map_err(refused)?;
+        }
+        if PINNED_MAPS.contains(&name.as_str()) {
+            let path = pins.join(&name);
+            map.set_pin_path(&path).map_err(refused)?;
+        }
+    }
+    open.load().map_err(refused)
+}
+
+/// Bytes of `struct tcp_congestion_ops` in `c/congestion.bpf.c` before its name: four function pointers.
+const CONGESTION_NAME_AT: usize = 32;
+
+/// Congestion controls have one name space for the whole kernel, so each daemon's restorer has a name of its own.
+fn load_congestion() -> Result<Restorer, Error> {
+    let refused = |e: libbpf_rs::Error| Error::Load(format!("{e:#}"));
+    // Process ids repeat from PID namespace to PID namespace; the clock tells daemons apart.
+    let now = std::time::SystemTime::now()
+        .duration_since(std::time::UNIX_EPOCH)
+        .map_or(0, |now| now.as_nanos() as u64);
+    let name = format!("hf_{:012x}", now & 0xffff_ffff_ffff);
+    let mut open = ObjectBuilder::default()
+        .open_memory(CONGESTION)
+        .map_err(refused)?;
+    for mut map in open.maps_mut() {
+        if map.name() != "holdfast_restore" {
+            continue;
+        }
+        if let Some(value) = map.initial_value_mut() {
+            value[CONGESTION_NAME_AT..].fill(0);
+            value[CONGESTION_NAME_AT..CONGESTION_NAME_AT + name.len()]
+                .copy_from_slice(name.as_bytes());
+        }
+    }
+    let mut object = open.load().map_err(refused)?;
+    let map = object
+        .maps_mut()
+        .find(|map| map.name() == "holdfast_restore");
+    let link = map
+        .ok_or_else(|| Error::Load("holdfast_restore is missing".into()))?
+        .attach_struct_ops()
+        .map_err(refused)?;
+    Ok(Restorer {
+        object,
+        _link: link,
+        name,
+    })
+}
+
+fn handle(object: &Object, name: &'static str) -> Result<MapHandle, Error> {
+    let map = object.maps().find(|map| map.name() == name);
+    let missing = || Error::Load(format!("map {name} is missing"));
+    MapHandle::try_from(&map.ok_or_else(missing)?).map_err(|e| Error::Map {
+        name,
+        reason: e.to_string(),
+    })
+}

@@ -1,0 +1,100 @@
+/* SPDX-License-Identifier: (MIT OR GPL-2.0-only)
+ * tcx egress: what this node may say. DROP (not a steal): TCP then keeps the data as unsent (feasibility, e1).
+ */
+#ifndef HOLDFAST_EGRESS_H
+#define HOLDFAST_EGRESS_H
+
+#include "ingress.h"
+
+#define OPTION_END 0
+#define OPTION_NOP 1
+#define OPTION_MSS 2
+
+/* The client's segments must still fit once encapsulated: lower the MSS our SYN-ACK offers. */
+static __always_inline void clamp_mss(struct __sk_buff *skb, const struct packet *p, __u16 limit)
+{
+	if (!limit)
+		return;
+	__u32 at = p->l4 + sizeof(struct tcphdr);
+#pragma unroll
+	for (int i = 0; i < 6; i++) {
+		__u8 option[4];
+		if (bpf_skb_load_bytes(skb, at, option, 4))
+			return;
+		if (option[0] == OPTION_NOP) {
+			at++;
+			continue;
+		}
+		if (option[0] == OPTION_END || option[1] < 2)
+			return;
+		if (option[0] == OPTION_MSS) {
+			__u16 old = *(__u16 *)(option + 2), wanted = bpf_htons(limit);
+			if (bpf_ntohs(old) <= limit)
+				return;
+			bpf_l4_csum_replace(skb, p->l4 + __builtin_offsetof(struct tcphdr, check), old, wanted, 2);
+			bpf_skb_store_bytes(skb, at + 2, &wanted, 2, 0);
+			return;
+		}
+		at += option[1];
+		if (at > p->l4 + 60u)
+			return;
+	}
+}
+
+static __always_inline int egress_unknown(struct __sk_buff *skb, struct config *config, struct packet *p)
+{
+	if (p->flow.protocol == IPPROTO_UDP) {
+		/* An answer makes the association ours, so that a change of the table does not move it. */
+		struct flow_value value = {.epoch = now_s(), .state = FLOW_OWNED, .seen_s = now_s()};
+		if (bpf_map_update_elem(&flows, &p->flow, &value, BPF_NOEXIST))
+			count(DROP_FLOWS_FULL); /* the datagram passes all the same */
+		else
+			emit(&p->flow, value.epoch, EVENT_ESTABLISHED, 0);
+		return NEXT;
+	}
+	if (p->tcp_syn) {
+		clamp_mss(skb, p, p->v6 ? config->mss_clamp_v6 : config->mss_clamp_v4);
+		return NEXT;
+	}
+	/* A refusal answers a SYN that was ours to answer: it acknowledges and takes no sequence number. */
+	if (p->tcp_rst && p->seq == 0)
+		return NEXT;
+	return drop(DROP_EGRESS_NOT_OWNER);
+}
+
+SEC("tc")
+int holdfast_egress(struct __sk_buff *skb)
+{
+	struct config *config = get_config();
+	if (!config)
+		return NEXT;
+	bpf_skb_pull_data(skb, skb->len < 128 ? skb->len : 128);
+	struct packet p;
+	int what = parse(&p, (void *)(long)skb->data, (void *)(long)skb->data_end, EGRESS);
+	if (what != PARSE_FLOW)
+		return NEXT;
+	struct service *service = service_of(&p.flow);
+	if (!service)
+		return NEXT;
+	struct flow_value *flow = bpf_map_lookup_elem(&flows, &p.flow);
+	if (!flow)
+		return egress_unknown(skb, config, &p);
+	switch (flow->state) {
+	case FLOW_TRANSIT_OUT:
+	case FLOW_TRANSIT_IN:
+		return drop(DROP_EGRESS_TRANSIT);
+	case FLOW_MOVED:
+		/* A new connection between the same ports, whose SYN was steered here, is answered. */
+		if (p.tcp_syn && p.tcp_ack) {
+			clamp_mss(skb, &p, p.v6 ? config->mss_clamp_v6 : config->mss_clamp_v4);
+			return NEXT;
+		}
+		return drop(DROP_EGRESS_NOT_OWNER);
+	default:
+		if (p.tcp_syn)
+			clamp_mss(skb, &p, p.v6 ? config->mss_clamp_v6 : config->mss_clamp_v4);
+		return NEXT;
+	}
+}
+
+#endif

@@ -1,0 +1,230 @@
+/* SPDX-License-Identifier: (MIT OR GPL-2.0-only)
+ * tcx ingress: what reaches this node's stack. A flow that is not ours never does, so the stack never resets one.
+ */
+#ifndef HOLDFAST_INGRESS_H
+#define HOLDFAST_INGRESS_H
+
+#include "encap.h"
+#include "neighbour.h"
+
+#define NEXT (-1) /* TCX_NEXT */
+#define DROP 2    /* TCX_DROP */
+
+static __always_inline __u32 now_s(void)
+{
+	return bpf_ktime_get_ns() / 1000000000ull;
+}
+
+static __always_inline int drop(__u32 reason)
+{
+	count(reason);
+	return DROP;
+}
+
+static __always_inline int hold(struct config *config, struct flow_value *flow)
+{
+	__u32 slot = flow->hold_slot;
+	__u32 *held = bpf_map_lookup_elem(&holds, &slot);
+	if (!held)
+		return drop(DROP_TRANSIT_ELSEWHERE);
+	__sync_fetch_and_add(held, 1);
+	count(COUNT_HELD);
+	return bpf_redirect(config->hold_ifindex, 0);
+}
+
+/* A straggler: it came here on an old route; the flow is, or is about to be, at another node. */
+static __always_inline int forward(struct __sk_buff *skb, struct config *config, const struct packet *p, __u16 to)
+{
+	/* With broadcast every node has its own copy. */
+	if (config->reach == REACH_BROADCAST)
+		return drop(DROP_TRANSIT_ELSEWHERE);
+	struct node *node = node_of(to), *self = node_of(config->self);
+	if (!node || !self)
+		return drop(DROP_NO_NODE);
+	if (node->flags & NODE_ENCAP) {
+		__u8 v6 = node->flags & NODE_V6 ? 1 : 0;
+		__u64 flags = v6 ? BPF_F_ADJ_ROOM_ENCAP_L3_IPV6 : BPF_F_ADJ_ROOM_ENCAP_L3_IPV4;
+		if (bpf_skb_adjust_room(skb, encap_size(node), BPF_ADJ_ROOM_MAC, flags))
+			return drop(DROP_TOO_BIG);
+		if (v6) {
+			struct ipv6hdr ip;
+			outer_v6(&ip, p->l3_length, p->v6, self->address, node->address);
+			bpf_skb_store_bytes(skb, sizeof(struct ethhdr), &ip, sizeof(ip), 0);
+		} else {
+			struct iphdr ip;
+			outer_v4(&ip, p->l3_length, p->v6, unmap_v4(self->address), unmap_v4(node->address));
+			bpf_skb_store_bytes(skb, sizeof(struct ethhdr), &ip, sizeof(ip), 0);
+		}
+	}
+	struct ethhdr link;
+	__u16 outer = node->flags & NODE_V6 ? bpf_htons(ETH_P_IPV6) : bpf_htons(ETH_P_IP);
+	__u16 inner = p->v6 ? bpf_htons(ETH_P_IPV6) : bpf_htons(ETH_P_IP);
+	link_header(&link, node, node->flags & NODE_ENCAP ? outer : inner);
+	bpf_skb_store_bytes(skb, 0, &link, sizeof(link), 0);
+	count(COUNT_FORWARDED_STRAGGLER);
+	return bpf_redirect(node->ifindex, 0);
+}
+
+static __always_inline struct bpf_sock *lookup_socket(struct __sk_buff *skb, const struct packet *p, int any)
+{
+	struct bpf_sock_tuple tuple;
+	__u32 size;
+	if (p->v6) {
+		__builtin_memcpy(tuple.ipv6.saddr, p->flow.remote, 16);
+		__builtin_memcpy(tuple.ipv6.daddr, p->flow.local, 16);
+		tuple.ipv6.sport = p->flow.remote_port;
+		tuple.ipv6.dport = p->flow.local_port;
+		size = sizeof(tuple.ipv6);
+	} else {
+		tuple.ipv4.saddr = unmap_v4(p->flow.remote);
+		tuple.ipv4.daddr = unmap_v4(p->flow.local);
+		tuple.ipv4.sport = p->flow.remote_port;
+		tuple.ipv4.dport = p->flow.local_port;
+		size = sizeof(tuple.ipv4);
+	}
+	return any ? bpf_skc_lookup_tcp(skb, &tuple, size, BPF_F_CURRENT_NETNS, 0)
+		   : bpf_sk_lookup_tcp(skb, &tuple, size, BPF_F_CURRENT_NETNS, 0);
+}
+
+/* The kernel gives up no out-of-order queue, so from prepare on what joins it is copied for the acceptor. */
+static __always_inline void copy_out_of_order(struct __sk_buff *skb, struct config *config, const struct packet *p)
+{
+	if (p->flow.protocol != IPPROTO_TCP || !p->payload)
+		return;
+	struct bpf_sock *socket = lookup_socket(skb, p, 0);
+	if (!socket)
+		return;
+	struct bpf_tcp_sock *tcp = bpf_tcp_sock(socket);
+	int ahead = tcp && (__s32)(p->seq - tcp->rcv_nxt) > 0;
+	bpf_sk_release(socket);
+	if (ahead) {
+		count(COUNT_COPIED_OUT_OF_ORDER);
+		bpf_clone_redirect(skb, config->hold_ifindex, 0);
+	}
+}
+
+#define TCP_LISTEN_STATE 10
+
+/* A packet of no known flow that is not a SYN: only a socket that waits for it may see it. */
+static __always_inline int unknown(struct __sk_buff *skb, struct config *config, struct service *service,
+				   const struct packet *p)
+{
+	struct bpf_sock *socket = lookup_socket(skb, p, 1);
+	int waited_for = 0;
+	if (socket) {
+		waited_for = socket->state != TCP_LISTEN_STATE;
+		if (!waited_for && p->tcp_ack && !p->tcp_rst && !p->fragment) {
+			void *data = (void *)(long)skb->data, *end = (void *)(long)skb->data_end;
+			if (p->v6) {
+				struct ipv6hdr *ip = data + sizeof(struct ethhdr);
+				struct tcphdr *tcp = (void *)(ip + 1);
+				if ((void *)(tcp + 1) <= end && ip->nexthdr == IPPROTO_TCP)
+					waited_for = !bpf_tcp_check_syncookie(socket, ip, sizeof(*ip), tcp, sizeof(*tcp));
+			} else {
+				struct iphdr *ip = data + sizeof(struct ethhdr);
+				struct tcphdr *tcp = (void *)(ip + 1);
+				if ((void *)(tcp + 1) <= end && ip->ihl == 5)
+					waited_for = !bpf_tcp_check_syncookie(socket, ip, sizeof(*ip), tcp, sizeof(*tcp));
+			}
+		}
+		bpf_sk_release(socket);
+	}
+	if (waited_for)
+		return NEXT;
+	/* The table may have changed between this flow's SYN and its entry at the holder: ask who had it before. */
+	if (service->has_previous && config->reach == REACH_STEER) {
+		__u16 before = place(service, &p->flow, 1);
+		if (before && before != config->self && place(service, &p->flow, 0) == config->self) {
+			count(COUNT_PASSED_PREVIOUS);
+			return forward(skb, config, p, before);
+		}
+	}
+	emit(&p->flow, 0, EVENT_NO_SOCKET, 0);
+	return drop(DROP_NO_SOCKET);
+}
+
+static __always_inline int known(struct __sk_buff *skb, struct config *config, struct flow_value *flow,
+				 const struct packet *p)
+{
+	switch (flow->state) {
+	case FLOW_PREPARED:
+		copy_out_of_order(skb, config, p);
+		return NEXT;
+	case FLOW_TRANSIT_OUT:
+		return forward(skb, config, p, flow->peer);
+	case FLOW_MOVED:
+		/* A SYN that was steered here begins a new connection between the same ports. */
+		if (p->tcp_syn && !p->tcp_ack)
+			return NEXT;
+		return forward(skb, config, p, flow->peer);
+	case FLOW_TRANSIT_IN:
+		return hold(config, flow);
+	case FLOW_FLUSHING: {
+		__u32 slot = flow->hold_slot;
+		__u32 *held = bpf_map_lookup_elem(&holds, &slot);
+		if (held && *held)
+			return hold(config, flow);
+		flow->state = FLOW_OWNED;
+		return NEXT;
+	}
+	default:
+		flow->seen_s = now_s();
+		return NEXT;
+	}
+}
+
+static __always_inline int is_mine(struct config *config, struct service *service, const struct packet *p)
+{
+	return config->reach == REACH_STEER || place(service, &p->flow, 0) == config->self;
+}
+
+static __always_inline int decide(struct __sk_buff *skb, struct config *config, struct service *service,
+				  struct packet *p, int what)
+{
+	struct flow_value *flow = bpf_map_lookup_elem(&flows, &p->flow);
+	if (flow)
+		return known(skb, config, flow, p);
+	if (what == PARSE_ICMP || p->flow.protocol == IPPROTO_UDP)
+		return is_mine(config, service, p) ? NEXT : drop(DROP_OTHER_OWNER);
+	if (p->tcp_syn && !p->tcp_ack)
+		return is_mine(config, service, p) ? NEXT : drop(DROP_OTHER_OWNER);
+	return unknown(skb, config, service, p);
+}
+
+SEC("tc")
+int holdfast_ingress(struct __sk_buff *skb)
+{
+	struct config *config = get_config();
+	if (!config)
+		return NEXT;
+	bpf_skb_pull_data(skb, skb->len < 256 ? skb->len : 256);
+	void *data = (void *)(long)skb->data, *end = (void *)(long)skb->data_end;
+	if (config->reach == REACH_BROADCAST && config->holder) {
+		int answered = answer_neighbour(skb, config);
+		if (answered)
+			return answered;
+		data = (void *)(long)skb->data;
+		end = (void *)(long)skb->data_end;
+	}
+	struct packet p;
+	int what = parse(&p, data, end, INGRESS);
+	if (what == PARSE_OTHER || what == PARSE_MALFORMED)
+		return NEXT; /* the stack counts and drops what is malformed */
+	if (what == PARSE_FRAGMENT_UNKNOWN) {
+		struct service_key any = {.protocol = p.flow.protocol};
+		__builtin_memcpy(any.address, p.flow.local, 16);
+		return bpf_map_lookup_elem(&services, &any) ? drop(DROP_FRAGMENT_WITHOUT_FIRST) : NEXT;
+	}
+	struct service *service = service_of(&p.flow);
+	if (!service)
+		return NEXT;
+	if (!config->ready)
+		return drop(DROP_NOT_READY);
+	int verdict = decide(skb, config, service, &p, what);
+	/* The shared link address is nobody's: make the packet ours. */
+	if (verdict == NEXT && config->reach == REACH_BROADCAST)
+		bpf_skb_change_type(skb, 0 /* PACKET_HOST */);
+	return verdict;
+}
+
+#endif

@@ -1,0 +1,129 @@
+/* SPDX-License-Identifier: (MIT OR GPL-2.0-only) */
+#ifndef HOLDFAST_MAPS_H
+#define HOLDFAST_MAPS_H
+
+#include "shared.h"
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct config);
+} config SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, MAX_SERVICES);
+	__type(key, struct service_key);
+	__type(value, struct service);
+} services SEC(".maps");
+
+/* Node of each slot: [service][generation][slot]. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, MAX_SERVICES * 2 * PLACEMENT_SLOTS);
+	__type(key, __u32);
+	__type(value, __u16);
+} placement SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, MAX_NODES);
+	__type(key, __u32);
+	__type(value, struct node);
+} nodes SEC(".maps");
+
+/* Addresses encapsulated packets are accepted from. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, MAX_NODES);
+	__type(key, __u8[16]);
+	__type(value, __u16);
+} peers SEC(".maps");
+
+/* The steering table (holder only). Never evicts. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 1 << 20);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, struct flow_key);
+	__type(value, struct record);
+} steering SEC(".maps");
+
+/* This node's flows. Never evicts. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 1 << 20);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, struct flow_key);
+	__type(value, struct flow_value);
+} flows SEC(".maps");
+
+/* Packets in the hold, by slot; user space counts down what it has replayed. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, MAX_HOLD_SLOTS);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__type(key, __u32);
+	__type(value, __u32);
+} holds SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, COUNTERS);
+	__type(key, __u32);
+	__type(value, __u64);
+} counters SEC(".maps");
+
+struct fragment_key {
+	__u8 source[16];
+	__u8 destination[16];
+	__u32 id;
+	__u32 protocol;
+};
+
+struct fragment_ports {
+	__u16 source;
+	__u16 destination;
+};
+
+/* Ports of the first fragment, for the others. Losing an entry loses one datagram, so this one may evict. */
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, 16384);
+	__type(key, struct fragment_key);
+	__type(value, struct fragment_ports);
+} fragments SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_RINGBUF);
+	__uint(max_entries, 1 << 22);
+} events SEC(".maps");
+
+static __always_inline void count(__u32 which)
+{
+	__u64 *counter = bpf_map_lookup_elem(&counters, &which);
+	if (counter)
+		(*counter)++;
+}
+
+static __always_inline struct config *get_config(void)
+{
+	__u32 zero = 0;
+	return bpf_map_lookup_elem(&config, &zero);
+}
+
+static __always_inline void emit(const struct flow_key *flow, __u32 epoch, __u8 kind, __u8 detail)
+{
+	struct event *event = bpf_ringbuf_reserve(&events, sizeof(*event), 0);
+	if (!event)
+		return;
+	event->flow = *flow;
+	event->epoch = epoch;
+	event->kind = kind;
+	event->detail = detail;
+	event->pad[0] = event->pad[1] = 0;
+	bpf_ringbuf_submit(event, 0);
+}
+
+#endif

@@ -1,0 +1,165 @@
+/* SPDX-License-Identifier: (MIT OR GPL-2.0-only)
+ * Structures shared by the eBPF programs and user space. `src/shared.rs` mirrors them; a test compares the sizes.
+ */
+#ifndef HOLDFAST_SHARED_H
+#define HOLDFAST_SHARED_H
+
+#include <linux/types.h>
+
+#define MAX_NODES 256
+#define MAX_SERVICES 64
+#define PLACEMENT_SLOTS 1024
+#define MAX_HOLD_SLOTS 65536
+
+/* A flow; local is the service's side. IPv4 as mapped IPv6. Ports in network order. */
+struct flow_key {
+	__u8 local[16];
+	__u8 remote[16];
+	__u16 local_port;
+	__u16 remote_port;
+	__u8 protocol;
+	__u8 pad[3];
+};
+
+/* What this node may do with a flow. */
+enum flow_state {
+	FLOW_OWNED = 1,       /* ours: both directions pass */
+	FLOW_PREPARED = 2,    /* ours, a handoff is being prepared: out-of-order segments are copied */
+	FLOW_TRANSIT_OUT = 3, /* donor: nothing leaves, what arrives goes on to the acceptor */
+	FLOW_TRANSIT_IN = 4,  /* acceptor: nothing leaves, what arrives is held */
+	FLOW_FLUSHING = 5,    /* ours; what arrives is held until the hold is empty */
+	FLOW_MOVED = 6,       /* was ours: nothing leaves, what arrives goes on to the new owner */
+	FLOW_CLOSING = 7,     /* socket closed; the last packets (TIME_WAIT) still pass */
+};
+
+struct flow_value {
+	__u32 epoch;
+	__u8 state;
+	__u8 pad;
+	__u16 peer;      /* the other node of a handoff */
+	__u32 hold_slot; /* index into holds */
+	__u32 seen_s;    /* last packet, seconds of the monotonic clock */
+};
+
+enum record_state {
+	RECORD_OWNED = 1,
+	RECORD_TRANSIT = 2,
+};
+
+/* The holder's record of a flow. */
+struct record {
+	__u32 epoch;
+	__u16 owner;    /* the donor while in transit */
+	__u16 acceptor; /* only while in transit */
+	__u8 state;
+	__u8 pad[3];
+};
+
+struct service_key {
+	__u8 address[16];
+	__u16 port; /* network order */
+	__u8 protocol;
+	__u8 pad;
+};
+
+struct service {
+	__u16 index;      /* row of the placement table */
+	__u8 generation;  /* which half of it is current */
+	__u8 by_port;     /* whole service to one node (paper 002, section II-A) */
+	__u16 port_owner; /* with by_port */
+	__u8 has_previous;
+	__u8 pad;
+};
+
+enum node_flags {
+	NODE_KNOWN = 1,
+	NODE_ENCAP = 2, /* reached by encapsulation, not by link address */
+	NODE_V6 = 4,    /* its address is IPv6 */
+};
+
+struct node {
+	__u8 address[16]; /* mapped when IPv4 */
+	__u8 link[6];     /* next hop */
+	__u8 own_link[6]; /* source link address towards it */
+	__u32 ifindex;
+	__u16 flags;
+	__u16 pad;
+};
+
+enum reach {
+	REACH_STEER = 0,
+	REACH_BROADCAST = 1,
+};
+
+struct config {
+	__u16 self;
+	__u8 reach;
+	__u8 holder;         /* this node steers, and answers ARP and ND with broadcast */
+	__u32 hold_ifindex;  /* TUN that holds packets in transit */
+	__u16 mss_clamp_v4;  /* 0: none */
+	__u16 mss_clamp_v6;
+	__u16 mtu;           /* of the node's interface, bytes of the network layer */
+	__u8 shared_link[6]; /* broadcast: the link address the pool shares */
+	__u32 ready;         /* 0: fail closed */
+};
+
+enum counter {
+	COUNT_STEERED_LINK,
+	COUNT_STEERED_ENCAP,
+	COUNT_STEERED_SELF,
+	COUNT_DECAPSULATED,
+	COUNT_HELD,
+	COUNT_FORWARDED_STRAGGLER,
+	COUNT_COPIED_OUT_OF_ORDER,
+	COUNT_TOO_BIG_SENT,
+	COUNT_PASSED_PREVIOUS,
+	/* drops, by reason */
+	DROP_FIRST,
+	DROP_EGRESS_TRANSIT = DROP_FIRST,
+	DROP_EGRESS_NOT_OWNER,
+	DROP_NO_SOCKET,
+	DROP_OTHER_OWNER,
+	DROP_TRANSIT_ELSEWHERE,
+	DROP_NO_NODE,
+	DROP_FRAGMENT_WITHOUT_FIRST,
+	DROP_MALFORMED,
+	DROP_NOT_A_PEER,
+	DROP_NOT_READY,
+	DROP_TOO_BIG,
+	DROP_FLOWS_FULL,
+	COUNTERS,
+};
+
+enum event_kind {
+	EVENT_ESTABLISHED = 1,
+	EVENT_CLOSED = 2,      /* the old TCP state is in detail */
+	EVENT_NO_SOCKET = 3,
+	EVENT_FLOWS_FULL = 4,
+};
+
+struct event {
+	struct flow_key flow;
+	__u32 epoch;
+	__u8 kind;
+	__u8 detail;
+	__u8 pad[2];
+};
+
+/* Congestion state given to a restored socket. */
+struct congestion {
+	__u32 cwnd;
+	__u32 ssthresh;
+	__u32 ecn;
+};
+
+/* src/shared.rs asserts the same. */
+_Static_assert(sizeof(struct flow_key) == 40, "flow_key");
+_Static_assert(sizeof(struct flow_value) == 16, "flow_value");
+_Static_assert(sizeof(struct record) == 12, "record");
+_Static_assert(sizeof(struct service_key) == 20, "service_key");
+_Static_assert(sizeof(struct service) == 8, "service");
+_Static_assert(sizeof(struct node) == 36, "node");
+_Static_assert(sizeof(struct config) == 24, "config");
+_Static_assert(sizeof(struct event) == 48, "event");
+
+#endif

@@ -1,0 +1,96 @@
+/* SPDX-License-Identifier: (MIT OR GPL-2.0-only)
+ * sock_ops: a flow gets its entry when the handshake is complete (a SYN leaves no state), and loses it after its socket.
+ */
+#ifndef HOLDFAST_SOCKETS_H
+#define HOLDFAST_SOCKETS_H
+
+#include "ingress.h"
+
+#define AF_INET6 10
+#define STATE_LAST_ACK 9
+#define STATE_CLOSE 7
+
+static __always_inline void flow_of(struct flow_key *flow, struct bpf_sock_ops *ops)
+{
+	__builtin_memset(flow, 0, sizeof(*flow));
+	if (ops->family == AF_INET6) {
+		__u32 *local = (__u32 *)flow->local, *remote = (__u32 *)flow->remote;
+		local[0] = ops->local_ip6[0];
+		local[1] = ops->local_ip6[1];
+		local[2] = ops->local_ip6[2];
+		local[3] = ops->local_ip6[3];
+		remote[0] = ops->remote_ip6[0];
+		remote[1] = ops->remote_ip6[1];
+		remote[2] = ops->remote_ip6[2];
+		remote[3] = ops->remote_ip6[3];
+	} else {
+		map_v4(flow->local, ops->local_ip4);
+		map_v4(flow->remote, ops->remote_ip4);
+	}
+	flow->local_port = bpf_htons(ops->local_port);
+	flow->remote_port = ops->remote_port >> 16; /* network order in the upper half */
+	flow->protocol = IPPROTO_TCP;
+}
+
+static __always_inline void established(struct flow_key *flow)
+{
+	/* Epochs of one pair of ports must grow from connection to connection: start from the clock. */
+	struct flow_value value = {
+		.epoch = bpf_ktime_get_tai_ns() / 1000000000ull,
+		.state = FLOW_OWNED,
+		.seen_s = now_s(),
+	};
+	struct flow_value *old = bpf_map_lookup_elem(&flows, flow);
+	if (old && old->epoch >= value.epoch)
+		value.epoch = old->epoch + 1;
+	if (bpf_map_update_elem(&flows, flow, &value, BPF_ANY)) {
+		count(DROP_FLOWS_FULL);
+		emit(flow, 0, EVENT_FLOWS_FULL, 0);
+		return;
+	}
+	emit(flow, value.epoch, EVENT_ESTABLISHED, 0);
+}
+
+static __always_inline void closed(struct flow_key *flow, __u8 from)
+{
+	struct flow_value *value = bpf_map_lookup_elem(&flows, flow);
+	if (!value)
+		return;
+	/* A socket that closes because its flow moved says nothing about the flow. */
+	if (value->state != FLOW_OWNED && value->state != FLOW_FLUSHING && value->state != FLOW_PREPARED)
+		return;
+	value->state = FLOW_CLOSING;
+	value->seen_s = now_s();
+	emit(flow, value->epoch, EVENT_CLOSED, from);
+}
+
+SEC("sockops")
+int holdfast_sockets(struct bpf_sock_ops *ops)
+{
+	struct flow_key flow;
+	switch (ops->op) {
+	case BPF_SOCK_OPS_PASSIVE_ESTABLISHED_CB:
+		flow_of(&flow, ops);
+		if (!service_of(&flow))
+			return 1;
+		established(&flow);
+		bpf_sock_ops_cb_flags_set(ops, BPF_SOCK_OPS_STATE_CB_FLAG);
+		return 1;
+	case BPF_SOCK_OPS_ACTIVE_ESTABLISHED_CB:
+		/* A repaired socket "connects" from the service's address: its entry exists already. */
+		flow_of(&flow, ops);
+		if (service_of(&flow))
+			bpf_sock_ops_cb_flags_set(ops, BPF_SOCK_OPS_STATE_CB_FLAG);
+		return 1;
+	case BPF_SOCK_OPS_STATE_CB:
+		if (ops->args[1] != STATE_CLOSE)
+			return 1;
+		flow_of(&flow, ops);
+		if (service_of(&flow))
+			closed(&flow, ops->args[0]);
+		return 1;
+	}
+	return 1;
+}
+
+#endif

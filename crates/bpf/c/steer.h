@@ -1,0 +1,149 @@
+/* SPDX-License-Identifier: (MIT OR GPL-2.0-only)
+ * XDP: the holder sends each packet of a service to the flow's owner; every node unpacks what was encapsulated for it.
+ */
+#ifndef HOLDFAST_STEER_H
+#define HOLDFAST_STEER_H
+
+#include "encap.h"
+#include "too_big.h"
+
+static __always_inline int send_to(struct xdp_md *context, const struct node *node)
+{
+	return node->ifindex == context->ingress_ifindex ? XDP_TX : bpf_redirect(node->ifindex, 0);
+}
+
+static __always_inline int steer_link(struct xdp_md *context, const struct node *node)
+{
+	struct ethhdr *link = (void *)(long)context->data;
+	if ((void *)(link + 1) > (void *)(long)context->data_end)
+		return XDP_DROP;
+	link_header(link, node, link->h_proto);
+	count(COUNT_STEERED_LINK);
+	return send_to(context, node);
+}
+
+static __always_inline int steer_encap(struct xdp_md *context, const struct node *node, const struct node *self,
+				       const struct packet *p)
+{
+	__u8 v6 = node->flags & NODE_V6 ? 1 : 0;
+	int grow = v6 ? sizeof(struct ipv6hdr) : sizeof(struct iphdr);
+	if (bpf_xdp_adjust_head(context, -grow))
+		return XDP_DROP;
+	void *data = (void *)(long)context->data, *end = (void *)(long)context->data_end;
+	struct ethhdr *link = data;
+	if ((void *)(link + 1) > end)
+		return XDP_DROP;
+	if (v6) {
+		struct ipv6hdr *ip = (void *)(link + 1);
+		if ((void *)(ip + 1) > end)
+			return XDP_DROP;
+		link_header(link, node, bpf_htons(ETH_P_IPV6));
+		outer_v6(ip, p->l3_length, p->v6, self->address, node->address);
+	} else {
+		struct iphdr *ip = (void *)(link + 1);
+		if ((void *)(ip + 1) > end)
+			return XDP_DROP;
+		link_header(link, node, bpf_htons(ETH_P_IP));
+		outer_v4(ip, p->l3_length, p->v6, unmap_v4(self->address), unmap_v4(node->address));
+	}
+	count(COUNT_STEERED_ENCAP);
+	return send_to(context, node);
+}
+
+/* Strips the outer header of a packet a peer encapsulated for us. 1: stripped, 0: not such a packet, -1: drop. */
+static __always_inline int decapsulate(struct xdp_md *context, const struct node *self)
+{
+	void *data = (void *)(long)context->data, *end = (void *)(long)context->data_end;
+	struct ethhdr *link = data;
+	__u8 source[16], inner;
+	int outer;
+	if ((void *)(link + 1) > end)
+		return 0;
+	if (link->h_proto == bpf_htons(ETH_P_IP)) {
+		struct iphdr *ip = (void *)(link + 1);
+		if ((void *)(ip + 1) > end || (ip->protocol != IPPROTO_IPIP && ip->protocol != IPPROTO_IPV6))
+			return 0;
+		if (ip->ihl != 5 || (self->flags & NODE_V6) || ip->daddr != unmap_v4(self->address))
+			return 0;
+		map_v4(source, ip->saddr);
+		inner = ip->protocol;
+		outer = sizeof(*ip);
+	} else if (link->h_proto == bpf_htons(ETH_P_IPV6)) {
+		struct ipv6hdr *ip = (void *)(link + 1);
+		if ((void *)(ip + 1) > end || (ip->nexthdr != IPPROTO_IPIP && ip->nexthdr != IPPROTO_IPV6))
+			return 0;
+		if (!(self->flags & NODE_V6) || !same_address(&ip->daddr, self->address))
+			return 0;
+		__builtin_memcpy(source, &ip->saddr, 16);
+		inner = ip->nexthdr;
+		outer = sizeof(*ip);
+	} else {
+		return 0;
+	}
+	if (!bpf_map_lookup_elem(&peers, source)) {
+		count(DROP_NOT_A_PEER);
+		return -1;
+	}
+	struct ethhdr saved = *link;
+	saved.h_proto = inner == IPPROTO_IPIP ? bpf_htons(ETH_P_IP) : bpf_htons(ETH_P_IPV6);
+	if (bpf_xdp_adjust_head(context, outer))
+		return -1;
+	link = (void *)(long)context->data;
+	if ((void *)(link + 1) > (void *)(long)context->data_end)
+		return -1;
+	*link = saved;
+	count(COUNT_DECAPSULATED);
+	return 1;
+}
+
+/* The node a packet goes to: the owner; in transit, the acceptor, which holds it; a new flow as the table says. */
+static __always_inline __u16 destination_of(const struct service *service, const struct flow_key *flow)
+{
+	struct record *record = bpf_map_lookup_elem(&steering, flow);
+	if (record)
+		return record->state == RECORD_TRANSIT ? record->acceptor : record->owner;
+	return place(service, flow, 0);
+}
+
+SEC("xdp")
+int holdfast_steer(struct xdp_md *context)
+{
+	struct config *config = get_config();
+	if (!config)
+		return XDP_PASS;
+	struct node *self = node_of(config->self);
+	if (!self)
+		return XDP_PASS;
+	int unpacked = decapsulate(context, self);
+	if (unpacked)
+		return unpacked < 0 ? XDP_DROP : XDP_PASS;
+	if (!config->holder || config->reach != REACH_STEER)
+		return XDP_PASS;
+
+	struct packet p;
+	int what = parse(&p, (void *)(long)context->data, (void *)(long)context->data_end, INGRESS);
+	if (what == PARSE_OTHER)
+		return XDP_PASS;
+	if (what == PARSE_FRAGMENT_UNKNOWN || what == PARSE_MALFORMED)
+		return XDP_PASS; /* the ownership filter, which sees everything, decides and counts */
+	struct service *service = service_of(&p.flow);
+	if (!service)
+		return XDP_PASS;
+	__u16 to = destination_of(service, &p.flow);
+	if (to == config->self) {
+		count(COUNT_STEERED_SELF);
+		return XDP_PASS;
+	}
+	struct node *node = node_of(to);
+	if (!node) {
+		count(DROP_NO_NODE);
+		return XDP_DROP;
+	}
+	if (!(node->flags & NODE_ENCAP))
+		return steer_link(context, node);
+	if (config->mtu && p.l3_length + encap_size(node) > config->mtu)
+		return too_big(context, &p, config->mtu - encap_size(node));
+	return steer_encap(context, node, self, &p);
+}
+
+#endif

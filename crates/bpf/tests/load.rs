@@ -1,0 +1,38 @@
+//! The programs pass this kernel's verifier, the maps hold what is put into them, and pins are adopted.
+
+use holdfast_bpf::Dataplane;
+use holdfast_bpf::shared::{FlowKey, FlowState, FlowValue};
+
+#[test]
+fn programs_load_and_pins_are_adopted() {
+    let pins =
+        std::path::PathBuf::from(format!("/sys/fs/bpf/holdfast-test-{}", std::process::id()));
+    let key = FlowKey::new(
+        6,
+        "10.0.0.1:80".parse().unwrap(),
+        "[fd00::2]:4242".parse().unwrap(),
+    );
+    let value = FlowValue {
+        epoch: 7,
+        state: FlowState::Owned as u8,
+        ..FlowValue::default()
+    };
+
+    let first = Dataplane::load(&pins, 1024).expect("load");
+    first.flows.set(&key, &value).expect("set");
+    first.holds.replayed(3);
+    assert_eq!(first.holds.get(3), 0, "the counter does not wrap");
+    assert!(
+        first.congestion_restorer().is_some(),
+        "struct_ops: {:?}",
+        first.congestion_restorer()
+    );
+    drop(first);
+
+    let second = Dataplane::load(&pins, 1024).expect("load again");
+    assert_eq!(second.flows.get(&key).expect("get"), Some(value));
+    assert_eq!(second.flows.entries(), vec![(key, value)]);
+    assert!(second.counters().iter().all(|(_, count)| *count == 0));
+    second.detach();
+    assert!(!pins.exists());
+}
