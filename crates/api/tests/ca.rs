@@ -1,0 +1,127 @@
+//! The certificate authority's files: made once, never overwritten, private. (That the certificates verify is tested
+//! with real TLS in the node's channel.)
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+
+use holdfast_api::ca::{Authority, CaError, NODE_DAYS};
+
+fn authority() -> (tempfile::TempDir, Authority) {
+    let dir = tempfile::tempdir().unwrap();
+    let authority = Authority::init(&dir.path().join("ca"), "files").unwrap();
+    (dir, authority)
+}
+
+#[test]
+fn every_file_is_private() {
+    let (dir, authority) = authority();
+    authority.issue("n1", &[], NODE_DAYS).unwrap();
+    let mut names = Vec::new();
+    for entry in fs::read_dir(dir.path().join("ca")).unwrap() {
+        let entry = entry.unwrap();
+        let mode = entry.metadata().unwrap().permissions().mode() & 0o777;
+        assert_eq!(mode, 0o600, "{:?}", entry.path());
+        names.push(entry.file_name().into_string().unwrap());
+    }
+    names.sort();
+    let expected = [
+        "ca.crl",
+        "ca.key",
+        "ca.pem",
+        "n1.key",
+        "n1.pem",
+        "serials.log",
+    ];
+    assert_eq!(names, expected);
+}
+
+#[test]
+fn nothing_is_overwritten() {
+    let (dir, authority) = authority();
+    let before = fs::read(dir.path().join("ca/ca.pem")).unwrap();
+    let again = Authority::init(&dir.path().join("ca"), "files");
+    assert!(matches!(again.err(), Some(CaError::Exists(_))));
+    assert_eq!(fs::read(dir.path().join("ca/ca.pem")).unwrap(), before);
+
+    let issued = authority.issue("n1", &[], NODE_DAYS).unwrap();
+    let before = (
+        fs::read(&issued.cert).unwrap(),
+        fs::read(&issued.key).unwrap(),
+    );
+    let again = authority.issue("n1", &[], NODE_DAYS);
+    assert!(matches!(again, Err(CaError::Exists(_))), "{again:?}");
+    let after = (
+        fs::read(&issued.cert).unwrap(),
+        fs::read(&issued.key).unwrap(),
+    );
+    assert_eq!(after, before);
+}
+
+#[test]
+fn a_reopened_authority_issues_and_revokes() {
+    let (dir, authority) = authority();
+    drop(authority);
+    let path = dir.path().join("ca");
+    let authority = Authority::open(&path).unwrap();
+    let addresses = ["10.0.0.11".parse().unwrap(), "fd00::11".parse().unwrap()];
+    let first = authority.issue("n1", &addresses, NODE_DAYS).unwrap();
+    let other = authority.issue("n2", &[], NODE_DAYS).unwrap();
+    assert_ne!(first.serial, other.serial);
+
+    let empty = fs::read(path.join("ca.crl")).unwrap();
+    assert_eq!(
+        authority.revoke("n1").unwrap(),
+        std::slice::from_ref(&first.serial)
+    );
+    assert_ne!(fs::read(path.join("ca.crl")).unwrap(), empty);
+    assert!(!first.cert.exists() && !first.key.exists());
+    assert!(other.cert.exists());
+    let again = authority.revoke("n1");
+    assert!(matches!(again, Err(CaError::NotIssued(_))), "{again:?}");
+
+    let second = authority.issue("n1", &addresses, NODE_DAYS).unwrap();
+    assert_ne!(first.serial, second.serial);
+    assert_eq!(
+        authority.revoke("n1").unwrap(),
+        std::slice::from_ref(&second.serial)
+    );
+    let log = fs::read_to_string(path.join("serials.log")).unwrap();
+    let starts: Vec<String> = log
+        .lines()
+        .map(|line| line.rsplit_once(' ').unwrap().0.to_owned())
+        .collect();
+    let expected = [
+        format!("issued {} n1", first.serial),
+        format!("issued {} n2", other.serial),
+        format!("revoked {} n1", first.serial),
+        format!("issued {} n1", second.serial),
+        format!("revoked {} n1", second.serial),
+    ];
+    assert_eq!(starts, expected);
+}
+
+#[test]
+fn bad_names_and_a_damaged_log_are_refused() {
+    let (dir, authority) = authority();
+    for name in ["", "ca", "N1", "../n1", "-n", "a.b", &"n".repeat(41)] {
+        let issued = authority.issue(name, &[], NODE_DAYS);
+        assert!(
+            matches!(issued, Err(CaError::Name(_))),
+            "{name}: {issued:?}"
+        );
+    }
+    let log = dir.path().join("ca/serials.log");
+    fs::write(&log, "issued 0g n1 5\n").unwrap();
+    let revoked = authority.revoke("n1");
+    assert!(
+        matches!(revoked, Err(CaError::Log { line: 1, .. })),
+        "{revoked:?}"
+    );
+}
+
+#[test]
+fn a_missing_authority_is_named() {
+    let dir = tempfile::tempdir().unwrap();
+    let error = Authority::open(dir.path()).err().unwrap().to_string();
+    assert!(error.contains("ca.key"), "{error}");
+}
