@@ -1,0 +1,250 @@
+//! One end of a session: a Unix `SOCK_SEQPACKET` socket that carries packets with descriptors.
+
+use std::io::{self, IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::Path;
+
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags,
+    SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
+    connect, recvmsg, sendmsg, socket_with, socketpair,
+};
+
+use super::{DESCRIPTORS_MAX, MESSAGE_BYTES_MAX};
+
+/// A packet with the descriptors that came with it.
+#[derive(Debug)]
+pub struct Packet {
+    /// One encoded message: [`decode`](super::decode) it.
+    pub bytes: Vec<u8>,
+    /// Closed when dropped.
+    pub descriptors: Vec<OwnedFd>,
+}
+
+/// One end of a session. Descriptors it makes are closed on exec.
+///
+/// It blocks, unless its descriptor is set non-blocking ([`Channel::set_nonblocking`]); then it says `WouldBlock`, and
+/// [`AsFd`] gives the descriptor to wait on.
+#[derive(Debug)]
+pub struct Channel {
+    socket: OwnedFd,
+}
+
+/// Descriptors of one message with room for the header; a page or so, on the stack.
+const ANCILLARY_BYTES: usize = rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX));
+
+impl Channel {
+    /// Connects to the daemon's socket.
+    ///
+    /// # Errors
+    /// As connect(2): `NotFound` or `ConnectionRefused` where no daemon is.
+    pub fn connect(path: impl AsRef<Path>) -> io::Result<Self> {
+        let address = SocketAddrUnix::new(path.as_ref())?;
+        let socket = socket_with(
+            AddressFamily::UNIX,
+            SocketType::SEQPACKET,
+            SocketFlags::CLOEXEC,
+            None,
+        )?;
+        connect(&socket, &address)?;
+        Ok(Self { socket })
+    }
+
+    /// Two ends of a new session, for tests and for a daemon that starts its programs.
+    ///
+    /// # Errors
+    /// As socketpair(2).
+    pub fn pair() -> io::Result<(Self, Self)> {
+        let (one, other) = socketpair(
+            AddressFamily::UNIX,
+            SocketType::SEQPACKET,
+            SocketFlags::CLOEXEC,
+            None,
+        )?;
+        Ok((Self { socket: one }, Self { socket: other }))
+    }
+
+    /// Makes calls return `WouldBlock` instead of waiting.
+    ///
+    /// # Errors
+    /// As ioctl(2).
+    pub fn set_nonblocking(&self, nonblocking: bool) -> io::Result<()> {
+        Ok(rustix::io::ioctl_fionbio(&self.socket, nonblocking)?)
+    }
+
+    /// Sends one packet with duplicates of `descriptors`.
+    ///
+    /// # Errors
+    /// `InvalidInput` above [`MESSAGE_BYTES_MAX`] or [`DESCRIPTORS_MAX`]; `BrokenPipe` when the other end is gone; else
+    /// as sendmsg(2).
+    pub fn send(&self, packet: &[u8], descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
+        if packet.is_empty()
+            || packet.len() > MESSAGE_BYTES_MAX
+            || descriptors.len() > DESCRIPTORS_MAX
+        {
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidInput,
+                "packet empty, too long, or too many descriptors",
+            ));
+        }
+        let mut space = [MaybeUninit::uninit(); ANCILLARY_BYTES];
+        let mut ancillary = SendAncillaryBuffer::new(&mut space);
+        if !descriptors.is_empty() && !ancillary.push(SendAncillaryMessage::ScmRights(descriptors))
+        {
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidInput,
+                "too many descriptors",
+            ));
+        }
+        rustix::io::retry_on_intr(|| {
+            sendmsg(
+                &self.socket,
+                &[IoSlice::new(packet)],
+                &mut ancillary,
+                SendFlags::NOSIGNAL,
+            )
+        })?;
+        Ok(())
+    }
+
+    /// Receives one packet, or `None` when the other end has closed.
+    ///
+    /// # Errors
+    /// `InvalidData` for a packet or a list of descriptors that was cut off (what came of it is closed); else as
+    /// recvmsg(2).
+    pub fn receive(&self) -> io::Result<Option<Packet>> {
+        let mut bytes = vec![0; MESSAGE_BYTES_MAX];
+        let mut space = [MaybeUninit::uninit(); ANCILLARY_BYTES];
+        let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+        let message = rustix::io::retry_on_intr(|| {
+            recvmsg(
+                &self.socket,
+                &mut [IoSliceMut::new(&mut bytes)],
+                &mut ancillary,
+                RecvFlags::CMSG_CLOEXEC,
+            )
+        });
+        let message = match message {
+            // A peer that died with packets of ours unread ends a session like one that closed.
+            Err(rustix::io::Errno::CONNRESET) => return Ok(None),
+            other => other?,
+        };
+        let descriptors: Vec<OwnedFd> = ancillary
+            .drain()
+            .filter_map(|item| match item {
+                RecvAncillaryMessage::ScmRights(descriptors) => Some(descriptors),
+                _ => None,
+            })
+            .flatten()
+            .collect();
+        if message
+            .flags
+            .intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC)
+        {
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidData,
+                "a packet longer than the protocol allows",
+            ));
+        }
+        if message.bytes == 0 {
+            return Ok(None);
+        }
+        bytes.truncate(message.bytes);
+        Ok(Some(Packet { bytes, descriptors }))
+    }
+}
+
+impl AsFd for Channel {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
+
+impl From<OwnedFd> for Channel {
+    /// An end that was accepted or inherited; it must be a connected Unix `SOCK_SEQPACKET` socket.
+    fn from(socket: OwnedFd) -> Self {
+        Self { socket }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read, Write};
+    use std::os::unix::net::UnixStream;
+
+    use super::*;
+
+    #[test]
+    fn descriptors_arrive_and_work() {
+        let (program, daemon) = Channel::pair().unwrap();
+        let mut kept = Vec::new();
+        let mut sent = Vec::new();
+        for _ in 0..DESCRIPTORS_MAX {
+            let (mine, theirs) = UnixStream::pair().unwrap();
+            kept.push(mine);
+            sent.push(theirs);
+        }
+        let borrowed: Vec<_> = sent.iter().map(AsFd::as_fd).collect();
+        program
+            .send(&vec![1; MESSAGE_BYTES_MAX], &borrowed)
+            .unwrap();
+        drop(sent);
+        let packet = daemon.receive().unwrap().unwrap();
+        assert_eq!(packet.bytes, vec![1; MESSAGE_BYTES_MAX]);
+        assert_eq!(packet.descriptors.len(), DESCRIPTORS_MAX);
+        for (index, (mut mine, theirs)) in kept.into_iter().zip(packet.descriptors).enumerate() {
+            UnixStream::from(theirs).write_all(&[index as u8]).unwrap();
+            let mut got = Vec::new();
+            mine.read_to_end(&mut got).unwrap();
+            assert_eq!(got, [index as u8]);
+        }
+    }
+
+    #[test]
+    fn packets_keep_their_bounds_and_the_end_is_seen() {
+        let (program, daemon) = Channel::pair().unwrap();
+        program.send(&[1, 2], &[]).unwrap();
+        program.send(&[3], &[]).unwrap();
+        drop(program);
+        assert_eq!(daemon.receive().unwrap().unwrap().bytes, [1, 2]);
+        assert_eq!(daemon.receive().unwrap().unwrap().bytes, [3]);
+        assert!(daemon.receive().unwrap().is_none());
+        assert_eq!(
+            daemon.send(&[1], &[]).unwrap_err().kind(),
+            io::ErrorKind::BrokenPipe
+        );
+    }
+
+    #[test]
+    fn what_is_too_much_is_refused() {
+        let (program, daemon) = Channel::pair().unwrap();
+        let many = vec![daemon.as_fd(); DESCRIPTORS_MAX + 1];
+        for (bytes, descriptors) in [
+            (0, &many[..0]),
+            (MESSAGE_BYTES_MAX + 1, &many[..0]),
+            (1, &many[..]),
+        ] {
+            let error = program.send(&vec![0; bytes], descriptors).unwrap_err();
+            assert_eq!(error.kind(), io::ErrorKind::InvalidInput);
+        }
+        // A sender that does not keep the rules.
+        let ancillary = &mut SendAncillaryBuffer::new(&mut []);
+        sendmsg(
+            &program,
+            &[IoSlice::new(&vec![0; MESSAGE_BYTES_MAX + 1])],
+            ancillary,
+            SendFlags::empty(),
+        )
+        .unwrap();
+        assert_eq!(
+            daemon.receive().unwrap_err().kind(),
+            io::ErrorKind::InvalidData
+        );
+        daemon.set_nonblocking(true).unwrap();
+        assert_eq!(
+            daemon.receive().unwrap_err().kind(),
+            io::ErrorKind::WouldBlock
+        );
+    }
+}

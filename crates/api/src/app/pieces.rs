@@ -1,0 +1,111 @@
+//! Datagrams in messages: a UDP datagram may be longer than a message (65,507 bytes, RFC 768 over RFC 791).
+
+use serde::{Deserialize, Serialize};
+
+/// The longest piece: one always fits a message.
+const PIECE_BYTES_MAX: usize = 32 * 1024;
+/// No datagram is longer (the length field of RFC 768 has 16 bits).
+const DATAGRAM_BYTES_MAX: usize = 65_535;
+
+/// A datagram, or a part of one.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Piece {
+    /// The bytes.
+    #[serde(with = "serde_bytes")]
+    pub bytes: Vec<u8>,
+    /// Whether the next piece belongs to the same datagram.
+    pub more: bool,
+}
+
+/// Cuts datagrams into runs of pieces, each run for one message. At least one run, perhaps empty.
+pub fn split_pieces<'a>(datagrams: impl IntoIterator<Item = &'a [u8]>) -> Vec<Vec<Piece>> {
+    let mut pieces = Vec::new();
+    for datagram in datagrams {
+        let mut rest = datagram;
+        loop {
+            let (bytes, after) = rest.split_at(rest.len().min(PIECE_BYTES_MAX));
+            pieces.push(Piece {
+                bytes: bytes.to_vec(),
+                more: !after.is_empty(),
+            });
+            rest = after;
+            if rest.is_empty() {
+                break;
+            }
+        }
+    }
+    let runs = super::split(pieces, usize::MAX);
+    if runs.is_empty() {
+        vec![Vec::new()]
+    } else {
+        runs
+    }
+}
+
+/// Why pieces are not datagrams.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum PieceError {
+    /// Longer than any datagram can be.
+    #[error("a datagram of more than {DATAGRAM_BYTES_MAX} bytes")]
+    TooLong,
+    /// The last piece says that more follows.
+    #[error("the last datagram has no end")]
+    Unfinished,
+}
+
+/// The datagrams that a list of pieces makes (all runs of [`split_pieces`], one after the other).
+///
+/// # Errors
+/// See [`PieceError`].
+pub fn join_pieces(pieces: impl IntoIterator<Item = Piece>) -> Result<Vec<Vec<u8>>, PieceError> {
+    let mut datagrams: Vec<Vec<u8>> = Vec::new();
+    let mut unfinished = false;
+    for Piece { bytes, more } in pieces {
+        match datagrams.last_mut() {
+            Some(datagram) if unfinished => datagram.extend(bytes),
+            _ => datagrams.push(bytes),
+        }
+        unfinished = more;
+        if datagrams
+            .last()
+            .is_some_and(|datagram| datagram.len() > DATAGRAM_BYTES_MAX)
+        {
+            return Err(PieceError::TooLong);
+        }
+    }
+    if unfinished {
+        Err(PieceError::Unfinished)
+    } else {
+        Ok(datagrams)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn refuses_what_is_no_datagram() {
+        let piece = |length: usize, more| Piece {
+            bytes: vec![0; length],
+            more,
+        };
+        assert_eq!(join_pieces([piece(3, true)]), Err(PieceError::Unfinished));
+        assert_eq!(
+            join_pieces([piece(40_000, true), piece(40_000, false)]),
+            Err(PieceError::TooLong)
+        );
+    }
+
+    proptest! {
+        #[test]
+        fn datagrams_survive(lengths in prop::collection::vec(0..65_507usize, 0..8)) {
+            let datagrams: Vec<Vec<u8>> = lengths.iter().map(|&n| (0..n).map(|i| i as u8).collect()).collect();
+            let runs = split_pieces(datagrams.iter().map(Vec::as_slice));
+            prop_assert!(!runs.is_empty());
+            prop_assert_eq!(join_pieces(runs.concat()).unwrap(), datagrams);
+        }
+    }
+}

@@ -1,0 +1,24 @@
+//! The control API: HTTP/1.1 with JSON bodies on the daemon's Unix socket.
+//!
+//! [`ROUTES`] is the one table of it: the description ([`openapi`]), the client and the daemon's server follow it. Every
+//! answer with a status of 400 or above has an [`ErrorBody`].
+
+mod flows;
+mod handoffs;
+mod nodes;
+mod openapi;
+mod routes;
+mod status;
+
+pub use flows::{FlowDetail, FlowEntry, FlowFilter, FlowList, FlowQuery, FlowState, TcpDetail};
+pub use handoffs::{
+    FlowOutcome, FlowResult, HandoffAccepted, HandoffList, HandoffRequest, HandoffState,
+    HandoffStatus, HandoffSummary, PhasesUs, Selection,
+};
+pub use nodes::{DropCount, DropList, NodeEntry, NodeList, Placement, PlacementRequest};
+pub use openapi::openapi;
+pub use routes::{ROUTES, Route};
+pub use status::{ErrorBody, FlowCounts, HandoffCounts, ProgramStatus, ServiceStatus, Status};
+
+/// Where the daemon's control API listens unless its configuration says otherwise.
+pub const SOCKET_PATH: &str = "/run/holdfast/control.sock";

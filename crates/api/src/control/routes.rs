@@ -1,0 +1,127 @@
+//! The one table of the control API.
+
+use schemars::{Schema, SchemaGenerator};
+
+use super::{
+    DropList, FlowDetail, FlowList, FlowQuery, HandoffAccepted, HandoffList, HandoffRequest,
+    HandoffStatus, NodeList, Placement, PlacementRequest, Status,
+};
+
+/// One request that the daemon answers.
+#[derive(Clone, Copy, Debug)]
+pub struct Route {
+    /// `GET` or `POST`.
+    pub method: &'static str,
+    /// The path, with `{name}` for a part that varies.
+    pub path: &'static str,
+    /// One sentence.
+    pub summary: &'static str,
+    /// Schema of the query, a type whose fields are the query's parameters.
+    pub query: Option<fn(&mut SchemaGenerator) -> Schema>,
+    /// Schema of the request's body.
+    pub body: Option<fn(&mut SchemaGenerator) -> Schema>,
+    /// Status of success.
+    pub status: u16,
+    /// Schema of the answer; none where it is plain text.
+    pub answer: Option<fn(&mut SchemaGenerator) -> Schema>,
+}
+
+fn schema<T: schemars::JsonSchema>(generator: &mut SchemaGenerator) -> Schema {
+    generator.subschema_for::<T>()
+}
+
+/// Any JSON object: the description itself.
+fn object(_: &mut SchemaGenerator) -> Schema {
+    schemars::json_schema!({"type": "object"})
+}
+
+const GET: Route = Route {
+    method: "GET",
+    path: "",
+    summary: "",
+    query: None,
+    body: None,
+    status: 200,
+    answer: None,
+};
+
+/// Every request that the daemon answers.
+pub const ROUTES: &[Route] = &[
+    Route {
+        path: "/v1/status",
+        summary: "What this node is and does.",
+        answer: Some(schema::<Status>),
+        ..GET
+    },
+    Route {
+        path: "/v1/flows",
+        summary: "The flows this node knows.",
+        query: Some(schema::<FlowQuery>),
+        answer: Some(schema::<FlowList>),
+        ..GET
+    },
+    Route {
+        path: "/v1/flows/{flow}",
+        summary: "One flow, with what its socket says.",
+        answer: Some(schema::<FlowDetail>),
+        ..GET
+    },
+    Route {
+        method: "POST",
+        path: "/v1/handoffs",
+        summary: "Hand flows that this node owns to another node.",
+        body: Some(schema::<HandoffRequest>),
+        status: 202,
+        answer: Some(schema::<HandoffAccepted>),
+        ..GET
+    },
+    Route {
+        path: "/v1/handoffs",
+        summary: "The handoffs the daemon remembers.",
+        answer: Some(schema::<HandoffList>),
+        ..GET
+    },
+    Route {
+        path: "/v1/handoffs/{id}",
+        summary: "Progress and result of one handoff.",
+        answer: Some(schema::<HandoffStatus>),
+        ..GET
+    },
+    Route {
+        path: "/v1/nodes",
+        summary: "The nodes of the group.",
+        answer: Some(schema::<NodeList>),
+        ..GET
+    },
+    Route {
+        path: "/v1/drops",
+        summary: "Packets the data plane dropped, by reason.",
+        answer: Some(schema::<DropList>),
+        ..GET
+    },
+    Route {
+        path: "/v1/placement",
+        summary: "The weights by which new flows are placed.",
+        answer: Some(schema::<Placement>),
+        ..GET
+    },
+    Route {
+        method: "POST",
+        path: "/v1/placement",
+        summary: "Change the weights by which new flows are placed.",
+        body: Some(schema::<PlacementRequest>),
+        answer: Some(schema::<Placement>),
+        ..GET
+    },
+    Route {
+        path: "/openapi.json",
+        summary: "This description.",
+        answer: Some(object),
+        ..GET
+    },
+    Route {
+        path: "/metrics",
+        summary: "Metrics in Prometheus' text format.",
+        ..GET
+    },
+];
