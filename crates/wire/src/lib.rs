@@ -1,2 +1,21 @@
-//! See the package description.
+//! Bytes in and out: what flows, nodes and the frames between nodes look like on the wire.
+//!
+//! Every parser here is total: any bytes give a value or an error that says what to do, never a panic, and never an
+//! allocation that a length field alone asked for. No IO and no clock.
+//!
+//! - [`Flow`]: one connection or datagram association, written `tcp:10.0.0.1:80-10.0.1.2:4242`;
+//! - [`NodeId`]: a node's number;
+//! - [`frame`]: the messages between daemons, and the envelope they travel in.
 #![forbid(unsafe_code)]
+
+mod decode;
+mod flow;
+pub mod frame;
+mod node_id;
+mod record;
+
+pub use decode::{Decoder, FrameError, LENGTH_MAX, VERSION, encode};
+pub use flow::{Flow, FlowError, Protocol};
+pub use frame::{BatchId, Frame};
+pub use node_id::NodeId;
+pub use record::{Change, ChangeKind, Epoch, Record, RecordState, Refusal};

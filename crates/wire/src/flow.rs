@@ -1,0 +1,167 @@
+//! A flow, and how it is written.
+
+use serde::de::Error as _;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use std::fmt;
+use std::net::SocketAddr;
+use std::str::FromStr;
+
+/// The transport protocol of a flow.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Protocol {
+    /// RFC 9293.
+    Tcp,
+    /// RFC 768.
+    Udp,
+}
+
+impl Protocol {
+    /// The number in the IP header (6 or 17).
+    pub fn number(self) -> u8 {
+        match self {
+            Protocol::Tcp => 6,
+            Protocol::Udp => 17,
+        }
+    }
+
+    /// The protocol with that number in the IP header.
+    pub fn from_number(number: u8) -> Option<Protocol> {
+        match number {
+            6 => Some(Protocol::Tcp),
+            17 => Some(Protocol::Udp),
+            _ => None,
+        }
+    }
+}
+
+impl fmt::Display for Protocol {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Protocol::Tcp => "tcp",
+            Protocol::Udp => "udp",
+        })
+    }
+}
+
+/// One connection or datagram association as a node sees it: `local` is the service's side.
+///
+/// Written `tcp:10.0.0.1:80-10.0.1.2:4242`, `udp:[fd00::1]:53-[fd00::2]:4242`. Both addresses are of one family; an
+/// IPv4 address is kept as IPv4, never as a mapped IPv6 address; an IPv6 address has no flow label and no scope.
+/// [`Flow::new`], the text form and the wire form keep to that; a literal has to keep to it by itself.
+///
+/// To a human-readable format (JSON) it is its text, to others (postcard) a compact structure.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Flow {
+    /// The transport protocol.
+    pub protocol: Protocol,
+    /// The service's address and port.
+    pub local: SocketAddr,
+    /// The client's address and port.
+    pub remote: SocketAddr,
+}
+
+/// Why something is not a flow.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum FlowError {
+    /// The text has another form.
+    #[error(
+        "`{0}` is not a flow; write PROTOCOL:LOCAL:PORT-REMOTE:PORT, such as tcp:10.0.0.1:80-10.0.1.2:4242 or tcp:[fd00::1]:80-[fd00::2]:4242"
+    )]
+    Form(String),
+    /// The protocol is not one of ours.
+    #[error("`{0}` is not a protocol; use tcp or udp")]
+    Protocol(String),
+    /// One address is IPv4, the other IPv6.
+    #[error("{local} and {remote} are of two families; give both as IPv4 or both as IPv6")]
+    Families {
+        /// The service's side.
+        local: SocketAddr,
+        /// The client's side.
+        remote: SocketAddr,
+    },
+}
+
+impl Flow {
+    /// A flow in the one form it has: mapped IPv6 addresses become IPv4, flow labels and scopes are dropped.
+    ///
+    /// # Errors
+    /// [`FlowError::Families`] when one address is IPv4 and the other is not.
+    pub fn new(
+        protocol: Protocol,
+        local: SocketAddr,
+        remote: SocketAddr,
+    ) -> Result<Flow, FlowError> {
+        let local = SocketAddr::new(local.ip().to_canonical(), local.port());
+        let remote = SocketAddr::new(remote.ip().to_canonical(), remote.port());
+        if local.is_ipv4() != remote.is_ipv4() {
+            return Err(FlowError::Families { local, remote });
+        }
+        Ok(Flow {
+            protocol,
+            local,
+            remote,
+        })
+    }
+
+    /// Whether the flow runs over IPv6.
+    pub fn is_ipv6(&self) -> bool {
+        self.local.is_ipv6()
+    }
+}
+
+impl fmt::Display for Flow {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}-{}", self.protocol, self.local, self.remote)
+    }
+}
+
+impl FromStr for Flow {
+    type Err = FlowError;
+
+    fn from_str(text: &str) -> Result<Flow, FlowError> {
+        let form = || FlowError::Form(excerpt(text));
+        let (protocol, addresses) = text.split_once(':').ok_or_else(form)?;
+        let protocol = match protocol {
+            "tcp" => Protocol::Tcp,
+            "udp" => Protocol::Udp,
+            other => return Err(FlowError::Protocol(excerpt(other))),
+        };
+        let (local, remote) = addresses.split_once('-').ok_or_else(form)?;
+        let local = local.parse().map_err(|_| form())?;
+        let remote = remote.parse().map_err(|_| form())?;
+        Flow::new(protocol, local, remote)
+    }
+}
+
+/// As much of a text as an error should repeat.
+fn excerpt(text: &str) -> String {
+    text.chars()
+        .take(120)
+        .flat_map(char::escape_debug)
+        .collect()
+}
+
+/// The compact form; separate so that what is read passes through [`Flow::new`].
+#[derive(Serialize, Deserialize)]
+struct Compact(Protocol, SocketAddr, SocketAddr);
+
+impl Serialize for Flow {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        if serializer.is_human_readable() {
+            return serializer.collect_str(self);
+        }
+        Compact(self.protocol, self.local, self.remote).serialize(serializer)
+    }
+}
+
+impl<'de> Deserialize<'de> for Flow {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Flow, D::Error> {
+        if deserializer.is_human_readable() {
+            let text = String::deserialize(deserializer)?;
+            return text.parse().map_err(D::Error::custom);
+        }
+        let Compact(protocol, local, remote) = Compact::deserialize(deserializer)?;
+        Flow::new(protocol, local, remote).map_err(D::Error::custom)
+    }
+}
