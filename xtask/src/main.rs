@@ -1,4 +1,64 @@
-//! Workspace chores.
+//! Workspace chores, run as `cargo xtask CHORE`.
 #![forbid(unsafe_code)]
 
-fn main() {}
+mod tidy;
+mod tree;
+
+use std::process::ExitCode;
+
+use anyhow::{Result, bail};
+
+use crate::tree::Tree;
+
+const USAGE: &str = "\
+Usage: cargo xtask CHORE
+
+  tidy             check the arrows between crates, unsafe code, sizes, links and words
+  tidy --ratchet   the same, after lowering the sizes in xtask/ratchet.toml to the present ones
+";
+
+fn main() -> ExitCode {
+    match run() {
+        Ok(status) => status,
+        Err(error) => {
+            eprintln!("xtask: {error:#}");
+            ExitCode::from(2)
+        }
+    }
+}
+
+fn run() -> Result<ExitCode> {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    match arguments.as_slice() {
+        ["tidy"] => tidy(false),
+        ["tidy", "--ratchet"] => tidy(true),
+        [] | ["help" | "-h" | "--help"] => {
+            print!("{USAGE}");
+            Ok(ExitCode::SUCCESS)
+        }
+        _ => bail!("no such chore: {}\n\n{USAGE}", arguments.join(" ")),
+    }
+}
+
+fn tidy(lower_ratchet: bool) -> Result<ExitCode> {
+    let mut tree = Tree::read()?;
+    if lower_ratchet {
+        tidy::ratchet::lower(&mut tree)?;
+    }
+    let findings = tidy::check(&tree);
+    for finding in &findings {
+        println!("{finding}");
+    }
+    println!(
+        "tidy: {} files, {} packages, {} findings",
+        tree.files.len(),
+        tree.packages.len(),
+        findings.len()
+    );
+    Ok(if findings.is_empty() {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    })
+}

@@ -1,0 +1,65 @@
+# Sourced by ./x: section headings, steps that go on after a failure, and the closing count.
+# shellcheck shell=bash
+
+started=$SECONDS
+passed=0
+failed=0
+failed_steps=()
+
+# section TEXT: a heading with the time since the start.
+section() {
+    local seconds=$((SECONDS - started))
+    printf '\n== [%2d:%02d] %s\n' $((seconds / 60)) $((seconds % 60)) "$*"
+}
+
+# step NAME COMMAND...: runs the command in the checkout, shows its output as it comes, adds up the tests it
+# reports, and remembers a failure instead of ending the run.
+step() {
+    local name=$1 log
+    shift
+    section "$name"
+    log=$(mktemp "${TMPDIR:-/tmp}/holdfast-x.XXXXXX")
+    local failed_before=$failed
+    if (cd "$root" && "$@") 2>&1 | tee "$log"; then
+        count_tests "$log"
+    else
+        count_tests "$log"
+        failed_steps+=("$name")
+        # A step that broke without a failing test (lints, a crash, a compile error) still counts as a failure.
+        ((failed > failed_before)) || failed=$((failed + 1))
+    fi
+    rm -f "$log"
+}
+
+# count_tests LOG: adds every `test result:` line of cargo to the totals.
+count_tests() {
+    local line pattern='^test result: .* ([0-9]+) passed; ([0-9]+) failed;'
+    while IFS= read -r line; do
+        [[ $line =~ $pattern ]] || continue
+        passed=$((passed + BASH_REMATCH[1]))
+        failed=$((failed + BASH_REMATCH[2]))
+    done < <(grep -a '^test result: ' "$1")
+}
+
+# fuzz_steps SECONDS: one step for each program in fuzz/src/bin. Checks for overflow stay on.
+fuzz_steps() {
+    local seconds=$1 source name
+    for source in "$root"/fuzz/src/bin/*.rs; do
+        [[ -e $source ]] || continue
+        name=$(basename "$source" .rs)
+        step "Fuzz $name, $seconds s" env CARGO_PROFILE_RELEASE_DEBUG_ASSERTIONS=true \
+            CARGO_PROFILE_RELEASE_OVERFLOW_CHECKS=true \
+            cargo run --quiet --release --manifest-path fuzz/Cargo.toml --bin "$name" -- --seconds "$seconds"
+    done
+}
+
+# summary: what failed, then the line that CI reads; its status is the run's.
+summary() {
+    section "Summary"
+    local name
+    for name in "${failed_steps[@]+"${failed_steps[@]}"}"; do
+        printf 'failed: %s\n' "$name"
+    done
+    printf '%d passed, %d failed\n' "$passed" "$failed"
+    ((failed == 0))
+}

@@ -1,0 +1,249 @@
+//! How long each function is, from its signature to its closing brace.
+
+use proc_macro2::{Span, TokenTree};
+use syn::spanned::Spanned;
+use syn::visit::{self, Visit};
+
+use super::source::{Source, is_block, is_ident, is_punct, walk};
+
+/// A function and its size.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Function {
+    /// With the type and the modules around it inside its file: `tests::Machine::step`.
+    pub name: String,
+    /// Where it starts.
+    pub line: usize,
+    /// Lines from the signature to the closing brace.
+    pub lines: usize,
+}
+
+/// The functions of a Rust file, those written inside a macro's braces among them.
+pub fn rust(source: &Source) -> Vec<Function> {
+    let mut visitor = Visitor::default();
+    visitor.visit_file(&source.file);
+    visitor.found
+}
+
+#[derive(Default)]
+struct Visitor {
+    scope: Vec<String>,
+    found: Vec<Function>,
+}
+
+impl Visitor {
+    fn add(&mut self, name: &str, start: Span, end: Span) {
+        let name = self
+            .scope
+            .iter()
+            .map(String::as_str)
+            .chain([name])
+            .collect::<Vec<_>>()
+            .join("::");
+        let line = start.start().line;
+        self.found.push(Function {
+            name,
+            line,
+            lines: end.end().line + 1 - line,
+        });
+    }
+
+    fn inside(&mut self, scope: String, visit: impl FnOnce(&mut Self)) {
+        self.scope.push(scope);
+        visit(self);
+        self.scope.pop();
+    }
+}
+
+impl<'ast> Visit<'ast> for Visitor {
+    fn visit_item_fn(&mut self, item: &'ast syn::ItemFn) {
+        self.add(
+            &item.sig.ident.to_string(),
+            item.sig.span(),
+            item.block.span(),
+        );
+        self.inside(item.sig.ident.to_string(), |visitor| {
+            visit::visit_item_fn(visitor, item)
+        });
+    }
+
+    fn visit_impl_item_fn(&mut self, item: &'ast syn::ImplItemFn) {
+        self.add(
+            &item.sig.ident.to_string(),
+            item.sig.span(),
+            item.block.span(),
+        );
+        visit::visit_impl_item_fn(self, item);
+    }
+
+    fn visit_trait_item_fn(&mut self, item: &'ast syn::TraitItemFn) {
+        if let Some(block) = &item.default {
+            self.add(&item.sig.ident.to_string(), item.sig.span(), block.span());
+        }
+        visit::visit_trait_item_fn(self, item);
+    }
+
+    fn visit_item_mod(&mut self, item: &'ast syn::ItemMod) {
+        self.inside(item.ident.to_string(), |visitor| {
+            visit::visit_item_mod(visitor, item)
+        });
+    }
+
+    fn visit_item_trait(&mut self, item: &'ast syn::ItemTrait) {
+        self.inside(item.ident.to_string(), |visitor| {
+            visit::visit_item_trait(visitor, item)
+        });
+    }
+
+    fn visit_item_impl(&mut self, item: &'ast syn::ItemImpl) {
+        self.inside(type_name(&item.self_ty), |visitor| {
+            visit::visit_item_impl(visitor, item)
+        });
+    }
+
+    /// `syn` leaves a macro's tokens unparsed, but `proptest! { fn ... }` holds functions all the same.
+    fn visit_macro(&mut self, mac: &'ast syn::Macro) {
+        walk(&mac.tokens, &mut |siblings, position| {
+            if !is_ident(siblings.get(position), "fn") {
+                return;
+            }
+            let Some(TokenTree::Ident(name)) = siblings.get(position + 1) else {
+                return;
+            };
+            let rest = &siblings[position + 1..];
+            let end = rest
+                .iter()
+                .find(|tree| is_block(Some(tree)) || is_punct(Some(tree), ';'));
+            if let Some(TokenTree::Group(body)) = end {
+                self.add(
+                    &name.to_string(),
+                    siblings[position].span(),
+                    body.span_close(),
+                );
+            }
+        });
+    }
+}
+
+fn type_name(ty: &syn::Type) -> String {
+    match ty {
+        syn::Type::Path(path) => path
+            .path
+            .segments
+            .last()
+            .map(|last| last.ident.to_string())
+            .unwrap_or_default(),
+        syn::Type::Reference(reference) => type_name(&reference.elem),
+        _ => "_".into(),
+    }
+}
+
+/// The functions of a C file in which definitions start, and end with `}`, in the first column.
+pub fn c(text: &str) -> Vec<Function> {
+    let mut found = Vec::new();
+    let mut signature: Option<(usize, String)> = None;
+    let mut open: Option<(usize, String)> = None;
+    for (index, line) in text.lines().enumerate() {
+        if let Some((start, name)) = open.take() {
+            if line.starts_with('}') {
+                found.push(Function {
+                    name,
+                    line: start,
+                    lines: index + 2 - start,
+                });
+            } else {
+                open = Some((start, name));
+            }
+            continue;
+        }
+        if line.starts_with(['#', '/', '}', ' ', '\t']) && signature.is_none()
+            || line.trim().is_empty()
+        {
+            signature = None;
+            continue;
+        }
+        let (start, mut head) = signature.take().unwrap_or((index + 1, String::new()));
+        head.push_str(line.trim());
+        head.push(' ');
+        if let Some(before) = head.trim_end().strip_suffix('{') {
+            open = c_name(before).map(|name| (start, name));
+        } else if !line.trim_end().ends_with(';') {
+            signature = Some((start, head));
+        }
+    }
+    found
+}
+
+/// The name before the parameters; `None` for a structure, an initialiser or a list of constants.
+fn c_name(signature: &str) -> Option<String> {
+    if signature.contains('=') || !signature.trim_end().ends_with(')') {
+        return None;
+    }
+    let mut depth = 0;
+    let open = signature.char_indices().rev().find(|(_, character)| {
+        depth += match character {
+            ')' => 1,
+            '(' => -1,
+            _ => 0,
+        };
+        depth == 0 && *character == '('
+    })?;
+    let before = signature[..open.0].trim_end();
+    let start = before
+        .rfind(|character: char| !character.is_alphanumeric() && character != '_')
+        .map_or(0, |at| at + 1);
+    Some(before[start..].to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::fixture::tree;
+    use super::super::source::parse;
+    use super::*;
+
+    fn sizes(functions: Vec<Function>) -> Vec<(String, usize, usize)> {
+        functions
+            .into_iter()
+            .map(|function| (function.name, function.line, function.lines))
+            .collect()
+    }
+
+    fn rust_sizes(text: &str) -> Vec<(String, usize, usize)> {
+        let tree = tree(&[("a.rs", text)]);
+        sizes(rust(&parse(&tree).0[0]))
+    }
+
+    #[test]
+    fn a_function_counts_from_signature_to_brace() {
+        let text = "/// Docs.\n#[inline]\nfn a(\n    x: u8,\n) {\n    x;\n}\n";
+        assert_eq!(rust_sizes(text), [("a".into(), 3, 5)]);
+    }
+
+    #[test]
+    fn methods_carry_their_type_and_module() {
+        let text =
+            "mod m {\nimpl<T> Foo for &Bar<T> {\nfn b() {}\n}\ntrait T { fn c(); fn d() {\n} }\n}";
+        assert_eq!(
+            rust_sizes(text),
+            [("m::Bar::b".into(), 3, 1), ("m::T::d".into(), 5, 2)]
+        );
+    }
+
+    #[test]
+    fn braces_in_strings_and_comments_do_not_count() {
+        let text = "fn a() {\n    // }\n    let _ = \"}\";\n    let _ = '}';\n}\nfn b() {}\n";
+        assert_eq!(rust_sizes(text), [("a".into(), 1, 5), ("b".into(), 6, 1)]);
+    }
+
+    #[test]
+    fn functions_in_macros_are_seen() {
+        let text = "proptest! {\n#[test]\nfn p(x in 0..3) {\nx;\n}\n}\n";
+        assert_eq!(rust_sizes(text), [("p".into(), 3, 3)]);
+    }
+
+    #[test]
+    fn c_functions_are_measured_and_structures_are_not() {
+        let text = "struct s {\n\tint a;\n};\n\nSEC(\"classifier\")\nint f(struct s *x)\n{\n\tif (x) {\n\t}\n\treturn 0;\n}\n\
+                    static int g(int a,\n\t\tint b) {\n}\nint table[] = {\n1,\n};\n";
+        assert_eq!(sizes(c(text)), [("f".into(), 5, 7), ("g".into(), 12, 3)]);
+    }
+}

@@ -1,0 +1,272 @@
+//! Links between the project's pages lead somewhere, and every page can be reached.
+
+use std::collections::{BTreeSet, HashMap};
+
+use super::Finding;
+use crate::tree::Tree;
+
+/// The pages at the root; those below `docs/` come with them.
+const ROOT_PAGES: &[&str] = &[
+    "README.md",
+    "ARCHITECTURE.md",
+    "CONTRIBUTING.md",
+    "CHANGELOG.md",
+];
+/// A page below `docs/` is linked from one of these.
+const ENTRANCES: &[&str] = &["README.md", "ARCHITECTURE.md"];
+
+/// Every relative link of a page names a file of the tree and, with `#`, a heading in it; no page is an orphan.
+pub fn check(tree: &Tree) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    let mut reached = BTreeSet::new();
+    let is_page = |path: &str| {
+        ROOT_PAGES.contains(&path) || path.starts_with("docs/") && path.ends_with(".md")
+    };
+    for (page, text) in tree.texts(is_page) {
+        for (line, link) in links(text) {
+            match resolve(tree, page, &link) {
+                Ok(target) if ENTRANCES.contains(&page) => {
+                    reached.insert(target);
+                }
+                Ok(_) => {}
+                Err(reason) => {
+                    findings.push(Finding::new(page, line, format!("link `{link}`: {reason}")))
+                }
+            }
+        }
+    }
+    for (page, _) in tree.texts(|path| is_page(path) && path.starts_with("docs/")) {
+        if !reached.contains(page) {
+            findings.push(Finding::new(
+                page,
+                0,
+                format!("not linked from {}", ENTRANCES.join(" or ")),
+            ));
+        }
+    }
+    findings
+}
+
+/// The path a link leads to; links to other hosts come back as they are.
+fn resolve(tree: &Tree, page: &str, link: &str) -> Result<String, String> {
+    let is_elsewhere = ["http://", "https://", "mailto:"]
+        .iter()
+        .any(|scheme| link.starts_with(scheme));
+    if is_elsewhere {
+        return Ok(link.to_owned());
+    }
+    let (path, anchor) = link
+        .split_once('#')
+        .map_or((link, None), |(path, anchor)| (path, Some(anchor)));
+    let target = if path.is_empty() {
+        page.to_owned()
+    } else {
+        join(page, path).ok_or("leaves the checkout")?
+    };
+    let is_folder = || {
+        tree.files.keys().any(|file| {
+            file.strip_prefix(&target)
+                .is_some_and(|rest| rest.starts_with('/'))
+        })
+    };
+    match (tree.files.get(&target), anchor) {
+        (Some(Some(text)), Some(anchor)) if target.ends_with(".md") => {
+            let found = anchors(text).contains(anchor);
+            if found {
+                Ok(target)
+            } else {
+                Err(format!("no heading #{anchor} in {target}"))
+            }
+        }
+        (Some(_), _) => Ok(target),
+        (None, None) if is_folder() => Ok(target),
+        (None, _) => Err(format!("no file {target}")),
+    }
+}
+
+/// `path` as seen from the folder of `page`.
+fn join(page: &str, path: &str) -> Option<String> {
+    let mut parts: Vec<&str> = page.split('/').collect();
+    parts.pop();
+    for part in path.trim_end_matches('/').split('/') {
+        match part {
+            "." => {}
+            ".." => {
+                parts.pop()?;
+            }
+            part => parts.push(part),
+        }
+    }
+    Some(parts.join("/"))
+}
+
+/// The links of a page with their lines: `](target)`, `[name]: target`, and `src` and `href` of HTML.
+fn links(text: &str) -> Vec<(usize, String)> {
+    let mut found = Vec::new();
+    for (number, line) in prose(text) {
+        let line = without_code(line);
+        for (start, end) in [
+            ("](", ')'),
+            ("src=\"", '"'),
+            ("srcset=\"", '"'),
+            ("href=\"", '"'),
+        ] {
+            for part in line.split(start).skip(1) {
+                let inside = part.split(end).next().unwrap_or("");
+                // What follows the address is its title.
+                found.extend(
+                    inside
+                        .split_whitespace()
+                        .next()
+                        .map(|link| (number, link.to_owned())),
+                );
+            }
+        }
+        if let Some((_, target)) = line
+            .strip_prefix('[')
+            .and_then(|rest| rest.split_once("]: "))
+        {
+            found.extend(
+                target
+                    .split_whitespace()
+                    .next()
+                    .map(|link| (number, link.to_owned())),
+            );
+        }
+    }
+    found.retain(|(_, link)| !link.is_empty());
+    found
+}
+
+/// The lines outside fenced code, counted from 1.
+fn prose(text: &str) -> impl Iterator<Item = (usize, &str)> {
+    let mut in_code = false;
+    text.lines().enumerate().filter_map(move |(index, line)| {
+        let is_fence = line.trim_start().starts_with("```");
+        in_code ^= is_fence;
+        (!in_code && !is_fence).then_some((index + 1, line))
+    })
+}
+
+fn without_code(line: &str) -> String {
+    line.split('`').step_by(2).collect::<Vec<_>>().join("``")
+}
+
+/// The names under which a page's headings can be linked, as GitHub makes them.
+fn anchors(text: &str) -> BTreeSet<String> {
+    let mut seen: HashMap<String, usize> = HashMap::new();
+    let headings = prose(text).filter_map(|(_, line)| {
+        let title = line.trim_start_matches('#');
+        (title.len() < line.len())
+            .then(|| title.strip_prefix(' '))
+            .flatten()
+    });
+    headings
+        .map(|title| {
+            let slug = slug(title.trim());
+            let count = seen.entry(slug.clone()).or_default();
+            *count += 1;
+            if *count == 1 {
+                slug
+            } else {
+                format!("{slug}-{}", *count - 1)
+            }
+        })
+        .collect()
+}
+
+fn slug(title: &str) -> String {
+    // Of a link in a heading only the text counts.
+    let mut text = String::new();
+    let mut rest = title;
+    while let Some((before, after)) = rest.split_once("](") {
+        text.push_str(before);
+        rest = after.split_once(')').map_or("", |(_, after)| after);
+    }
+    text.push_str(rest);
+    let kept = text
+        .chars()
+        .filter(|character| character.is_alphanumeric() || "-_ ".contains(*character));
+    kept.flat_map(char::to_lowercase)
+        .map(|character| if character == ' ' { '-' } else { character })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::fixture::tree;
+    use super::*;
+
+    fn messages(files: &[(&str, &str)]) -> Vec<String> {
+        check(&tree(files))
+            .into_iter()
+            .map(|finding| finding.to_string())
+            .collect()
+    }
+
+    #[test]
+    fn links_that_lead_somewhere_pass() {
+        let readme = "[a](docs/a.md), [h](docs/a.md#one-two), [s](#self) [c](crates/) <img src=\"p.svg\">\n# Self\n";
+        let a = "# One, `two`\n[up](../README.md#self \"title\") [web](https://example.com/x)\n";
+        let files = [
+            ("README.md", readme),
+            ("docs/a.md", a),
+            ("p.svg", ""),
+            ("crates/x/Cargo.toml", ""),
+        ];
+        assert_eq!(messages(&files), [""; 0]);
+    }
+
+    #[test]
+    fn a_link_to_a_missing_file_is_found() {
+        assert_eq!(
+            messages(&[("README.md", "\n[a](docs/a.md)\n")]),
+            ["README.md:2: link `docs/a.md`: no file docs/a.md"]
+        );
+        assert_eq!(messages(&[("README.md", "<img src=\"p.svg\">")]).len(), 1);
+        assert_eq!(messages(&[("README.md", "[a]: b.md\n")]).len(), 1);
+        assert!(messages(&[("README.md", "[a](../b.md)\n")])[0].contains("leaves the checkout"));
+    }
+
+    #[test]
+    fn a_link_to_a_missing_heading_is_found() {
+        let found = messages(&[("README.md", "[a](#nowhere)\n# Somewhere\n")]);
+        assert_eq!(
+            found,
+            ["README.md:1: link `#nowhere`: no heading #nowhere in README.md"]
+        );
+    }
+
+    #[test]
+    fn code_holds_no_links_and_no_headings() {
+        assert!(messages(&[("README.md", "`[a](b.md)`\n```\n[a](b.md)\n```\n")]).is_empty());
+        assert_eq!(
+            messages(&[("README.md", "[a](#x)\n```\n# x\n```\n")]).len(),
+            1
+        );
+    }
+
+    #[test]
+    fn an_orphan_page_is_found() {
+        let found = messages(&[
+            ("README.md", ""),
+            ("docs/a.md", ""),
+            ("CONTRIBUTING.md", "[a](docs/a.md)"),
+        ]);
+        assert_eq!(
+            found,
+            ["docs/a.md: not linked from README.md or ARCHITECTURE.md"]
+        );
+    }
+
+    #[test]
+    fn headings_get_the_names_that_a_browser_sees() {
+        let found = anchors("# A b\n## A b\n### What's `x --y`?\n#### [Link](z.md) c\n#no\n");
+        assert_eq!(
+            found,
+            ["a-b", "a-b-1", "whats-x---y", "link-c"]
+                .map(String::from)
+                .into()
+        );
+    }
+}

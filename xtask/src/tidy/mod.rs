@@ -1,0 +1,101 @@
+//! Style as a test: each module is one check, a pure function from the tree to findings.
+
+mod arrows;
+mod functions;
+mod links;
+mod purity;
+pub mod ratchet;
+mod sizes;
+mod source;
+mod unsafe_code;
+mod words;
+
+use std::fmt;
+
+use crate::tree::Tree;
+
+/// One thing to mend.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Finding {
+    path: String,
+    /// First line is 1; 0 for the file as a whole.
+    line: usize,
+    message: String,
+}
+
+impl Finding {
+    fn new(path: &str, line: usize, message: impl Into<String>) -> Finding {
+        Finding {
+            path: path.to_owned(),
+            line,
+            message: message.into(),
+        }
+    }
+}
+
+impl fmt::Display for Finding {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.line {
+            0 => write!(f, "{}: {}", self.path, self.message),
+            line => write!(f, "{}:{line}: {}", self.path, self.message),
+        }
+    }
+}
+
+/// Runs every check; findings come sorted by place.
+pub fn check(tree: &Tree) -> Vec<Finding> {
+    let mut findings = arrows::check(tree);
+    let (sources, unreadable) = source::parse(tree);
+    findings.extend(unreadable);
+    findings.extend(purity::check(&sources));
+    findings.extend(unsafe_code::check(tree, &sources));
+    findings.extend(words::check(tree, &sources));
+    findings.extend(ratchet::check(tree, &sizes::measure(tree, &sources)));
+    findings.extend(links::check(tree));
+    findings.sort();
+    findings.dedup();
+    findings
+}
+
+#[cfg(test)]
+mod fixture {
+    //! Small trees for the checks' tests.
+
+    use super::Finding;
+    use crate::tree::{Dependency, Package, Tree};
+
+    /// A tree of text files.
+    pub fn tree(files: &[(&str, &str)]) -> Tree {
+        let files = files
+            .iter()
+            .map(|(path, text)| (path.to_string(), Some(text.to_string())))
+            .collect();
+        Tree {
+            files,
+            ..Tree::default()
+        }
+    }
+
+    /// `holdfast-NAME` in `crates/NAME`, depending on packages given by their full names.
+    pub fn package(name: &str, dependencies: &[(&str, bool)]) -> Package {
+        Package {
+            name: format!("holdfast-{name}"),
+            dir: format!("crates/{name}"),
+            dependencies: (dependencies.iter())
+                .map(|(name, dev)| Dependency {
+                    name: name.to_string(),
+                    dev: *dev,
+                })
+                .collect(),
+            roots: vec![format!("crates/{name}/src/lib.rs")],
+        }
+    }
+
+    /// Where the findings are: `path:line`.
+    pub fn places(findings: &[Finding]) -> Vec<String> {
+        findings
+            .iter()
+            .map(|finding| format!("{}:{}", finding.path, finding.line))
+            .collect()
+    }
+}

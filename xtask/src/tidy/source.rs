@@ -1,0 +1,72 @@
+//! Rust files, parsed once for all checks.
+
+use proc_macro2::{Delimiter, TokenStream, TokenTree};
+
+use super::Finding;
+use crate::tree::Tree;
+
+/// A Rust file in the forms the checks need.
+pub struct Source<'a> {
+    pub path: &'a str,
+    pub text: &'a str,
+    /// All tokens, including those inside macros, which `file` leaves alone.
+    pub tokens: TokenStream,
+    pub file: syn::File,
+}
+
+/// Parses every `.rs` file; what cannot be parsed is a finding.
+pub fn parse(tree: &Tree) -> (Vec<Source<'_>>, Vec<Finding>) {
+    let mut sources = Vec::new();
+    let mut findings = Vec::new();
+    for (path, text) in tree.texts(|path| path.ends_with(".rs")) {
+        let parsed = text.parse::<TokenStream>().map_err(syn::Error::from);
+        match parsed.and_then(|tokens| Ok((tokens, syn::parse_file(text)?))) {
+            Ok((tokens, file)) => sources.push(Source {
+                path,
+                text,
+                tokens,
+                file,
+            }),
+            Err(error) => findings.push(Finding::new(
+                path,
+                error.span().start().line,
+                format!("not Rust: {error}"),
+            )),
+        }
+    }
+    (sources, findings)
+}
+
+/// The line on which a token starts.
+pub fn line(tree: &TokenTree) -> usize {
+    match tree {
+        TokenTree::Group(group) => group.span_open().start().line,
+        other => other.span().start().line,
+    }
+}
+
+/// Whether the token is this identifier or keyword.
+pub fn is_ident(tree: Option<&TokenTree>, name: &str) -> bool {
+    matches!(tree, Some(TokenTree::Ident(ident)) if ident == name)
+}
+
+/// Whether the token is this punctuation mark.
+pub fn is_punct(tree: Option<&TokenTree>, mark: char) -> bool {
+    matches!(tree, Some(TokenTree::Punct(punct)) if punct.as_char() == mark)
+}
+
+/// Whether the token is a group in braces.
+pub fn is_block(tree: Option<&TokenTree>) -> bool {
+    matches!(tree, Some(TokenTree::Group(group)) if group.delimiter() == Delimiter::Brace)
+}
+
+/// Calls `visit` with each list of sibling tokens and each position in it, at every depth.
+pub fn walk(tokens: &TokenStream, visit: &mut impl FnMut(&[TokenTree], usize)) {
+    let siblings: Vec<TokenTree> = tokens.clone().into_iter().collect();
+    for (position, tree) in siblings.iter().enumerate() {
+        visit(&siblings, position);
+        if let TokenTree::Group(group) = tree {
+            walk(&group.stream(), visit);
+        }
+    }
+}

@@ -1,0 +1,140 @@
+//! Words that do not belong in a committed file.
+
+use proc_macro2::{Delimiter, TokenTree};
+
+use super::Finding;
+use super::source::{Source, is_ident, is_punct, line, walk};
+use crate::tree::Tree;
+
+/// Folders of one particular machine. Written in two parts, so that this file passes its own check.
+const MACHINE_PATHS: &[&str] = &[
+    concat!("/wo", "rk/"),
+    concat!("/ro", "ot/"),
+    concat!("/fa", "rm/"),
+];
+
+/// Macros that stand for code not written.
+const UNWRITTEN: &[&str] = &["todo", "unimplemented"];
+
+/// No text file names a folder of somebody's machine; no Rust file has unwritten code or a test skipped without reason.
+pub fn check(tree: &Tree, sources: &[Source]) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    for (path, text) in tree.texts(|_| true) {
+        for (index, line) in text.lines().enumerate() {
+            let found = MACHINE_PATHS.iter().filter(|word| has_path(line, word));
+            findings.extend(found.map(|word| {
+                Finding::new(
+                    path,
+                    index + 1,
+                    format!("`{word}` is a path of one machine"),
+                )
+            }));
+        }
+    }
+    for source in sources {
+        walk(&source.tokens, &mut |siblings, position| {
+            if let Some(message) =
+                unwritten(siblings, position).or_else(|| skipped(siblings, position))
+            {
+                findings.push(Finding::new(
+                    source.path,
+                    line(&siblings[position]),
+                    message,
+                ));
+            }
+        });
+    }
+    findings
+}
+
+/// Whether an absolute path in `line` starts with `word`; in the middle of a longer path it means something else.
+fn has_path(line: &str, word: &str) -> bool {
+    line.match_indices(word).any(|(at, _)| {
+        let before = line[..at].chars().next_back();
+        !before.is_some_and(|before| before.is_alphanumeric() || "._-/}~*".contains(before))
+    })
+}
+
+fn unwritten(siblings: &[TokenTree], position: usize) -> Option<String> {
+    let name = UNWRITTEN
+        .iter()
+        .find(|name| is_ident(siblings.get(position), name))?;
+    is_punct(siblings.get(position + 1), '!')
+        .then(|| format!("`{name}!`: code that is not written"))
+}
+
+/// `#[ignore]`, also inside `#[cfg_attr(...)]`; `#[ignore = "reason"]` passes.
+fn skipped(siblings: &[TokenTree], position: usize) -> Option<String> {
+    let Some(TokenTree::Group(group)) = siblings.get(position + 1) else {
+        return None;
+    };
+    if !is_punct(siblings.get(position), '#') || group.delimiter() != Delimiter::Bracket {
+        return None;
+    }
+    let mut found = false;
+    let mut first = None;
+    walk(&group.stream(), &mut |tokens, position| {
+        let first = first.get_or_insert_with(|| tokens[position].to_string());
+        let is_test_attribute = matches!(first.as_str(), "ignore" | "cfg_attr");
+        found |= is_test_attribute
+            && is_ident(tokens.get(position), "ignore")
+            && !is_punct(tokens.get(position + 1), '=');
+    });
+    found.then(|| "`#[ignore]` without a reason".to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::fixture::{places, tree};
+    use super::super::source::parse;
+    use super::*;
+
+    fn found(path: &str, text: &str) -> Vec<String> {
+        let tree = tree(&[(path, text)]);
+        let (sources, _) = parse(&tree);
+        places(&check(&tree, &sources))
+    }
+
+    #[test]
+    fn a_path_of_one_machine_is_found() {
+        for word in MACHINE_PATHS {
+            assert_eq!(
+                found("a.md", &format!("first\nsee `{word}notes`\n")),
+                ["a.md:2"]
+            );
+            assert_eq!(
+                found("a.toml", &format!("path = \"{word}\"\n")),
+                ["a.toml:1"]
+            );
+            assert!(
+                found(
+                    "a.md",
+                    &format!("see https://example.com{word}x and src{word}y\n")
+                )
+                .is_empty()
+            );
+        }
+    }
+
+    #[test]
+    fn unwritten_code_is_found() {
+        assert_eq!(found("a.rs", "fn f() {\n    todo!()\n}\n"), ["a.rs:2"]);
+        assert_eq!(
+            found("a.rs", "fn f() { m!(unimplemented!(\"x\")) }\n"),
+            ["a.rs:1"]
+        );
+        assert!(found("a.rs", "// todo!\nfn todo() { let _ = \"todo!()\"; }\n").is_empty());
+    }
+
+    #[test]
+    fn a_test_skipped_without_reason_is_found() {
+        assert_eq!(found("a.rs", "#[test]\n#[ignore]\nfn f() {}\n"), ["a.rs:2"]);
+        assert_eq!(
+            found("a.rs", "#[cfg_attr(x, ignore)]\nfn f() {}\n"),
+            ["a.rs:1"]
+        );
+        assert_eq!(found("a.rs", "m! {\n#[ignore]\nfn f() {}\n}\n"), ["a.rs:2"]);
+        assert!(found("a.rs", "#[ignore = \"needs two machines\"]\nfn f() {}\n").is_empty());
+        assert!(found("a.rs", "#[doc(alias = \"x\", ignore)]\nfn f() {}\n").is_empty());
+    }
+}

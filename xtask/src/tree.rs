@@ -1,0 +1,223 @@
+//! What the checks look at: the checkout's files and its packages, read once.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result, bail};
+use serde::Deserialize;
+
+/// The checkout. Paths are relative to its root, with `/` between their parts.
+#[derive(Debug, Default)]
+pub struct Tree {
+    /// Where the checkout is; empty in tests.
+    pub root: PathBuf,
+    /// Every file that git tracks or would track, with its text; `None` where it is not UTF-8.
+    pub files: BTreeMap<String, Option<String>>,
+    /// The workspace's packages.
+    pub packages: Vec<Package>,
+}
+
+/// A package of the workspace.
+#[derive(Debug, Clone, Default)]
+pub struct Package {
+    /// As cargo knows it: `holdfast-wire`.
+    pub name: String,
+    /// Its folder: `crates/wire`.
+    pub dir: String,
+    /// The packages of the workspace it depends on.
+    pub dependencies: Vec<Dependency>,
+    /// The files at which its libraries, programs and examples start; tests and build scripts are not among them.
+    pub roots: Vec<String>,
+}
+
+/// One package of the workspace that another depends on.
+#[derive(Debug, Clone)]
+pub struct Dependency {
+    /// The package depended on.
+    pub name: String,
+    /// Whether only tests, examples and benchmarks see it.
+    pub dev: bool,
+}
+
+impl Tree {
+    /// Reads the checkout around the current directory.
+    pub fn read() -> Result<Tree> {
+        let metadata: Metadata = serde_json::from_slice(&output(Command::new("cargo").args([
+            "metadata",
+            "--format-version=1",
+            "--no-deps",
+            "--offline",
+        ]))?)?;
+        let root = PathBuf::from(&metadata.workspace_root);
+        let mut files = BTreeMap::new();
+        for path in list(&root)? {
+            // A listed file may have been deleted without being staged; a link or a submodule is not a file.
+            if root.join(&path).is_file() {
+                let bytes = std::fs::read(root.join(&path)).with_context(|| path.clone())?;
+                files.insert(path, String::from_utf8(bytes).ok());
+            }
+        }
+        let packages = metadata.packages(&root);
+        Ok(Tree {
+            root,
+            files,
+            packages,
+        })
+    }
+
+    /// Text files whose path satisfies `wanted`, with their text.
+    pub fn texts<'a>(
+        &'a self,
+        wanted: impl Fn(&str) -> bool + 'a,
+    ) -> impl Iterator<Item = (&'a str, &'a str)> {
+        self.files.iter().filter_map(move |(path, text)| {
+            let text = text.as_deref()?;
+            wanted(path).then_some((path.as_str(), text))
+        })
+    }
+
+    /// The package in whose folder `path` lies.
+    pub fn package_of(&self, path: &str) -> Option<&Package> {
+        let inside = |package: &&Package| {
+            path.strip_prefix(&package.dir)
+                .is_some_and(|rest| rest.starts_with('/'))
+        };
+        self.packages
+            .iter()
+            .filter(inside)
+            .max_by_key(|package| package.dir.len())
+    }
+}
+
+/// Tracked files and those that would be tracked: a new file is checked before it is committed.
+fn list(root: &Path) -> Result<Vec<String>> {
+    // The checkout may belong to the user on whose behalf root runs this.
+    let safe = format!("safe.directory={}", root.display());
+    let listing = output(Command::new("git").current_dir(root).args([
+        "-c",
+        &safe,
+        "ls-files",
+        "-z",
+        "--cached",
+        "--others",
+        "--exclude-standard",
+    ]))?;
+    let paths = listing
+        .split(|byte| *byte == 0)
+        .filter(|path| !path.is_empty());
+    Ok(paths
+        .map(|path| String::from_utf8_lossy(path).into_owned())
+        .collect())
+}
+
+fn output(command: &mut Command) -> Result<Vec<u8>> {
+    let output = command.output().with_context(|| format!("{command:?}"))?;
+    if !output.status.success() {
+        bail!(
+            "{command:?}: {}\n{}",
+            output.status,
+            String::from_utf8_lossy(&output.stderr)
+        );
+    }
+    Ok(output.stdout)
+}
+
+#[derive(Deserialize)]
+struct Metadata {
+    packages: Vec<MetadataPackage>,
+    workspace_root: String,
+}
+
+#[derive(Deserialize)]
+struct MetadataPackage {
+    name: String,
+    manifest_path: PathBuf,
+    dependencies: Vec<MetadataDependency>,
+    targets: Vec<MetadataTarget>,
+}
+
+#[derive(Deserialize)]
+struct MetadataDependency {
+    name: String,
+    kind: Option<String>,
+}
+
+#[derive(Deserialize)]
+struct MetadataTarget {
+    kind: Vec<String>,
+    src_path: PathBuf,
+}
+
+impl Metadata {
+    fn packages(&self, root: &Path) -> Vec<Package> {
+        let ours = |name: &str| self.packages.iter().any(|package| package.name == name);
+        let package = |package: &MetadataPackage| Package {
+            name: package.name.clone(),
+            dir: package
+                .manifest_path
+                .parent()
+                .map(|dir| relative(root, dir))
+                .unwrap_or_default(),
+            dependencies: (package.dependencies.iter())
+                .filter(|dependency| ours(&dependency.name))
+                .map(|dependency| Dependency {
+                    name: dependency.name.clone(),
+                    dev: dependency.kind.as_deref() == Some("dev"),
+                })
+                .collect(),
+            roots: (package.targets.iter())
+                .filter(|target| {
+                    !target
+                        .kind
+                        .iter()
+                        .any(|kind| kind == "test" || kind == "custom-build")
+                })
+                .map(|target| relative(root, &target.src_path))
+                .collect(),
+        };
+        self.packages.iter().map(package).collect()
+    }
+}
+
+fn relative(root: &Path, path: &Path) -> String {
+    path.strip_prefix(root)
+        .unwrap_or(path)
+        .to_string_lossy()
+        .into_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_belongs_to_the_innermost_package() {
+        let package = |dir: &str| Package {
+            name: dir.into(),
+            dir: dir.into(),
+            ..Package::default()
+        };
+        let tree = Tree {
+            packages: vec![package("crates/wire"), package("crates/wire/fuzz")],
+            ..Tree::default()
+        };
+        let owner = |path| tree.package_of(path).map(|package| package.dir.as_str());
+        assert_eq!(owner("crates/wire/src/lib.rs"), Some("crates/wire"));
+        assert_eq!(
+            owner("crates/wire/fuzz/src/main.rs"),
+            Some("crates/wire/fuzz")
+        );
+        assert_eq!(owner("crates/wireless/src/lib.rs"), None);
+    }
+
+    #[test]
+    fn this_checkout_can_be_read() {
+        let tree = Tree::read().expect("git and cargo describe the checkout");
+        assert!(tree.files.contains_key("xtask/src/tree.rs"));
+        let xtask = tree
+            .package_of("xtask/src/tree.rs")
+            .expect("xtask is a package");
+        assert_eq!(xtask.roots, ["xtask/src/main.rs"]);
+    }
+}
