@@ -1,0 +1,110 @@
+//! What is wrong with a configuration, where, and what to do about it.
+
+use std::fmt;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+
+/// A configuration that cannot be used.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ConfigError {
+    /// The file.
+    pub file: PathBuf,
+    /// The line, counted from 1, where one is to blame.
+    pub line: Option<usize>,
+    /// The key, such as `node.port`, where one is to blame.
+    pub key: Option<String>,
+    /// What is wrong.
+    pub problem: String,
+    /// What to do about it.
+    pub what_to_do: String,
+}
+
+impl fmt::Display for ConfigError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.file.display())?;
+        if let Some(line) = self.line {
+            write!(f, ":{line}")?;
+        }
+        if let Some(key) = &self.key {
+            write!(f, ": {key}")?;
+        }
+        write!(f, ": {}; {}", self.problem, self.what_to_do)
+    }
+}
+
+impl std::error::Error for ConfigError {}
+
+impl ConfigError {
+    pub(super) fn whole_file(file: &Path, problem: String, what_to_do: &str) -> ConfigError {
+        ConfigError {
+            file: file.to_owned(),
+            line: None,
+            key: None,
+            problem,
+            what_to_do: what_to_do.to_owned(),
+        }
+    }
+
+    /// An error at the bytes `span` of `text`.
+    pub(super) fn at(
+        file: &Path,
+        text: &str,
+        span: Range<usize>,
+        problem: String,
+        what_to_do: &str,
+    ) -> ConfigError {
+        ConfigError {
+            line: Some(line_of(text, span.start)),
+            key: key_at(text, span.start),
+            ..ConfigError::whole_file(file, problem, what_to_do)
+        }
+    }
+
+    /// An error of the TOML reader or of a key's type.
+    pub(super) fn from_toml(file: &Path, text: &str, error: &toml::de::Error) -> ConfigError {
+        let message = error.message().trim();
+        let what_to_do = match message {
+            m if m.starts_with("unknown field") => "remove the key or use one of those named",
+            m if m.starts_with("missing field") => {
+                "add the key; docs/configuration.md describes it"
+            }
+            m if m.starts_with("unknown variant") => "use one of the values named",
+            _ => "docs/configuration.md shows the form",
+        };
+        match error.span() {
+            Some(span) => ConfigError::at(file, text, span, message.to_owned(), what_to_do),
+            None => ConfigError::whole_file(file, message.to_owned(), what_to_do),
+        }
+    }
+}
+
+/// The line, counted from 1, that holds byte `offset`.
+fn line_of(text: &str, offset: usize) -> usize {
+    let before = &text.as_bytes()[..offset.min(text.len())];
+    1 + before.iter().filter(|byte| **byte == b'\n').count()
+}
+
+/// The key that holds byte `offset`: the table's header above it and what stands before the line's `=`.
+fn key_at(text: &str, offset: usize) -> Option<String> {
+    let number = line_of(text, offset);
+    let lines: Vec<&str> = text.lines().take(number).collect();
+    let line = lines.last()?;
+    let table = lines.iter().rev().find_map(|line| header(line));
+    let key = if header(line).is_some() {
+        None
+    } else {
+        line.split_once('=').map(|(key, _)| key.trim())
+    };
+    match (table, key) {
+        (Some(table), Some(key)) => Some(format!("{table}.{key}")),
+        (Some(only), None) | (None, Some(only)) => Some(only.to_owned()),
+        (None, None) => None,
+    }
+}
+
+/// The name in a table header, `[name]` or `[[name]]`.
+fn header(line: &str) -> Option<&str> {
+    let line = line.split('#').next().unwrap_or_default().trim();
+    let inner = line.strip_prefix('[')?.strip_suffix(']')?;
+    Some(inner.trim_start_matches('[').trim_end_matches(']').trim())
+}

@@ -1,0 +1,197 @@
+use super::*;
+
+const EXAMPLE: &str = include_str!("../../../../docs/holdfast.example.toml");
+
+fn parse(text: &str) -> Result<Config, ConfigError> {
+    Config::parse(Path::new("/etc/holdfast/holdfast.toml"), text)
+}
+
+/// Parses the example with `from` replaced by `to`, which must break it.
+fn broken(from: &str, to: &str) -> ConfigError {
+    assert!(EXAMPLE.contains(from), "the example lacks {from:?}");
+    parse(&EXAMPLE.replacen(from, to, 1)).expect_err(to)
+}
+
+#[track_caller]
+fn assert_at(error: &ConfigError, key: &str, problem: &str) {
+    let line = error.line.expect("a line");
+    assert_eq!(error.key.as_deref(), Some(key), "{error}");
+    assert!(error.problem.contains(problem), "{error}");
+    assert!(!error.what_to_do.is_empty(), "{error}");
+    let shown = error.to_string();
+    assert!(
+        shown.starts_with(&format!("/etc/holdfast/holdfast.toml:{line}: {key}: ")),
+        "{shown}"
+    );
+}
+
+#[test]
+fn the_example_is_complete_and_valid() {
+    let config = parse(EXAMPLE).unwrap();
+    assert_eq!(config.node.name, "n1");
+    assert_eq!(config.node.id, NodeId(1));
+    assert_eq!(config.node.address, "10.0.0.11".parse::<IpAddr>().unwrap());
+    assert_eq!(config.node.port, DEFAULT_PORT);
+    assert_eq!(config.group.reach, Reach::Steer);
+    assert!(config.is_holder());
+    assert_eq!(config.tls.ca, Path::new("/etc/holdfast/tls/ca.pem"));
+    let ids: Vec<u16> = config.peers.iter().map(|peer| peer.id.0).collect();
+    assert_eq!(ids, [2, 3]);
+    assert_eq!(config.id_of("n3"), Some(NodeId(3)));
+    assert_eq!(config.name_of(NodeId(1)), Some("n1"));
+    assert_eq!(config.services.len(), 3);
+    let weights: Vec<u32> = config.services[0].weights.values().copied().collect();
+    assert_eq!(weights, [1, 2, 2]);
+    assert_eq!(config.services[0].drain, Some(Duration::from_millis(50)));
+    assert_eq!(config.services[1].drain, None);
+    assert_eq!(config.services[2].placement, Placement::Port);
+    assert_eq!(config.services[2].protocol, Protocol::Udp);
+    assert_eq!(config.channel.dead_after, Duration::from_secs(1));
+}
+
+#[test]
+fn every_key_of_the_example_is_described() {
+    let described = include_str!("../../../../docs/configuration.md");
+    let mut keys = 0;
+    for line in EXAMPLE.lines() {
+        let line = line.trim_start_matches("# ");
+        let Some((key, _)) = line.split_once(" = ") else {
+            continue;
+        };
+        if !key.contains(' ') {
+            keys += 1;
+            assert!(
+                described.contains(&format!("`{key}`")),
+                "{key} is not described"
+            );
+        }
+    }
+    assert!(keys > 30, "only {keys} keys seen");
+}
+
+#[test]
+fn unknown_missing_and_mistyped_keys_are_named() {
+    let error = broken("queue_mib = 64", "queue_mb = 64");
+    assert_at(&error, "channel.queue_mb", "unknown field `queue_mb`");
+    let error = broken("contact = \"n1\"", "");
+    assert_at(&error, "group", "missing field `contact`");
+    let error = broken("port = 7400", "port = \"7400\"");
+    assert_at(&error, "peer.port", "invalid type");
+    let error = broken("reach = \"steer\"", "reach = \"mobile\"");
+    assert_at(&error, "group.reach", "unknown variant `mobile`");
+    let error = broken("[app]", "[app");
+    assert!(error.line.is_some(), "{error}");
+}
+
+#[test]
+fn names_and_references_are_checked() {
+    let error = broken("contact = \"n1\"", "contact = \"n9\"");
+    assert_at(&error, "group.contact", "no node is called `n9`");
+    assert!(error.what_to_do.contains("n1, n2, n3"), "{error}");
+    let error = broken("n3 = 2 }", "n4 = 2 }");
+    assert_at(&error, "service.weights", "no node is called `n4`");
+    let error = broken("name = \"n2\"", "name = \"N2\"");
+    assert_at(&error, "peer.name", "`N2` is not a name");
+    let error = broken("name = \"n2\"", "name = \"n1\"");
+    assert_at(&error, "peer.name", "appears twice");
+    let error = broken("id = 3", "id = 2");
+    assert_at(&error, "peer.id", "has number 2");
+    let error = broken("id = 3", "id = 0");
+    assert_at(&error, "peer.id", "0 is no node's number");
+    let error = broken("interface = \"eth0\"", "interface = \"eth 0\"");
+    assert_at(&error, "node.interface", "cannot be a network device");
+}
+
+#[test]
+fn addresses_are_checked() {
+    let error = broken("address = \"10.0.0.12\"", "address = \"10.0.0.11\"");
+    assert_at(&error, "peer.address", "as another has");
+    let error = broken("address = \"10.0.0.12\"", "address = \"10.0.0.256\"");
+    assert_at(&error, "peer.address", "");
+    let error = broken("address = \"10.0.0.12\"", "address = \"224.0.0.1\"");
+    assert_at(&error, "peer.address", "not the address of one host");
+    let error = broken("address = \"192.0.2.80\"", "address = \"10.0.0.12\"");
+    assert_at(&error, "service.address", "a node's own address");
+    let error = broken(
+        "address = \"2001:db8::80\"\nport = 80",
+        "address = \"192.0.2.80\"\nport = 80",
+    );
+    assert_at(&error, "service.port", "appears twice");
+    let error = broken("name = \"n1\"  ", "name = \"n1\"\naddress = \"10.0.0.99\"");
+    assert_at(&error, "node.address", "not what its [[peer]] says");
+}
+
+#[test]
+fn ranges_and_contradictions_are_checked() {
+    let error = broken("capacity = 131072", "capacity = 0");
+    assert_at(&error, "node.capacity", "out of range");
+    let error = broken("dead_after_ms = 1000", "dead_after_ms = 400");
+    assert_at(
+        &error,
+        "channel.dead_after_ms",
+        "less than two ping intervals",
+    );
+    let error = broken("reach = \"steer\"", "reach = \"broadcast\"");
+    assert_at(&error, "group.reach", "needs shared_mac");
+    let error = broken("# shared_mac", "shared_mac");
+    assert_at(&error, "group.shared_mac", "no shared link address");
+    let error = broken("{ n1 = 1, n2 = 2, n3 = 2 }", "{ n1 = 0, n2 = 0, n3 = 0 }");
+    assert_at(&error, "service.name", "every node's weight is 0");
+}
+
+#[test]
+fn broadcast_takes_a_link_address() {
+    let text = EXAMPLE
+        .replace("reach = \"steer\"", "reach = \"broadcast\"")
+        .replace("# shared_mac", "shared_mac");
+    let shared_mac = [2, 0, 0x5e, 0, 0, 1];
+    assert_eq!(
+        parse(&text).unwrap().group.reach,
+        Reach::Broadcast { shared_mac }
+    );
+    for bad in [
+        "02:00:5e:00:00",
+        "02:00:5e:00:00:0g",
+        "ff:ff:ff:ff:ff:ff",
+        "2:0:5e:0:0:1",
+    ] {
+        let error = parse(&text.replace("02:00:5e:00:00:01", bad)).unwrap_err();
+        assert_at(&error, "group.shared_mac", "not a link address");
+    }
+}
+
+#[test]
+fn a_node_that_is_not_listed_needs_number_and_address() {
+    let alone = "[node]\nname = \"n9\"\ninterface = \"eth0\"\n[group]\nname = \"g\"\nreach = \"steer\"\n\
+                 contact = \"n9\"\n[tls]\nca = \"a\"\ncert = \"b\"\nkey = \"c\"\n";
+    assert_at(&parse(alone).unwrap_err(), "node.name", "id is missing");
+    let text = alone.replace("name = \"n9\"\n", "name = \"n9\"\nid = 9\n");
+    assert_at(
+        &parse(&text).unwrap_err(),
+        "node.name",
+        "address is missing",
+    );
+    let text = text.replace("id = 9\n", "id = 9\naddress = \"fd00::9\"\n");
+    let config = parse(&text).unwrap();
+    assert_eq!(config.node.id, NodeId(9));
+    assert!(config.is_holder() && config.peers.is_empty());
+    assert_eq!(config.log.filter, "info");
+}
+
+#[test]
+fn a_missing_file_is_named() {
+    let error = Config::load(Path::new("/nonexistent/holdfast.toml")).unwrap_err();
+    let shown = error.to_string();
+    assert!(
+        shown.starts_with("/nonexistent/holdfast.toml: cannot be read"),
+        "{shown}"
+    );
+}
+
+#[test]
+fn the_cgroup_root_is_read_from_the_mounts() {
+    let mounts = "proc /proc proc rw 0 0\ncgroup /sys/fs/cgroup/cpu cgroup rw 0 0\n\
+                  cgroup2 /mnt/my\\040groups cgroup2 rw 0 0\n";
+    assert_eq!(cgroup2_root(mounts), Some("/mnt/my groups".into()));
+    assert_eq!(cgroup2_root("proc /proc proc rw 0 0\n"), None);
+}
