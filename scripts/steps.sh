@@ -5,6 +5,9 @@ started=$SECONDS
 passed=0
 failed=0
 failed_steps=()
+skipped_steps=()
+# A step ends with this status when the machine, not the project, keeps it from running.
+skip_status=77
 
 # section TEXT: a heading with the time since the start.
 section() {
@@ -19,11 +22,12 @@ step() {
     shift
     section "$name"
     log=$(mktemp "${TMPDIR:-/tmp}/holdfast-x.XXXXXX")
-    local failed_before=$failed
-    if (cd "$root" && "$@") 2>&1 | tee "$log"; then
-        count_tests "$log"
-    else
-        count_tests "$log"
+    local failed_before=$failed status=0
+    (cd "$root" && "$@") 2>&1 | tee "$log" || status=${PIPESTATUS[0]}
+    count_tests "$log"
+    if ((status == skip_status)); then
+        skipped_steps+=("$name")
+    elif ((status)); then
         failed_steps+=("$name")
         # A step that broke without a failing test (lints, a crash, a compile error) still counts as a failure.
         ((failed > failed_before)) || failed=$((failed + 1))
@@ -57,6 +61,9 @@ fuzz_steps() {
 summary() {
     section "Summary"
     local name
+    for name in "${skipped_steps[@]+"${skipped_steps[@]}"}"; do
+        printf 'skipped: %s\n' "$name"
+    done
     for name in "${failed_steps[@]+"${failed_steps[@]}"}"; do
         printf 'failed: %s\n' "$name"
     done

@@ -1,0 +1,194 @@
+#!/usr/bin/env bash
+# Proves that ./x works on a fresh Debian 12 that has only bash, git and curl: makes one with debootstrap in a
+# temporary folder, puts a clean clone of the last commit there, and runs ./x commands in it. Leaves nothing behind.
+set -euo pipefail
+
+usage() {
+    cat <<'TEXT'
+Usage: scripts/bare-debian.sh [X_COMMAND...]        (default: build test demo)
+       scripts/bare-debian.sh --run 'SHELL COMMAND'
+
+Runs each X_COMMAND as `./x X_COMMAND`, or one shell command, in a bare Debian 12
+(debootstrap, variant minbase, with git and curl). Needs root, debootstrap, some
+8 GB below ${TMPDIR:-/var/tmp}, and a Debian mirror: the one this machine's apt uses,
+through its proxies, trusting the authorities in /usr/local/share/ca-certificates.
+Nothing is taken from this machine's caches.
+
+Exit status: 0 when every command succeeded, 77 when the mirror cannot be reached.
+TEXT
+}
+
+suite=bookworm
+root=$(cd "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")/.." && pwd)
+
+say() { printf 'bare-debian: [%2d:%02d] %s\n' $((SECONDS / 60)) $((SECONDS % 60)) "$*"; }
+stop() {
+    say "$1" >&2
+    exit "${2:-1}"
+}
+
+# --- Outside: the folder, and namespaces whose mounts and processes vanish with them. ---
+
+outside() {
+    case ${1:-} in
+        -h | --help) usage && exit ;;
+    esac
+    ((EUID == 0)) || stop "needs root (mounts, chroot)"
+    command -v debootstrap >/dev/null || stop "needs the Debian package debootstrap"
+    local base=${TMPDIR:-/var/tmp}
+    remove_stale "$base"
+    folder=$(mktemp -d "$base/holdfast-bare.XXXXXX")
+    echo $$ >"$folder/pid"
+    worker=
+    trap cleanup EXIT
+    trap 'exit 130' INT
+    trap 'exit 143' TERM HUP
+    # In the background, so that a signal is handled at once. If this shell is killed, so is everything inside.
+    setpriv --pdeathsig KILL unshare --mount --propagation private --pid --fork --kill-child \
+        "$root/scripts/bare-debian.sh" --inside "$folder" "$@" &
+    worker=$!
+    local status=0
+    wait "$worker" || status=$?
+    worker=
+    exit "$status"
+}
+
+cleanup() {
+    trap - EXIT
+    if [[ -n $worker ]]; then
+        kill -KILL "$worker" 2>/dev/null || true
+        wait "$worker" 2>/dev/null || true
+    fi
+    # The mounts went with their namespace; should one be left, it is not followed.
+    remove "$folder"
+    say "removed $folder"
+}
+
+# A process that was just killed may hold its files a moment longer.
+remove() {
+    local try
+    for try in 1 2 3 4 5; do
+        rm -rf --one-file-system "$1" 2>/dev/null && return
+        sleep "$try"
+    done
+    rm -rf --one-file-system "$1"
+}
+
+# Folders of earlier runs that were killed.
+remove_stale() {
+    local old
+    for old in "$1"/holdfast-bare.*; do
+        [[ -r $old/pid ]] || continue
+        kill -0 "$(<"$old/pid")" 2>/dev/null && continue
+        say "removing $old, left by a run that was killed"
+        remove "$old"
+    done
+}
+
+# --- Inside the namespaces. ---
+
+inside() {
+    folder=$1
+    shift
+    system=$folder/debian
+    bootstrap
+    take_network_settings
+    mount_all
+    clone
+    if [[ ${1:-} == --run ]]; then
+        run_inside "$2"
+        return
+    fi
+    (($#)) || set -- build test demo
+    local command
+    for command in "$@"; do
+        run_inside "./x $command"
+    done
+}
+
+# The archives this machine's apt uses, as lines for sources.list.
+archives() {
+    # shellcheck disable=SC2016 # apt-get replaces these
+    apt-get indextargets --format 'deb $(REPO_URI) $(CODENAME) $(COMPONENT)' 'Created-By: Packages' 2>/dev/null |
+        grep -E " $suite(-updates|-security)? main$" | sort -u || true
+}
+
+bootstrap() {
+    local mirror
+    mirror=$(archives | awk -v suite="$suite" '$3 == suite { print $2; exit }')
+    mirror=${mirror:-http://deb.debian.org/debian}
+    curl -sSf -o /dev/null --retry 2 --max-time 60 "${mirror%/}/dists/$suite/Release" ||
+        stop "the Debian mirror $mirror cannot be reached" 77
+    say "bootstrapping Debian $suite from $mirror"
+    debootstrap --variant=minbase --include=bash,git,curl "$suite" "$system" "$mirror" >"$folder/debootstrap.log" 2>&1 || {
+        tail -n 20 "$folder/debootstrap.log" >&2
+        stop "debootstrap failed"
+    }
+}
+
+take_network_settings() {
+    cp -L /etc/resolv.conf /etc/hosts "$system/etc/"
+    archives >"$folder/sources.list"
+    if [[ -s $folder/sources.list ]]; then
+        cp "$folder/sources.list" "$system/etc/apt/sources.list"
+    fi
+    apt-config dump | grep -E '^Acquire::https?::(Proxy|CaInfo)' >"$system/etc/apt/apt.conf.d/00-this-machine" || true
+    # Trusted once ca-certificates is installed, which is up to ./x.
+    mkdir -p "$system/usr/local/share/ca-certificates"
+    find /usr/local/share/ca-certificates -name '*.crt' -exec cp -L {} "$system/usr/local/share/ca-certificates/" \;
+}
+
+mount_all() {
+    mount -t proc proc "$system/proc"
+    mount -t sysfs sysfs "$system/sys"
+    mount -t bpf bpf "$system/sys/fs/bpf"
+    mount -t cgroup2 cgroup2 "$system/sys/fs/cgroup"
+    mount -t tmpfs -o mode=755 tmpfs "$system/run"
+    mount -t tmpfs -o mode=755 tmpfs "$system/dev"
+    mkdir "$system/dev/pts" "$system/dev/shm" "$system/dev/net"
+    mount -t devpts -o newinstance,ptmxmode=0666,mode=620 devpts "$system/dev/pts"
+    mount -t tmpfs -o mode=1777 tmpfs "$system/dev/shm"
+    ln -s pts/ptmx "$system/dev/ptmx"
+    ln -s /proc/self/fd "$system/dev/fd"
+    local name major minor
+    while read -r name major minor; do
+        mknod -m 666 "$system/dev/$name" c "$major" "$minor"
+    done <<'TEXT'
+null 1 3
+zero 1 5
+full 1 7
+random 1 8
+urandom 1 9
+tty 5 0
+net/tun 10 200
+TEXT
+}
+
+clone() {
+    say "cloning the last commit: $(git -c safe.directory='*' -C "$root" log -1 --format='%h %s')"
+    # The checkout may belong to another user than root.
+    GIT_CONFIG_COUNT=1 GIT_CONFIG_KEY_0=safe.directory GIT_CONFIG_VALUE_0='*' \
+        git clone --quiet --no-hardlinks "$root" "$system/srv/holdfast"
+}
+
+# run_inside COMMAND: in the clone, with a login's environment and the proxies of this machine.
+run_inside() {
+    local pass=() name
+    for name in TERM http_proxy https_proxy no_proxy HTTP_PROXY HTTPS_PROXY NO_PROXY; do
+        [[ -n ${!name:-} ]] && pass+=("$name=${!name}")
+    done
+    say "running in the bare Debian: $1"
+    local status=0
+    # "~" is root's home inside.
+    env -i "${pass[@]+"${pass[@]}"}" LANG=C.UTF-8 PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin \
+        chroot "$system" /bin/bash -c 'export HOME=~ && cd /srv/holdfast && eval "$1"' bash "$1" </dev/null || status=$?
+    ((status == 0)) || stop "failed with status $status: $1" 1
+    say "succeeded: $1"
+}
+
+if [[ ${1:-} == --inside ]]; then
+    shift
+    inside "$@"
+else
+    outside "$@"
+fi
