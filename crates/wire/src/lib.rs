@@ -12,10 +12,12 @@ mod decode;
 mod flow;
 pub mod frame;
 mod node_id;
+mod packet;
 mod record;
 
 pub use decode::{Decoder, FrameError, LENGTH_MAX, VERSION, encode};
 pub use flow::{Flow, FlowError, Protocol};
 pub use frame::{BatchId, Frame};
 pub use node_id::NodeId;
+pub use packet::{Inbound, Segment};
 pub use record::{Change, ChangeKind, Epoch, Record, RecordState, Refusal};
