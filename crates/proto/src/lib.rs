@@ -1,2 +1,12 @@
-//! See the package description.
+//! Sans-IO protocol machines, one module each.
+//!
+//! A machine has no sockets, no threads and no clock. `handle_*` takes an input and the time (a `Duration` since any
+//! start that does not change while the machine lives); `poll_output` gives what to do about it, until it gives none;
+//! `poll_timeout` says when to call `handle_timeout`. The same inputs give the same outputs, always.
+//!
+//! - [`ownership`]: the compare-and-set that the holder of the steering table applies;
+//! - [`handoff`]: how connections move from node to node.
 #![forbid(unsafe_code)]
+
+pub mod handoff;
+pub mod ownership;
