@@ -1,1 +1,13 @@
-//! See the package description.
+//! The only door to the kernel for sockets: TCP and UDP state in and out, descriptors between processes, TUN devices,
+//! addresses, neighbours, sysctls and capabilities. It carries out; it decides nothing about protocol.
+//!
+//! Everything here works in the network namespace of the calling thread and needs Linux 6.12 or newer. Functions that
+//! change a socket need `CAP_NET_ADMIN` in the socket's namespace (see [`caps`]).
+
+pub mod address;
+pub mod netlink;
+pub mod packet;
+pub mod sock_diag;
+pub mod sockopt;
+pub mod tcp_info;
+pub mod tcp_repair;

@@ -1,0 +1,192 @@
+//! Netlink by hand: messages with attributes, requests with an answer, dumps (`linux/netlink.h`).
+
+use crate::sockopt::{check, check_length};
+use std::io;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+
+/// Bytes of a message header.
+const HEADER: usize = 16;
+/// Receive buffer; the kernel fills at most 32 KiB of it per datagram of a dump.
+const BUFFER: usize = 64 * 1024;
+
+/// A message being written.
+#[derive(Debug)]
+pub struct Message {
+    bytes: Vec<u8>,
+}
+
+impl Message {
+    /// A request of `kind` with `flags` (in addition to `NLM_F_REQUEST`) and the family's fixed part.
+    #[must_use]
+    pub fn new(kind: u16, flags: i32, fixed: &[u8]) -> Self {
+        let mut bytes = Vec::with_capacity(128);
+        bytes.extend_from_slice(&0u32.to_ne_bytes());
+        bytes.extend_from_slice(&kind.to_ne_bytes());
+        bytes.extend_from_slice(&((flags | libc::NLM_F_REQUEST) as u16).to_ne_bytes());
+        bytes.extend_from_slice(&[0; 8]);
+        bytes.extend_from_slice(fixed);
+        Self { bytes }
+    }
+
+    /// Appends an attribute.
+    #[must_use]
+    pub fn attribute(mut self, kind: u16, value: &[u8]) -> Self {
+        self.pad();
+        let length = (value.len() + 4) as u16;
+        self.bytes.extend_from_slice(&length.to_ne_bytes());
+        self.bytes.extend_from_slice(&kind.to_ne_bytes());
+        self.bytes.extend_from_slice(value);
+        self
+    }
+
+    fn pad(&mut self) {
+        while !self.bytes.len().is_multiple_of(4) {
+            self.bytes.push(0);
+        }
+    }
+
+    fn finish(mut self, sequence: u32) -> Vec<u8> {
+        self.pad();
+        let length = self.bytes.len() as u32;
+        self.bytes[..4].copy_from_slice(&length.to_ne_bytes());
+        self.bytes[8..12].copy_from_slice(&sequence.to_ne_bytes());
+        self.bytes
+    }
+}
+
+/// A netlink socket in the network namespace where it was made.
+#[derive(Debug)]
+pub struct Netlink {
+    fd: OwnedFd,
+    sequence: u32,
+    buffer: Vec<u8>,
+}
+
+impl Netlink {
+    /// A socket of a netlink family, such as `NETLINK_ROUTE`.
+    ///
+    /// # Errors
+    /// What `socket(2)` gives.
+    pub fn new(family: i32) -> io::Result<Self> {
+        let kind = libc::SOCK_RAW | libc::SOCK_CLOEXEC;
+        // SAFETY: no pointers are passed.
+        let fd = unsafe { libc::socket(libc::AF_NETLINK, kind, family) };
+        check(fd)?;
+        Ok(Self {
+            // SAFETY: the call succeeded, so `fd` is a new descriptor that nothing else owns.
+            fd: unsafe { OwnedFd::from_raw_fd(fd) },
+            sequence: 0,
+            buffer: vec![0; BUFFER],
+        })
+    }
+
+    /// Sends a request that changes something and waits for the kernel's answer.
+    ///
+    /// # Errors
+    /// The kernel's refusal as an OS error.
+    pub fn change(&mut self, message: Message) -> io::Result<()> {
+        self.ask(message, libc::NLM_F_ACK, |_, _| {})
+    }
+
+    /// Sends a request and gives every message of the answer (kind, bytes after the header) to `each`. `flags` are
+    /// added: `NLM_F_DUMP` for a dump, `NLM_F_ACK` for a request that is answered by success alone.
+    ///
+    /// # Errors
+    /// The kernel's refusal as an OS error.
+    pub fn ask(
+        &mut self,
+        mut message: Message,
+        flags: i32,
+        mut each: impl FnMut(u16, &[u8]),
+    ) -> io::Result<()> {
+        self.sequence = self.sequence.wrapping_add(1);
+        let given = u16::from_ne_bytes([message.bytes[6], message.bytes[7]]);
+        let all = given | flags as u16;
+        message.bytes[6..8].copy_from_slice(&all.to_ne_bytes());
+        let more = i32::from(all) & (libc::NLM_F_ACK | libc::NLM_F_DUMP) != 0;
+        self.send(&message.finish(self.sequence))?;
+        loop {
+            let length = self.receive()?;
+            let mut rest = &self.buffer[..length];
+            while let Some((header, body, next)) = split(rest) {
+                rest = next;
+                if header.sequence != self.sequence {
+                    continue;
+                }
+                match i32::from(header.kind) {
+                    libc::NLMSG_DONE => return Ok(()),
+                    libc::NLMSG_ERROR => return error_of(body),
+                    _ => each(header.kind, body),
+                }
+                if !more {
+                    return Ok(());
+                }
+            }
+        }
+    }
+
+    fn send(&self, bytes: &[u8]) -> io::Result<()> {
+        // SAFETY: `bytes` is readable for its length and outlives the call.
+        let outcome =
+            unsafe { libc::send(self.fd.as_raw_fd(), bytes.as_ptr().cast(), bytes.len(), 0) };
+        check_length(outcome).map(|_| ())
+    }
+
+    fn receive(&mut self) -> io::Result<usize> {
+        let buffer = &mut self.buffer;
+        // SAFETY: `buffer` is writable for its length and outlives the call.
+        let outcome = unsafe {
+            libc::recv(
+                self.fd.as_raw_fd(),
+                buffer.as_mut_ptr().cast(),
+                buffer.len(),
+                0,
+            )
+        };
+        check_length(outcome)
+    }
+}
+
+struct Header {
+    kind: u16,
+    sequence: u32,
+}
+
+/// The first message of `bytes`: header, body, what follows.
+fn split(bytes: &[u8]) -> Option<(Header, &[u8], &[u8])> {
+    let length = u32::from_ne_bytes(bytes.get(..4)?.try_into().ok()?) as usize;
+    let body = bytes.get(HEADER..length)?;
+    let header = Header {
+        kind: u16::from_ne_bytes([bytes[4], bytes[5]]),
+        sequence: u32::from_ne_bytes([bytes[8], bytes[9], bytes[10], bytes[11]]),
+    };
+    Some((
+        header,
+        body,
+        bytes.get(length.next_multiple_of(4)..).unwrap_or(&[]),
+    ))
+}
+
+fn error_of(body: &[u8]) -> io::Result<()> {
+    let number = body
+        .get(..4)
+        .and_then(|word| word.try_into().ok())
+        .map_or(libc::EPROTO, i32::from_ne_bytes);
+    match number.checked_neg() {
+        Some(0) => Ok(()),
+        Some(error) => Err(io::Error::from_raw_os_error(error)),
+        None => Err(io::Error::from_raw_os_error(libc::EPROTO)),
+    }
+}
+
+/// The attributes in `bytes`: kind without flag bits, and value. Stops at the first one that does not fit.
+pub fn attributes(bytes: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
+    let mut rest = bytes;
+    std::iter::from_fn(move || {
+        let length = usize::from(u16::from_ne_bytes([*rest.first()?, *rest.get(1)?]));
+        let kind = u16::from_ne_bytes([*rest.get(2)?, *rest.get(3)?]);
+        let value = rest.get(4..length)?;
+        rest = rest.get(length.next_multiple_of(4)..).unwrap_or(&[]);
+        Some((kind & 0x3fff, value))
+    })
+}

@@ -1,0 +1,213 @@
+//! Whole IP packets made by hand, with right checksums: for injection at a TUN device.
+
+use std::net::{IpAddr, SocketAddr};
+
+/// TCP flag bits (RFC 9293 section 3.1).
+pub mod flags {
+    /// No more data from the sender.
+    pub const FIN: u8 = 0x01;
+    /// Push.
+    pub const PSH: u8 = 0x08;
+    /// The acknowledgement field counts.
+    pub const ACK: u8 = 0x10;
+}
+
+/// Largest UDP payload that fits an IPv4 packet.
+pub const MAX_UDP_PAYLOAD: usize = 65_535 - 20 - 8;
+
+/// Bytes of a TCP header without options.
+const TCP_HEADER: usize = 20;
+/// Bytes of a UDP header (RFC 768).
+const UDP_HEADER: usize = 8;
+/// Hops an injected packet may take: it is delivered where it is injected.
+const HOPS: u8 = 64;
+
+/// The header fields of a TCP segment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Segment {
+    /// Sequence number.
+    pub sequence: u32,
+    /// Acknowledgement number.
+    pub acknowledgement: u32,
+    /// Flag bits, see [`flags`].
+    pub flags: u8,
+    /// Window as written in the header (already scaled down).
+    pub window: u16,
+}
+
+/// A TCP packet without options from `source` to `destination`. `None` when the families differ or the payload is too
+/// long for one packet.
+#[must_use]
+pub fn tcp_packet(
+    source: SocketAddr,
+    destination: SocketAddr,
+    segment: &Segment,
+    payload: &[u8],
+) -> Option<Vec<u8>> {
+    let mut packet = ip_header(
+        source,
+        destination,
+        libc::IPPROTO_TCP,
+        TCP_HEADER + payload.len(),
+    )?;
+    let start = packet.len();
+    packet.extend_from_slice(&source.port().to_be_bytes());
+    packet.extend_from_slice(&destination.port().to_be_bytes());
+    packet.extend_from_slice(&segment.sequence.to_be_bytes());
+    packet.extend_from_slice(&segment.acknowledgement.to_be_bytes());
+    packet.extend_from_slice(&[(TCP_HEADER as u8 / 4) << 4, segment.flags]);
+    packet.extend_from_slice(&segment.window.to_be_bytes());
+    packet.extend_from_slice(&[0; 4]);
+    packet.extend_from_slice(payload);
+    let sum = transport_checksum(source, destination, libc::IPPROTO_TCP, &packet[start..]);
+    packet[start + 16..start + 18].copy_from_slice(&sum.to_be_bytes());
+    Some(packet)
+}
+
+/// A UDP packet from `source` to `destination`. `None` when the families differ or the payload is longer than
+/// [`MAX_UDP_PAYLOAD`].
+#[must_use]
+pub fn udp_packet(source: SocketAddr, destination: SocketAddr, payload: &[u8]) -> Option<Vec<u8>> {
+    if payload.len() > MAX_UDP_PAYLOAD {
+        return None;
+    }
+    let length = UDP_HEADER + payload.len();
+    let mut packet = ip_header(source, destination, libc::IPPROTO_UDP, length)?;
+    let start = packet.len();
+    packet.extend_from_slice(&source.port().to_be_bytes());
+    packet.extend_from_slice(&destination.port().to_be_bytes());
+    packet.extend_from_slice(&u16::try_from(length).ok()?.to_be_bytes());
+    packet.extend_from_slice(&[0; 2]);
+    packet.extend_from_slice(payload);
+    let sum = transport_checksum(source, destination, libc::IPPROTO_UDP, &packet[start..]);
+    // Zero would mean "none" (RFC 768), so it is sent as its other form.
+    let sum = if sum == 0 { u16::MAX } else { sum };
+    packet[start + 6..start + 8].copy_from_slice(&sum.to_be_bytes());
+    Some(packet)
+}
+
+/// IPv4 (RFC 791) or IPv6 (RFC 8200) header for `length` bytes of `protocol`.
+fn ip_header(
+    source: SocketAddr,
+    destination: SocketAddr,
+    protocol: i32,
+    length: usize,
+) -> Option<Vec<u8>> {
+    let protocol = u8::try_from(protocol).ok()?;
+    match (source.ip(), destination.ip()) {
+        (IpAddr::V4(from), IpAddr::V4(to)) => {
+            let total = u16::try_from(length + 20).ok()?;
+            let mut packet = Vec::with_capacity(usize::from(total));
+            packet.extend_from_slice(&[0x45, 0]);
+            packet.extend_from_slice(&total.to_be_bytes());
+            // No identification needed: do not fragment.
+            packet.extend_from_slice(&[0, 0, 0x40, 0, HOPS, protocol, 0, 0]);
+            packet.extend_from_slice(&from.octets());
+            packet.extend_from_slice(&to.octets());
+            let sum = !fold(sum_words(&packet));
+            packet[10..12].copy_from_slice(&sum.to_be_bytes());
+            Some(packet)
+        }
+        (IpAddr::V6(from), IpAddr::V6(to)) => {
+            let payload = u16::try_from(length).ok()?;
+            let mut packet = Vec::with_capacity(40 + length);
+            packet.extend_from_slice(&[0x60, 0, 0, 0]);
+            packet.extend_from_slice(&payload.to_be_bytes());
+            packet.extend_from_slice(&[protocol, HOPS]);
+            packet.extend_from_slice(&from.octets());
+            packet.extend_from_slice(&to.octets());
+            Some(packet)
+        }
+        _ => None,
+    }
+}
+
+/// Checksum over the pseudo header (RFC 9293 section 3.1, RFC 8200 section 8.1) and `segment`, whose checksum field is
+/// zero.
+fn transport_checksum(
+    source: SocketAddr,
+    destination: SocketAddr,
+    protocol: i32,
+    segment: &[u8],
+) -> u16 {
+    !fold(
+        pseudo_header_sum(source.ip(), destination.ip(), protocol, segment.len())
+            + sum_words(segment),
+    )
+}
+
+/// Sum of the pseudo header's words, not folded.
+pub(crate) fn pseudo_header_sum(from: IpAddr, to: IpAddr, protocol: i32, length: usize) -> u64 {
+    let addresses = |ip: IpAddr| match ip {
+        IpAddr::V4(v4) => sum_words(&v4.octets()),
+        IpAddr::V6(v6) => sum_words(&v6.octets()),
+    };
+    let length = length as u64;
+    addresses(from) + addresses(to) + protocol as u64 + (length >> 16) + (length & 0xffff)
+}
+
+/// Sum of big-endian 16-bit words; an odd last byte counts as the high half (RFC 1071).
+pub(crate) fn sum_words(bytes: &[u8]) -> u64 {
+    let mut words = bytes.chunks_exact(2);
+    let mut sum = 0u64;
+    for word in words.by_ref() {
+        sum += u64::from(u16::from_be_bytes([word[0], word[1]]));
+    }
+    match words.remainder() {
+        [last] => sum + (u64::from(*last) << 8),
+        _ => sum,
+    }
+}
+
+/// Folds carries into 16 bits.
+pub(crate) fn fold(mut sum: u64) -> u16 {
+    while sum > 0xffff {
+        sum = (sum >> 16) + (sum & 0xffff);
+    }
+    sum as u16
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn address(text: &str) -> SocketAddr {
+        text.parse().expect("an address")
+    }
+
+    /// A receiver's check: the sum over pseudo header and segment, checksum included, is all ones.
+    fn verifies(packet: &[u8], header: usize, from: &str, to: &str, protocol: i32) -> bool {
+        let (from, to) = (address(from).ip(), address(to).ip());
+        let segment = &packet[header..];
+        fold(pseudo_header_sum(from, to, protocol, segment.len()) + sum_words(segment)) == 0xffff
+    }
+
+    #[test]
+    fn checksums_verify() {
+        let segment = Segment {
+            sequence: 0xfeed_beef,
+            acknowledgement: 7,
+            flags: flags::FIN | flags::ACK,
+            window: 501,
+        };
+        let (a, b) = ("10.1.2.3:80", "192.168.255.254:65535");
+        let packet = tcp_packet(address(a), address(b), &segment, b"odd").expect("a packet");
+        assert_eq!(packet.len(), 43);
+        assert_eq!(fold(sum_words(&packet[..20])), 0xffff);
+        assert!(verifies(&packet, 20, a, b, libc::IPPROTO_TCP));
+        let (a, b) = ("[fd00::1]:80", "[2001:db8::ffff]:65535");
+        let packet = tcp_packet(address(a), address(b), &segment, b"").expect("a packet");
+        assert_eq!(packet.len(), 60);
+        assert!(verifies(&packet, 40, a, b, libc::IPPROTO_TCP));
+        let packet = udp_packet(address(a), address(b), b"hello").expect("a packet");
+        assert!(verifies(&packet, 40, a, b, libc::IPPROTO_UDP));
+    }
+
+    #[test]
+    fn refuses_what_does_not_fit() {
+        let (v4, v6) = (address("10.0.0.1:1"), address("[fd00::1]:1"));
+        assert!(udp_packet(v4, v6, b"").is_none());
+        assert!(udp_packet(v4, v4, &vec![0; MAX_UDP_PAYLOAD]).is_some());
+        assert!(udp_packet(v4, v4, &vec![0; MAX_UDP_PAYLOAD + 1]).is_none());
+    }
+}

@@ -1,0 +1,169 @@
+//! What the kernel tells about TCP sockets from outside (`sock_diag(7)`): all connections of a service in one request.
+
+use crate::address::canonical;
+use crate::netlink::{Message, Netlink, attributes};
+use crate::sockopt::get_bytes;
+use crate::tcp_info::TcpInfo;
+use crate::tcp_repair::{RepairError, Unmovable};
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::BorrowedFd;
+
+/// `SOCK_DIAG_BY_FAMILY`.
+const BY_FAMILY: u16 = 20;
+/// Attribute numbers of `linux/inet_diag.h`.
+const INET_DIAG_INFO: u16 = 2;
+const INET_DIAG_MD5SIG: u16 = 18;
+/// Bytes of `struct inet_diag_msg`.
+const DIAG_MESSAGE: usize = 72;
+/// `INET_DIAG_NOCOOKIE`.
+const NO_COOKIE: [u8; 8] = [0xff; 8];
+/// `TCP_LISTEN` as a state bit: a listener is not a connection.
+const LISTEN_BIT: u32 = 1 << 10;
+/// `SO_COOKIE` gives 8 bytes.
+type Cookie = [u8; 8];
+
+/// One TCP connection as the kernel lists it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Connection {
+    /// Own address (IPv4-mapped ones as IPv4).
+    pub local: SocketAddr,
+    /// The peer's address, likewise.
+    pub remote: SocketAddr,
+    /// Received and not read, bytes.
+    pub receive_queue: u32,
+    /// Written and not acknowledged, bytes.
+    pub send_queue: u32,
+    /// Owner of the socket.
+    pub uid: u32,
+    /// Inode of the socket, as in `/proc/PID/fd`; 0 for one no program holds.
+    pub inode: u32,
+    /// `TCP_INFO`; none for TIME-WAIT.
+    pub info: Option<TcpInfo>,
+}
+
+/// All TCP connections (not listeners) of this network namespace whose local port is `port` and, if given, whose local
+/// address is `address`.
+///
+/// # Errors
+/// What netlink gives.
+pub fn tcp_connections(address: Option<IpAddr>, port: u16) -> io::Result<Vec<Connection>> {
+    let mut netlink = Netlink::new(libc::NETLINK_SOCK_DIAG)?;
+    let mut found = Vec::new();
+    for family in [libc::AF_INET, libc::AF_INET6] {
+        let request = request(family, !LISTEN_BIT, &identity(port, NO_COOKIE));
+        let outcome = netlink.ask(request, libc::NLM_F_DUMP, |_, body| {
+            let wanted = parse(body).filter(|one| {
+                one.local.port() == port && address.is_none_or(|ip| ip == one.local.ip())
+            });
+            found.extend(wanted);
+        });
+        match outcome {
+            // A kernel without IPv6 has no handler for it.
+            Err(error) if error.raw_os_error() == Some(libc::ENOENT) => {}
+            other => other?,
+        }
+    }
+    Ok(found)
+}
+
+/// `struct inet_diag_req_v2`.
+fn request(family: i32, states: u32, identity: &[u8; 48]) -> Message {
+    let mut fixed = [0u8; 56];
+    fixed[0] = family as u8;
+    fixed[1] = libc::IPPROTO_TCP as u8;
+    fixed[2] = 1 << (INET_DIAG_INFO - 1);
+    fixed[4..8].copy_from_slice(&states.to_ne_bytes());
+    fixed[8..].copy_from_slice(identity);
+    Message::new(BY_FAMILY, 0, &fixed)
+}
+
+/// `struct inet_diag_sockid` with a local port only.
+fn identity(port: u16, cookie: Cookie) -> [u8; 48] {
+    let mut raw = [0u8; 48];
+    raw[..2].copy_from_slice(&port.to_be_bytes());
+    raw[40..].copy_from_slice(&cookie);
+    raw
+}
+
+/// Reads a `struct inet_diag_msg` and its attributes.
+fn parse(body: &[u8]) -> Option<Connection> {
+    let fixed = body.get(..DIAG_MESSAGE)?;
+    let address = |at: usize, port: usize| {
+        let port = u16::from_be_bytes([fixed[port], fixed[port + 1]]);
+        let ip: IpAddr = if i32::from(fixed[0]) == libc::AF_INET {
+            <[u8; 4]>::try_from(&fixed[at..at + 4]).ok()?.into()
+        } else {
+            <[u8; 16]>::try_from(&fixed[at..at + 16]).ok()?.into()
+        };
+        Some(canonical(SocketAddr::new(ip, port)))
+    };
+    let word = |at: usize| Some(u32::from_ne_bytes(fixed[at..at + 4].try_into().ok()?));
+    Some(Connection {
+        local: address(8, 4)?,
+        remote: address(24, 6)?,
+        receive_queue: word(56)?,
+        send_queue: word(60)?,
+        uid: word(64)?,
+        inode: word(68)?,
+        info: attributes(&body[DIAG_MESSAGE..])
+            .find(|(kind, _)| *kind == INET_DIAG_INFO)
+            .and_then(|(_, value)| TcpInfo::parse(value)),
+    })
+}
+
+/// Refuses a connection with MD5 keys, which only sock_diag shows, and one of another network namespace.
+pub(crate) fn check_md5(
+    fd: BorrowedFd<'_>,
+    local: SocketAddr,
+    remote: SocketAddr,
+    v6_socket: bool,
+) -> Result<(), RepairError> {
+    let kernel = |source| RepairError::Kernel {
+        step: "sock_diag",
+        source,
+    };
+    let mut cookie: Cookie = [0; 8];
+    get_bytes(fd, libc::SOL_SOCKET, libc::SO_COOKIE, &mut cookie).map_err(kernel)?;
+    let family = if v6_socket {
+        libc::AF_INET6
+    } else {
+        libc::AF_INET
+    };
+    let identity = full_identity(local, remote, v6_socket, cookie);
+    let mut signed = false;
+    let outcome = Netlink::new(libc::NETLINK_SOCK_DIAG).and_then(|mut netlink| {
+        netlink.ask(request(family, u32::MAX, &identity), 0, |_, body| {
+            let list = body.get(DIAG_MESSAGE..).unwrap_or(&[]);
+            signed = attributes(list).any(|(kind, _)| kind == INET_DIAG_MD5SIG);
+        })
+    });
+    match outcome {
+        Ok(()) if signed => Err(Unmovable::Md5.into()),
+        Ok(()) => Ok(()),
+        Err(error) => match error.raw_os_error() {
+            Some(libc::ENOENT | libc::ESTALE) => Err(Unmovable::OtherNamespace.into()),
+            _ => Err(kernel(error)),
+        },
+    }
+}
+
+fn full_identity(
+    local: SocketAddr,
+    remote: SocketAddr,
+    v6_socket: bool,
+    cookie: Cookie,
+) -> [u8; 48] {
+    let mut raw = identity(local.port(), cookie);
+    raw[2..4].copy_from_slice(&remote.port().to_be_bytes());
+    let mut write = |at: usize, ip: IpAddr| match ip {
+        IpAddr::V4(v4) if v6_socket => {
+            raw[at..at + 16].copy_from_slice(&v4.to_ipv6_mapped().octets());
+        }
+        IpAddr::V4(v4) => raw[at..at + 4].copy_from_slice(&v4.octets()),
+        IpAddr::V6(v6) => raw[at..at + 16].copy_from_slice(&v6.octets()),
+    };
+    write(4, local.ip());
+    write(20, remote.ip());
+    raw
+}

@@ -1,0 +1,98 @@
+//! Socket options as plain values. Each function is one system call.
+
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd};
+
+/// `SO_BUF_LOCK` (`asm-generic/socket.h`): which buffer sizes were fixed by the program (1 send, 2 receive).
+pub const SO_BUF_LOCK: i32 = 72;
+/// `SO_TXREHASH` (`asm-generic/socket.h`).
+pub const SO_TXREHASH: i32 = 74;
+/// `TCP_AO_INFO` (`linux/tcp.h`): fails unless the socket has TCP-AO keys.
+pub const TCP_AO_INFO: i32 = 40;
+/// `TCP_RTO_MAX_MS` (`linux/tcp.h`).
+pub const TCP_RTO_MAX_MS: i32 = 44;
+/// `TCP_RTO_MIN_US` (`linux/tcp.h`).
+pub const TCP_RTO_MIN_US: i32 = 45;
+/// `TCP_DELACK_MAX_US` (`linux/tcp.h`).
+pub const TCP_DELACK_MAX_US: i32 = 46;
+
+/// Reads an `int` option.
+///
+/// # Errors
+/// What `getsockopt(2)` gives; `ENOPROTOOPT` when the kernel or the protocol does not know the option.
+pub fn get_int(fd: BorrowedFd<'_>, level: i32, name: i32) -> io::Result<i32> {
+    let mut value = [0u8; 4];
+    match get_bytes(fd, level, name, &mut value)? {
+        4 => Ok(i32::from_ne_bytes(value)),
+        1 => Ok(i32::from(value[0])),
+        _ => Err(io::Error::from(io::ErrorKind::InvalidData)),
+    }
+}
+
+/// Reads an option into `value` and tells how many bytes the kernel gave.
+///
+/// # Errors
+/// What `getsockopt(2)` gives.
+pub fn get_bytes(fd: BorrowedFd<'_>, level: i32, name: i32, value: &mut [u8]) -> io::Result<usize> {
+    let mut length = value.len() as libc::socklen_t;
+    // SAFETY: `value` is writable for `length` bytes and both pointers outlive the call.
+    let outcome = unsafe {
+        libc::getsockopt(
+            fd.as_raw_fd(),
+            level,
+            name,
+            value.as_mut_ptr().cast(),
+            &raw mut length,
+        )
+    };
+    check(outcome)?;
+    Ok(length as usize)
+}
+
+/// Sets an `int` option.
+///
+/// # Errors
+/// What `setsockopt(2)` gives.
+pub fn set_int(fd: BorrowedFd<'_>, level: i32, name: i32, value: i32) -> io::Result<()> {
+    set_bytes(fd, level, name, &value.to_ne_bytes())
+}
+
+/// Sets an option from raw bytes in the kernel's layout.
+///
+/// # Errors
+/// What `setsockopt(2)` gives.
+pub fn set_bytes(fd: BorrowedFd<'_>, level: i32, name: i32, value: &[u8]) -> io::Result<()> {
+    // SAFETY: `value` is readable for its length and outlives the call.
+    let outcome = unsafe {
+        libc::setsockopt(
+            fd.as_raw_fd(),
+            level,
+            name,
+            value.as_ptr().cast(),
+            value.len() as libc::socklen_t,
+        )
+    };
+    check(outcome)
+}
+
+/// `ioctl` that writes one `int`, such as `SIOCINQ`.
+pub(crate) fn ioctl_int(fd: BorrowedFd<'_>, request: libc::c_ulong) -> io::Result<i32> {
+    let mut value: libc::c_int = 0;
+    // SAFETY: the requests used here write one int to the pointer, which outlives the call.
+    check(unsafe { libc::ioctl(fd.as_raw_fd(), request, &raw mut value) })?;
+    Ok(value)
+}
+
+/// Turns the C convention (negative: look at `errno`) into a `Result`.
+pub(crate) fn check(outcome: libc::c_int) -> io::Result<()> {
+    if outcome < 0 {
+        Err(io::Error::last_os_error())
+    } else {
+        Ok(())
+    }
+}
+
+/// The same for calls that return a byte count.
+pub(crate) fn check_length(outcome: libc::ssize_t) -> io::Result<usize> {
+    usize::try_from(outcome).map_err(|_| io::Error::last_os_error())
+}

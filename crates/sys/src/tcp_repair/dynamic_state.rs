@@ -1,0 +1,264 @@
+//! The part of a connection's state that changes with every segment, taken in the freeze.
+
+use super::error::{At, RepairError, Unmovable};
+use super::static_state::TcpStatic;
+use super::{RECEIVE_QUEUE, REPAIR_ON, SEND_QUEUE, TCP_REPAIR_WINDOW};
+use crate::sockopt::{check_length, get_bytes, get_int, ioctl_int, set_int};
+use crate::tcp_info::{TcpInfo, TcpState};
+use libc::IPPROTO_TCP;
+use serde::{Deserialize, Serialize};
+use std::os::fd::{AsRawFd, BorrowedFd};
+
+/// Bytes in the receive queue that were not read (`linux/sockios.h`; also `FIONREAD`).
+const SIOCINQ: libc::c_ulong = 0x541B;
+/// Bytes in the send queue that were not acknowledged (also `TIOCOUTQ`).
+const SIOCOUTQ: libc::c_ulong = 0x5411;
+
+/// Sequence numbers, queues, windows and clock of a frozen connection. Encoded by postcard it takes under 80 bytes when
+/// the queues are empty.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TcpDynamic {
+    /// State at the freeze.
+    pub state: TcpState,
+    /// Next sequence number the program would write at; an own FIN is counted once queued.
+    pub write_seq: u32,
+    /// Next sequence number expected; a received FIN is counted.
+    pub rcv_nxt: u32,
+    /// The largest segment the peer takes, as its MSS option said (options not deducted; RFC 9293 section 3.7.1).
+    pub mss: u16,
+    /// TCP clock of the connection (the next TSval), rounded as the kernel gives it: the low bit says whether it
+    /// counts microseconds (set) or milliseconds.
+    pub timestamp: u32,
+    /// Windows.
+    pub window: Window,
+    /// Congestion state.
+    pub congestion: Congestion,
+    /// Congestion was signalled to or by the peer under ECN (RFC 3168). Repair mode has no door to restore ECN: the
+    /// acceptor's socket neither marks its packets nor echoes marks. Kept so that it can be told, and restored where
+    /// there is another way.
+    pub ecn: bool,
+    /// An own FIN is queued but was not sent.
+    pub fin_unsent: bool,
+    /// Received, in order, not read by the program.
+    #[serde(with = "serde_bytes")]
+    pub unread: Vec<u8>,
+    /// Written by the program, not acknowledged by the peer: first what was sent, then what was not.
+    #[serde(with = "serde_bytes")]
+    pub outgoing: Vec<u8>,
+    /// How many bytes at the end of `outgoing` were never sent.
+    pub unsent: u32,
+}
+
+/// `struct tcp_repair_window` (`linux/tcp.h`), with sequence numbers relative to `rcv_nxt`, which makes them short.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Window {
+    /// `rcv_nxt` minus the sequence number of the segment that last updated the peer's window.
+    pub snd_wl1_back: u32,
+    /// The peer's window, bytes.
+    pub snd_wnd: u32,
+    /// The largest window it ever had, bytes.
+    pub max_window: u32,
+    /// Own window as last told, bytes.
+    pub rcv_wnd: u32,
+    /// `rcv_nxt` minus what it was then.
+    pub rcv_wup_back: u32,
+}
+
+/// What the sender knows about the path (`TCP_INFO`); the kernel has no socket option to set it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Congestion {
+    /// Congestion window, segments.
+    pub window: u32,
+    /// Slow start threshold, segments; `None` while none is set.
+    pub threshold: Option<u32>,
+    /// Smoothed round-trip time, microseconds.
+    pub srtt_us: u32,
+    /// Its mean deviation, microseconds.
+    pub rttvar_us: u32,
+    /// Smallest round-trip time, microseconds.
+    pub min_rtt_us: u32,
+    /// Delivery rate, bytes a second.
+    pub delivery_rate: u64,
+}
+
+/// `TCP_INFINITE_SSTHRESH` of the kernel.
+const NO_THRESHOLD: u32 = 0x7fff_ffff;
+
+impl Default for TcpDynamic {
+    fn default() -> Self {
+        Self {
+            state: TcpState::Close,
+            write_seq: 0,
+            rcv_nxt: 0,
+            mss: 0,
+            timestamp: 0,
+            window: Window::default(),
+            congestion: Congestion::default(),
+            ecn: false,
+            fin_unsent: false,
+            unread: Vec::new(),
+            outgoing: Vec::new(),
+            unsent: 0,
+        }
+    }
+}
+
+impl TcpDynamic {
+    /// What was sent and not acknowledged, and what was not sent.
+    ///
+    /// # Errors
+    /// [`RepairError::Inconsistent`] when more is unsent than there is.
+    pub fn outgoing_parts(&self) -> Result<(&[u8], &[u8]), RepairError> {
+        self.outgoing
+            .len()
+            .checked_sub(self.unsent as usize)
+            .map(|sent| self.outgoing.split_at(sent))
+            .ok_or(RepairError::Inconsistent("more unsent than queued"))
+    }
+
+    /// Sequence number of the first byte of `outgoing` (of the FIN, where the queue is empty and a FIN was written).
+    #[must_use]
+    pub fn first_outgoing(&self) -> u32 {
+        self.write_seq
+            .wrapping_sub(u32::from(self.state.sent_fin()))
+            .wrapping_sub(self.outgoing.len() as u32)
+    }
+
+    /// Sequence number after the last byte received, a FIN not counted.
+    #[must_use]
+    pub fn received_data_end(&self) -> u32 {
+        self.rcv_nxt
+            .wrapping_sub(u32::from(self.state.received_fin()))
+    }
+
+    /// Whether an own FIN was sent (acknowledged or not).
+    #[must_use]
+    pub fn fin_sent(&self) -> bool {
+        self.state.sent_fin() && !self.fin_unsent
+    }
+}
+
+/// Freezes the socket (repair mode on) and takes its dynamic state. The flow's ingress and egress must be shut, and
+/// the program must not use the socket any more.
+///
+/// # Errors
+/// On any error the socket is given back to the program ([`super::resume`]) and nothing is lost.
+pub fn extract(fd: BorrowedFd<'_>, fixed: &TcpStatic) -> Result<TcpDynamic, RepairError> {
+    let mut state = TcpDynamic::default();
+    extract_into(fd, fixed, &mut state)?;
+    Ok(state)
+}
+
+/// [`extract`] into a value whose buffers are used again.
+///
+/// # Errors
+/// As [`extract`].
+pub fn extract_into(
+    fd: BorrowedFd<'_>,
+    fixed: &TcpStatic,
+    state: &mut TcpDynamic,
+) -> Result<(), RepairError> {
+    set_int(fd, IPPROTO_TCP, libc::TCP_REPAIR, REPAIR_ON).at("TCP_REPAIR")?;
+    let outcome = take(fd, fixed, state);
+    if outcome.is_err() {
+        // The first error tells more; should giving back fail too, the socket is gone in any case.
+        let _ = super::restore::leave_repair(fd, fixed);
+    }
+    outcome
+}
+
+/// The order matters: while the repair queue is the send queue, the kernel's own pushes mark unsent data as sent
+/// without transmitting it. So `TCP_INFO` comes first, and the receive queue is selected last.
+fn take(fd: BorrowedFd<'_>, fixed: &TcpStatic, state: &mut TcpDynamic) -> Result<(), RepairError> {
+    let info = TcpInfo::read(fd).at("TCP_INFO")?;
+    if matches!(info.state, TcpState::Close | TcpState::TimeWait) {
+        return Err(Unmovable::Closed.into());
+    }
+    state.state = info.state;
+    state.ecn = fixed.ecn;
+    state.congestion = congestion(&info);
+    take_send_queue(fd, &info, state)?;
+    set_int(fd, IPPROTO_TCP, libc::TCP_REPAIR_QUEUE, RECEIVE_QUEUE).at("TCP_REPAIR_QUEUE")?;
+    state.rcv_nxt = get_int(fd, IPPROTO_TCP, libc::TCP_QUEUE_SEQ).at("TCP_QUEUE_SEQ")? as u32;
+    let unread = ioctl_int(fd, SIOCINQ).at("SIOCINQ")?;
+    peek(fd, unread, &mut state.unread)?;
+    state.window = take_window(fd, state.rcv_nxt)?;
+    let mss = get_int(fd, IPPROTO_TCP, libc::TCP_MAXSEG).at("TCP_MAXSEG")?;
+    state.mss = u16::try_from(mss).map_err(|_| RepairError::Inconsistent("MSS over 65535"))?;
+    state.timestamp = if fixed.timestamps {
+        get_int(fd, IPPROTO_TCP, libc::TCP_TIMESTAMP).at("TCP_TIMESTAMP")? as u32
+    } else {
+        0
+    };
+    Ok(())
+}
+
+fn congestion(info: &TcpInfo) -> Congestion {
+    Congestion {
+        window: info.snd_cwnd,
+        threshold: (info.snd_ssthresh != NO_THRESHOLD).then_some(info.snd_ssthresh),
+        srtt_us: info.rtt_us,
+        rttvar_us: info.rttvar_us,
+        min_rtt_us: info.min_rtt_us,
+        delivery_rate: info.delivery_rate,
+    }
+}
+
+fn take_send_queue(
+    fd: BorrowedFd<'_>,
+    info: &TcpInfo,
+    state: &mut TcpDynamic,
+) -> Result<(), RepairError> {
+    set_int(fd, IPPROTO_TCP, libc::TCP_REPAIR_QUEUE, SEND_QUEUE).at("TCP_REPAIR_QUEUE")?;
+    state.write_seq = get_int(fd, IPPROTO_TCP, libc::TCP_QUEUE_SEQ).at("TCP_QUEUE_SEQ")? as u32;
+    state.outgoing.clear();
+    state.unsent = 0;
+    state.fin_unsent = false;
+    if info.unacked == 0 && info.notsent_bytes == 0 {
+        return Ok(());
+    }
+    // Both counts include a FIN, which is the last byte of the queue, so it is unsent if anything is.
+    let queued = ioctl_int(fd, SIOCOUTQ).at("SIOCOUTQ")?;
+    let fin = i32::from(state.state.sent_fin() && state.state != TcpState::FinWait2);
+    state.fin_unsent = fin == 1 && info.notsent_bytes > 0;
+    state.unsent = info.notsent_bytes - u32::from(state.fin_unsent);
+    peek(fd, queued - fin, &mut state.outgoing)
+}
+
+/// Copies exactly `length` bytes of the selected queue.
+fn peek(fd: BorrowedFd<'_>, length: i32, into: &mut Vec<u8>) -> Result<(), RepairError> {
+    into.clear();
+    let length = usize::try_from(length).unwrap_or(0);
+    if length == 0 {
+        return Ok(());
+    }
+    into.resize(length, 0);
+    let flags = libc::MSG_PEEK | libc::MSG_DONTWAIT;
+    // SAFETY: `into` is writable for `length` bytes and outlives the call.
+    let outcome = unsafe { libc::recv(fd.as_raw_fd(), into.as_mut_ptr().cast(), length, flags) };
+    if check_length(outcome).at("recv MSG_PEEK")? == length {
+        Ok(())
+    } else {
+        Err(RepairError::Inconsistent(
+            "a queue holds less than the kernel said (urgent data?)",
+        ))
+    }
+}
+
+fn take_window(fd: BorrowedFd<'_>, rcv_nxt: u32) -> Result<Window, RepairError> {
+    let mut raw = [0u8; 20];
+    let length = get_bytes(fd, IPPROTO_TCP, TCP_REPAIR_WINDOW, &mut raw).at("TCP_REPAIR_WINDOW")?;
+    if length != raw.len() {
+        return Err(RepairError::Inconsistent(
+            "TCP_REPAIR_WINDOW is not 20 bytes",
+        ));
+    }
+    let word = |at: usize| u32::from_ne_bytes([raw[at], raw[at + 1], raw[at + 2], raw[at + 3]]);
+    Ok(Window {
+        snd_wl1_back: rcv_nxt.wrapping_sub(word(0)),
+        snd_wnd: word(4),
+        max_window: word(8),
+        rcv_wnd: word(12),
+        rcv_wup_back: rcv_nxt.wrapping_sub(word(16)),
+    })
+}

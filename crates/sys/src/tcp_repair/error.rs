@@ -1,0 +1,105 @@
+//! Why a connection cannot move, and what failed while moving it.
+
+use crate::tcp_info::TcpState;
+use serde::{Deserialize, Serialize};
+use std::io;
+use thiserror::Error;
+
+/// A state or feature of a socket that cannot move. Found before anything is touched; the connection goes on where it
+/// is. Each text says what to do.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, Error)]
+pub enum Unmovable {
+    /// Not a TCP stream socket over IPv4 or IPv6.
+    #[error("not a TCP socket over IPv4 or IPv6: only TCP connections can be handed off this way")]
+    NotTcp,
+    /// A listener.
+    #[error("a listening socket cannot move: hand off the connections it accepted")]
+    Listening,
+    /// The three-way handshake is not complete.
+    #[error(
+        "the handshake is not complete (state {0:?}): hand the connection off once it is established"
+    )]
+    Handshake(TcpState),
+    /// Both sides have closed: closed, reset, or TIME-WAIT.
+    #[error("the connection is closed, reset or in TIME-WAIT: there is nothing left to move")]
+    Closed,
+    /// Urgent data was received and not read.
+    #[error("urgent data is waiting: read it (MSG_OOB, or SO_OOBINLINE and read) and try again")]
+    UrgentData,
+    /// A Multipath TCP socket (RFC 8684).
+    #[error(
+        "Multipath TCP cannot move: listen with IPPROTO_TCP instead of IPPROTO_MPTCP (or set net.mptcp.enabled=0)"
+    )]
+    Mptcp,
+    /// TCP MD5 signatures (RFC 2385).
+    #[error(
+        "the connection has TCP MD5 keys (RFC 2385), which the kernel does not give up: use TLS or IPsec"
+    )]
+    Md5,
+    /// TCP authentication option (RFC 5925).
+    #[error(
+        "the connection has TCP-AO keys (RFC 5925), which the kernel does not give up: use TLS or IPsec"
+    )]
+    TcpAo,
+    /// An upper layer protocol is attached, such as kernel TLS.
+    #[error(
+        "the kernel handles '{0}' on this connection (TCP_ULP) and does not give its state up: keep it in the program"
+    )]
+    UpperLayerProtocol(String),
+    /// A socket filter is attached.
+    #[error(
+        "a packet filter is attached to the socket: detach it (SO_DETACH_FILTER) before the handoff"
+    )]
+    Filter,
+    /// An address that means something on this host only.
+    #[error(
+        "{0} is a link-local address, which means nothing on another link: use a routable address"
+    )]
+    HostAddress(std::net::IpAddr),
+    /// The socket is bound to a device the acceptor has not.
+    #[error(
+        "the socket is bound to device '{0}', which the acceptor has not: create it there, or do not bind to it"
+    )]
+    DeviceAbsent(String),
+    /// The congestion control algorithm is not available at the acceptor.
+    #[error(
+        "congestion control '{0}' is not available at the acceptor: load it there (modprobe tcp_{0})"
+    )]
+    CongestionControlAbsent(String),
+    /// The socket belongs to another network namespace than the caller.
+    #[error(
+        "the socket belongs to another network namespace: run the daemon in the namespace of its servers"
+    )]
+    OtherNamespace,
+}
+
+/// What went wrong with a connection.
+#[derive(Debug, Error)]
+pub enum RepairError {
+    /// It cannot move, and was not touched.
+    #[error("{0}")]
+    Unmovable(#[from] Unmovable),
+    /// The kernel refused a step.
+    #[error("{step}: {source}")]
+    Kernel {
+        /// What was tried, as the kernel names it.
+        step: &'static str,
+        /// The kernel's answer.
+        source: io::Error,
+    },
+    /// The state contradicts itself, or what the kernel holds.
+    #[error("inconsistent state: {0}")]
+    Inconsistent(&'static str),
+}
+
+/// Names the step that an IO error comes from.
+pub(super) trait At<T> {
+    /// `step` is what was tried, as the kernel names it.
+    fn at(self, step: &'static str) -> Result<T, RepairError>;
+}
+
+impl<T> At<T> for io::Result<T> {
+    fn at(self, step: &'static str) -> Result<T, RepairError> {
+        self.map_err(|source| RepairError::Kernel { step, source })
+    }
+}

@@ -1,0 +1,50 @@
+//! Save and restore of TCP connections with the kernel's repair mode (`TCP_REPAIR`), so that a connection goes on at
+//! another host and its peer notices nothing.
+//!
+//! The work is split by when it can be done:
+//!
+//! | when | donor | acceptor |
+//! | --- | --- | --- |
+//! | before the freeze | [`read_static`] | [`prepare`] |
+//! | in the freeze | [`extract`] | [`restore`], [`injection`] where there is one, [`activate`] |
+//! | after it | [`abandon`] (or [`resume`], when the handoff failed) | [`settle`] |
+//!
+//! [`extract`] switches the socket to repair mode. From then on, until [`resume`] or [`abandon`], the program must not
+//! use it, and nothing may reach it: ingress and egress of its flow have to be shut first. The donor's congestion
+//! window and threshold travel in [`TcpDynamic`], but the kernel gives no socket option to set them.
+//!
+//! What cannot be restored by any door of repair mode: the timestamp last received (the first segment from the peer
+//! restores it; until then zero is echoed, which receivers ignore, RFC 7323 section 3.2), segments received out of
+//! order (the hold replays them), and ECN (see [`TcpDynamic::ecn`]).
+
+mod bulk;
+mod dynamic_state;
+mod error;
+mod inject;
+mod options;
+mod restore;
+mod static_state;
+
+pub use bulk::{activate_all, each, extract_all, prepare_all, read_static_all, restore_all};
+pub use dynamic_state::{Congestion, TcpDynamic, Window, extract, extract_into};
+pub use error::{RepairError, Unmovable};
+pub use inject::injection;
+pub use options::{Linger, SocketOptions};
+pub use restore::{
+    PreparedSocket, Preparer, RestoredSocket, WindowProbe, abandon, activate, prepare, restore,
+    resume, settle, shift_timestamp_clock,
+};
+pub use static_state::{TcpStatic, read_static};
+
+/// `TCP_REPAIR` on.
+const REPAIR_ON: i32 = 1;
+/// `TCP_REPAIR` off, with a window probe.
+const REPAIR_OFF: i32 = 0;
+/// `TCP_REPAIR` off, nothing sent.
+const REPAIR_OFF_QUIET: i32 = -1;
+/// `TCP_REPAIR_QUEUE`: the receive queue.
+const RECEIVE_QUEUE: i32 = 1;
+/// `TCP_REPAIR_QUEUE`: the send queue.
+const SEND_QUEUE: i32 = 2;
+/// `TCP_REPAIR_WINDOW`: 5 words.
+const TCP_REPAIR_WINDOW: i32 = 29;

@@ -1,0 +1,352 @@
+//! Socket options that travel with a connection: read at the donor, applied at the acceptor where they differ from a
+//! fresh socket's.
+
+use super::error::{At, RepairError, Unmovable};
+use crate::sockopt::{
+    SO_BUF_LOCK, SO_TXREHASH, TCP_DELACK_MAX_US, TCP_RTO_MAX_MS, TCP_RTO_MIN_US, get_bytes,
+    get_int, set_bytes, set_int,
+};
+use libc::{IPPROTO_IP, IPPROTO_IPV6, IPPROTO_TCP, SOL_SOCKET};
+use serde::{Deserialize, Serialize};
+use std::io;
+use std::os::fd::BorrowedFd;
+
+/// One `int` option: its number in the encoded state, and where the kernel keeps it.
+struct IntOption {
+    id: u8,
+    level: i32,
+    name: i32,
+    /// Set only when the value is not zero (setting zero has a meaning of its own, or is refused).
+    only_nonzero: bool,
+}
+
+const fn option(id: u8, level: i32, name: i32) -> IntOption {
+    IntOption {
+        id,
+        level,
+        name,
+        only_nonzero: false,
+    }
+}
+
+const fn nonzero(id: u8, level: i32, name: i32) -> IntOption {
+    IntOption {
+        id,
+        level,
+        name,
+        only_nonzero: true,
+    }
+}
+
+/// `TCP_TX_DELAY`, `TCP_INQ`, `IPV6_MINHOPCOUNT`, `IPV6_AUTOFLOWLABEL`, `IP_MINTTL` (`linux/tcp.h`, `linux/in6.h`).
+const TCP_INQ: i32 = 36;
+const TCP_TX_DELAY: i32 = 37;
+const IPV6_MINHOPCOUNT: i32 = 73;
+const IPV6_AUTOFLOWLABEL: i32 = 70;
+const IP_MINTTL: i32 = 21;
+
+/// Numbers never change meaning: hosts of different versions read each other's state. The order is the order of
+/// setting: TOS sets the priority too, and `SO_RCVLOWAT` may raise the receive buffer.
+const INT_OPTIONS: &[IntOption] = &[
+    nonzero(1, IPPROTO_IP, libc::IP_TRANSPARENT),
+    option(2, IPPROTO_IP, libc::IP_TOS),
+    option(3, IPPROTO_IPV6, libc::IPV6_TCLASS),
+    option(4, SOL_SOCKET, libc::SO_PRIORITY),
+    option(5, SOL_SOCKET, libc::SO_MARK),
+    option(6, IPPROTO_IP, libc::IP_TTL),
+    option(7, IPPROTO_IPV6, libc::IPV6_UNICAST_HOPS),
+    option(8, IPPROTO_IP, libc::IP_MTU_DISCOVER),
+    option(9, IPPROTO_IPV6, libc::IPV6_MTU_DISCOVER),
+    option(10, IPPROTO_IP, IP_MINTTL),
+    option(11, IPPROTO_IPV6, IPV6_MINHOPCOUNT),
+    option(12, IPPROTO_IPV6, libc::IPV6_DONTFRAG),
+    option(13, IPPROTO_IPV6, IPV6_AUTOFLOWLABEL),
+    option(14, IPPROTO_TCP, libc::TCP_KEEPIDLE),
+    option(15, IPPROTO_TCP, libc::TCP_KEEPINTVL),
+    option(16, IPPROTO_TCP, libc::TCP_KEEPCNT),
+    option(17, SOL_SOCKET, libc::SO_KEEPALIVE),
+    option(18, IPPROTO_TCP, libc::TCP_NODELAY),
+    option(19, IPPROTO_TCP, libc::TCP_CORK),
+    option(20, IPPROTO_TCP, libc::TCP_QUICKACK),
+    option(21, IPPROTO_TCP, libc::TCP_USER_TIMEOUT),
+    option(22, IPPROTO_TCP, libc::TCP_LINGER2),
+    option(23, IPPROTO_TCP, libc::TCP_THIN_LINEAR_TIMEOUTS),
+    option(24, IPPROTO_TCP, TCP_INQ),
+    option(25, IPPROTO_TCP, TCP_TX_DELAY),
+    option(26, IPPROTO_TCP, TCP_RTO_MAX_MS),
+    option(27, IPPROTO_TCP, TCP_RTO_MIN_US),
+    option(28, IPPROTO_TCP, TCP_DELACK_MAX_US),
+    option(29, SOL_SOCKET, libc::SO_OOBINLINE),
+    option(30, SOL_SOCKET, libc::SO_DONTROUTE),
+    option(31, SOL_SOCKET, libc::SO_BUSY_POLL),
+    nonzero(32, SOL_SOCKET, libc::SO_TIMESTAMP),
+    nonzero(33, SOL_SOCKET, libc::SO_TIMESTAMPNS),
+    option(34, SOL_SOCKET, libc::SO_ZEROCOPY),
+    option(35, SOL_SOCKET, SO_TXREHASH),
+    option(36, SOL_SOCKET, libc::SO_RCVLOWAT),
+    nonzero(37, IPPROTO_TCP, libc::TCP_WINDOW_CLAMP),
+    option(38, IPPROTO_IPV6, libc::IPV6_V6ONLY),
+    option(39, IPPROTO_TCP, libc::TCP_SYNCNT),
+];
+
+/// `SO_LINGER`: what `close` does with unsent data.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Linger {
+    /// Whether `close` waits.
+    pub on: bool,
+    /// How long, seconds; zero with `on` resets the connection.
+    pub seconds: i32,
+}
+
+/// The options of a connection's socket.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SocketOptions {
+    /// `int` options by number, as the table of this module has them.
+    ints: Vec<(u8, i32)>,
+    /// `SO_LINGER`.
+    pub linger: Linger,
+    /// `SO_SNDBUF`, bytes as the kernel counts them (twice what a program asked for).
+    pub send_buffer: i32,
+    /// `SO_RCVBUF`, likewise.
+    pub receive_buffer: i32,
+    /// `SO_BUF_LOCK`: 1 the send buffer's size was fixed by the program, 2 the receive buffer's; else the kernel tunes.
+    pub buffer_lock: i32,
+    /// `SO_MAX_PACING_RATE`, bytes a second, all ones for none.
+    pub max_pacing_rate: u64,
+    /// `SO_RCVTIMEO`, microseconds, 0 for none.
+    pub receive_timeout_us: u64,
+    /// `SO_SNDTIMEO`, microseconds, 0 for none.
+    pub send_timeout_us: u64,
+    /// `TCP_CONGESTION`.
+    pub congestion_control: String,
+    /// `SO_BINDTODEVICE`, empty for none.
+    pub device: String,
+    /// `TCP_NOTSENT_LOWAT`, bytes; applied last, as it would stop the queue from being filled.
+    pub notsent_lowat: i32,
+    /// `SO_REUSEADDR`; leaving repair mode clears it, so it is applied after.
+    pub reuse_address: bool,
+    /// `SO_REUSEPORT`.
+    pub reuse_port: bool,
+    /// `IP_FREEBIND`.
+    pub free_bind: bool,
+    /// `O_NONBLOCK` of the descriptor.
+    pub nonblocking: bool,
+}
+
+impl SocketOptions {
+    /// Reads all options of `fd`; those the kernel does not know are left out.
+    pub(super) fn read(fd: BorrowedFd<'_>, v6: bool) -> Result<Self, RepairError> {
+        let flag = |name, step| Ok::<_, RepairError>(get_int(fd, SOL_SOCKET, name).at(step)? != 0);
+        Ok(Self {
+            ints: read_ints(fd, v6)?,
+            linger: read_linger(fd).at("SO_LINGER")?,
+            send_buffer: get_int(fd, SOL_SOCKET, libc::SO_SNDBUF).at("SO_SNDBUF")?,
+            receive_buffer: get_int(fd, SOL_SOCKET, libc::SO_RCVBUF).at("SO_RCVBUF")?,
+            buffer_lock: get_int(fd, SOL_SOCKET, SO_BUF_LOCK).at("SO_BUF_LOCK")?,
+            max_pacing_rate: read_pacing(fd).at("SO_MAX_PACING_RATE")?,
+            receive_timeout_us: read_timeout(fd, libc::SO_RCVTIMEO).at("SO_RCVTIMEO")?,
+            send_timeout_us: read_timeout(fd, libc::SO_SNDTIMEO).at("SO_SNDTIMEO")?,
+            congestion_control: read_text(fd, IPPROTO_TCP, libc::TCP_CONGESTION)
+                .at("TCP_CONGESTION")?,
+            device: read_text(fd, SOL_SOCKET, libc::SO_BINDTODEVICE).at("SO_BINDTODEVICE")?,
+            notsent_lowat: get_int(fd, IPPROTO_TCP, libc::TCP_NOTSENT_LOWAT)
+                .at("TCP_NOTSENT_LOWAT")?,
+            reuse_address: flag(libc::SO_REUSEADDR, "SO_REUSEADDR")?,
+            reuse_port: flag(libc::SO_REUSEPORT, "SO_REUSEPORT")?,
+            free_bind: get_int(fd, IPPROTO_IP, libc::IP_FREEBIND).at("IP_FREEBIND")? != 0,
+            nonblocking: is_nonblocking(fd).at("F_GETFL")?,
+        })
+    }
+
+    /// The value of an `int` option by its kernel name, if it was read.
+    #[must_use]
+    pub fn int(&self, level: i32, name: i32) -> Option<i32> {
+        let id = INT_OPTIONS
+            .iter()
+            .find(|known| known.level == level && known.name == name)?
+            .id;
+        self.ints
+            .iter()
+            .find(|(known, _)| *known == id)
+            .map(|(_, value)| *value)
+    }
+
+    /// Sets what differs from `fresh`, a new socket's options, on an unconnected socket. `IP_TRANSPARENT` and
+    /// `IPV6_V6ONLY` have to come before `bind`, so all of it does.
+    pub(super) fn apply(&self, fd: BorrowedFd<'_>, fresh: &Self) -> Result<(), RepairError> {
+        if !self.device.is_empty() {
+            set_bytes(
+                fd,
+                SOL_SOCKET,
+                libc::SO_BINDTODEVICE,
+                self.device.as_bytes(),
+            )
+            .map_err(|source| match source.raw_os_error() {
+                Some(libc::ENODEV) => Unmovable::DeviceAbsent(self.device.clone()).into(),
+                _ => RepairError::Kernel {
+                    step: "SO_BINDTODEVICE",
+                    source,
+                },
+            })?;
+        }
+        if self.congestion_control != fresh.congestion_control {
+            self.apply_congestion_control(fd)?;
+        }
+        self.apply_ints(fd, fresh)?;
+        self.apply_structures(fd, fresh)?;
+        self.apply_buffers(fd, fresh)
+    }
+
+    fn apply_congestion_control(&self, fd: BorrowedFd<'_>) -> Result<(), RepairError> {
+        let name = self.congestion_control.as_bytes();
+        set_bytes(fd, IPPROTO_TCP, libc::TCP_CONGESTION, name).map_err(|source| {
+            match source.raw_os_error() {
+                Some(libc::ENOENT) => {
+                    Unmovable::CongestionControlAbsent(self.congestion_control.clone()).into()
+                }
+                _ => RepairError::Kernel {
+                    step: "TCP_CONGESTION",
+                    source,
+                },
+            }
+        })
+    }
+
+    fn apply_ints(&self, fd: BorrowedFd<'_>, fresh: &Self) -> Result<(), RepairError> {
+        let mut priority_changed = false;
+        for known in INT_OPTIONS {
+            let find = |list: &[(u8, i32)]| list.iter().find(|(id, _)| *id == known.id).copied();
+            let Some((_, value)) = find(&self.ints) else {
+                continue;
+            };
+            let same = find(&fresh.ints).is_some_and(|(_, fresh)| fresh == value);
+            let is_priority = known.level == SOL_SOCKET && known.name == libc::SO_PRIORITY;
+            let forced = is_priority && priority_changed;
+            if (same && !forced) || (known.only_nonzero && value == 0) {
+                continue;
+            }
+            set_int(fd, known.level, known.name, value).at("setting a socket option")?;
+            priority_changed |= known.name == libc::IP_TOS && known.level == IPPROTO_IP;
+        }
+        Ok(())
+    }
+
+    fn apply_structures(&self, fd: BorrowedFd<'_>, fresh: &Self) -> Result<(), RepairError> {
+        if self.linger != fresh.linger {
+            let mut raw = [0u8; 8];
+            raw[..4].copy_from_slice(&i32::from(self.linger.on).to_ne_bytes());
+            raw[4..].copy_from_slice(&self.linger.seconds.to_ne_bytes());
+            set_bytes(fd, SOL_SOCKET, libc::SO_LINGER, &raw).at("SO_LINGER")?;
+        }
+        if self.max_pacing_rate != fresh.max_pacing_rate {
+            let raw = self.max_pacing_rate.to_ne_bytes();
+            set_bytes(fd, SOL_SOCKET, libc::SO_MAX_PACING_RATE, &raw).at("SO_MAX_PACING_RATE")?;
+        }
+        if self.receive_timeout_us != 0 {
+            let raw = timeval(self.receive_timeout_us);
+            set_bytes(fd, SOL_SOCKET, libc::SO_RCVTIMEO, &raw).at("SO_RCVTIMEO")?;
+        }
+        if self.send_timeout_us != 0 {
+            let raw = timeval(self.send_timeout_us);
+            set_bytes(fd, SOL_SOCKET, libc::SO_SNDTIMEO, &raw).at("SO_SNDTIMEO")?;
+        }
+        if self.reuse_port {
+            set_int(fd, SOL_SOCKET, libc::SO_REUSEPORT, 1).at("SO_REUSEPORT")?;
+        }
+        Ok(())
+    }
+
+    /// Buffer sizes without locking what was not locked. The kernel doubles what it is given.
+    fn apply_buffers(&self, fd: BorrowedFd<'_>, fresh: &Self) -> Result<(), RepairError> {
+        let send = self.send_buffer != fresh.send_buffer;
+        let receive = self.receive_buffer != fresh.receive_buffer;
+        if send {
+            set_int(fd, SOL_SOCKET, libc::SO_SNDBUFFORCE, self.send_buffer / 2)
+                .at("SO_SNDBUFFORCE")?;
+        }
+        if receive {
+            set_int(
+                fd,
+                SOL_SOCKET,
+                libc::SO_RCVBUFFORCE,
+                self.receive_buffer / 2,
+            )
+            .at("SO_RCVBUFFORCE")?;
+        }
+        if send || receive || self.buffer_lock != fresh.buffer_lock {
+            self.apply_buffer_lock(fd)?;
+        }
+        Ok(())
+    }
+
+    /// Says again which buffer sizes the program fixed, after a size was set.
+    pub(super) fn apply_buffer_lock(&self, fd: BorrowedFd<'_>) -> Result<(), RepairError> {
+        set_int(fd, SOL_SOCKET, SO_BUF_LOCK, self.buffer_lock & 3).at("SO_BUF_LOCK")
+    }
+}
+
+fn read_ints(fd: BorrowedFd<'_>, v6: bool) -> Result<Vec<(u8, i32)>, RepairError> {
+    let mut ints = Vec::with_capacity(INT_OPTIONS.len());
+    for known in INT_OPTIONS {
+        if known.level == IPPROTO_IPV6 && !v6 {
+            continue;
+        }
+        match get_int(fd, known.level, known.name) {
+            Ok(value) => ints.push((known.id, value)),
+            Err(error) => match error.raw_os_error() {
+                Some(libc::ENOPROTOOPT | libc::EOPNOTSUPP) => {}
+                _ => return Err(error).at("reading a socket option"),
+            },
+        }
+    }
+    Ok(ints)
+}
+
+fn read_linger(fd: BorrowedFd<'_>) -> io::Result<Linger> {
+    let mut raw = [0u8; 8];
+    get_bytes(fd, SOL_SOCKET, libc::SO_LINGER, &mut raw)?;
+    let word = |at: usize| i32::from_ne_bytes([raw[at], raw[at + 1], raw[at + 2], raw[at + 3]]);
+    Ok(Linger {
+        on: word(0) != 0,
+        seconds: word(4),
+    })
+}
+
+fn read_pacing(fd: BorrowedFd<'_>) -> io::Result<u64> {
+    let mut raw = [0u8; 8];
+    get_bytes(fd, SOL_SOCKET, libc::SO_MAX_PACING_RATE, &mut raw)?;
+    Ok(u64::from_ne_bytes(raw))
+}
+
+fn read_timeout(fd: BorrowedFd<'_>, name: i32) -> io::Result<u64> {
+    let mut raw = [0u8; 16];
+    get_bytes(fd, SOL_SOCKET, name, &mut raw)?;
+    let (seconds, micros) = raw.split_at(8);
+    let number = |half: &[u8]| half.try_into().map_or(0, u64::from_ne_bytes);
+    Ok(number(seconds)
+        .saturating_mul(1_000_000)
+        .saturating_add(number(micros)))
+}
+
+fn timeval(microseconds: u64) -> [u8; 16] {
+    let mut raw = [0u8; 16];
+    raw[..8].copy_from_slice(&(microseconds / 1_000_000).to_ne_bytes());
+    raw[8..].copy_from_slice(&(microseconds % 1_000_000).to_ne_bytes());
+    raw
+}
+
+/// A text option, without its terminating zero.
+pub(super) fn read_text(fd: BorrowedFd<'_>, level: i32, name: i32) -> io::Result<String> {
+    let mut raw = [0u8; 32];
+    let length = get_bytes(fd, level, name, &mut raw)?.min(raw.len());
+    let text = raw[..length].split(|byte| *byte == 0).next().unwrap_or(&[]);
+    Ok(String::from_utf8_lossy(text).into_owned())
+}
+
+fn is_nonblocking(fd: BorrowedFd<'_>) -> io::Result<bool> {
+    use std::os::fd::AsRawFd;
+    // SAFETY: F_GETFL takes no argument and touches no memory.
+    let flags = unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_GETFL) };
+    crate::sockopt::check(flags)?;
+    Ok(flags & libc::O_NONBLOCK != 0)
+}

@@ -1,0 +1,397 @@
+//! Making a connection's socket at the acceptor, and giving it up or taking it back at the donor.
+
+use super::dynamic_state::TcpDynamic;
+use super::error::{At, RepairError};
+use super::options::SocketOptions;
+use super::static_state::TcpStatic;
+use super::{
+    RECEIVE_QUEUE, REPAIR_OFF, REPAIR_OFF_QUIET, REPAIR_ON, SEND_QUEUE, TCP_REPAIR_WINDOW,
+};
+use crate::address::{RawAddress, bind, connect, disconnect};
+use crate::sockopt::{check, check_length, get_int, set_bytes, set_int};
+use crate::tcp_info::TcpState;
+use libc::{IPPROTO_IP, IPPROTO_TCP, SOL_SOCKET};
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+
+/// A socket made ahead of the freeze: in repair mode, bound, with its options; not connected, unknown to the wire.
+#[derive(Debug)]
+pub struct PreparedSocket {
+    fd: OwnedFd,
+}
+
+/// A socket that has its connection back but is still in repair mode: it sends nothing of its own.
+#[derive(Debug)]
+pub struct RestoredSocket {
+    fd: OwnedFd,
+}
+
+impl AsFd for PreparedSocket {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+impl AsFd for RestoredSocket {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+impl From<RestoredSocket> for OwnedFd {
+    fn from(socket: RestoredSocket) -> Self {
+        socket.fd
+    }
+}
+
+/// Makes sockets; knows what a fresh socket's options are in this namespace, so that only others are set.
+#[derive(Debug)]
+pub struct Preparer {
+    fresh_v4: SocketOptions,
+    fresh_v6: Option<SocketOptions>,
+}
+
+impl Preparer {
+    /// Looks at a fresh socket of each family; a host without IPv6 has none.
+    ///
+    /// # Errors
+    /// What the kernel says to making and reading a socket.
+    pub fn new() -> Result<Self, RepairError> {
+        let v4 = stream_socket(false).at("socket")?;
+        let fresh_v6 = match stream_socket(true) {
+            Ok(fd) => Some(SocketOptions::read(fd.as_fd(), true)?),
+            Err(_) => None,
+        };
+        Ok(Self {
+            fresh_v4: SocketOptions::read(v4.as_fd(), false)?,
+            fresh_v6,
+        })
+    }
+
+    /// Makes a socket for the connection: repair mode, options, bound. Nothing goes on the wire.
+    ///
+    /// # Errors
+    /// [`RepairError::Unmovable`] when this host lacks a device or congestion control; else the kernel's refusal.
+    pub fn prepare(&self, fixed: &TcpStatic) -> Result<PreparedSocket, RepairError> {
+        let fd = stream_socket(fixed.v6_socket).at("socket")?;
+        let socket = fd.as_fd();
+        // Before bind, so that bind succeeds beside a listener of the same address.
+        set_int(socket, IPPROTO_TCP, libc::TCP_REPAIR, REPAIR_ON).at("TCP_REPAIR")?;
+        let fresh = match (fixed.v6_socket, &self.fresh_v6) {
+            (true, Some(v6)) => v6,
+            _ => &self.fresh_v4,
+        };
+        fixed.options.apply(socket, fresh)?;
+        bind_local(socket, fixed)?;
+        set_int(socket, IPPROTO_TCP, libc::TCP_REPAIR_QUEUE, SEND_QUEUE).at("TCP_REPAIR_QUEUE")?;
+        Ok(PreparedSocket { fd })
+    }
+}
+
+/// [`Preparer::prepare`] for one socket.
+///
+/// # Errors
+/// As there.
+pub fn prepare(fixed: &TcpStatic) -> Result<PreparedSocket, RepairError> {
+    Preparer::new()?.prepare(fixed)
+}
+
+/// The service address may not be configured yet: it is bound all the same. `connect` will need it.
+fn bind_local(socket: BorrowedFd<'_>, fixed: &TcpStatic) -> Result<(), RepairError> {
+    let address = RawAddress::for_family(fixed.local, fixed.v6_socket);
+    let free = fixed.options.free_bind;
+    if free {
+        set_int(socket, IPPROTO_IP, libc::IP_FREEBIND, 1).at("IP_FREEBIND")?;
+    }
+    match bind(socket, &address) {
+        Err(error) if error.raw_os_error() == Some(libc::EADDRNOTAVAIL) && !free => {
+            set_int(socket, IPPROTO_IP, libc::IP_FREEBIND, 1).at("IP_FREEBIND")?;
+            bind(socket, &address).at("bind")?;
+            set_int(socket, IPPROTO_IP, libc::IP_FREEBIND, 0).at("IP_FREEBIND")
+        }
+        outcome => outcome.at("bind"),
+    }
+}
+
+fn stream_socket(v6: bool) -> io::Result<OwnedFd> {
+    let family = if v6 { libc::AF_INET6 } else { libc::AF_INET };
+    let kind = libc::SOCK_STREAM | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
+    // SAFETY: no pointers are passed.
+    let fd = unsafe { libc::socket(family, kind, libc::IPPROTO_TCP) };
+    check(fd)?;
+    // SAFETY: the call succeeded, so `fd` is a new descriptor that nothing else owns.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+/// Gives the connection to a prepared socket; repair mode stays on and nothing goes on the wire. The service address
+/// must be configured and there must be a route to the peer. Where [`super::injection`] gives a packet, it must be
+/// delivered to this socket next, before [`activate`].
+///
+/// # Errors
+/// What the kernel refuses; the socket is then closed, silently.
+pub fn restore(
+    prepared: PreparedSocket,
+    fixed: &TcpStatic,
+    state: &TcpDynamic,
+) -> Result<RestoredSocket, RepairError> {
+    let fd = prepared.fd;
+    let socket = fd.as_fd();
+    let (sent, _) = state.outgoing_parts()?;
+    if fixed.timestamps {
+        // The kernel cleared or set the low bit of what it gave, so the true value may be one higher, and the peer may
+        // have seen it: two more is certainly not less, and keeps the low bit (the unit).
+        let clock = state.timestamp.wrapping_add(2) as i32;
+        set_int(socket, IPPROTO_TCP, libc::TCP_TIMESTAMP, clock).at("TCP_TIMESTAMP")?;
+    }
+    let first_unread = state
+        .received_data_end()
+        .wrapping_sub(state.unread.len() as u32);
+    set_queue_seq(socket, state.first_outgoing())?;
+    select_queue(socket, RECEIVE_QUEUE)?;
+    set_queue_seq(socket, first_unread)?;
+    connect(
+        socket,
+        &RawAddress::for_family(fixed.remote, fixed.v6_socket),
+    )
+    .at("connect")?;
+    set_tcp_options(socket, fixed, state.mss)?;
+    push(socket, &state.unread, libc::SO_RCVBUFFORCE, &fixed.options)?;
+    set_window(socket, state)?;
+    let fin = state.fin_sent() && state.state != TcpState::LastAck;
+    if fin || !sent.is_empty() {
+        select_queue(socket, SEND_QUEUE)?;
+        push(socket, sent, libc::SO_SNDBUFFORCE, &fixed.options)?;
+    }
+    if fin {
+        shut_write(socket)?;
+    }
+    Ok(RestoredSocket { fd })
+}
+
+fn select_queue(socket: BorrowedFd<'_>, queue: i32) -> Result<(), RepairError> {
+    set_int(socket, IPPROTO_TCP, libc::TCP_REPAIR_QUEUE, queue).at("TCP_REPAIR_QUEUE")
+}
+
+fn set_queue_seq(socket: BorrowedFd<'_>, sequence: u32) -> Result<(), RepairError> {
+    set_int(socket, IPPROTO_TCP, libc::TCP_QUEUE_SEQ, sequence as i32).at("TCP_QUEUE_SEQ")
+}
+
+/// In repair mode this queues a FIN as sent, without sending it.
+fn shut_write(socket: BorrowedFd<'_>) -> Result<(), RepairError> {
+    // SAFETY: no pointers are passed.
+    check(unsafe { libc::shutdown(socket.as_raw_fd(), libc::SHUT_WR) }).at("shutdown")
+}
+
+/// `TCP_REPAIR_OPTIONS`: pairs of option kind (RFC 9293 section 3.1, RFC 7323, RFC 2018) and value.
+fn set_tcp_options(socket: BorrowedFd<'_>, fixed: &TcpStatic, mss: u16) -> Result<(), RepairError> {
+    let mut raw = [0u8; 32];
+    let mut length = 0;
+    let mut add = |kind: u32, value: u32| {
+        raw[length..length + 4].copy_from_slice(&kind.to_ne_bytes());
+        raw[length + 4..length + 8].copy_from_slice(&value.to_ne_bytes());
+        length += 8;
+    };
+    add(2, u32::from(mss));
+    if let Some((send, receive)) = fixed.window_scale {
+        add(3, u32::from(send) | u32::from(receive) << 16);
+    }
+    if fixed.sack {
+        add(4, 0);
+    }
+    if fixed.timestamps {
+        add(8, 0);
+    }
+    set_bytes(
+        socket,
+        IPPROTO_TCP,
+        libc::TCP_REPAIR_OPTIONS,
+        &raw[..length],
+    )
+    .at("TCP_REPAIR_OPTIONS")
+}
+
+fn set_window(socket: BorrowedFd<'_>, state: &TcpDynamic) -> Result<(), RepairError> {
+    let window = &state.window;
+    let known = state.received_data_end();
+    let mut rcv_wup = state.rcv_nxt.wrapping_sub(window.rcv_wup_back);
+    let mut rcv_wnd = window.rcv_wnd;
+    if state.state.received_fin() && rcv_wup == state.rcv_nxt {
+        // The FIN was acknowledged, but this socket has not got it yet; the right edge stays.
+        rcv_wup = known;
+        rcv_wnd = rcv_wnd.saturating_add(1);
+    }
+    let words = [
+        state.rcv_nxt.wrapping_sub(window.snd_wl1_back),
+        window.snd_wnd,
+        window.max_window,
+        rcv_wnd,
+        rcv_wup,
+    ];
+    let mut raw = [0u8; 20];
+    for (slot, word) in raw.chunks_exact_mut(4).zip(words) {
+        slot.copy_from_slice(&word.to_ne_bytes());
+    }
+    set_bytes(socket, IPPROTO_TCP, TCP_REPAIR_WINDOW, &raw).at("TCP_REPAIR_WINDOW")
+}
+
+/// Writes `bytes` to the selected queue (or sends them, outside repair mode), making the buffer larger where needed.
+fn push(
+    socket: BorrowedFd<'_>,
+    bytes: &[u8],
+    enlarge: i32,
+    options: &SocketOptions,
+) -> Result<(), RepairError> {
+    let mut rest = bytes;
+    let mut size = bytes.len();
+    let mut enlarged = false;
+    while !rest.is_empty() {
+        let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
+        // SAFETY: `rest` is readable for its length and outlives the call.
+        let outcome =
+            unsafe { libc::send(socket.as_raw_fd(), rest.as_ptr().cast(), rest.len(), flags) };
+        match check_length(outcome) {
+            Ok(count) => rest = &rest[count..],
+            Err(error) => match error.raw_os_error() {
+                Some(libc::EAGAIN | libc::ENOMEM) if size < 1 << 30 => {
+                    size = (size * 2).max(65_536);
+                    let _ = set_int(socket, SOL_SOCKET, enlarge, size as i32);
+                    enlarged = true;
+                }
+                Some(libc::EINTR) => {}
+                _ => return Err(error).at("send"),
+            },
+        }
+    }
+    if enlarged {
+        options.apply_buffer_lock(socket)?;
+    }
+    Ok(())
+}
+
+/// Whether leaving repair mode sends a window probe, to which the peer answers with an acknowledgement.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum WindowProbe {
+    /// None. Right when every packet of the freeze was held and is delivered: windows are restored exactly, so there
+    /// is nothing to ask.
+    #[default]
+    No,
+    /// One. For a freeze in which packets may have been lost: an acknowledgement or window update that was lost would
+    /// otherwise be waited for until a timer runs out.
+    Yes,
+}
+
+/// Lets the connection go on: repair mode off, then unsent data and FIN go out. The socket's options that could not
+/// be set before follow with [`settle`].
+///
+/// # Errors
+/// What the kernel refuses.
+pub fn activate(
+    restored: RestoredSocket,
+    fixed: &TcpStatic,
+    state: &TcpDynamic,
+    probe: WindowProbe,
+) -> Result<OwnedFd, RepairError> {
+    let socket = restored.fd.as_fd();
+    let (_, unsent) = state.outgoing_parts()?;
+    if state.state == TcpState::LastAck && state.fin_sent() {
+        select_queue(socket, SEND_QUEUE)?;
+        shut_write(socket)?;
+    }
+    let off = match probe {
+        WindowProbe::No => REPAIR_OFF_QUIET,
+        WindowProbe::Yes => REPAIR_OFF,
+    };
+    set_int(socket, IPPROTO_TCP, libc::TCP_REPAIR, off).at("TCP_REPAIR")?;
+    push(socket, unsent, libc::SO_SNDBUFFORCE, &fixed.options)?;
+    if state.fin_unsent {
+        shut_write(socket)?;
+    }
+    Ok(restored.fd)
+}
+
+/// Sets what could not be set before [`activate`] and nothing waits for: `SO_REUSEADDR` (which leaving repair mode
+/// clears), `TCP_NOTSENT_LOWAT` (which would have kept the queue from being filled), `SHUT_RD`, `O_NONBLOCK`.
+///
+/// # Errors
+/// What the kernel refuses.
+pub fn settle(socket: BorrowedFd<'_>, fixed: &TcpStatic) -> Result<(), RepairError> {
+    let options = &fixed.options;
+    if options.reuse_address {
+        set_int(socket, SOL_SOCKET, libc::SO_REUSEADDR, 1).at("SO_REUSEADDR")?;
+    }
+    if options.notsent_lowat != 0 {
+        let value = options.notsent_lowat;
+        set_int(socket, IPPROTO_TCP, libc::TCP_NOTSENT_LOWAT, value).at("TCP_NOTSENT_LOWAT")?;
+    }
+    if fixed.receive_shut {
+        // SAFETY: no pointers are passed.
+        check(unsafe { libc::shutdown(socket.as_raw_fd(), libc::SHUT_RD) }).at("shutdown")?;
+    }
+    if !options.nonblocking {
+        set_blocking(socket).at("F_SETFL")?;
+    }
+    Ok(())
+}
+
+fn set_blocking(socket: BorrowedFd<'_>) -> io::Result<()> {
+    // SAFETY: F_GETFL takes no argument and touches no memory.
+    let flags = unsafe { libc::fcntl(socket.as_raw_fd(), libc::F_GETFL) };
+    check(flags)?;
+    // SAFETY: F_SETFL takes an int and touches no memory.
+    check(unsafe { libc::fcntl(socket.as_raw_fd(), libc::F_SETFL, flags & !libc::O_NONBLOCK) })
+}
+
+/// Ends a socket at the donor after its connection went to another host: nothing goes on the wire, and the address
+/// pair is free at once, even while a program keeps a descriptor (it reads as closed).
+///
+/// # Errors
+/// What the kernel refuses.
+pub fn abandon(socket: BorrowedFd<'_>) -> Result<(), RepairError> {
+    // In repair mode a disconnect is silent; otherwise it would reset the peer.
+    set_int(socket, IPPROTO_TCP, libc::TCP_REPAIR, REPAIR_ON).at("TCP_REPAIR")?;
+    disconnect(socket).at("disconnect")
+}
+
+/// Takes a frozen socket back at the donor after a failed handoff: it goes on, and unsent data is pushed at once.
+///
+/// # Errors
+/// What the kernel refuses.
+pub fn resume(socket: BorrowedFd<'_>, fixed: &TcpStatic) -> Result<(), RepairError> {
+    leave_repair(socket, fixed)?;
+    // Setting TCP_NODELAY pushes what is queued. A corked socket is left alone: the program will push.
+    let value = |name| fixed.options.int(IPPROTO_TCP, name).unwrap_or(0);
+    if value(libc::TCP_CORK) == 0 {
+        set_int(socket, IPPROTO_TCP, libc::TCP_NODELAY, 1).at("TCP_NODELAY")?;
+        if value(libc::TCP_NODELAY) == 0 {
+            set_int(socket, IPPROTO_TCP, libc::TCP_NODELAY, 0).at("TCP_NODELAY")?;
+        }
+    }
+    Ok(())
+}
+
+/// Repair mode off at the donor, and what that clears set again.
+pub(super) fn leave_repair(socket: BorrowedFd<'_>, fixed: &TcpStatic) -> Result<(), RepairError> {
+    set_int(socket, IPPROTO_TCP, libc::TCP_REPAIR, REPAIR_OFF_QUIET).at("TCP_REPAIR")?;
+    if fixed.options.reuse_address {
+        set_int(socket, SOL_SOCKET, libc::SO_REUSEADDR, 1).at("SO_REUSEADDR")?;
+    }
+    Ok(())
+}
+
+/// Moves the TCP clock of one connection ahead by `ticks` (its unit: milliseconds, or microseconds where the
+/// connection counts them; an even number). For tests: on one machine all namespaces share a clock, and this makes
+/// the connections of one node look as if its clock ran ahead of the others'. Nothing else in this module needs to
+/// know: `TCP_TIMESTAMP` is given and taken as the connection's own value, whatever a host's clock says.
+///
+/// # Errors
+/// What the kernel refuses.
+pub fn shift_timestamp_clock(socket: BorrowedFd<'_>, ticks: u32) -> Result<(), RepairError> {
+    let reuse = get_int(socket, SOL_SOCKET, libc::SO_REUSEADDR).at("SO_REUSEADDR")?;
+    set_int(socket, IPPROTO_TCP, libc::TCP_REPAIR, REPAIR_ON).at("TCP_REPAIR")?;
+    let now = get_int(socket, IPPROTO_TCP, libc::TCP_TIMESTAMP).at("TCP_TIMESTAMP")?;
+    let ahead = (now as u32).wrapping_add(ticks & !1) as i32;
+    let outcome = set_int(socket, IPPROTO_TCP, libc::TCP_TIMESTAMP, ahead).at("TCP_TIMESTAMP");
+    set_int(socket, IPPROTO_TCP, libc::TCP_REPAIR, REPAIR_OFF_QUIET).at("TCP_REPAIR")?;
+    set_int(socket, SOL_SOCKET, libc::SO_REUSEADDR, reuse).at("SO_REUSEADDR")?;
+    outcome
+}

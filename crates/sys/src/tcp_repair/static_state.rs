@@ -1,0 +1,140 @@
+//! The part of a connection's state that does not change while it lives, read while it works.
+
+use super::error::{At, RepairError, Unmovable};
+use super::options::{SocketOptions, read_text};
+use crate::address::{canonical, local, remote};
+use crate::sockopt::{TCP_AO_INFO, get_bytes, get_int};
+use crate::tcp_info::{OPT_ECN, OPT_SACK, OPT_TIMESTAMPS, OPT_WSCALE, TcpInfo, TcpState};
+use libc::{IPPROTO_TCP, SOL_SOCKET};
+use serde::{Deserialize, Serialize};
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::{AsRawFd, BorrowedFd};
+
+/// What a connection was born with, and its socket's options. Sent ahead of the freeze.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TcpStatic {
+    /// Own address; IPv4 even on an IPv6 socket where the flow is IPv4.
+    pub local: SocketAddr,
+    /// The peer's address, likewise.
+    pub remote: SocketAddr,
+    /// Whether the socket is an IPv6 one (its flow may still be IPv4, by mapped addresses).
+    pub v6_socket: bool,
+    /// Window scales (ours to shift what we receive, ours told to the peer), if negotiated (RFC 7323 section 2).
+    pub window_scale: Option<(u8, u8)>,
+    /// Selective acknowledgements negotiated (RFC 2018).
+    pub sack: bool,
+    /// Timestamps negotiated (RFC 7323 section 3).
+    pub timestamps: bool,
+    /// ECN negotiated (RFC 3168).
+    pub ecn: bool,
+    /// The program shut its receiving direction (`SHUT_RD`).
+    pub receive_shut: bool,
+    /// Socket options.
+    pub options: SocketOptions,
+}
+
+/// Reads the static state of a connection in use, and refuses what cannot move; touches nothing.
+///
+/// # Errors
+/// [`RepairError::Unmovable`] names the state or feature in the way.
+pub fn read_static(fd: BorrowedFd<'_>) -> Result<TcpStatic, RepairError> {
+    let v6_socket = check_kind(fd)?;
+    let info = TcpInfo::read(fd).at("TCP_INFO")?;
+    check_state(info.state)?;
+    check_features(fd)?;
+    let receive_shut = check_urgent(fd)? && !info.state.received_fin();
+    let (local, remote) = addresses(fd)?;
+    crate::sock_diag::check_md5(fd, local, remote, v6_socket)?;
+    let negotiated = |bit| info.options & bit != 0;
+    Ok(TcpStatic {
+        local,
+        remote,
+        v6_socket,
+        window_scale: negotiated(OPT_WSCALE).then_some((info.snd_wscale, info.rcv_wscale)),
+        sack: negotiated(OPT_SACK),
+        timestamps: negotiated(OPT_TIMESTAMPS),
+        ecn: negotiated(OPT_ECN),
+        receive_shut,
+        options: SocketOptions::read(fd, v6_socket)?,
+    })
+}
+
+/// Whether the socket is an IPv6 one; refuses what is not TCP.
+fn check_kind(fd: BorrowedFd<'_>) -> Result<bool, RepairError> {
+    let domain = get_int(fd, SOL_SOCKET, libc::SO_DOMAIN).map_err(|_| Unmovable::NotTcp)?;
+    let protocol = get_int(fd, SOL_SOCKET, libc::SO_PROTOCOL).at("SO_PROTOCOL")?;
+    match (domain, protocol) {
+        (libc::AF_INET | libc::AF_INET6, libc::IPPROTO_TCP) => Ok(domain == libc::AF_INET6),
+        (_, libc::IPPROTO_MPTCP) => Err(Unmovable::Mptcp.into()),
+        _ => Err(Unmovable::NotTcp.into()),
+    }
+}
+
+fn check_state(state: TcpState) -> Result<(), Unmovable> {
+    match state {
+        TcpState::Listen => Err(Unmovable::Listening),
+        TcpState::SynSent | TcpState::SynReceived => Err(Unmovable::Handshake(state)),
+        TcpState::TimeWait | TcpState::Close => Err(Unmovable::Closed),
+        TcpState::Established
+        | TcpState::FinWait1
+        | TcpState::FinWait2
+        | TcpState::CloseWait
+        | TcpState::LastAck
+        | TcpState::Closing => Ok(()),
+    }
+}
+
+fn check_features(fd: BorrowedFd<'_>) -> Result<(), RepairError> {
+    if let Ok(ulp) = read_text(fd, IPPROTO_TCP, libc::TCP_ULP)
+        && !ulp.is_empty()
+    {
+        return Err(Unmovable::UpperLayerProtocol(ulp).into());
+    }
+    // `struct tcp_ao_info_opt` is 56 bytes; a socket without keys gives ENOENT, a kernel without TCP-AO ENOPROTOOPT.
+    if get_bytes(fd, IPPROTO_TCP, TCP_AO_INFO, &mut [0u8; 56]).is_ok() {
+        return Err(Unmovable::TcpAo.into());
+    }
+    // With no room the kernel tells the number of instructions of a classic filter, and EACCES for an eBPF one.
+    match get_bytes(fd, SOL_SOCKET, libc::SO_GET_FILTER, &mut []) {
+        Ok(0) => Ok(()),
+        Ok(_) => Err(Unmovable::Filter.into()),
+        Err(error) if error.raw_os_error() == Some(libc::EACCES) => Err(Unmovable::Filter.into()),
+        Err(error) => Err(error).at("SO_GET_FILTER"),
+    }
+}
+
+/// Refuses urgent data; tells whether the receiving direction is shut.
+fn check_urgent(fd: BorrowedFd<'_>) -> Result<bool, RepairError> {
+    let mut poll = poll_entry(fd);
+    // SAFETY: one valid entry; a timeout of zero returns at once.
+    let outcome = unsafe { libc::poll(&raw mut poll, 1, 0) };
+    crate::sockopt::check(outcome).at("poll")?;
+    if poll.revents & libc::POLLPRI != 0 {
+        return Err(Unmovable::UrgentData.into());
+    }
+    Ok(poll.revents & libc::POLLRDHUP != 0)
+}
+
+/// A `poll` entry that asks for urgent data and a shut receiving direction.
+pub(super) fn poll_entry(fd: BorrowedFd<'_>) -> libc::pollfd {
+    libc::pollfd {
+        fd: fd.as_raw_fd(),
+        events: libc::POLLPRI | libc::POLLRDHUP,
+        revents: 0,
+    }
+}
+
+fn addresses(fd: BorrowedFd<'_>) -> Result<(SocketAddr, SocketAddr), RepairError> {
+    let local = canonical(local(fd).at("getsockname")?);
+    let remote = canonical(remote(fd).at("getpeername")?);
+    for ip in [local.ip(), remote.ip()] {
+        let host_only = match ip {
+            IpAddr::V4(v4) => v4.is_link_local(),
+            IpAddr::V6(v6) => v6.is_unicast_link_local(),
+        };
+        if host_only {
+            return Err(Unmovable::HostAddress(ip).into());
+        }
+    }
+    Ok((local, remote))
+}

@@ -1,0 +1,217 @@
+//! A client, a router and two servers in network namespaces of their own. The namespaces live as long as the test's
+//! descriptors of them: nothing is left behind, whatever happens.
+#![allow(dead_code, missing_docs)]
+
+use std::fs::File;
+use std::io::{Read, Write};
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+/// Longest wait for anything that must happen.
+pub const PATIENCE: Duration = Duration::from_secs(30);
+
+/// A network namespace.
+pub struct Namespace {
+    handle: File,
+}
+
+impl Namespace {
+    pub fn new() -> Self {
+        let handle = std::thread::spawn(|| {
+            // SAFETY: no pointers are passed; only this thread changes namespace.
+            assert_eq!(unsafe { libc::unshare(libc::CLONE_NEWNET) }, 0);
+            File::open("/proc/thread-self/ns/net").expect("own namespace")
+        })
+        .join()
+        .expect("a thread");
+        let namespace = Self { handle };
+        namespace.ip("link set lo up");
+        namespace
+    }
+
+    /// Runs `work` on a thread inside the namespace.
+    pub fn run<R: Send>(&self, work: impl FnOnce() -> R + Send) -> R {
+        std::thread::scope(|scope| {
+            let inside = || {
+                let fd = self.handle.as_raw_fd();
+                // SAFETY: no pointers are passed; only this thread changes namespace.
+                assert_eq!(unsafe { libc::setns(fd, libc::CLONE_NEWNET) }, 0);
+                work()
+            };
+            match scope.spawn(inside).join() {
+                Ok(result) => result,
+                Err(panic) => std::panic::resume_unwind(panic),
+            }
+        })
+    }
+
+    /// Runs `ip` with `arguments` inside.
+    pub fn ip(&self, arguments: &str) {
+        self.run(|| {
+            let status = Command::new("ip")
+                .args(arguments.split_whitespace())
+                .status()
+                .expect("ip");
+            assert!(status.success(), "ip {arguments}");
+        });
+    }
+
+    pub fn write_sysctl(&self, path: &str, value: &str) {
+        self.run(|| std::fs::write(format!("/proc/sys/{path}"), value).expect("sysctl"));
+    }
+
+    fn path(&self) -> String {
+        format!(
+            "/proc/{}/fd/{}",
+            std::process::id(),
+            self.handle.as_raw_fd()
+        )
+    }
+}
+
+/// The hosts: `a` and `b` both have the service addresses; the router sends them to one or the other.
+pub struct Net {
+    pub client: Namespace,
+    pub router: Namespace,
+    pub a: Namespace,
+    pub b: Namespace,
+}
+
+pub const SERVICE_V4: Ipv4Addr = Ipv4Addr::new(10, 77, 9, 9);
+pub const SERVICE_V6: Ipv6Addr = Ipv6Addr::new(0xfd77, 9, 0, 0, 0, 0, 0, 9);
+
+/// Where the router sends the service address.
+#[derive(Clone, Copy)]
+pub enum To {
+    A,
+    B,
+    Nowhere,
+}
+
+impl Net {
+    pub fn new() -> Self {
+        let net = Self {
+            client: Namespace::new(),
+            router: Namespace::new(),
+            a: Namespace::new(),
+            b: Namespace::new(),
+        };
+        for (number, host) in [(1, &net.client), (2, &net.a), (3, &net.b)] {
+            link(&net.router, host, number);
+        }
+        net.router.write_sysctl("net/ipv4/ip_forward", "1");
+        net.router.write_sysctl("net/ipv6/conf/all/forwarding", "1");
+        for host in [&net.a, &net.b] {
+            host.ip("addr add 10.77.9.9/32 dev lo");
+            host.ip("-6 addr add fd77:9::9/128 dev lo nodad");
+        }
+        net.route(To::A);
+        net
+    }
+
+    pub fn route(&self, to: To) {
+        for (family, service, net) in [
+            ("-4", "10.77.9.9/32", "10.77."),
+            ("-6", "fd77:9::9/128", "fd77:"),
+        ] {
+            let host = if family == "-4" { ".2" } else { "::2" };
+            let target = match to {
+                To::A => format!("{service} via {net}2{host}"),
+                To::B => format!("{service} via {net}3{host}"),
+                To::Nowhere => format!("blackhole {service}"),
+            };
+            // `replace` keeps a route of another type, so the old one goes first.
+            let _ = self.router.run(|| {
+                Command::new("ip")
+                    .args([family, "route", "flush", service])
+                    .status()
+            });
+            self.router.ip(&format!("{family} route add {target}"));
+        }
+    }
+
+    /// A listener at `a` and a connection from the client through it: client's end, server's end.
+    pub fn connection(&self, service: SocketAddr) -> (TcpStream, TcpStream) {
+        let listener = self.a.run(|| TcpListener::bind(service).expect("listen"));
+        self.connect_to(&listener)
+    }
+
+    pub fn connect_to(&self, listener: &TcpListener) -> (TcpStream, TcpStream) {
+        let address = listener.local_addr().expect("address");
+        let client = self
+            .client
+            .run(|| TcpStream::connect(address).expect("connect"));
+        let (server, _) = listener.accept().expect("accept");
+        for end in [&client, &server] {
+            end.set_read_timeout(Some(PATIENCE)).expect("timeout");
+            end.set_write_timeout(Some(PATIENCE)).expect("timeout");
+        }
+        (client, server)
+    }
+}
+
+fn link(router: &Namespace, host: &Namespace, number: u8) {
+    let mac = |end: u8| format!("02:77:00:00:0{number}:0{end}");
+    let device = format!("r{number}");
+    let peer = host.path();
+    router.ip(&format!(
+        "link add {device} type veth peer name eth0 netns {peer}"
+    ));
+    for (namespace, device, own, other) in [(router, device.as_str(), 1, 2), (host, "eth0", 2, 1)] {
+        namespace.ip(&format!("link set {device} address {} up", mac(own)));
+        namespace.ip(&format!("addr add 10.77.{number}.{own}/24 dev {device}"));
+        namespace.ip(&format!(
+            "-6 addr add fd77:{number}::{own}/64 dev {device} nodad"
+        ));
+        let _ = other;
+    }
+    for (namespace, device, other) in [(router, device.as_str(), 2), (host, "eth0", 1)] {
+        let mac = mac(other);
+        namespace.ip(&format!(
+            "neigh replace 10.77.{number}.{other} lladdr {mac} dev {device}"
+        ));
+        namespace.ip(&format!(
+            "neigh replace fd77:{number}::{other} lladdr {mac} dev {device}"
+        ));
+    }
+    host.ip(&format!("route add default via 10.77.{number}.1"));
+    host.ip(&format!("-6 route add default via fd77:{number}::1"));
+}
+
+/// Bytes that differ from place to place.
+pub fn pattern(seed: u32, length: usize) -> Vec<u8> {
+    (0..length as u32)
+        .map(|at| (at.wrapping_mul(31) ^ (at >> 8).wrapping_mul(7) ^ seed) as u8)
+        .collect()
+}
+
+/// Sends `bytes` from one end to the other and checks what arrives.
+pub fn exchange(from: &mut TcpStream, to: &mut TcpStream, bytes: &[u8]) {
+    let mut arrived = vec![0; bytes.len()];
+    let mut sender = from.try_clone().expect("clone");
+    std::thread::scope(|scope| {
+        scope.spawn(move || sender.write_all(bytes).expect("write"));
+        to.read_exact(&mut arrived).expect("read");
+    });
+    assert!(arrived == bytes, "bytes changed on the way");
+}
+
+/// Waits until `done` says so.
+pub fn wait_for(what: &str, mut done: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !done() {
+        assert!(start.elapsed() < PATIENCE, "waited in vain for: {what}");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// A descriptor as a blocking stream with patience.
+pub fn stream(fd: OwnedFd) -> TcpStream {
+    let stream = TcpStream::from(fd);
+    stream.set_nonblocking(false).expect("blocking");
+    stream.set_read_timeout(Some(PATIENCE)).expect("timeout");
+    stream.set_write_timeout(Some(PATIENCE)).expect("timeout");
+    stream
+}
