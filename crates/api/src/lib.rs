@@ -1,17 +1,64 @@
 //! What a program needs to speak with the local `holdfastd`.
 //!
+//! - [`Session`] and what [`Session::serve`] makes of a socket: a server accepts from its listener, hands a connection
+//!   with its own state to another node, and receives connections handed to it. The asynchronous face ([`Service`],
+//!   [`Connection`], [`UdpService`], over tokio) is here, the one for threads in [`blocking`].
 //! - [`control`]: the types of the HTTP/JSON control API, its description, and a client.
 //! - [`app`]: the protocol between server programs and the daemon, and its channel.
-//! - [`ca`]: the group's own certificate authority (files only).
+//! - [`ca`]: the group's certificate authority.
 //!
 //! Everything here goes through the daemon on the same host; nothing here decides who owns a connection.
+//!
+//! ```no_run
+//! # use std::{io::{Read, Write}, net::TcpListener};
+//! # use holdfast_api::{Arrival, Session, app, blocking::Ready};
+//! let session = Session::connect(app::SOCKET_PATH).unwrap_or_else(|error| {
+//!     eprintln!("{error}; serving without Holdfast");
+//!     Session::detached()
+//! });
+//! let service = session.serve("counter", TcpListener::bind("10.80.255.1:7000")?)?;
+//! loop {
+//!     let (mut connection, mut lines) = match service.accept()? {
+//!         Arrival::New(connection) => (connection, 0),
+//!         Arrival::HandedOff { connection, state } => (connection, state[0]),
+//!     };
+//!     std::thread::spawn(move || -> std::io::Result<()> {
+//!         loop {
+//!             match connection.wait(None)? {
+//!                 // A safe point: `lines` is all that another process needs to go on.
+//!                 Ready::Asked(destination) => match connection.hand_off(destination, vec![lines]) {
+//!                     Ok(_moved) => return Ok(()),
+//!                     Err(kept) => connection = kept.connection,
+//!                 },
+//!                 _ => {
+//!                     if connection.read(&mut [0; 80])? == 0 {
+//!                         return Ok(());
+//!                     }
+//!                     lines += 1;
+//!                     connection.write_all(&[lines])?;
+//!                 }
+//!             }
+//!         }
+//!     });
+//! }
+//! # #[allow(unreachable_code)] Ok::<(), std::io::Error>(())
+//! ```
 #![forbid(unsafe_code)]
 
 pub mod app;
+#[cfg(feature = "tokio")]
+mod asynchronous;
+pub mod blocking;
 pub mod ca;
 pub mod control;
 mod drain;
 mod flow;
+mod server;
+mod session;
 
+#[cfg(feature = "tokio")]
+pub use asynchronous::{Connection, Service, UdpService};
 pub use drain::Drain;
 pub use flow::{FlowText, FlowTextError, Protocol};
+pub use server::{Arrival, Destination, Kept, Moved};
+pub use session::{Association, ConnectError, Session, Socket, UdpEvent};

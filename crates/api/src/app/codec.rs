@@ -199,6 +199,8 @@ mod tests {
             (flow(), pieces(), any::<bool>())
                 .prop_map(|(flow, unread, last)| ToDaemon::Collected { flow, unread, last }),
             any::<Vec<u64>>().prop_map(|ids| ToDaemon::Received { ids }),
+            (any::<Vec<u64>>(), ".{0,9}")
+                .prop_map(|(ids, reason)| ToDaemon::Refused { ids, reason }),
             prop::collection::vec(reclaim_item, 0..9).prop_map(|items| ToDaemon::Reclaim { items }),
         ]
     }

@@ -82,6 +82,14 @@ pub enum ToDaemon {
         /// As in [`FromDaemon::Incoming`].
         ids: Vec<u64>,
     },
+    /// The program cannot take these incoming flows: it serves them no more, or has such a flow. It closed their
+    /// descriptors.
+    Refused {
+        /// As in [`FromDaemon::Incoming`].
+        ids: Vec<u64>,
+        /// Why.
+        reason: String,
+    },
     /// After a reconnect: these flows were on their way when the old connection broke. Descriptors of those items that
     /// have one come with the message, in order.
     Reclaim {

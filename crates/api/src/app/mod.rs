@@ -28,6 +28,7 @@
 //!                                   ◄──  Incoming{items} + fds        prepared, not usable
 //!                                   ◄──  State{id, ..}                what the donor's program said about it
 //!   Received{ids}                   ──►            the program has descriptor and state: the daemon may commit
+//!                                                  (or Refused{ids, reason}, at any time before)
 //!                                   ◄──  Go{ids}                      the connection is this program's; or
 //!                                   ◄──  Cancel{ids, reason}          it is not, the program closes its descriptor
 //! ```

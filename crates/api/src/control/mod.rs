@@ -3,6 +3,8 @@
 //! [`ROUTES`] is the one table of it: the description ([`openapi`]), the client and the daemon's server follow it. Every
 //! answer with a status of 400 or above has an [`ErrorBody`].
 
+#[cfg(feature = "client")]
+mod client;
 mod flows;
 mod handoffs;
 mod nodes;
@@ -10,6 +12,8 @@ mod openapi;
 mod routes;
 mod status;
 
+#[cfg(feature = "client")]
+pub use client::{BlockingClient, Client, ClientError};
 pub use flows::{FlowDetail, FlowEntry, FlowFilter, FlowList, FlowQuery, FlowState, TcpDetail};
 pub use handoffs::{
     FlowOutcome, FlowResult, HandoffAccepted, HandoffList, HandoffRequest, HandoffState,

@@ -1,0 +1,7 @@
+//! The library for programs of tasks, over tokio's sockets. Re-exported at the crate's root.
+
+mod tcp;
+mod udp;
+
+pub use tcp::{Connection, Service};
+pub use udp::UdpService;

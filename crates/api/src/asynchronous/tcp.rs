@@ -1,0 +1,219 @@
+//! TCP over tokio.
+
+use std::fmt;
+use std::future::poll_fn;
+use std::io;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::{TcpListener, TcpStream};
+
+use crate::session::{Descriptor, Registration, Socket, tcp::TcpService};
+use crate::{Arrival, Destination, FlowText, Kept, Moved, Session};
+
+/// A TCP listener behind Holdfast. Made by [`Session::serve`]; withdrawn when dropped.
+pub struct Service {
+    listener: TcpListener,
+    tcp: TcpService,
+}
+
+impl Socket for TcpListener {
+    type Service = Service;
+
+    fn serve(self, session: &Session, pool: &str) -> io::Result<Service> {
+        let tcp = TcpService::new(session, pool, self.local_addr()?)?;
+        Ok(Service {
+            listener: self,
+            tcp,
+        })
+    }
+}
+
+impl fmt::Debug for Service {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Service")
+            .field("listener", &self.listener)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Service {
+    /// The next connection: a client's, or one that another node handed over. For one task at a time; may be cancelled
+    /// without loss.
+    ///
+    /// # Errors
+    /// As accept(2). The service remains usable.
+    pub async fn accept(&self) -> io::Result<Arrival<Connection>> {
+        poll_fn(|context| self.poll_accept(context)).await
+    }
+
+    /// [`Service::accept`] for hand-written futures.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn poll_accept(&self, context: &mut Context<'_>) -> Poll<io::Result<Arrival<Connection>>> {
+        if let Poll::Ready(letter) = self.tcp.queue().poll_take(context) {
+            let (stream, registration, state) = self.tcp.open(letter)?;
+            stream.set_nonblocking(true)?;
+            let connection = Connection::new(TcpStream::from_std(stream)?, registration);
+            return Poll::Ready(Ok(Arrival::HandedOff { connection, state }));
+        }
+        let (stream, remote) = ready!(self.listener.poll_accept(context))?;
+        let registration = self.tcp.accepted(stream.local_addr()?, remote)?;
+        Poll::Ready(Ok(Arrival::New(Connection::new(stream, registration))))
+    }
+
+    /// The listener.
+    pub fn listener(&self) -> &TcpListener {
+        &self.listener
+    }
+
+    /// Hands off many connections as one batch. The results are in the order of the connections.
+    pub async fn hand_off_many(
+        &self,
+        connections: Vec<(Connection, Vec<u8>)>,
+        destination: impl Into<Destination>,
+    ) -> Vec<Result<Moved, Kept<Connection>>> {
+        let destination = destination.into();
+        let mut begun = Vec::with_capacity(connections.len());
+        for (connection, state) in connections {
+            let result = connection.leave(&destination, state);
+            begun.push((connection, result));
+        }
+        let mut results = Vec::with_capacity(begun.len());
+        for (connection, begun) in begun {
+            results.push(connection.finish(begun).await);
+        }
+        results
+    }
+}
+
+/// A client's connection. Reads and writes go straight to its socket; dropping it closes it.
+pub struct Connection {
+    stream: Arc<TcpStream>,
+    registration: Registration,
+}
+
+impl Connection {
+    fn new(stream: TcpStream, registration: Registration) -> Self {
+        Self {
+            stream: Arc::new(stream),
+            registration,
+        }
+    }
+
+    /// Its flow.
+    pub fn flow(&self) -> FlowText {
+        self.registration.flow
+    }
+
+    /// Its socket, for options, `readable`, `try_read` and the like.
+    pub fn stream(&self) -> &TcpStream {
+        &self.stream
+    }
+
+    /// Where the operator wants it, if so. A program looks here whenever it is at a point from which its peer on the
+    /// other node could go on, and calls [`Connection::hand_off`]. It stays asked until then, or until declined.
+    pub fn asked(&self) -> Option<Destination> {
+        self.registration.cell.asked()
+    }
+
+    /// Waits until the operator wants it elsewhere: for the side of `select!` that wakes a connection at rest. For one
+    /// task at a time; may be cancelled.
+    pub async fn wait_asked(&self) -> Destination {
+        poll_fn(|context| self.registration.cell.poll_asked(context)).await
+    }
+
+    /// Answers the operator that this connection stays.
+    pub fn decline(&self, reason: &str) {
+        self.registration.decline(reason);
+    }
+
+    /// Hands the connection to another node, where the service's `accept` brings it with `state` (48 KiB at most).
+    /// What the client sent and this program did not read, and what this program wrote and the client does not have,
+    /// moves along. Waits for the end, however long the daemon is away.
+    ///
+    /// A handoff whose future is dropped goes on; the connection, should it stay, is closed.
+    ///
+    /// # Errors
+    /// [`Kept`] gives the connection back, usable as before.
+    pub async fn hand_off(
+        self,
+        destination: impl Into<Destination>,
+        state: Vec<u8>,
+    ) -> Result<Moved, Kept<Self>> {
+        let begun = self.leave(&destination.into(), state);
+        self.finish(begun).await
+    }
+
+    fn leave(&self, destination: &Destination, state: Vec<u8>) -> Result<(), String> {
+        self.registration
+            .leave(destination, state, Arc::clone(&self.stream) as Descriptor)
+    }
+
+    async fn finish(self, begun: Result<(), String>) -> Result<Moved, Kept<Self>> {
+        let outcome = match begun {
+            Ok(()) => self.registration.outcome().await,
+            Err(reason) => Err(reason),
+        };
+        outcome.map_err(|reason| Kept {
+            connection: self,
+            reason,
+        })
+    }
+}
+
+impl fmt::Debug for Connection {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Connection").field(&self.flow()).finish()
+    }
+}
+
+impl AsyncRead for Connection {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        loop {
+            ready!(self.stream.poll_read_ready(context))?;
+            match self.stream.try_read(buffer.initialize_unfilled()) {
+                Ok(length) => {
+                    buffer.advance(length);
+                    return Poll::Ready(Ok(()));
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                Err(error) => return Poll::Ready(Err(error)),
+            }
+        }
+    }
+}
+
+impl AsyncWrite for Connection {
+    fn poll_write(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        loop {
+            ready!(self.stream.poll_write_ready(context))?;
+            match self.stream.try_write(bytes) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                other => return Poll::Ready(other),
+            }
+        }
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(rustix::net::shutdown(
+            &self.stream,
+            rustix::net::Shutdown::Write,
+        )?))
+    }
+}

@@ -1,0 +1,126 @@
+//! UDP over tokio.
+
+use std::fmt;
+use std::future::poll_fn;
+use std::io;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use tokio::io::Interest;
+use tokio::net::UdpSocket;
+
+use crate::session::{Association, Handle, Slot, Socket, UdpEvent, UdpTable};
+use crate::{Destination, Kept, Moved, Protocol, Session};
+
+/// A bound UDP socket behind Holdfast. Made by [`Session::serve`]; withdrawn when dropped.
+pub struct UdpService {
+    /// Tells when to read and write; the same socket as the table's.
+    socket: UdpSocket,
+    table: Arc<UdpTable>,
+    handle: Arc<Handle>,
+}
+
+impl Socket for UdpSocket {
+    type Service = UdpService;
+
+    fn serve(self, session: &Session, pool: &str) -> io::Result<UdpService> {
+        let local = self.local_addr()?;
+        let socket = self.into_std()?;
+        let table = UdpTable::new(socket.try_clone()?)?;
+        let handle = Arc::clone(&session.handle);
+        let slot = Slot::Udp(Arc::downgrade(&table));
+        table.set_service(handle.shared.serve(pool, Protocol::Udp, vec![local], slot));
+        Ok(UdpService {
+            socket: UdpSocket::from_std(socket)?,
+            table,
+            handle,
+        })
+    }
+}
+
+impl fmt::Debug for UdpService {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("UdpService")
+            .field("socket", &self.socket)
+            .finish_non_exhaustive()
+    }
+}
+
+impl UdpService {
+    /// The next event. For one task at a time; may be cancelled without loss.
+    ///
+    /// # Errors
+    /// As recvfrom(2).
+    pub async fn receive(&self) -> io::Result<UdpEvent> {
+        poll_fn(|context| self.poll_receive(context)).await
+    }
+
+    fn poll_receive(&self, context: &mut Context<'_>) -> Poll<io::Result<UdpEvent>> {
+        loop {
+            if let Poll::Ready(event) = self.table.ready().poll_take(context) {
+                return Poll::Ready(Ok(event));
+            }
+            ready!(self.socket.poll_recv_ready(context))?;
+            match self.socket.try_io(Interest::READABLE, || {
+                self.table.receive(&self.handle.shared)
+            }) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                other => return Poll::Ready(other),
+            }
+        }
+    }
+
+    /// Sends a datagram to a client.
+    ///
+    /// # Errors
+    /// `NotConnected` for an association that is on its way or elsewhere; else as sendto(2).
+    pub async fn send(&self, association: &Association, data: &[u8]) -> io::Result<usize> {
+        if !self.table.may_send(association) {
+            return Err(io::ErrorKind::NotConnected.into());
+        }
+        self.socket.send_to(data, association.remote()).await
+    }
+
+    /// Hands one association to another node, where the service's socket brings it with `state` (48 KiB at most) and
+    /// with the datagrams that this program has not read. Waits for the end, however long the daemon is away.
+    ///
+    /// # Errors
+    /// [`Kept`] gives the association back, usable as before.
+    pub async fn hand_off(
+        &self,
+        association: &Association,
+        destination: impl Into<Destination>,
+        state: Vec<u8>,
+    ) -> Result<Moved, Kept<Association>> {
+        association.cell().unask();
+        let outcome =
+            match self
+                .table
+                .leave(&self.handle.shared, association, &destination.into(), state)
+            {
+                Ok(()) => poll_fn(|context| association.cell().poll_outcome(context)).await,
+                Err(reason) => Err(reason),
+            };
+        match outcome {
+            Ok(to) => Ok(Moved { to }),
+            Err(reason) => Err(Kept {
+                connection: association.clone(),
+                reason,
+            }),
+        }
+    }
+
+    /// Forgets the associations that have been silent for so long; says how many.
+    pub fn forget_idle(&self, idle_min: Duration) -> usize {
+        self.table
+            .forget(&self.handle.shared, |_, idle| idle >= idle_min)
+    }
+}
+
+impl Drop for UdpService {
+    fn drop(&mut self) {
+        self.handle.shared.withdraw(self.table.service());
+        self.table.forget(&self.handle.shared, |_, _| true);
+    }
+}

@@ -1,0 +1,227 @@
+//! TCP for programs of threads.
+
+use std::fmt;
+use std::io::{self, Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::os::fd::AsFd;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::wait_readable;
+use crate::session::{Descriptor, Registration, Socket, block_on, tcp::TcpService};
+use crate::{Arrival, Destination, FlowText, Kept, Moved, Session};
+
+/// A TCP listener behind Holdfast. Made by [`Session::serve`]; withdrawn when dropped.
+pub struct Service {
+    listener: TcpListener,
+    tcp: TcpService,
+}
+
+impl Socket for TcpListener {
+    type Service = Service;
+
+    fn serve(self, session: &Session, pool: &str) -> io::Result<Service> {
+        self.set_nonblocking(true)?;
+        let tcp = TcpService::new(session, pool, self.local_addr()?)?;
+        Ok(Service {
+            listener: self,
+            tcp,
+        })
+    }
+}
+
+impl fmt::Debug for Service {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Service")
+            .field("listener", &self.listener)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Service {
+    /// The next connection: a client's, or one that another node handed over. Several threads may wait here.
+    ///
+    /// # Errors
+    /// As accept(2). The service remains usable.
+    pub fn accept(&self) -> io::Result<Arrival<Connection>> {
+        loop {
+            if let Some(letter) = self.tcp.queue().take() {
+                let (stream, registration, state) = self.tcp.open(letter)?;
+                return Ok(Arrival::HandedOff {
+                    connection: Connection::new(stream, registration)?,
+                    state,
+                });
+            }
+            match self.listener.accept() {
+                Ok((stream, remote)) => {
+                    let registration = self.tcp.accepted(stream.local_addr()?, remote)?;
+                    return Ok(Arrival::New(Connection::new(stream, registration)?));
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    wait_readable(self.listener.as_fd(), self.tcp.queue().bell().as_fd(), None)?;
+                }
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    /// The listener.
+    pub fn listener(&self) -> &TcpListener {
+        &self.listener
+    }
+
+    /// Hands off many connections as one batch. The results are in the order of the connections.
+    pub fn hand_off_many(
+        &self,
+        connections: Vec<(Connection, Vec<u8>)>,
+        destination: impl Into<Destination>,
+    ) -> Vec<Result<Moved, Kept<Connection>>> {
+        let destination = destination.into();
+        let begun: Vec<_> = connections
+            .into_iter()
+            .map(|(connection, state)| {
+                let begun = connection.leave(&destination, state);
+                (connection, begun)
+            })
+            .collect();
+        begun
+            .into_iter()
+            .map(|(connection, begun)| connection.finish(begun))
+            .collect()
+    }
+}
+
+/// What a connection waited for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Ready {
+    /// There is something to read, or the end.
+    Readable,
+    /// The operator wants it elsewhere.
+    Asked(Destination),
+    /// The time is over.
+    TimedOut,
+}
+
+/// A client's connection. Reads and writes go straight to its socket; dropping it closes it.
+pub struct Connection {
+    stream: Arc<TcpStream>,
+    registration: Registration,
+}
+
+impl Connection {
+    fn new(stream: TcpStream, registration: Registration) -> io::Result<Self> {
+        stream.set_nonblocking(false)?;
+        Ok(Self {
+            stream: Arc::new(stream),
+            registration,
+        })
+    }
+
+    /// Its flow.
+    pub fn flow(&self) -> FlowText {
+        self.registration.flow
+    }
+
+    /// Its socket, for options and the like.
+    pub fn stream(&self) -> &TcpStream {
+        &self.stream
+    }
+
+    /// Where the operator wants it, if so. A program looks here whenever it is at a point from which its peer on the
+    /// other node could go on, and calls [`Connection::hand_off`]. It stays asked until then, or until declined.
+    pub fn asked(&self) -> Option<Destination> {
+        self.registration.cell.asked()
+    }
+
+    /// Waits until there is something to read, the operator asks, or `wait_max` is over.
+    ///
+    /// # Errors
+    /// As poll(2).
+    pub fn wait(&self, wait_max: Option<Duration>) -> io::Result<Ready> {
+        let deadline = wait_max.map(|wait_max| Instant::now() + wait_max);
+        let bell = self.registration.cell.bell()?;
+        loop {
+            if let Some(destination) = self.asked() {
+                return Ok(Ready::Asked(destination));
+            }
+            match wait_readable(self.stream.as_fd(), bell.as_fd(), deadline)? {
+                (true, _) => return Ok(Ready::Readable),
+                (false, true) => {}
+                (false, false) => return Ok(Ready::TimedOut),
+            }
+        }
+    }
+
+    /// Answers the operator that this connection stays.
+    pub fn decline(&self, reason: &str) {
+        self.registration.decline(reason);
+    }
+
+    /// Hands the connection to another node, where the service's `accept` brings it with `state` (48 KiB at most).
+    /// What the client sent and this program did not read, and what this program wrote and the client does not have,
+    /// moves along. Waits for the end, however long the daemon is away.
+    ///
+    /// # Errors
+    /// [`Kept`] gives the connection back, usable as before.
+    pub fn hand_off(
+        self,
+        destination: impl Into<Destination>,
+        state: Vec<u8>,
+    ) -> Result<Moved, Kept<Self>> {
+        let begun = self.leave(&destination.into(), state);
+        self.finish(begun)
+    }
+
+    fn leave(&self, destination: &Destination, state: Vec<u8>) -> Result<(), String> {
+        self.registration
+            .leave(destination, state, Arc::clone(&self.stream) as Descriptor)
+    }
+
+    fn finish(self, begun: Result<(), String>) -> Result<Moved, Kept<Self>> {
+        let outcome = begun.and_then(|()| {
+            block_on(self.registration.outcome(), None).unwrap_or_else(|| Err("no outcome".into()))
+        });
+        outcome.map_err(|reason| Kept {
+            connection: self,
+            reason,
+        })
+    }
+}
+
+impl fmt::Debug for Connection {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Connection").field(&self.flow()).finish()
+    }
+}
+
+impl Read for &Connection {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        (&*self.stream).read(buffer)
+    }
+}
+
+impl Write for &Connection {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        (&*self.stream).write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl Read for Connection {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        (&*self).read(buffer)
+    }
+}
+
+impl Write for Connection {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        (&*self).write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}

@@ -1,0 +1,228 @@
+//! How the session's thread tells a waiting program: one cell for each flow, one mailbox for each service.
+
+use std::collections::VecDeque;
+use std::future::Future;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::pin::pin;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, Wake, Waker};
+use std::thread::{self, Thread};
+use std::time::Instant;
+
+use rustix::event::{EventfdFlags, eventfd};
+
+use crate::{Destination, FlowText};
+
+/// Locks; a thread that panicked with the lock held left nothing half done here.
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A descriptor that is readable from [`Bell::ring`] to [`Bell::silence`], for programs that wait in poll(2).
+#[derive(Debug)]
+pub(crate) struct Bell {
+    eventfd: OwnedFd,
+}
+
+impl Bell {
+    pub(crate) fn new() -> io::Result<Self> {
+        Ok(Self {
+            eventfd: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
+        })
+    }
+
+    pub(crate) fn ring(&self) {
+        // Fails only when the counter is full: then it is readable already.
+        let _ = rustix::io::write(&self.eventfd, &1u64.to_ne_bytes());
+    }
+
+    pub(crate) fn silence(&self) {
+        let _ = rustix::io::read(&self.eventfd, &mut [0u8; 8]);
+    }
+}
+
+impl AsFd for Bell {
+    fn as_fd(&self) -> std::os::fd::BorrowedFd<'_> {
+        self.eventfd.as_fd()
+    }
+}
+
+/// What became of a handoff: the node that took it, or the reason why it stayed.
+pub(crate) type Outcome = Result<String, String>;
+
+/// What the session tells about one flow.
+#[derive(Debug, Default)]
+pub(crate) struct Cell {
+    inner: Mutex<CellInner>,
+}
+
+#[derive(Debug, Default)]
+struct CellInner {
+    asked: Option<Destination>,
+    asked_waker: Option<Waker>,
+    bell: Option<Arc<Bell>>,
+    outcome: Option<Outcome>,
+    outcome_waker: Option<Waker>,
+}
+
+impl Cell {
+    /// What was asked, if anything; it stays asked until a handoff is tried or declined.
+    pub(crate) fn asked(&self) -> Option<Destination> {
+        lock(&self.inner).asked.clone()
+    }
+
+    #[cfg(feature = "tokio")]
+    pub(crate) fn poll_asked(&self, context: &mut Context<'_>) -> Poll<Destination> {
+        let mut inner = lock(&self.inner);
+        match &inner.asked {
+            Some(destination) => Poll::Ready(destination.clone()),
+            None => {
+                inner.asked_waker = Some(context.waker().clone());
+                Poll::Pending
+            }
+        }
+    }
+
+    /// Readable while something is asked.
+    pub(crate) fn bell(&self) -> io::Result<Arc<Bell>> {
+        let mut inner = lock(&self.inner);
+        if let Some(bell) = &inner.bell {
+            return Ok(Arc::clone(bell));
+        }
+        let bell = Arc::new(Bell::new()?);
+        if inner.asked.is_some() {
+            bell.ring();
+        }
+        inner.bell = Some(Arc::clone(&bell));
+        Ok(bell)
+    }
+
+    pub(crate) fn ask(&self, destination: Destination) {
+        let mut inner = lock(&self.inner);
+        inner.asked = Some(destination);
+        if let Some(bell) = &inner.bell {
+            bell.ring();
+        }
+        let waker = inner.asked_waker.take();
+        drop(inner);
+        waker.into_iter().for_each(Waker::wake);
+    }
+
+    pub(crate) fn unask(&self) {
+        let mut inner = lock(&self.inner);
+        inner.asked = None;
+        if let Some(bell) = &inner.bell {
+            bell.silence();
+        }
+    }
+
+    pub(crate) fn finish(&self, outcome: Outcome) {
+        let mut inner = lock(&self.inner);
+        inner.outcome = Some(outcome);
+        let waker = inner.outcome_waker.take();
+        drop(inner);
+        waker.into_iter().for_each(Waker::wake);
+    }
+
+    pub(crate) fn poll_outcome(&self, context: &mut Context<'_>) -> Poll<Outcome> {
+        let mut inner = lock(&self.inner);
+        match inner.outcome.take() {
+            Some(outcome) => Poll::Ready(outcome),
+            None => {
+                inner.outcome_waker = Some(context.waker().clone());
+                Poll::Pending
+            }
+        }
+    }
+}
+
+/// A TCP connection that was handed over and waits for `accept`.
+pub(crate) struct Letter {
+    pub(crate) flow: FlowText,
+    pub(crate) cell: Arc<Cell>,
+    pub(crate) descriptor: Arc<OwnedFd>,
+    pub(crate) state: Vec<u8>,
+}
+
+/// What the session's thread brings to one service.
+pub(crate) struct Queue<T> {
+    inner: Mutex<(VecDeque<T>, Vec<Waker>)>,
+    bell: Bell,
+}
+
+impl<T> Queue<T> {
+    pub(crate) fn new() -> io::Result<Self> {
+        Ok(Self {
+            inner: Mutex::default(),
+            bell: Bell::new()?,
+        })
+    }
+
+    /// Readable while something is there.
+    pub(crate) fn bell(&self) -> &Bell {
+        &self.bell
+    }
+
+    pub(crate) fn put(&self, items: impl IntoIterator<Item = T>) {
+        let mut inner = lock(&self.inner);
+        inner.0.extend(items);
+        if inner.0.is_empty() {
+            return;
+        }
+        self.bell.ring();
+        let wakers = std::mem::take(&mut inner.1);
+        drop(inner);
+        wakers.into_iter().for_each(Waker::wake);
+    }
+
+    pub(crate) fn take(&self) -> Option<T> {
+        let mut inner = lock(&self.inner);
+        let item = inner.0.pop_front()?;
+        if inner.0.is_empty() {
+            self.bell.silence();
+        }
+        Some(item)
+    }
+
+    /// The next one; or the context is woken when one comes.
+    #[cfg(feature = "tokio")]
+    pub(crate) fn poll_take(&self, context: &mut Context<'_>) -> Poll<T> {
+        if let Some(item) = self.take() {
+            return Poll::Ready(item);
+        }
+        let mut inner = lock(&self.inner);
+        if !inner.1.iter().any(|waker| waker.will_wake(context.waker())) {
+            inner.1.push(context.waker().clone());
+        }
+        drop(inner);
+        // One may have come between the look and the waker.
+        self.take().map_or(Poll::Pending, Poll::Ready)
+    }
+}
+
+struct Unpark(Thread);
+
+impl Wake for Unpark {
+    fn wake(self: Arc<Self>) {
+        self.0.unpark();
+    }
+}
+
+/// Waits in this thread for what another thread of the library brings; `None` when `deadline` came first.
+pub(crate) fn block_on<T>(future: impl Future<Output = T>, deadline: Option<Instant>) -> Option<T> {
+    let waker = Waker::from(Arc::new(Unpark(thread::current())));
+    let mut future = pin!(future);
+    loop {
+        if let Poll::Ready(value) = future.as_mut().poll(&mut Context::from_waker(&waker)) {
+            return Some(value);
+        }
+        match deadline {
+            None => thread::park(),
+            Some(deadline) => match deadline.checked_duration_since(Instant::now()) {
+                Some(left) => thread::park_timeout(left),
+                None => return None,
+            },
+        }
+    }
+}

@@ -1,0 +1,156 @@
+//! The session's thread: connects, sends, receives, and connects again.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+use super::shared::Shared;
+use crate::app::{Channel, FromDaemon, decode, encode};
+
+/// The delays between attempts to reach the daemon: doubled from the first to the last.
+const DELAY_FIRST: Duration = Duration::from_millis(5);
+const DELAY_LAST: Duration = Duration::from_secs(1);
+
+/// Starts the thread. `channel` is the first connection, if there is one.
+///
+/// # Panics
+/// When the process can start no thread.
+pub(super) fn start(shared: Arc<Shared>, path: PathBuf, channel: Option<Channel>) {
+    thread::Builder::new()
+        .name("holdfast".into())
+        .spawn(move || run(&shared, &path, channel))
+        .expect("a thread for the session");
+}
+
+fn run(shared: &Shared, path: &Path, mut channel: Option<Channel>) {
+    let mut delay = DELAY_FIRST;
+    while !shared.is_stopped() {
+        match channel.take().map_or_else(|| Channel::connect(path), Ok) {
+            Ok(channel) => {
+                let Err(error) = converse(shared, &channel) else {
+                    return;
+                };
+                if shared.core().is_open() {
+                    delay = DELAY_FIRST;
+                }
+                shared.core().handle_disconnected();
+                shared.first_attempt_failed(&error);
+                tracing::warn!(%error, "the session with the daemon broke; connecting again");
+            }
+            Err(error) => tracing::debug!(%error, path = %path.display(), "no daemon"),
+        }
+        pause(shared, delay);
+        delay = (delay * 2).min(DELAY_LAST);
+    }
+}
+
+/// Waits, but not longer than the session lives.
+fn pause(shared: &Shared, delay: Duration) {
+    let end = Instant::now() + delay;
+    while !shared.is_stopped() {
+        let left = end.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return;
+        }
+        let timeout = Timespec {
+            tv_sec: left.as_secs() as i64,
+            tv_nsec: i64::from(left.subsec_nanos()),
+        };
+        let _ = poll(
+            &mut [PollFd::new(&shared.bell, PollFlags::IN)],
+            Some(&timeout),
+        );
+        shared.awake();
+    }
+}
+
+/// One connection's life. Returns when the session is to end; an error when the connection broke.
+fn converse(shared: &Shared, channel: &Channel) -> io::Result<()> {
+    channel.set_nonblocking(true)?;
+    shared.core().handle_connected();
+    loop {
+        if shared.is_stopped() {
+            // What the last handles left to say, as far as it fits: the daemon sees the end of the session anyhow.
+            return transmit(shared, channel).map(|_| ());
+        }
+        shared.awake();
+        let all_sent = transmit(shared, channel)?;
+        let wanted = if all_sent {
+            PollFlags::IN
+        } else {
+            PollFlags::IN | PollFlags::OUT
+        };
+        let mut polled = [
+            PollFd::new(channel, wanted),
+            PollFd::new(&shared.bell, PollFlags::IN),
+        ];
+        match poll(&mut polled, None) {
+            Err(rustix::io::Errno::INTR) => continue,
+            other => other?,
+        };
+        if !(polled[0].revents() - PollFlags::OUT).is_empty() {
+            receive(shared, channel)?;
+        }
+    }
+}
+
+/// Sends until all is sent (true) or the socket is full.
+fn transmit(shared: &Shared, channel: &Channel) -> io::Result<bool> {
+    loop {
+        // A statement of its own: the lock is not held while sending.
+        let next = shared.core().poll_transmit();
+        let Some(next) = next else { return Ok(true) };
+        let bytes = match encode(&next.message) {
+            Ok(bytes) => bytes,
+            Err(error) => {
+                tracing::error!(%error, "a message that cannot be sent");
+                continue;
+            }
+        };
+        let descriptors: Vec<_> = next
+            .descriptors
+            .iter()
+            .map(|descriptor| descriptor.as_fd())
+            .collect();
+        match channel.send(&bytes, &descriptors) {
+            Ok(()) => {}
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                shared.core().not_sent(next);
+                return Ok(false);
+            }
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+fn receive(shared: &Shared, channel: &Channel) -> io::Result<()> {
+    loop {
+        let packet = match channel.receive() {
+            Ok(Some(packet)) => packet,
+            Ok(None) => {
+                return Err(io::Error::new(
+                    io::ErrorKind::UnexpectedEof,
+                    "the daemon ended it",
+                ));
+            }
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
+            Err(error) => return Err(error),
+        };
+        let invalid = |text: String| io::Error::new(io::ErrorKind::InvalidData, text);
+        let message: FromDaemon =
+            decode(&packet.bytes).map_err(|error| invalid(error.to_string()))?;
+        shared
+            .core()
+            .handle_message(message, packet.descriptors)
+            .map_err(|error| invalid(error.to_string()))?;
+        loop {
+            let event = shared.core().poll_event();
+            let Some(event) = event else { break };
+            shared.dispatch(event);
+        }
+    }
+}

@@ -1,0 +1,160 @@
+//! A program's session with the daemon of its host.
+//!
+//! One thread for each session speaks with the daemon, whichever face the program uses: the asynchronous face waits by
+//! wakers, the blocking one by parking or in poll(2). So the protocol is written once ([`core`]), and a program whose
+//! own threads are busy still answers the daemon.
+
+mod cell;
+mod core;
+mod driver;
+mod outbox;
+mod shared;
+pub(crate) mod tcp;
+mod udp;
+
+use std::io;
+use std::os::fd::AsFd;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+pub(crate) use cell::{Bell, Cell, Letter, Queue, block_on, lock};
+pub(crate) use shared::{Handle, Registration, Slot};
+pub(crate) use udp::UdpTable;
+pub use udp::{Association, UdpEvent};
+
+use crate::app::Channel;
+
+/// A socket that the session keeps alive while its connection is on its way.
+pub(crate) type Descriptor = Arc<dyn AsFd + Send + Sync>;
+
+/// A program's session with the daemon of its host. Clones are the same session; it ends with the last clone, service
+/// and connection.
+///
+/// A session outlives the daemon: when the daemon dies, connections are served on, those in a handoff wait silently,
+/// and the session comes back by itself when the daemon does.
+#[derive(Clone, Debug)]
+pub struct Session {
+    pub(crate) handle: Arc<Handle>,
+}
+
+/// How long a daemon that accepted the connection may take for its first answer.
+const OPEN_WAIT_MAX: Duration = Duration::from_secs(5);
+
+/// Why there is no session.
+#[derive(Debug, thiserror::Error)]
+pub enum ConnectError {
+    /// Nobody listens there.
+    #[error(
+        "no daemon at {path}: {error} (is holdfastd running, and may this user open the socket?)"
+    )]
+    Absent {
+        /// The socket's path.
+        path: String,
+        /// What the system said.
+        error: io::Error,
+    },
+    /// It accepted, and then said nothing that opens a session.
+    #[error("the daemon at {path} did not open the session: {reason}")]
+    Refused {
+        /// The socket's path.
+        path: String,
+        /// What it did instead.
+        reason: String,
+    },
+}
+
+impl Session {
+    /// Opens a session with the daemon at `path` ([`app::SOCKET_PATH`](crate::app::SOCKET_PATH) by default) under the
+    /// name of this program's file. Waits for the daemon's answer, 5 seconds at most.
+    ///
+    /// # Errors
+    /// See [`ConnectError`]. A program that shall serve without Holdfast too goes on with [`Session::detached`] or
+    /// [`Session::connect_later`].
+    pub fn connect(path: impl AsRef<Path>) -> Result<Self, ConnectError> {
+        let shown = path.as_ref().display().to_string();
+        let channel = Channel::connect(&path).map_err(|error| ConnectError::Absent {
+            path: shown.clone(),
+            error,
+        })?;
+        let session = Self::driven(path.as_ref(), Some(channel));
+        match session
+            .handle
+            .shared
+            .wait_open(Instant::now() + OPEN_WAIT_MAX)
+        {
+            Ok(()) => Ok(session),
+            Err(reason) => Err(ConnectError::Refused {
+                path: shown,
+                reason,
+            }),
+        }
+    }
+
+    /// A session with a daemon that need not be there yet: until it comes, the program serves as without Holdfast.
+    pub fn connect_later(path: impl AsRef<Path>) -> Self {
+        Self::driven(path.as_ref(), None)
+    }
+
+    /// A session with no daemon, ever: the program serves, nothing is asked, every handoff fails at once.
+    pub fn detached() -> Self {
+        Self {
+            handle: Handle::new(&program_name()),
+        }
+    }
+
+    /// A session over a channel that exists; when it breaks, the session goes on at `path`.
+    pub fn over(channel: Channel, path: impl AsRef<Path>) -> Self {
+        Self::driven(path.as_ref(), Some(channel))
+    }
+
+    /// Whether the daemon is there and has opened the session.
+    pub fn is_open(&self) -> bool {
+        self.handle.shared.with_core(|core| core.is_open())
+    }
+
+    /// Name of this node, once a daemon has told it.
+    pub fn node(&self) -> Option<String> {
+        self.handle.shared.node()
+    }
+
+    /// Puts a socket behind Holdfast: a TCP listener or a bound UDP socket, of std for the blocking face or of tokio
+    /// for the asynchronous one. `pool` is the pool handle by which other nodes know the service.
+    ///
+    /// # Errors
+    /// When the socket's address cannot be read; `InvalidInput` for a UDP socket without a specific address.
+    pub fn serve<S: Socket>(&self, pool: &str, socket: S) -> io::Result<S::Service> {
+        socket.serve(self, pool)
+    }
+
+    fn driven(path: &Path, channel: Option<Channel>) -> Self {
+        let handle = Handle::new(&program_name());
+        driver::start(Arc::clone(&handle.shared), path.to_owned(), channel);
+        Self { handle }
+    }
+}
+
+/// A socket that [`Session::serve`] takes.
+pub trait Socket: Sized {
+    /// What it becomes.
+    type Service;
+
+    /// See [`Session::serve`].
+    ///
+    /// # Errors
+    /// As there.
+    fn serve(self, session: &Session, pool: &str) -> io::Result<Self::Service>;
+}
+
+fn program_name() -> String {
+    let file = std::env::current_exe().ok();
+    let name = file
+        .as_deref()
+        .and_then(Path::file_name)
+        .map(|name| name.to_string_lossy().into_owned());
+    // A name that fits every list; the kernel's limit for a file name is 255 bytes.
+    name.unwrap_or_else(|| "program".into())
+        .chars()
+        .take(64)
+        .collect()
+}

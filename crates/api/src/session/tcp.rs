@@ -1,0 +1,106 @@
+//! What both faces of a TCP service do alike.
+
+use std::future::poll_fn;
+use std::io;
+use std::net::{SocketAddr, TcpStream};
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+
+use super::{Handle, Letter, Queue, Registration, Session, Slot};
+use crate::{Destination, FlowText, Moved, Protocol};
+
+/// A TCP service of the session; withdrawn when dropped.
+pub(crate) struct TcpService {
+    handle: Arc<Handle>,
+    service: u32,
+    queue: Arc<Queue<Letter>>,
+}
+
+impl TcpService {
+    pub(crate) fn new(session: &Session, pool: &str, local: SocketAddr) -> io::Result<Self> {
+        let queue = Arc::new(Queue::new()?);
+        let handle = Arc::clone(&session.handle);
+        let slot = Slot::Tcp(Arc::clone(&queue));
+        let service = handle.shared.serve(pool, Protocol::Tcp, vec![local], slot);
+        Ok(Self {
+            handle,
+            service,
+            queue,
+        })
+    }
+
+    pub(crate) fn queue(&self) -> &Queue<Letter> {
+        &self.queue
+    }
+
+    /// Registers a connection that the listener accepted.
+    pub(crate) fn accepted(
+        &self,
+        local: SocketAddr,
+        remote: SocketAddr,
+    ) -> io::Result<Registration> {
+        let flow = FlowText::new(Protocol::Tcp, local, remote).map_err(io::Error::other)?;
+        let registration = Registration {
+            flow,
+            cell: Arc::default(),
+            handle: Arc::clone(&self.handle),
+        };
+        self.handle
+            .shared
+            .with_core(|core| core.accepted(self.service, flow, Arc::clone(&registration.cell)));
+        Ok(registration)
+    }
+
+    /// The socket and registration of a connection that was handed over, and its state.
+    pub(crate) fn open(&self, letter: Letter) -> io::Result<(TcpStream, Registration, Vec<u8>)> {
+        let Letter {
+            flow,
+            cell,
+            descriptor,
+            state,
+        } = letter;
+        let registration = Registration {
+            flow,
+            cell,
+            handle: Arc::clone(&self.handle),
+        };
+        let descriptor: OwnedFd =
+            Arc::try_unwrap(descriptor).or_else(|shared| shared.as_fd().try_clone_to_owned())?;
+        Ok((TcpStream::from(descriptor), registration, state))
+    }
+}
+
+impl Drop for TcpService {
+    fn drop(&mut self) {
+        self.handle.shared.withdraw(self.service);
+    }
+}
+
+impl Registration {
+    /// Begins a handoff, or says at once why not.
+    pub(crate) fn leave(
+        &self,
+        to: &Destination,
+        state: Vec<u8>,
+        socket: super::Descriptor,
+    ) -> Result<(), String> {
+        self.cell.unask();
+        self.handle
+            .shared
+            .with_core(|core| core.hand_off(self.flow, to, state, Some(socket)))
+    }
+
+    /// How it ended.
+    pub(crate) async fn outcome(&self) -> Result<Moved, String> {
+        poll_fn(|context| self.cell.poll_outcome(context))
+            .await
+            .map(|to| Moved { to })
+    }
+
+    pub(crate) fn decline(&self, reason: &str) {
+        self.cell.unask();
+        self.handle
+            .shared
+            .with_core(|core| core.decline(self.flow, reason));
+    }
+}
