@@ -64,8 +64,10 @@ need_features() {
     grep -qw cgroup2 /proc/filesystems || missing+=("cgroup v2 (CONFIG_CGROUPS)")
     # The kernel makes this file only together with TCP_REPAIR.
     [[ -e /proc/sys/kernel/ns_last_pid ]] || missing+=("socket repair (CONFIG_CHECKPOINT_RESTORE)")
-    if ! unshare --net --mount --pid --ipc --uts --fork true 2>/dev/null; then
-        missing+=("namespaces: network, mount, PID, IPC, UTS (CONFIG_NAMESPACES), or the right to make them (CAP_SYS_ADMIN)")
+    local error
+    # Propagation stays: in a plain chroot, whose root is no mount, it cannot be changed.
+    if ! error=$(unshare --net --mount --propagation unchanged --pid --ipc --uts --fork true 2>&1); then
+        missing+=("namespaces: network, mount, PID, IPC, UTS (CONFIG_NAMESPACES, CAP_SYS_ADMIN): $error")
     else
         unshare --net ip link add hf0 type veth peer name hf1 2>/dev/null || missing+=("veth links (CONFIG_VETH)")
         unshare --net ip link add hf0 type bridge 2>/dev/null || missing+=("bridges (CONFIG_BRIDGE)")

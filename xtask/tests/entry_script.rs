@@ -1,0 +1,265 @@
+//! `./x` on machines that lack something: stand-ins for the system's programs play the machine.
+#![forbid(unsafe_code)]
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use tempfile::TempDir;
+
+/// Nobody: a user without rights.
+const NOBODY: u32 = 65534;
+
+/// A folder of programs that come before the system's.
+struct Machine {
+    folder: TempDir,
+}
+
+impl Machine {
+    fn new() -> Machine {
+        let machine = Machine {
+            folder: TempDir::new().expect("a temporary folder"),
+        };
+        // Whatever a test forgets must not change the machine it runs on.
+        machine.program("apt-get", "echo \"apt-get $*\" >>\"${0%/*}/calls\"");
+        machine.program("rustup", "echo \"rustup $*\" >>\"${0%/*}/calls\"");
+        machine.program("curl", "echo \"curl $*\" >>\"${0%/*}/calls\"; exit 6");
+        fs::set_permissions(machine.folder.path(), fs::Permissions::from_mode(0o755))
+            .expect("its owner may");
+        machine
+    }
+
+    fn program(&self, name: &str, body: &str) -> &Machine {
+        let path = self.folder.path().join(name);
+        fs::write(&path, format!("#!/bin/bash\n{body}\n")).expect("the folder is writable");
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).expect("its owner may");
+        self
+    }
+
+    /// Every package is there but these.
+    fn without_packages(&self, missing: &str) -> &Machine {
+        self.program(
+            "dpkg-query",
+            &format!("[[ \" {missing} \" == *\" ${{@: -1}} \"* ]] || echo -n installed"),
+        )
+    }
+
+    fn x(&self, arguments: &[&str]) -> Command {
+        let mut command = Command::new(checkout().join("x"));
+        let path = format!(
+            "{}:/usr/sbin:/usr/bin:/sbin:/bin",
+            self.folder.path().display()
+        );
+        // Its own home: neither the caller's cargo nor its caches play a part.
+        command
+            .args(arguments)
+            .env_clear()
+            .env("PATH", path)
+            .env("HOME", self.folder.path());
+        command
+    }
+
+    /// What the stand-ins were asked to do.
+    fn calls(&self) -> String {
+        fs::read_to_string(self.folder.path().join("calls")).unwrap_or_default()
+    }
+}
+
+fn checkout() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .parent()
+        .expect("xtask lies in the checkout")
+        .to_path_buf()
+}
+
+fn all_output(output: &Output) -> String {
+    format!(
+        "{}{}",
+        String::from_utf8_lossy(&output.stdout),
+        String::from_utf8_lossy(&output.stderr)
+    )
+}
+
+fn run(command: &mut Command) -> (Option<i32>, String) {
+    let output = command.output().expect("bash runs the script");
+    (output.status.code(), all_output(&output))
+}
+
+fn is_root() -> bool {
+    let (_, id) = run(Command::new("id").arg("-u"));
+    id.trim() == "0"
+}
+
+#[test]
+fn alone_it_explains_its_commands() {
+    let (status, text) = run(&mut Machine::new().x(&[]));
+    assert_eq!(status, Some(0));
+    for command in ["demo", "test", "test-real", "build", "bench", "docs"] {
+        assert!(
+            text.lines()
+                .any(|line| line.trim_start().starts_with(command)),
+            "{command} in\n{text}"
+        );
+    }
+}
+
+#[test]
+fn an_unknown_command_is_refused() {
+    let (status, text) = run(&mut Machine::new().x(&["tets"]));
+    assert_eq!(status, Some(2));
+    assert!(text.contains("no command tets"), "{text}");
+}
+
+#[test]
+fn without_root_it_says_so_and_does_nothing() {
+    let machine = Machine::new();
+    machine.without_packages("tshark gcc");
+    for name in ["demo", "test", "test-real", "bench"] {
+        // The checkout itself may be unreadable for a user without rights: that one gets a copy.
+        let copy = copy_of_script();
+        let mut command = Command::new("/bin/bash");
+        command
+            .arg(copy.path().join("x"))
+            .arg(name)
+            .env_clear()
+            .current_dir("/");
+        command.env(
+            "PATH",
+            format!(
+                "{}:/usr/sbin:/usr/bin:/sbin:/bin",
+                machine.folder.path().display()
+            ),
+        );
+        if is_root() {
+            command.uid(NOBODY).gid(NOBODY);
+        }
+        let (status, text) = run(&mut command);
+        assert_eq!(status, Some(1), "{text}");
+        assert!(text.contains(&format!("`./x {name}` needs root")), "{text}");
+        assert_eq!(machine.calls(), "");
+    }
+}
+
+/// The script with what it sources, readable by everyone.
+fn copy_of_script() -> TempDir {
+    let copy = TempDir::new().expect("a temporary folder");
+    fs::create_dir(copy.path().join("scripts")).expect("the folder is writable");
+    for file in ["x", "scripts/setup.sh", "scripts/steps.sh"] {
+        fs::copy(checkout().join(file), copy.path().join(file)).expect("the script is there");
+    }
+    fs::set_permissions(copy.path(), fs::Permissions::from_mode(0o755)).expect("its owner may");
+    copy
+}
+
+#[test]
+fn an_old_kernel_is_refused_by_name_before_anything_is_installed() {
+    if !is_root() {
+        // The check for root comes first; see the test above.
+        return;
+    }
+    let machine = Machine::new();
+    machine.without_packages("tshark").program(
+        "uname",
+        "[[ $1 == -r ]] && echo 6.1.0-18-amd64 || echo Linux",
+    );
+    let (status, text) = run(&mut machine.x(&["test"]));
+    assert_eq!(status, Some(1), "{text}");
+    assert!(
+        text.contains("Linux 6.1.0-18-amd64 is too old") && text.contains("6.12"),
+        "{text}"
+    );
+    assert_eq!(machine.calls(), "");
+}
+
+#[test]
+fn missing_packages_are_named_before_they_are_installed() {
+    if !is_root() {
+        return;
+    }
+    let machine = Machine::new();
+    machine.without_packages("clang libbpf-dev");
+    machine.program(
+        "apt-get",
+        "echo \"apt-get $*\" >>\"${0%/*}/calls\"; [[ $* != *install* ]]",
+    );
+    let (status, text) = run(&mut machine.x(&["build"]));
+    assert_eq!(status, Some(1), "{text}");
+    let named = text.find("clang libbpf-dev (to build: ").expect(&text);
+    assert!(
+        named
+            < text
+                .find("could not install: clang libbpf-dev")
+                .expect(&text),
+        "{text}"
+    );
+    let calls = machine.calls();
+    assert!(
+        calls
+            .lines()
+            .last()
+            .is_some_and(|call| call.ends_with("--no-install-recommends clang libbpf-dev")),
+        "{calls}"
+    );
+}
+
+#[test]
+fn without_cargo_it_turns_to_rustup_and_reports_that_it_cannot_be_reached() {
+    let machine = Machine::new();
+    machine.without_packages("");
+    let (status, text) = run(machine.x(&["build"]).env("PATH", bare_path(&machine)));
+    assert_eq!(status, Some(1), "{text}");
+    assert!(
+        text.contains("there is no cargo: installing Rust"),
+        "{text}"
+    );
+    assert!(text.contains("cannot fetch rustup"), "{text}");
+    assert!(
+        machine.calls().contains("https://sh.rustup.rs"),
+        "{}",
+        machine.calls()
+    );
+}
+
+#[test]
+fn a_cargo_that_is_too_old_is_named_and_rustup_is_asked_for_a_newer_one() {
+    let machine = Machine::new();
+    machine
+        .without_packages("")
+        .program("cargo", "echo 'cargo 1.63.0'");
+    let (status, text) = run(&mut machine.x(&["build"]));
+    assert_eq!(status, Some(1), "{text}");
+    assert!(
+        text.contains("cargo 1.63.0 at ")
+            && text.contains("is too old: Holdfast needs 1.88 or newer"),
+        "{text}"
+    );
+    assert!(
+        machine.calls().starts_with("rustup toolchain install "),
+        "{}",
+        machine.calls()
+    );
+    // This rustup installs nothing, which is found out.
+    assert!(
+        text.contains("no usable cargo after installation (found: 1.63.0)"),
+        "{text}"
+    );
+}
+
+/// A PATH without the system's cargo, if it has one.
+fn bare_path(machine: &Machine) -> String {
+    for name in [
+        "bash", "env", "readlink", "dirname", "basename", "cksum", "cut", "sort", "head", "mktemp",
+        "rm", "sh",
+    ] {
+        let found = ["/usr/bin", "/bin"]
+            .iter()
+            .map(|folder| Path::new(folder).join(name))
+            .find(|path| path.exists());
+        let link = machine.folder.path().join(name);
+        std::os::unix::fs::symlink(found.expect("every Debian has it"), link)
+            .expect("the folder is writable");
+    }
+    machine.folder.path().display().to_string()
+}
