@@ -68,7 +68,7 @@ cleanup() {
 remove() {
     local try
     for try in 1 2 3 4 5; do
-        rm -rf --one-file-system "$1" 2>/dev/null && return
+        rm -rf --one-file-system "$1" 2>/dev/null && return 0
         sleep "$try"
     done
     rm -rf --one-file-system "$1"
