@@ -1,5 +1,8 @@
 //! The parts of `holdfastd`, the daemon of a node.
 #![forbid(unsafe_code)]
 
+pub mod channel;
 pub mod config;
+pub mod logs;
+pub mod metrics;
 pub mod tls;

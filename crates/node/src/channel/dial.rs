@@ -1,0 +1,79 @@
+//! The dialling side: one task for each peer.
+
+use std::net::SocketAddr;
+use std::rc::Rc;
+use std::time::Duration;
+
+use holdfast_wire::NodeId;
+use tokio::net::{TcpSocket, TcpStream};
+use tokio::time::{sleep, timeout};
+
+use super::link::Link;
+use super::peer::{Direction, Peer};
+use super::peers::Table;
+use super::{LinkError, greet, serve};
+
+const BACKOFF_MIN: Duration = Duration::from_millis(50);
+const BACKOFF_MAX: Duration = Duration::from_secs(2);
+
+/// Keeps a connection to `id`, for ever.
+pub(super) async fn run(table: Rc<Table>, id: NodeId) {
+    let Some(peer) = table.get(id) else {
+        return;
+    };
+    let mut backoff = BACKOFF_MIN;
+    loop {
+        match connect(&table, &peer).await {
+            Ok((link, boot)) => {
+                let rises = peer.rises();
+                peer.attach(Direction::Outgoing, link.clone(), boot);
+                let why = serve::run(&table, &peer, &link, Direction::Outgoing).await;
+                table.count(&why);
+                if peer.rises() != rises {
+                    backoff = BACKOFF_MIN;
+                }
+                peer.troubled(&why);
+                peer.detach(Direction::Outgoing, &link, why);
+            }
+            Err(why) => {
+                table.count(&why);
+                peer.troubled(&why);
+            }
+        }
+        tokio::select! {
+            () = sleep(backoff) => {}
+            () = peer.dial_now.notified() => {}
+        }
+        backoff = (backoff * 2).min(BACKOFF_MAX);
+    }
+}
+
+async fn connect(table: &Table, peer: &Peer) -> Result<(Rc<Link>, u64), LinkError> {
+    let options = &table.options;
+    let limit = options.timing.dead_after;
+    let address = peer.config.address;
+    let socket = timeout(limit, open(options.address, address))
+        .await
+        .unwrap_or_else(|_| Err(std::io::ErrorKind::TimedOut.into()))
+        .map_err(|source| LinkError::Connect { address, source })?;
+    let tls = table.tls().dial(&peer.config.name)?;
+    let link = Rc::new(Link::new(socket, tls.into()));
+    let limit = serve::GREETING_MAX;
+    let boot = timeout(limit, greet::dialled(options, &link, peer.config.id))
+        .await
+        .unwrap_or(Err(LinkError::Late(limit)))?;
+    Ok((link, boot))
+}
+
+async fn open(from: SocketAddr, to: SocketAddr) -> std::io::Result<TcpStream> {
+    let socket = match to {
+        SocketAddr::V4(_) => TcpSocket::new_v4()?,
+        SocketAddr::V6(_) => TcpSocket::new_v6()?,
+    };
+    // Never a service address as source: it is not this node's alone.
+    if from.is_ipv4() == to.is_ipv4() {
+        socket.bind(SocketAddr::new(from.ip(), 0))?;
+    }
+    socket.set_nodelay(true)?;
+    socket.connect(to).await
+}

@@ -1,0 +1,71 @@
+//! The greeting: `Hello` each way, checked against the certificate and the configuration.
+
+use holdfast_wire::{Frame, NodeId};
+
+use super::link::Link;
+use super::peers::Table;
+use super::{LinkError, Options};
+use crate::tls::node_name;
+
+/// Greets the node that was dialled as `peer`, and returns its boot.
+pub(super) async fn dialled(
+    options: &Options,
+    link: &Link,
+    peer: NodeId,
+) -> Result<u64, LinkError> {
+    link.send(&hello(options))?;
+    let (node, boot) = hello_from(options, link.next_frame().await?)?;
+    if node != peer {
+        // TLS has checked that the certificate is that of the node dialled.
+        let certificate = certificate_owner(link);
+        let claimed = node;
+        return Err(LinkError::Node {
+            claimed,
+            certificate,
+        });
+    }
+    Ok(boot)
+}
+
+/// Takes the greeting of a node that dialled this one, answers it, and returns who it is and its boot.
+pub(super) async fn accepted(table: &Table, link: &Link) -> Result<(NodeId, u64), LinkError> {
+    let options = &table.options;
+    let (node, boot) = hello_from(options, link.next_frame().await?)?;
+    let name = link.certificates().first().and_then(node_name);
+    let known = options.peers.iter().find(|peer| peer.id == node);
+    if known.is_none_or(|peer| Some(&peer.name) != name.as_ref()) {
+        return Err(LinkError::Node {
+            claimed: node,
+            certificate: certificate_owner(link),
+        });
+    }
+    link.send(&hello(options))?;
+    Ok((node, boot))
+}
+
+fn hello(options: &Options) -> Frame {
+    Frame::Hello {
+        node: options.node,
+        boot: options.boot,
+        group: options.group.clone(),
+    }
+}
+
+fn hello_from(options: &Options, frame: Frame) -> Result<(NodeId, u64), LinkError> {
+    match frame {
+        Frame::Hello { node, boot, group } if group == options.group => Ok((node, boot)),
+        Frame::Hello { group, .. } => Err(LinkError::Group {
+            ours: options.group.clone(),
+            theirs: group,
+        }),
+        other => Err(LinkError::Unexpected(other.name())),
+    }
+}
+
+fn certificate_owner(link: &Link) -> String {
+    let certificates = link.certificates();
+    match certificates.first().and_then(node_name) {
+        Some(name) => format!("node `{name}`"),
+        None => "no node".to_owned(),
+    }
+}

@@ -1,0 +1,293 @@
+//! One connection: a socket, TLS over it, frames in that.
+//!
+//! Nothing here waits except `ready`, `drained` and `closed`; sending and reading are plain calls, so that a frame goes
+//! from `send` to the socket, and from the socket to a decoded frame, within one task.
+
+use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
+use std::io::{self, BufRead, IoSlice, Write};
+
+use holdfast_wire::{Decoder, Frame, FrameError, encode};
+use rustls::Connection;
+use rustls::pki_types::CertificateDer;
+use tokio::net::TcpStream;
+use tokio::sync::Notify;
+
+use super::LinkError;
+use super::stats::Rate;
+
+/// Bytes taken from the socket at a time. Larger ones only fill the cache.
+const READ_BYTES: usize = 128 * 1024;
+
+/// Plain bytes encrypted at a time: what the socket does not take stays plain, where it can be counted.
+const CHUNK_BYTES: usize = 128 * 1024;
+
+thread_local! {
+    /// Shared by all connections of the thread: each uses it only within a call.
+    static READ_BUFFER: RefCell<Vec<u8>> = RefCell::new(vec![0; READ_BYTES]);
+}
+
+pub(super) struct Link {
+    socket: TcpStream,
+    tls: RefCell<Connection>,
+    backlog: RefCell<Backlog>,
+    decoder: RefCell<Decoder>,
+    /// The socket was full: the rest goes when it has room.
+    stalled: Cell<bool>,
+    stall_begins: Notify,
+    ended_by_peer: Cell<bool>,
+    closing: RefCell<Option<LinkError>>,
+    close_begins: Notify,
+    pub(super) sent_bytes: Cell<u64>,
+    pub(super) received_bytes: Cell<u64>,
+    pub(super) rate: Rate,
+}
+
+/// Encoded frames that TLS has not taken yet.
+#[derive(Default)]
+struct Backlog {
+    frames: VecDeque<Vec<u8>>,
+    /// Bytes of the first that TLS has taken.
+    taken: usize,
+    bytes: usize,
+}
+
+impl Link {
+    pub(super) fn new(socket: TcpStream, mut tls: Connection) -> Link {
+        // The backlog bounds what waits; within a chunk TLS must take everything.
+        tls.set_buffer_limit(None);
+        Link {
+            socket,
+            tls: RefCell::new(tls),
+            backlog: RefCell::default(),
+            decoder: RefCell::default(),
+            stalled: Cell::new(false),
+            stall_begins: Notify::new(),
+            ended_by_peer: Cell::new(false),
+            closing: RefCell::default(),
+            close_begins: Notify::new(),
+            sent_bytes: Cell::new(0),
+            received_bytes: Cell::new(0),
+            rate: Rate::default(),
+        }
+    }
+
+    /// Encodes, encrypts and writes as much as the socket takes; the rest follows from the connection's task.
+    pub(super) fn send(&self, frame: &Frame) -> Result<(), LinkError> {
+        let mut bytes = Vec::new();
+        encode(frame, &mut bytes)?;
+        self.send_encoded(bytes)
+    }
+
+    pub(super) fn send_encoded(&self, bytes: Vec<u8>) -> Result<(), LinkError> {
+        {
+            let mut backlog = self.backlog.borrow_mut();
+            backlog.bytes += bytes.len();
+            backlog.frames.push_back(bytes);
+        }
+        match self.stalled.get() {
+            true => Ok(()),
+            false => self.flush(),
+        }
+    }
+
+    /// Bytes of frames that TLS has not taken yet.
+    pub(super) fn queued_bytes(&self) -> usize {
+        self.backlog.borrow().bytes
+    }
+
+    /// Writes until nothing is left or the socket is full.
+    pub(super) fn flush(&self) -> Result<(), LinkError> {
+        let mut tls = self.tls.borrow_mut();
+        let mut backlog = self.backlog.borrow_mut();
+        loop {
+            while tls.wants_write() {
+                match tls.write_tls(&mut Socket(&self.socket)) {
+                    Ok(bytes) => self.sent_bytes.set(self.sent_bytes.get() + bytes as u64),
+                    Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                        self.rate.stalled(self.sent_bytes.get());
+                        self.stalled.set(true);
+                        self.stall_begins.notify_one();
+                        return Ok(());
+                    }
+                    Err(error) => return Err(LinkError::Io(error)),
+                }
+            }
+            // Frames wait for the handshake: TLS would keep them in a buffer that is not counted.
+            if tls.is_handshaking() || !backlog.move_into(&mut tls)? {
+                self.stalled.set(false);
+                self.rate.flowing(self.sent_bytes.get());
+                return Ok(());
+            }
+        }
+    }
+
+    /// Waits until the full socket has room, and writes on.
+    pub(super) async fn drained(&self) -> Result<(), LinkError> {
+        if !self.stalled.get() {
+            self.stall_begins.notified().await;
+        }
+        self.socket.writable().await.map_err(LinkError::Io)?;
+        self.flush()
+    }
+
+    /// Waits until there is something to read.
+    pub(super) async fn readable(&self) -> Result<(), LinkError> {
+        self.socket.readable().await.map_err(LinkError::Io)
+    }
+
+    /// Takes what the socket has (up to a limit) and decrypts it. [`Link::decoded`] then gives the frames.
+    pub(super) fn read(&self) -> Result<(), LinkError> {
+        READ_BUFFER.with_borrow_mut(|buffer| match self.socket.try_read(buffer) {
+            Ok(0) => {
+                self.ended_by_peer.set(true);
+                Ok(())
+            }
+            Ok(length) => {
+                let received = self.received_bytes.get() + length as u64;
+                self.received_bytes.set(received);
+                self.decrypt(&buffer[..length])
+            }
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(()),
+            Err(error) => Err(LinkError::Io(error)),
+        })
+    }
+
+    fn decrypt(&self, mut bytes: &[u8]) -> Result<(), LinkError> {
+        let mut tls = self.tls.borrow_mut();
+        let mut decoder = self.decoder.borrow_mut();
+        while !bytes.is_empty() {
+            tls.read_tls(&mut bytes).map_err(LinkError::Io)?;
+            if let Err(error) = tls.process_new_packets() {
+                // Best effort: the alert tells the other side why.
+                let _ = tls.write_tls(&mut Socket(&self.socket));
+                return Err(error.into());
+            }
+            let mut reader = tls.reader();
+            loop {
+                let length = match reader.fill_buf() {
+                    Ok([]) => {
+                        self.ended_by_peer.set(true);
+                        return Ok(());
+                    }
+                    Ok(plain) => {
+                        decoder.feed(plain);
+                        plain.len()
+                    }
+                    Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
+                    Err(error) => return Err(LinkError::Io(error)),
+                };
+                reader.consume(length);
+            }
+        }
+        drop((tls, decoder));
+        // The handshake, and a change of keys, have answers.
+        match self.stalled.get() {
+            true => Ok(()),
+            false => self.flush(),
+        }
+    }
+
+    /// The next frame that has arrived whole. Once there is none and the other side has closed: that, as an error.
+    pub(super) fn decoded(&self) -> Result<Option<Frame>, LinkError> {
+        let mut decoder = self.decoder.borrow_mut();
+        match decoder.next_frame()? {
+            None if self.ended_by_peer.get() => {
+                decoder.finish()?;
+                Err(LinkError::Closed)
+            }
+            frame => Ok(frame),
+        }
+    }
+
+    /// Waits for the next frame; during the handshake this is what drives it.
+    pub(super) async fn next_frame(&self) -> Result<Frame, LinkError> {
+        self.flush()?;
+        loop {
+            if let Some(frame) = self.decoded()? {
+                return Ok(frame);
+            }
+            tokio::select! {
+                ready = self.readable() => { ready?; self.read()?; }
+                done = self.drained() => done?,
+                why = self.closed() => return Err(why),
+            }
+        }
+    }
+
+    /// The certificates the other side showed, its own first.
+    pub(super) fn certificates(&self) -> Vec<CertificateDer<'static>> {
+        let tls = self.tls.borrow();
+        tls.peer_certificates()
+            .map(<[_]>::to_vec)
+            .unwrap_or_default()
+    }
+
+    /// Ends the connection: its task returns `why`.
+    pub(super) fn close(&self, why: LinkError) {
+        self.closing.borrow_mut().get_or_insert(why);
+        self.close_begins.notify_one();
+    }
+
+    /// Waits until [`Link::close`] is called. One task at a time may wait.
+    pub(super) async fn closed(&self) -> LinkError {
+        loop {
+            if let Some(why) = self.closing.borrow_mut().take() {
+                return why;
+            }
+            self.close_begins.notified().await;
+        }
+    }
+}
+
+impl Drop for Link {
+    /// Says goodbye if the socket takes it, so that the other side does not wait for more.
+    fn drop(&mut self) {
+        let tls = self.tls.get_mut();
+        tls.send_close_notify();
+        let _ = tls.write_tls(&mut Socket(&self.socket));
+    }
+}
+
+impl Backlog {
+    /// Moves a chunk into `tls`; false if there is nothing.
+    fn move_into(&mut self, tls: &mut Connection) -> Result<bool, LinkError> {
+        let Some(first) = self.frames.front() else {
+            return Ok(false);
+        };
+        let end = first.len().min(self.taken + CHUNK_BYTES);
+        let chunk = &first[self.taken..end];
+        tls.writer().write_all(chunk).map_err(LinkError::Io)?;
+        self.bytes -= chunk.len();
+        self.taken = end;
+        if end == first.len() {
+            self.frames.pop_front();
+            self.taken = 0;
+        }
+        Ok(true)
+    }
+}
+
+/// The socket as a writer that says `WouldBlock` when it is full.
+struct Socket<'a>(&'a TcpStream);
+
+impl Write for Socket<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.try_write(bytes)
+    }
+
+    fn write_vectored(&mut self, slices: &[IoSlice<'_>]) -> io::Result<usize> {
+        self.0.try_write_vectored(slices)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// Whether a frame can be sent at all.
+pub(super) fn encoded(frame: &Frame) -> Result<Vec<u8>, FrameError> {
+    let mut bytes = Vec::new();
+    encode(frame, &mut bytes)?;
+    Ok(bytes)
+}

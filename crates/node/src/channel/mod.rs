@@ -1,0 +1,101 @@
+//! The channel between nodes: frames over TLS, one connection in each direction for every pair of nodes.
+//!
+//! Each node dials every other. The connection it dialled carries its frames, the one it accepted carries the peer's; so
+//! two nodes never quarrel over which of two connections to keep. Both begin with a `Hello` each way, which checks the
+//! group and that the certificate is the named node's. A peer is *up* when both directions are; when one fails, both are
+//! closed, the peer is *lost*, and the node dials again with a growing delay.
+//!
+//! Frames take no detour: [`Peers::send`] encodes, encrypts and writes to the socket before it returns, in the caller's
+//! task; a queue takes over only when the socket is full. One task for each connection reads, and puts whole frames into
+//! the queue that [`PeerEvents`] empties.
+//!
+//! Pings go by the dialled connection and are answered on the same one. A peer that has sent nothing for several ping
+//! intervals in a row is lost. Intervals are counted, not elapsed time: if this daemon itself was held up, it reads what
+//! arrived meanwhile before it judges.
+//!
+//! Everything runs on one thread, inside a `tokio::task::LocalSet`.
+
+mod dial;
+mod error;
+mod events;
+mod greet;
+mod limit;
+mod link;
+mod listen;
+mod peer;
+mod peers;
+mod serve;
+mod stats;
+#[cfg(test)]
+mod tests;
+
+pub use error::{LinkError, SendError};
+pub use events::{PeerEvent, PeerEvents};
+pub use peers::Peers;
+pub use stats::PeerStats;
+
+use std::io;
+use std::net::SocketAddr;
+use std::rc::Rc;
+
+use holdfast_wire::NodeId;
+
+use crate::config::{ChannelConfig, Config, Peer};
+use crate::metrics::Metrics;
+use crate::tls::Tls;
+
+/// What the channel needs to know.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// This node.
+    pub node: NodeId,
+    /// The start of this daemon, in any unit that grows from start to start (`wire::BatchId::boot`).
+    pub boot: u64,
+    /// The group's name.
+    pub group: String,
+    /// Where to listen; also the source of connections to peers.
+    pub address: SocketAddr,
+    /// The other nodes.
+    pub peers: Vec<Peer>,
+    /// Timing and buffers.
+    pub timing: ChannelConfig,
+}
+
+impl Options {
+    /// The options that `config` gives for a daemon with this `boot`.
+    pub fn new(config: &Config, boot: u64) -> Options {
+        Options {
+            node: config.node.id,
+            boot,
+            group: config.group.name.clone(),
+            address: SocketAddr::new(config.node.address, config.node.port),
+            peers: config.peers.clone(),
+            timing: config.channel,
+        }
+    }
+}
+
+/// The channel between nodes.
+pub struct Channel;
+
+impl Channel {
+    /// Listens, dials every peer, and keeps both up until [`Peers::shutdown`]. Call within a `LocalSet`.
+    ///
+    /// # Errors
+    /// The address cannot be listened on.
+    pub fn start(options: Options, tls: Tls, metrics: Metrics) -> io::Result<(Peers, PeerEvents)> {
+        let listener = listen::bind(options.address)?;
+        let address = listener.local_addr()?;
+        let (events, receiver) = events::queue();
+        let table = Rc::new(peers::Table::new(options, address, tls, metrics, events));
+        let mut tasks = vec![tokio::task::spawn_local(listen::run(
+            table.clone(),
+            listener,
+        ))];
+        for id in table.ids() {
+            tasks.push(tokio::task::spawn_local(dial::run(table.clone(), id)));
+        }
+        table.own(tasks.iter().map(|task| task.abort_handle()).collect());
+        Ok((Peers::new(table), receiver))
+    }
+}

@@ -1,0 +1,283 @@
+//! One peer: its two connections, and what follows from their coming and going.
+
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+use std::time::Duration;
+
+use holdfast_wire::{Frame, NodeId};
+use tokio::sync::Notify;
+
+use super::events::{PeerEvent, Queue};
+use super::link::Link;
+use super::stats::{PeerStats, Smoothed};
+use super::{LinkError, SendError};
+use crate::config;
+use crate::metrics::Metrics;
+
+/// Frames that may come on one connection while the other is still greeting.
+const EARLY_MAX: usize = 1024;
+
+/// Which of the two connections.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Direction {
+    /// Dialled: carries this node's frames.
+    Outgoing,
+    /// Accepted: carries the peer's frames.
+    Incoming,
+}
+
+pub(super) struct Peer {
+    pub(super) config: config::Peer,
+    events: Rc<Queue>,
+    metrics: Metrics,
+    outgoing: RefCell<Option<Greeted>>,
+    incoming: RefCell<Option<Greeted>>,
+    up: Cell<bool>,
+    rises: Cell<u64>,
+    early: RefCell<Vec<Frame>>,
+    /// The peer is there: do not wait with dialling.
+    pub(super) dial_now: Notify,
+    problem: RefCell<Option<String>>,
+    round_trip: Smoothed<8>,
+    round_trip_last: Cell<Option<Duration>>,
+    /// Bytes of connections that have ended.
+    sent_before: Cell<u64>,
+    received_before: Cell<u64>,
+}
+
+struct Greeted {
+    link: Rc<Link>,
+    boot: u64,
+}
+
+impl Peer {
+    pub(super) fn new(config: config::Peer, events: Rc<Queue>, metrics: Metrics) -> Peer {
+        metrics.set_connected(&config.name, false);
+        Peer {
+            config,
+            events,
+            metrics,
+            outgoing: RefCell::default(),
+            incoming: RefCell::default(),
+            up: Cell::new(false),
+            rises: Cell::new(0),
+            early: RefCell::default(),
+            dial_now: Notify::new(),
+            problem: RefCell::default(),
+            round_trip: Smoothed::default(),
+            round_trip_last: Cell::default(),
+            sent_before: Cell::default(),
+            received_before: Cell::default(),
+        }
+    }
+
+    fn id(&self) -> NodeId {
+        self.config.id
+    }
+
+    fn slot(&self, direction: Direction) -> &RefCell<Option<Greeted>> {
+        match direction {
+            Direction::Outgoing => &self.outgoing,
+            Direction::Incoming => &self.incoming,
+        }
+    }
+
+    pub(super) fn is_up(&self) -> bool {
+        self.up.get()
+    }
+
+    /// How often the peer has come up.
+    pub(super) fn rises(&self) -> u64 {
+        self.rises.get()
+    }
+
+    /// Sends a frame on the dialled connection.
+    pub(super) fn send(&self, bytes: Vec<u8>, queue_bytes: usize) -> Result<(), SendError> {
+        let peer = self.id();
+        let outgoing = self.outgoing.borrow();
+        let Some(Greeted { link, .. }) = outgoing.as_ref().filter(|_| self.up.get()) else {
+            return Err(SendError::NotConnected(peer));
+        };
+        let queued_bytes = link.queued_bytes();
+        if queued_bytes > 0 && queued_bytes + bytes.len() > queue_bytes {
+            return Err(SendError::Full { peer, queued_bytes });
+        }
+        link.send_encoded(bytes).map_err(|why| {
+            // The connection's task reports the loss; it must not be reported from within the caller's call.
+            link.close(why);
+            SendError::NotConnected(peer)
+        })
+    }
+
+    /// A connection has been greeted. When it is the second, the peer is up.
+    pub(super) fn attach(&self, direction: Direction, link: Rc<Link>, boot: u64) {
+        let old = self.slot(direction).replace(Some(Greeted { link, boot }));
+        if let Some(old) = old {
+            self.ended(old, LinkError::Replaced);
+            self.lose(LinkError::Replaced);
+        }
+        let other = match direction {
+            Direction::Outgoing => &self.incoming,
+            Direction::Incoming => &self.outgoing,
+        };
+        let partner_boot = other.borrow().as_ref().map(|greeted| greeted.boot);
+        if partner_boot.is_some_and(|partner| partner != boot) {
+            // The newer connection tells the truth: the older one leads to a daemon that is gone.
+            if let Some(stale) = other.take() {
+                self.ended(stale, LinkError::Restarted);
+                self.lose(LinkError::Restarted);
+            }
+        }
+        if other.borrow().is_some() {
+            self.rise(boot);
+        } else if direction == Direction::Incoming {
+            self.dial_now.notify_one();
+        }
+    }
+
+    /// A connection's task has ended. If the peer counted on it, the peer is lost, and its other connection closed.
+    pub(super) fn detach(&self, direction: Direction, link: &Rc<Link>, why: LinkError) {
+        let current = self
+            .slot(direction)
+            .borrow_mut()
+            .take_if(|greeted| Rc::ptr_eq(&greeted.link, link));
+        let Some(current) = current else {
+            return;
+        };
+        self.count(&current.link);
+        if self.up.get() {
+            for slot in [&self.outgoing, &self.incoming] {
+                if let Some(partner) = slot.take() {
+                    self.ended(partner, LinkError::Partner);
+                }
+            }
+            self.lose(why);
+        } else if direction == Direction::Incoming {
+            self.early.take();
+        }
+    }
+
+    /// A frame came.
+    pub(super) fn deliver(&self, frame: Frame) -> Result<(), LinkError> {
+        if self.up.get() {
+            let from = self.id();
+            self.events.put(PeerEvent::Frame { from, frame });
+            return Ok(());
+        }
+        // The peer is ahead: it saw both connections greeted, this node only one.
+        let mut early = self.early.borrow_mut();
+        if early.len() == EARLY_MAX {
+            return Err(LinkError::Unexpected(frame.name()));
+        }
+        early.push(frame);
+        Ok(())
+    }
+
+    fn rise(&self, boot: u64) {
+        let peer = self.id();
+        self.up.set(true);
+        self.rises.set(self.rises.get() + 1);
+        self.problem.take();
+        self.metrics.set_connected(&self.config.name, true);
+        tracing::info!(peer = self.config.name, boot, "peer is up");
+        self.events.put(PeerEvent::Up { peer, boot });
+        for frame in self.early.take() {
+            self.events.put(PeerEvent::Frame { from: peer, frame });
+        }
+    }
+
+    fn lose(&self, why: LinkError) {
+        self.early.take();
+        if self.up.replace(false) {
+            self.metrics.set_connected(&self.config.name, false);
+            tracing::warn!(peer = self.config.name, %why, "peer is lost");
+            self.problem.replace(Some(why.to_string()));
+            let peer = self.id();
+            self.events.put(PeerEvent::Lost { peer, why });
+        }
+    }
+
+    fn ended(&self, greeted: Greeted, why: LinkError) {
+        self.count(&greeted.link);
+        greeted.link.close(why);
+    }
+
+    fn count(&self, link: &Link) {
+        let sent = self.sent_before.get() + link.sent_bytes.get();
+        self.sent_before.set(sent);
+        let received = self.received_before.get() + link.received_bytes.get();
+        self.received_before.set(received);
+    }
+
+    /// A ping came back.
+    pub(super) fn measured(&self, round_trip: Duration) {
+        self.round_trip.sample(round_trip.as_secs_f64());
+        self.round_trip_last.set(Some(round_trip));
+        if let Some(smoothed) = self.round_trip.get() {
+            let smoothed = Duration::from_secs_f64(smoothed);
+            self.metrics.set_round_trip(&self.config.name, smoothed);
+        }
+    }
+
+    /// A connection could not be made, or the peer was refused. Logged once for each reason.
+    pub(super) fn troubled(&self, why: &LinkError) {
+        if self.up.get() {
+            return;
+        }
+        let text = why.to_string();
+        let mut problem = self.problem.borrow_mut();
+        if problem.as_ref() == Some(&text) {
+            tracing::debug!(peer = self.config.name, %why, "peer is still not connected");
+        } else {
+            tracing::warn!(peer = self.config.name, %why, "peer is not connected");
+            *problem = Some(text);
+        }
+    }
+
+    pub(super) fn problem(&self) -> Option<String> {
+        self.problem.borrow().clone()
+    }
+
+    /// Closes the connections whose certificates `admits` refuses.
+    pub(super) fn recheck(&self, admits: impl Fn(&Link) -> Result<(), rustls::Error>) {
+        for slot in [&self.outgoing, &self.incoming] {
+            if let Some(greeted) = slot.borrow().as_ref()
+                && let Err(error) = admits(&greeted.link)
+            {
+                greeted.link.close(LinkError::Revoked(error));
+            }
+        }
+    }
+
+    pub(super) fn stats(&self) -> PeerStats {
+        let mut stats = PeerStats {
+            up: self.up.get(),
+            round_trip: self.round_trip.get().map(Duration::from_secs_f64),
+            round_trip_last: self.round_trip_last.get(),
+            sent_bytes: self.sent_before.get(),
+            received_bytes: self.received_before.get(),
+            ..PeerStats::default()
+        };
+        for slot in [&self.outgoing, &self.incoming] {
+            if let Some(Greeted { link, .. }) = slot.borrow().as_ref() {
+                stats.sent_bytes += link.sent_bytes.get();
+                stats.received_bytes += link.received_bytes.get();
+            }
+        }
+        if let Some(Greeted { link, .. }) = self.outgoing.borrow().as_ref() {
+            stats.queued_bytes = link.queued_bytes();
+            stats.bytes_per_second = link.rate.bytes_per_second();
+        }
+        stats
+    }
+
+    /// The peer is lost if both its connections are to be closed now.
+    pub(super) fn shut(&self) {
+        for slot in [&self.outgoing, &self.incoming] {
+            if let Some(greeted) = slot.take() {
+                self.ended(greeted, LinkError::Shutdown);
+            }
+        }
+        self.lose(LinkError::Shutdown);
+    }
+}

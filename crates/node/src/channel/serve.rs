@@ -1,0 +1,156 @@
+//! The life of a greeted connection.
+
+use std::cell::Cell;
+use std::time::{Duration, Instant};
+
+use holdfast_wire::Frame;
+use tokio::time::{MissedTickBehavior, interval};
+
+use super::LinkError;
+use super::link::Link;
+use super::peer::{Direction, Peer};
+use super::peers::Table;
+
+/// From the first byte to the end of the greeting.
+pub(super) const GREETING_MAX: Duration = Duration::from_secs(5);
+
+/// Serves `link` until it ends, and says why it did.
+pub(super) async fn run(
+    table: &Table,
+    peer: &Peer,
+    link: &Link,
+    direction: Direction,
+) -> LinkError {
+    let pings = Pings::default();
+    let mut watch = Watch::new(table);
+    let mut ticks = interval(table.options.timing.ping_interval);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    loop {
+        if let Err(why) = take_frames(peer, link, direction, &pings) {
+            return why;
+        }
+        if !table.events.has_room() {
+            tokio::select! {
+                () = table.events.room() => {}
+                why = link.closed() => return why,
+            }
+        }
+        // What arrived comes before the tick that would count the silence.
+        let step = tokio::select! {
+            biased;
+            ready = link.readable() => ready.and_then(|()| link.read()),
+            done = link.drained() => done,
+            why = link.closed() => Err(why),
+            _ = ticks.tick() => tick(link, direction, &pings, &mut watch),
+        };
+        if let Err(why) = step {
+            return why;
+        }
+    }
+}
+
+fn take_frames(
+    peer: &Peer,
+    link: &Link,
+    direction: Direction,
+    pings: &Pings,
+) -> Result<(), LinkError> {
+    while let Some(frame) = link.decoded()? {
+        match (direction, frame) {
+            (Direction::Incoming, Frame::Ping { token }) => link.send(&Frame::Pong { token })?,
+            (Direction::Outgoing, Frame::Pong { token }) => {
+                if let Some(round_trip) = pings.answered(token) {
+                    peer.measured(round_trip);
+                }
+            }
+            (Direction::Incoming, frame) if is_for_engine(&frame) => peer.deliver(frame)?,
+            (_, frame) => return Err(LinkError::Unexpected(frame.name())),
+        }
+    }
+    Ok(())
+}
+
+fn is_for_engine(frame: &Frame) -> bool {
+    !matches!(
+        frame,
+        Frame::Hello { .. } | Frame::Ping { .. } | Frame::Pong { .. }
+    )
+}
+
+fn tick(
+    link: &Link,
+    direction: Direction,
+    pings: &Pings,
+    watch: &mut Watch,
+) -> Result<(), LinkError> {
+    watch.tick(link)?;
+    // A ping behind a backlog would measure the backlog.
+    if direction == Direction::Outgoing && link.queued_bytes() == 0 {
+        link.send(&pings.next())?;
+    }
+    Ok(())
+}
+
+/// The ping on its way, if any.
+#[derive(Default)]
+struct Pings {
+    token: Cell<u64>,
+    sent: Cell<Option<Instant>>,
+}
+
+impl Pings {
+    fn next(&self) -> Frame {
+        let token = self.token.get() + 1;
+        self.token.set(token);
+        self.sent.set(Some(Instant::now()));
+        Frame::Ping { token }
+    }
+
+    fn answered(&self, token: u64) -> Option<Duration> {
+        // An answer to an earlier ping is late, not fast.
+        if token != self.token.get() {
+            return None;
+        }
+        self.sent.take().map(|sent| sent.elapsed())
+    }
+}
+
+/// Counts the ticks without a sign of life.
+struct Watch {
+    dead_after: Duration,
+    silent_max: u32,
+    silent: u32,
+    received_bytes: u64,
+    sent_bytes: u64,
+}
+
+impl Watch {
+    fn new(table: &Table) -> Watch {
+        let timing = &table.options.timing;
+        let ticks = timing.dead_after.as_micros() / timing.ping_interval.as_micros().max(1);
+        Watch {
+            dead_after: timing.dead_after,
+            silent_max: u32::try_from(ticks).unwrap_or(u32::MAX).max(2),
+            silent: 0,
+            received_bytes: 0,
+            sent_bytes: 0,
+        }
+    }
+
+    fn tick(&mut self, link: &Link) -> Result<(), LinkError> {
+        let received = link.received_bytes.get();
+        let sent = link.sent_bytes.get();
+        let heard = std::mem::replace(&mut self.received_bytes, received) != received;
+        let took = std::mem::replace(&mut self.sent_bytes, sent) != sent;
+        // What the socket takes while frames wait is a sign of life too: no ping is sent then.
+        if heard || took && link.queued_bytes() > 0 {
+            self.silent = 0;
+            return Ok(());
+        }
+        self.silent += 1;
+        match self.silent >= self.silent_max {
+            true => Err(LinkError::Silent(self.dead_after)),
+            false => Ok(()),
+        }
+    }
+}

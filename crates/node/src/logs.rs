@@ -1,0 +1,122 @@
+//! The log: one line of text or one JSON object per event, on standard error.
+
+use std::io;
+
+use tracing_subscriber::EnvFilter;
+use tracing_subscriber::fmt::MakeWriter;
+use tracing_subscriber::util::SubscriberInitExt;
+
+use crate::config::{LogConfig, LogFormat};
+
+/// Why the log cannot be set up.
+#[derive(Debug, thiserror::Error)]
+pub enum LogError {
+    /// The filter cannot be read.
+    #[error("log.filter `{filter}`: {problem}; write for instance `info,holdfast_node=debug`")]
+    Filter {
+        /// As configured.
+        filter: String,
+        /// What is wrong with it.
+        problem: String,
+    },
+    /// The process has one already.
+    #[error("the log is set up already; set it up once, at the start")]
+    Twice,
+}
+
+/// Sends the process's events to standard error, in the form and by the filter of `config`.
+///
+/// # Errors
+/// The filter cannot be read, or the process has a log already.
+pub fn init(config: &LogConfig) -> Result<(), LogError> {
+    subscriber(config, io::stderr)?
+        .try_init()
+        .map_err(|_| LogError::Twice)
+}
+
+type Subscriber = Box<dyn tracing::Subscriber + Send + Sync>;
+
+fn subscriber<W>(config: &LogConfig, writer: W) -> Result<Subscriber, LogError>
+where
+    W: for<'a> MakeWriter<'a> + Send + Sync + 'static,
+{
+    let filter = EnvFilter::try_new(&config.filter).map_err(|error| LogError::Filter {
+        filter: config.filter.clone(),
+        problem: error.to_string(),
+    })?;
+    let builder = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(writer);
+    Ok(match config.format {
+        LogFormat::Text => Box::new(builder.with_ansi(false).finish()),
+        LogFormat::Json => Box::new(builder.json().flatten_event(true).finish()),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+    use std::sync::{Arc, Mutex};
+
+    use super::*;
+
+    #[derive(Clone, Default)]
+    struct Memory(Arc<Mutex<Vec<u8>>>);
+
+    impl Write for Memory {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            self.0.lock().unwrap().write(bytes)
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    fn logged(format: LogFormat, filter: &str) -> String {
+        let memory = Memory::default();
+        let writer = memory.clone();
+        let filter = filter.to_owned();
+        let subscriber = subscriber(&LogConfig { format, filter }, move || writer.clone()).unwrap();
+        tracing::subscriber::with_default(subscriber, || {
+            tracing::info!(peer = "n2", "connected");
+            tracing::debug!("detail");
+        });
+        let bytes = memory.0.lock().unwrap().clone();
+        String::from_utf8(bytes).unwrap()
+    }
+
+    #[test]
+    fn text_is_one_line_an_event_without_colours() {
+        let text = logged(LogFormat::Text, "info");
+        assert_eq!(text.lines().count(), 1, "{text}");
+        assert!(
+            text.contains("INFO") && text.contains("connected peer=\"n2\""),
+            "{text}"
+        );
+        assert!(!text.contains('\x1b'), "{text}");
+    }
+
+    #[test]
+    fn json_is_one_object_an_event() {
+        let text = logged(LogFormat::Json, "debug");
+        let events: Vec<serde_json::Value> = text
+            .lines()
+            .map(|line| serde_json::from_str(line).unwrap())
+            .collect();
+        assert_eq!(events.len(), 2);
+        assert_eq!(events[0]["message"], "connected");
+        assert_eq!(events[0]["peer"], "n2");
+        assert_eq!(events[1]["level"], "DEBUG");
+    }
+
+    #[test]
+    fn a_bad_filter_is_named() {
+        let config = LogConfig {
+            format: LogFormat::Text,
+            filter: "info,=".to_owned(),
+        };
+        let error = subscriber(&config, io::stderr).err().unwrap().to_string();
+        assert!(error.contains("log.filter `info,=`"), "{error}");
+    }
+}

@@ -1,0 +1,209 @@
+//! What the daemon counts, in Prometheus' terms. Names begin with `holdfast_`; units are last in names.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use prometheus_client::encoding::{EncodeLabelSet, text};
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::metrics::histogram::Histogram;
+use prometheus_client::registry::{Registry, Unit};
+
+/// Upper bounds of the freeze's buckets, seconds: dense around the bars of `bench handoff` (400 us, 2 ms, 3 ms).
+const FREEZE_BUCKETS_S: [f64; 14] = [
+    0.000_1, 0.000_2, 0.000_3, 0.000_4, 0.000_6, 0.001, 0.002, 0.003, 0.005, 0.01, 0.03, 0.1, 0.3,
+    1.0,
+];
+
+type FloatGauge = Gauge<f64, AtomicU64>;
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Outcome {
+    outcome: String,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Reason {
+    reason: String,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct PeerName {
+    peer: String,
+}
+
+/// The daemon's metrics. Clones share their values.
+#[derive(Clone)]
+pub struct Metrics {
+    registry: Arc<Registry>,
+    handoffs: Family<Outcome, Counter>,
+    freeze: Histogram,
+    drops: Family<Reason, Counter>,
+    flows_owned: Gauge,
+    round_trip: Family<PeerName, FloatGauge>,
+    connected: Family<PeerName, Gauge>,
+    rejected: Family<Reason, Counter>,
+}
+
+impl Default for Metrics {
+    fn default() -> Self {
+        Metrics::new()
+    }
+}
+
+impl Metrics {
+    /// Metrics that are all zero.
+    pub fn new() -> Metrics {
+        let mut metrics = Metrics {
+            registry: Arc::default(),
+            handoffs: Family::default(),
+            freeze: Histogram::new(FREEZE_BUCKETS_S),
+            drops: Family::default(),
+            flows_owned: Gauge::default(),
+            round_trip: Family::default(),
+            connected: Family::default(),
+            rejected: Family::default(),
+        };
+        metrics.registry = Arc::new(metrics.register());
+        metrics
+    }
+
+    fn register(&self) -> Registry {
+        let mut registry = Registry::with_prefix("holdfast");
+        registry.register(
+            "handoffs",
+            "Flows whose handoff ended, by outcome",
+            self.handoffs.clone(),
+        );
+        registry.register_with_unit(
+            "freeze",
+            "Time in which neither donor nor acceptor could act for a flow",
+            Unit::Seconds,
+            self.freeze.clone(),
+        );
+        registry.register(
+            "drops",
+            "Packets the data plane dropped, by reason",
+            self.drops.clone(),
+        );
+        registry.register(
+            "flows_owned",
+            "Flows this node owns",
+            self.flows_owned.clone(),
+        );
+        registry.register_with_unit(
+            "peer_round_trip",
+            "Smoothed round trip to a peer's daemon",
+            Unit::Seconds,
+            self.round_trip.clone(),
+        );
+        registry.register(
+            "peer_connected",
+            "Whether the channel to a peer is up",
+            self.connected.clone(),
+        );
+        registry.register(
+            "frames_rejected",
+            "Connections between nodes that were closed for what the other side sent, by reason",
+            self.rejected.clone(),
+        );
+        registry
+    }
+
+    /// One flow's handoff ended, for instance as `moved`, `kept` or `accepted`.
+    pub fn handoff_ended(&self, outcome: &str) {
+        let outcome = outcome.to_owned();
+        self.handoffs.get_or_create(&Outcome { outcome }).inc();
+    }
+
+    /// One flow was frozen for so long.
+    pub fn frozen_for(&self, freeze: Duration) {
+        self.freeze.observe(freeze.as_secs_f64());
+    }
+
+    /// The data plane has dropped `packets` in all for `reason`.
+    pub fn set_drops(&self, reason: &str, packets: u64) {
+        let reason = reason.to_owned();
+        let counter = self.drops.get_or_create_owned(&Reason { reason });
+        counter.inner().store(packets, Ordering::Relaxed);
+    }
+
+    /// This node owns so many flows.
+    pub fn set_flows_owned(&self, flows: u64) {
+        self.flows_owned
+            .set(i64::try_from(flows).unwrap_or(i64::MAX));
+    }
+
+    /// The smoothed round trip to `peer`.
+    pub fn set_round_trip(&self, peer: &str, round_trip: Duration) {
+        let peer = peer.to_owned();
+        let gauge = self.round_trip.get_or_create_owned(&PeerName { peer });
+        gauge.set(round_trip.as_secs_f64());
+    }
+
+    /// Whether the channel to `peer` is up.
+    pub fn set_connected(&self, peer: &str, up: bool) {
+        let peer = peer.to_owned();
+        let gauge = self.connected.get_or_create_owned(&PeerName { peer });
+        gauge.set(i64::from(up));
+    }
+
+    /// A connection between nodes was closed for what the other side sent.
+    pub fn frame_rejected(&self, reason: &str) {
+        let reason = reason.to_owned();
+        self.rejected.get_or_create(&Reason { reason }).inc();
+    }
+
+    /// How many connections between nodes were closed for `reason`.
+    pub fn frames_rejected(&self, reason: &str) -> u64 {
+        let reason = reason.to_owned();
+        self.rejected.get_or_create(&Reason { reason }).get()
+    }
+
+    /// All of it in Prometheus' text format (OpenMetrics).
+    pub fn encode(&self) -> String {
+        let mut text = String::new();
+        // Writing to memory cannot fail.
+        let _ = text::encode(&mut text, &self.registry);
+        text
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_metric_is_in_the_text() {
+        let metrics = Metrics::new();
+        metrics.handoff_ended("moved");
+        metrics.handoff_ended("moved");
+        metrics.frozen_for(Duration::from_micros(350));
+        metrics.set_drops("not_owner", 7);
+        metrics.set_drops("not_owner", 9);
+        metrics.set_flows_owned(3);
+        metrics.set_round_trip("n2", Duration::from_micros(120));
+        metrics.set_connected("n2", true);
+        metrics.frame_rejected("malformed");
+        let text = metrics.clone().encode();
+        for line in [
+            "holdfast_handoffs_total{outcome=\"moved\"} 2",
+            "holdfast_freeze_seconds_bucket{le=\"0.0003\"} 0",
+            "holdfast_freeze_seconds_bucket{le=\"0.0004\"} 1",
+            "holdfast_freeze_seconds_count 1",
+            "holdfast_drops_total{reason=\"not_owner\"} 9",
+            "holdfast_flows_owned 3",
+            "holdfast_peer_round_trip_seconds{peer=\"n2\"} 0.00012",
+            "holdfast_peer_connected{peer=\"n2\"} 1",
+            "holdfast_frames_rejected_total{reason=\"malformed\"} 1",
+        ] {
+            assert!(
+                text.lines().any(|other| other == line),
+                "{line} is not in\n{text}"
+            );
+        }
+        assert_eq!(metrics.frames_rejected("malformed"), 1);
+    }
+}
