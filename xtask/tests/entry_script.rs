@@ -247,6 +247,28 @@ fn a_cargo_that_is_too_old_is_named_and_rustup_is_asked_for_a_newer_one() {
     );
 }
 
+#[test]
+fn a_failure_is_counted_and_the_other_steps_still_run() {
+    if !is_root() {
+        return;
+    }
+    let machine = Machine::new();
+    machine.without_packages("").program(
+        "cargo",
+        r#"case "$*" in
+        --version) echo 'cargo 1.99.0' ;;
+        "fmt --all --check") exit 1 ;;
+        test*) printf '%s\n' 'test result: ok. 5 passed; 0 failed; 0 ignored' 'test result: FAILED. 2 passed; 1 failed;'; exit 101 ;;
+        doc*) echo 'documented' ;;
+        esac"#,
+    );
+    let (status, text) = run(&mut machine.x(&["test"]));
+    assert_eq!(status, Some(1), "{text}");
+    assert!(text.contains("documented"), "{text}");
+    assert!(text.contains("failed: Format\nfailed: Tests\n"), "{text}");
+    assert_eq!(text.lines().last(), Some("7 passed, 2 failed"), "{text}");
+}
+
 /// A PATH without the system's cargo, if it has one.
 fn bare_path(machine: &Machine) -> String {
     for name in [
