@@ -76,14 +76,14 @@ impl Service {
         connections: Vec<(Connection, Vec<u8>)>,
         destination: impl Into<Destination>,
     ) -> Vec<Result<Moved, Kept<Connection>>> {
-        let destination = destination.into();
-        let mut begun = Vec::with_capacity(connections.len());
-        for (connection, state) in connections {
-            let result = connection.leave(&destination, state);
-            begun.push((connection, result));
-        }
+        let (connections, states): (Vec<_>, Vec<_>) = connections.into_iter().unzip();
+        let leaving = connections
+            .iter()
+            .zip(states)
+            .map(|(connection, state)| connection.leaving(state));
+        let begun = Registration::leave_together(&destination.into(), leaving);
         let mut results = Vec::with_capacity(begun.len());
-        for (connection, begun) in begun {
+        for (connection, begun) in connections.into_iter().zip(begun) {
             results.push(connection.finish(begun).await);
         }
         results
@@ -144,13 +144,21 @@ impl Connection {
         destination: impl Into<Destination>,
         state: Vec<u8>,
     ) -> Result<Moved, Kept<Self>> {
-        let begun = self.leave(&destination.into(), state);
-        self.finish(begun).await
+        let mut begun = Registration::leave_together(&destination.into(), [self.leaving(state)]);
+        self.finish(
+            begun
+                .pop()
+                .unwrap_or_else(|| Err("nothing to hand off".into())),
+        )
+        .await
     }
 
-    fn leave(&self, destination: &Destination, state: Vec<u8>) -> Result<(), String> {
-        self.registration
-            .leave(destination, state, Arc::clone(&self.stream) as Descriptor)
+    fn leaving(&self, state: Vec<u8>) -> (&Registration, Vec<u8>, Descriptor) {
+        (
+            &self.registration,
+            state,
+            Arc::clone(&self.stream) as Descriptor,
+        )
     }
 
     async fn finish(self, begun: Result<(), String>) -> Result<Moved, Kept<Self>> {

@@ -76,16 +76,15 @@ impl Service {
         connections: Vec<(Connection, Vec<u8>)>,
         destination: impl Into<Destination>,
     ) -> Vec<Result<Moved, Kept<Connection>>> {
-        let destination = destination.into();
-        let begun: Vec<_> = connections
+        let (connections, states): (Vec<_>, Vec<_>) = connections.into_iter().unzip();
+        let leaving = connections
+            .iter()
+            .zip(states)
+            .map(|(connection, state)| connection.leaving(state));
+        let begun = Registration::leave_together(&destination.into(), leaving);
+        connections
             .into_iter()
-            .map(|(connection, state)| {
-                let begun = connection.leave(&destination, state);
-                (connection, begun)
-            })
-            .collect();
-        begun
-            .into_iter()
+            .zip(begun)
             .map(|(connection, begun)| connection.finish(begun))
             .collect()
     }
@@ -168,13 +167,20 @@ impl Connection {
         destination: impl Into<Destination>,
         state: Vec<u8>,
     ) -> Result<Moved, Kept<Self>> {
-        let begun = self.leave(&destination.into(), state);
-        self.finish(begun)
+        let mut begun = Registration::leave_together(&destination.into(), [self.leaving(state)]);
+        self.finish(
+            begun
+                .pop()
+                .unwrap_or_else(|| Err("nothing to hand off".into())),
+        )
     }
 
-    fn leave(&self, destination: &Destination, state: Vec<u8>) -> Result<(), String> {
-        self.registration
-            .leave(destination, state, Arc::clone(&self.stream) as Descriptor)
+    fn leaving(&self, state: Vec<u8>) -> (&Registration, Vec<u8>, Descriptor) {
+        (
+            &self.registration,
+            state,
+            Arc::clone(&self.stream) as Descriptor,
+        )
     }
 
     fn finish(self, begun: Result<(), String>) -> Result<Moved, Kept<Self>> {

@@ -77,17 +77,25 @@ impl Drop for TcpService {
 }
 
 impl Registration {
-    /// Begins a handoff, or says at once why not.
-    pub(crate) fn leave(
-        &self,
+    /// Begins handoffs as one batch: nothing is sent before the last is registered.
+    pub(crate) fn leave_together<'a>(
         to: &Destination,
-        state: Vec<u8>,
-        socket: super::Descriptor,
-    ) -> Result<(), String> {
-        self.cell.unask();
-        self.handle
-            .shared
-            .with_core(|core| core.hand_off(self.flow, to, state, Some(socket)))
+        leaving: impl IntoIterator<Item = (&'a Registration, Vec<u8>, super::Descriptor)>,
+    ) -> Vec<Result<(), String>> {
+        let mut leaving = leaving.into_iter().peekable();
+        let Some(handle) = leaving.peek().map(|(first, ..)| Arc::clone(&first.handle)) else {
+            return Vec::new();
+        };
+        handle.shared.with_core(|core| {
+            let leave = |(registration, state, socket): (&Registration, _, _)| {
+                if !Arc::ptr_eq(&registration.handle, &handle) {
+                    return Err("it belongs to another session than the first of the batch".into());
+                }
+                registration.cell.unask();
+                core.hand_off(registration.flow, to, state, Some(socket))
+            };
+            leaving.map(leave).collect()
+        })
     }
 
     /// How it ended.

@@ -1,0 +1,299 @@
+//! What the daemon says, and what follows from it.
+
+use std::collections::BTreeMap;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use super::{Core, Event, Flow, Incoming, Link, Tag, Violation};
+use crate::app::{
+    FromDaemon, IncomingItem, Piece, ReclaimItem, StillWaiting, ToDaemon, join_pieces,
+};
+use crate::session::Descriptor;
+use crate::{Destination, FlowText, Protocol};
+
+/// What the daemon hears when it asks for a flow that ended meanwhile.
+const NO_SUCH_FLOW: &str = "the program no longer has this connection";
+
+impl<T: Tag> Core<T> {
+    /// A message of the daemon.
+    pub(crate) fn handle_message(
+        &mut self,
+        message: FromDaemon,
+        descriptors: Vec<OwnedFd>,
+    ) -> Result<(), Violation> {
+        let expected = match &message {
+            FromDaemon::Incoming { items } => items.iter().filter(|item| item.descriptor).count(),
+            _ => 0,
+        };
+        if descriptors.len() != expected {
+            return Err(Violation(format!(
+                "{} descriptors, {expected} expected",
+                descriptors.len()
+            )));
+        }
+        match message {
+            FromDaemon::Opened { node } => self.opened(node),
+            _ if self.link != Link::Open => return Err(Violation("it spoke before Opened".into())),
+            FromDaemon::Asked { flows, to, drain } => self.asked(flows, &Destination { to, drain }),
+            FromDaemon::Incoming { items } => self.incoming(items, descriptors),
+            FromDaemon::State {
+                id,
+                application_state,
+                unread,
+                last,
+            } => {
+                return self.state(id, application_state, unread, last);
+            }
+            FromDaemon::Go { ids } => return ids.into_iter().try_for_each(|id| self.go(id)),
+            FromDaemon::Cancel { ids, .. } => ids.into_iter().for_each(|id| self.cancel(id)),
+            FromDaemon::Collect { flows } => self.collect(flows),
+            FromDaemon::Gone { flows, to } => {
+                flows.into_iter().for_each(|flow| self.gone(flow, &to))
+            }
+            FromDaemon::Kept { flows, reason } => {
+                flows.into_iter().for_each(|flow| self.kept(flow, &reason))
+            }
+            FromDaemon::Error { text } => self.events.push_back(Event::Problem { text }),
+        }
+        Ok(())
+    }
+
+    /// Everything that a daemon must know of this session, be it new or not.
+    fn opened(&mut self, node: String) {
+        self.link = Link::Open;
+        for (id, service) in &self.services {
+            self.outbox.whole(service.message(*id));
+        }
+        let mut here: BTreeMap<u32, Vec<FlowText>> = BTreeMap::new();
+        let mut waiting = Vec::new();
+        for (flow, entry) in &self.flows {
+            match &entry.leaving {
+                None => here.entry(entry.service).or_default().push(*flow),
+                Some(leaving) => {
+                    let was = StillWaiting::Donated {
+                        to: leaving.to.clone(),
+                    };
+                    waiting.push((
+                        reclaim(*flow, entry.service, was, &leaving.descriptor),
+                        leaving.descriptor.clone(),
+                    ));
+                }
+            }
+        }
+        for (id, incoming) in &self.incoming {
+            let was = StillWaiting::Incoming {
+                id: *id,
+                received: incoming.unread.is_some(),
+            };
+            let descriptor = incoming.descriptor.clone().map(|fd| fd as Descriptor);
+            waiting.push((
+                reclaim(incoming.flow, incoming.service, was, &descriptor),
+                descriptor,
+            ));
+        }
+        here.into_iter()
+            .for_each(|(service, flows)| self.outbox.accepted(service, flows));
+        if !waiting.is_empty() {
+            self.outbox.reclaim(waiting);
+        }
+        self.events.push_back(Event::Opened { node });
+    }
+
+    fn asked(&mut self, flows: Vec<FlowText>, destination: &Destination) {
+        for flow in flows {
+            match self.flows.get(&flow) {
+                Some(Flow {
+                    leaving: None,
+                    tag,
+                    service,
+                }) => self.events.push_back(Event::Asked {
+                    service: *service,
+                    flow,
+                    tag: tag.clone(),
+                    destination: destination.clone(),
+                }),
+                Some(_) => {}
+                None => self.outbox.declined(flow, NO_SUCH_FLOW),
+            }
+        }
+    }
+
+    fn incoming(&mut self, items: Vec<IncomingItem>, descriptors: Vec<OwnedFd>) {
+        let mut descriptors = descriptors.into_iter();
+        for IncomingItem {
+            id,
+            service,
+            flow,
+            descriptor,
+        } in items
+        {
+            let descriptor = descriptor
+                .then(|| descriptors.next())
+                .flatten()
+                .map(Arc::new);
+            let refusal = match self.services.get(&service) {
+                None => Some("the program no longer serves this"),
+                Some(served) if served.protocol != flow.protocol() => {
+                    Some("the service has another protocol")
+                }
+                Some(_) if self.flows.contains_key(&flow) => {
+                    Some("the program has this connection already")
+                }
+                Some(_) => None,
+            };
+            if let Some(reason) = refusal {
+                self.outbox.whole(ToDaemon::Refused {
+                    ids: vec![id],
+                    reason: reason.into(),
+                });
+                continue;
+            }
+            let incoming = Incoming {
+                service,
+                flow,
+                descriptor,
+                state: Vec::new(),
+                pieces: Vec::new(),
+                unread: None,
+            };
+            self.incoming.insert(id, incoming);
+        }
+    }
+
+    fn state(
+        &mut self,
+        id: u64,
+        state: Vec<u8>,
+        pieces: Vec<Piece>,
+        last: bool,
+    ) -> Result<(), Violation> {
+        // One that was refused: the daemon had not heard yet.
+        let Some(incoming) = self.incoming.get_mut(&id) else {
+            return Ok(());
+        };
+        incoming.state.extend(state);
+        incoming.pieces.extend(pieces);
+        if !last {
+            return Ok(());
+        }
+        let pieces = std::mem::take(&mut incoming.pieces);
+        incoming.unread = Some(join_pieces(pieces).map_err(|error| Violation(error.to_string()))?);
+        if incoming.flow.protocol() == Protocol::Udp {
+            self.events.push_back(Event::Arriving {
+                service: incoming.service,
+                flow: incoming.flow,
+            });
+        }
+        self.outbox.received(id);
+        Ok(())
+    }
+
+    fn go(&mut self, id: u64) -> Result<(), Violation> {
+        match self.incoming.remove(&id) {
+            None => Ok(()),
+            Some(Incoming { unread: None, .. }) => Err(Violation("Go without State".into())),
+            Some(Incoming {
+                service,
+                flow,
+                descriptor,
+                state,
+                unread: Some(unread),
+                ..
+            }) => {
+                let tag = T::default();
+                self.flows.insert(
+                    flow,
+                    Flow {
+                        service,
+                        tag: tag.clone(),
+                        leaving: None,
+                    },
+                );
+                self.events.push_back(Event::Arrived {
+                    service,
+                    flow,
+                    tag,
+                    descriptor,
+                    state,
+                    unread,
+                });
+                Ok(())
+            }
+        }
+    }
+
+    fn cancel(&mut self, id: u64) {
+        if let Some(Incoming { service, flow, .. }) = self.incoming.remove(&id) {
+            self.events.push_back(Event::Cancelled { service, flow });
+        }
+    }
+
+    fn collect(&mut self, flows: Vec<FlowText>) {
+        for flow in flows {
+            match self.flows.get(&flow) {
+                Some(Flow {
+                    leaving: Some(_),
+                    service,
+                    ..
+                }) => {
+                    self.events.push_back(Event::Collect {
+                        service: *service,
+                        flow,
+                    });
+                }
+                _ => self.collected(flow, []),
+            }
+        }
+    }
+
+    fn gone(&mut self, flow: FlowText, to: &str) {
+        if self
+            .flows
+            .get(&flow)
+            .is_some_and(|entry| entry.leaving.is_some())
+        {
+            let Some(Flow { service, tag, .. }) = self.flows.remove(&flow) else {
+                return;
+            };
+            self.events.push_back(Event::Moved {
+                service,
+                flow,
+                tag,
+                to: to.to_owned(),
+            });
+        }
+    }
+
+    fn kept(&mut self, flow: FlowText, reason: &str) {
+        let Some(entry) = self.flows.get_mut(&flow) else {
+            return;
+        };
+        let Some(leaving) = entry.leaving.take() else {
+            return;
+        };
+        let (service, tag) = (entry.service, entry.tag.clone());
+        if leaving.abandoned {
+            self.closed(flow, &tag);
+        }
+        self.events.push_back(Event::Kept {
+            service,
+            flow,
+            tag,
+            reason: reason.to_owned(),
+        });
+    }
+}
+
+fn reclaim(
+    flow: FlowText,
+    service: u32,
+    was: StillWaiting,
+    descriptor: &Option<Descriptor>,
+) -> ReclaimItem {
+    ReclaimItem {
+        flow,
+        service,
+        was,
+        descriptor: descriptor.is_some(),
+    }
+}

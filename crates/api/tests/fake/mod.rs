@@ -1,0 +1,205 @@
+//! A daemon's end of sessions, played by the test: real sockets, real descriptors, no decisions.
+#![allow(dead_code, reason = "each test file uses a part")]
+
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::PathBuf;
+use std::thread;
+use std::time::Duration;
+
+use holdfast_api::app::{
+    Channel, FromDaemon, HandOffItem, IncomingItem, Listener, ToDaemon, decode, encode,
+};
+use holdfast_api::{FlowText, Session};
+use rustix::net::sockopt::{Timeout, set_socket_timeout};
+
+/// Longer than any step takes on the busiest machine; reached only by a failing test.
+pub const PATIENCE: Duration = Duration::from_secs(30);
+
+pub struct Daemon {
+    listener: Option<Listener>,
+    directory: tempfile::TempDir,
+}
+
+/// One session, seen from the daemon.
+pub struct Peer {
+    channel: Channel,
+}
+
+impl Daemon {
+    pub fn new() -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        let listener = Some(Listener::bind(directory.path().join("app.sock")).unwrap());
+        Self {
+            listener,
+            directory,
+        }
+    }
+
+    pub fn path(&self) -> PathBuf {
+        self.directory.path().join("app.sock")
+    }
+
+    /// The next session that connects, up to and with `Open`.
+    pub fn accept(&self) -> Peer {
+        let channel = self.listener.as_ref().unwrap().accept().unwrap();
+        set_socket_timeout(&channel, Timeout::Recv, Some(PATIENCE)).unwrap();
+        let peer = Peer { channel };
+        let (ToDaemon::Open { name }, _) = peer.hear() else {
+            panic!("a session begins with Open")
+        };
+        assert!(!name.is_empty());
+        peer
+    }
+
+    /// A session, and its other end.
+    pub fn open(&self, node: &str) -> (Session, Peer) {
+        let path = self.path();
+        let connecting = thread::spawn(move || Session::connect(path).unwrap());
+        let peer = self.accept();
+        peer.say(&FromDaemon::Opened { node: node.into() });
+        let session = connecting.join().unwrap();
+        assert!(session.is_open());
+        assert_eq!(session.node().as_deref(), Some(node));
+        (session, peer)
+    }
+
+    /// Nobody listens any more.
+    pub fn die(&mut self) {
+        self.listener = None;
+        std::fs::remove_file(self.path()).unwrap();
+    }
+
+    /// A new daemon at the same path.
+    pub fn rise(&mut self) {
+        self.listener = Some(Listener::bind(self.path()).unwrap());
+    }
+}
+
+impl Peer {
+    pub fn say(&self, message: &FromDaemon) {
+        self.say_with(message, &[]);
+    }
+
+    pub fn say_with(&self, message: &FromDaemon, descriptors: &[OwnedFd]) {
+        let borrowed: Vec<_> = descriptors.iter().map(AsFd::as_fd).collect();
+        self.channel
+            .send(&encode(message).unwrap(), &borrowed)
+            .unwrap();
+    }
+
+    pub fn say_raw(&self, bytes: &[u8]) {
+        self.channel.send(bytes, &[]).unwrap();
+    }
+
+    /// The next message; fails the test when none comes.
+    pub fn hear(&self) -> (ToDaemon, Vec<OwnedFd>) {
+        let packet = self
+            .channel
+            .receive()
+            .expect("a message in time")
+            .expect("the session lives");
+        (decode(&packet.bytes).unwrap(), packet.descriptors)
+    }
+
+    /// Whether the session ended, after whatever it had to say.
+    pub fn hear_the_end(&self) -> Vec<ToDaemon> {
+        let mut said = Vec::new();
+        while let Some(packet) = self.channel.receive().expect("an end in time") {
+            said.push(decode(&packet.bytes).unwrap());
+        }
+        said
+    }
+
+    pub fn hear_serve(&self, expected_pool: &str) -> u32 {
+        match self.hear().0 {
+            ToDaemon::Serve { service, pool, .. } if pool == expected_pool => service,
+            other => panic!("Serve expected, not {other:?}"),
+        }
+    }
+
+    pub fn hear_accepted(&self, count: usize) -> Vec<FlowText> {
+        let mut all = Vec::new();
+        while all.len() < count {
+            match self.hear().0 {
+                ToDaemon::Accepted { flows, .. } => all.extend(flows),
+                other => panic!("Accepted expected, not {other:?}"),
+            }
+        }
+        all
+    }
+
+    /// One whole batch.
+    pub fn hear_hand_off(&self, expected_to: &str) -> Vec<(HandOffItem, Option<OwnedFd>)> {
+        let mut all = Vec::new();
+        loop {
+            let (
+                ToDaemon::HandOff {
+                    to, items, last, ..
+                },
+                descriptors,
+            ) = self.hear()
+            else {
+                panic!("HandOff")
+            };
+            assert_eq!(to, expected_to);
+            assert_eq!(
+                items.iter().filter(|item| item.descriptor).count(),
+                descriptors.len()
+            );
+            let mut descriptors = descriptors.into_iter();
+            all.extend(items.into_iter().map(|item| {
+                let descriptor = item.descriptor.then(|| descriptors.next().unwrap());
+                (item, descriptor)
+            }));
+            if last {
+                return all;
+            }
+        }
+    }
+
+    /// Brings one flow to this session, as far as `Received`.
+    pub fn bring(&self, id: u64, service: u32, item: HandOffItem, descriptor: Option<OwnedFd>) {
+        let HandOffItem {
+            flow,
+            application_state,
+            descriptor: has,
+        } = item;
+        let items = vec![IncomingItem {
+            id,
+            service,
+            flow,
+            descriptor: has,
+        }];
+        self.say_with(&FromDaemon::Incoming { items }, descriptor.as_slice());
+        self.say(&FromDaemon::State {
+            id,
+            application_state,
+            unread: vec![],
+            last: true,
+        });
+        assert_eq!(self.hear().0, ToDaemon::Received { ids: vec![id] });
+    }
+}
+
+pub fn listener() -> (TcpListener, SocketAddr) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    (listener, address)
+}
+
+/// A client whose reads fail instead of waiting forever.
+pub fn client(address: SocketAddr) -> TcpStream {
+    let client = TcpStream::connect(address).unwrap();
+    client.set_read_timeout(Some(PATIENCE)).unwrap();
+    client
+}
+
+pub fn flow_of(client: &TcpStream) -> FlowText {
+    FlowText::new(
+        holdfast_api::Protocol::Tcp,
+        client.peer_addr().unwrap(),
+        client.local_addr().unwrap(),
+    )
+    .unwrap()
+}

@@ -1,0 +1,211 @@
+//! The asynchronous face against a daemon's end of the protocol.
+
+mod fake;
+
+use std::io::{Read, Write};
+use std::net::TcpStream;
+
+use fake::{Daemon, PATIENCE, Peer, client, flow_of};
+use holdfast_api::app::{FromDaemon, HandOffItem, ToDaemon};
+use holdfast_api::{Arrival, Connection, Drain, Service, Session};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpListener;
+use tokio::task::spawn_blocking;
+use tokio::time::timeout;
+
+async fn serve(session: &Session, peer: &Peer) -> (Service, u32) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let service = session.serve("files", listener).unwrap();
+    (service, peer.hear_serve("files"))
+}
+
+async fn accept(service: &Service) -> (Connection, Option<Vec<u8>>) {
+    match timeout(PATIENCE, service.accept())
+        .await
+        .expect("an arrival in time")
+        .unwrap()
+    {
+        Arrival::New(connection) => (connection, None),
+        Arrival::HandedOff { connection, state } => (connection, Some(state)),
+    }
+}
+
+async fn exchange(connection: &mut Connection, client: &mut TcpStream) {
+    client.write_all(b"ping").unwrap();
+    let mut buffer = [0; 4];
+    connection.read_exact(&mut buffer).await.unwrap();
+    connection.write_all(&buffer).await.unwrap();
+    client.read_exact(&mut buffer).unwrap();
+    assert_eq!(&buffer, b"ping");
+}
+
+#[tokio::test]
+async fn a_connection_goes_and_comes_back() {
+    let daemon = Daemon::new();
+    let (first, first_peer) = daemon.open("n1");
+    let (second, second_peer) = daemon.open("n2");
+    let (first_service, first_number) = serve(&first, &first_peer).await;
+    let (second_service, second_number) = serve(&second, &second_peer).await;
+    let mut client = client(first_service.listener().local_addr().unwrap());
+    let (mut connection, _) = accept(&first_service).await;
+    let flow = first_peer.hear_accepted(1)[0];
+    let mut peers = (first_peer, second_peer);
+    for round in 0..6u64 {
+        exchange(&mut connection, &mut client).await;
+        let to_second = round % 2 == 0;
+        let (service, number, name) = if to_second {
+            (&second_service, second_number, "n2")
+        } else {
+            (&first_service, first_number, "n1")
+        };
+        let relay = spawn_blocking(move || {
+            let (donor, acceptor) = if to_second {
+                (&peers.0, &peers.1)
+            } else {
+                (&peers.1, &peers.0)
+            };
+            donor.say(&FromDaemon::Asked {
+                flows: vec![flow],
+                to: name.into(),
+                drain: Drain::None,
+            });
+            let (item, descriptor) = donor.hear_hand_off(name).pop().unwrap();
+            acceptor.bring(round, number, item, descriptor);
+            acceptor.say(&FromDaemon::Go { ids: vec![round] });
+            peers
+        });
+        let destination = timeout(PATIENCE, connection.wait_asked())
+            .await
+            .expect("asked in time");
+        let leaving = tokio::spawn(connection.hand_off(destination, vec![round as u8]));
+        peers = relay.await.unwrap();
+        let (arrived, state) = accept(service).await;
+        assert_eq!(state, Some(vec![round as u8]));
+        let donor = if to_second { &peers.0 } else { &peers.1 };
+        donor.say(&FromDaemon::Gone {
+            flows: vec![flow],
+            to: name.into(),
+        });
+        leaving.await.unwrap().unwrap();
+        connection = arrived;
+    }
+    exchange(&mut connection, &mut client).await;
+    connection.shutdown().await.unwrap();
+    assert_eq!(client.read(&mut [0; 1]).unwrap(), 0);
+}
+
+#[tokio::test]
+async fn a_handoff_nobody_waits_for_ends_all_the_same() {
+    let daemon = Daemon::new();
+    let (session, peer) = daemon.open("n1");
+    let (service, _) = serve(&session, &peer).await;
+    let address = service.listener().local_addr().unwrap();
+    let mut client = client(address);
+    let (connection, _) = accept(&service).await;
+    let flow = peer.hear_accepted(1)[0];
+    let mut hand_off = Box::pin(connection.hand_off("n2", vec![]));
+    // Polled once, then dropped.
+    assert!(
+        timeout(std::time::Duration::ZERO, &mut hand_off)
+            .await
+            .is_err()
+    );
+    drop(hand_off);
+    let HandOffItem { flow: left, .. } = peer.hear_hand_off("n2").pop().unwrap().0;
+    assert_eq!(left, flow);
+    peer.say(&FromDaemon::Kept {
+        flows: vec![flow],
+        reason: "no".into(),
+    });
+    assert_eq!(peer.hear().0, ToDaemon::Closed { flows: vec![flow] });
+    assert_eq!(client.read(&mut [0; 1]).unwrap(), 0);
+}
+
+#[tokio::test]
+async fn many_tasks_make_few_batches() {
+    const MANY: usize = 300;
+    let daemon = Daemon::new();
+    let (session, peer) = daemon.open("n1");
+    let (service, _) = serve(&session, &peer).await;
+    let address = service.listener().local_addr().unwrap();
+    let mut clients = Vec::new();
+    let mut tasks = Vec::new();
+    for _ in 0..MANY {
+        clients.push(client(address));
+        let (connection, _) = accept(&service).await;
+        tasks.push(tokio::spawn(async move {
+            let destination = connection.wait_asked().await;
+            connection.hand_off(destination, vec![1]).await
+        }));
+    }
+    let batches = spawn_blocking(move || {
+        let flows = peer.hear_accepted(MANY);
+        peer.say(&FromDaemon::Asked {
+            flows,
+            to: "n2".into(),
+            drain: Drain::None,
+        });
+        let (mut seen, mut batches) = (0, 0);
+        while seen < MANY {
+            let items = peer.hear_hand_off("n2");
+            seen += items.len();
+            batches += 1;
+            let flows = items.iter().map(|(item, _)| item.flow).collect();
+            peer.say(&FromDaemon::Gone {
+                flows,
+                to: "n2".into(),
+            });
+        }
+        assert_eq!(seen, MANY);
+        batches
+    });
+    for task in tasks {
+        assert_eq!(
+            timeout(PATIENCE, task)
+                .await
+                .expect("an end in time")
+                .unwrap()
+                .unwrap()
+                .to,
+            "n2"
+        );
+    }
+    // How many depends on the scheduler; that there are fewer than connections is what the session is for.
+    assert!(batches.await.unwrap() < MANY);
+    for mut client in clients {
+        assert_eq!(client.read(&mut [0; 1]).unwrap(), 0);
+    }
+}
+
+#[tokio::test]
+async fn a_flow_asked_for_twice_answers_once() {
+    let daemon = Daemon::new();
+    let (session, peer) = daemon.open("n1");
+    let (service, _) = serve(&session, &peer).await;
+    let client = client(service.listener().local_addr().unwrap());
+    let (connection, _) = accept(&service).await;
+    let flow = flow_of(&client);
+    peer.hear_accepted(1);
+    for to in ["n2", "n3"] {
+        peer.say(&FromDaemon::Asked {
+            flows: vec![flow],
+            to: to.into(),
+            drain: Drain::None,
+        });
+    }
+    while connection
+        .asked()
+        .is_none_or(|destination| destination.to != "n3")
+    {
+        tokio::task::yield_now().await;
+    }
+    connection.decline("never");
+    assert_eq!(connection.asked(), None);
+    assert_eq!(
+        peer.hear().0,
+        ToDaemon::Declined {
+            flows: vec![flow],
+            reason: "never".into()
+        }
+    );
+}

@@ -1,0 +1,451 @@
+//! The blocking face against a daemon's end of the protocol.
+
+mod fake;
+
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::thread;
+use std::time::Duration;
+
+use fake::{Daemon, Peer, client, flow_of, listener};
+use holdfast_api::app::{FromDaemon, IncomingItem, ReclaimItem, StillWaiting, ToDaemon};
+use holdfast_api::blocking::{Connection, Ready, Service};
+use holdfast_api::{Arrival, Destination, Drain, Session};
+
+fn new(arrival: Arrival<Connection>) -> Connection {
+    match arrival {
+        Arrival::New(connection) => connection,
+        Arrival::HandedOff { .. } => panic!("nobody handed that off"),
+    }
+}
+
+/// A session with a service and one connection.
+fn served(daemon: &Daemon) -> (Session, Peer, Service, Connection, TcpStream) {
+    let (session, peer) = daemon.open("n1");
+    let (listener, address) = listener();
+    let service = session.serve("files", listener).unwrap();
+    peer.hear_serve("files");
+    let client = client(address);
+    let connection = new(service.accept().unwrap());
+    assert_eq!(peer.hear_accepted(1), [flow_of(&client)]);
+    assert_eq!(connection.flow(), flow_of(&client));
+    (session, peer, service, connection, client)
+}
+
+fn exchange(connection: &mut Connection, client: &mut TcpStream) {
+    client.write_all(b"ping").unwrap();
+    let mut buffer = [0; 4];
+    connection.read_exact(&mut buffer).unwrap();
+    connection.write_all(&buffer).unwrap();
+    client.read_exact(&mut buffer).unwrap();
+    assert_eq!(&buffer, b"ping");
+}
+
+#[test]
+fn a_connection_moves_with_its_state() {
+    let daemon = Daemon::new();
+    let (_donor, donor_peer, _service, mut connection, mut client) = served(&daemon);
+    let (acceptor, acceptor_peer) = daemon.open("n2");
+    let acceptor_service = acceptor.serve("files", listener().0).unwrap();
+    let number = acceptor_peer.hear_serve("files");
+    exchange(&mut connection, &mut client);
+
+    let flow = connection.flow();
+    let drain = Drain::First { max_wait_ms: 5 };
+    donor_peer.say(&FromDaemon::Asked {
+        flows: vec![flow],
+        to: "n2".into(),
+        drain,
+    });
+    let Ready::Asked(destination) = connection.wait(None).unwrap() else {
+        panic!("only asked for")
+    };
+    assert_eq!(
+        destination,
+        Destination::node("n2").drained(Duration::from_millis(5))
+    );
+    assert_eq!(connection.asked(), Some(destination.clone()));
+    let leaving = thread::spawn(move || connection.hand_off(destination, b"state".to_vec()));
+    let (item, descriptor) = donor_peer.hear_hand_off("n2").pop().unwrap();
+    assert_eq!(
+        (item.flow, item.application_state.as_slice()),
+        (flow, &b"state"[..])
+    );
+
+    acceptor_peer.bring(9, number, item, descriptor);
+    acceptor_peer.say(&FromDaemon::Go { ids: vec![9] });
+    donor_peer.say(&FromDaemon::Gone {
+        flows: vec![flow],
+        to: "n2".into(),
+    });
+    assert_eq!(leaving.join().unwrap().unwrap().to, "n2");
+    let Arrival::HandedOff {
+        mut connection,
+        state,
+    } = acceptor_service.accept().unwrap()
+    else {
+        panic!("a handoff")
+    };
+    assert_eq!((connection.flow(), state.as_slice()), (flow, &b"state"[..]));
+    exchange(&mut connection, &mut client);
+
+    // It is a connection like any other there: it closes, and can go on.
+    drop(connection);
+    assert_eq!(
+        acceptor_peer.hear().0,
+        ToDaemon::Closed { flows: vec![flow] }
+    );
+    assert_eq!(client.read(&mut [0; 1]).unwrap(), 0);
+}
+
+#[test]
+fn a_connection_that_stays_is_as_before() {
+    let daemon = Daemon::new();
+    let (_session, peer, _service, mut connection, mut client) = served(&daemon);
+    let flow = connection.flow();
+    for round in 0..3 {
+        peer.say(&FromDaemon::Asked {
+            flows: vec![flow],
+            to: "n2".into(),
+            drain: Drain::None,
+        });
+        assert!(matches!(connection.wait(None).unwrap(), Ready::Asked(_)));
+        let leaving = thread::spawn(move || connection.hand_off("n2", vec![round]));
+        assert_eq!(peer.hear_hand_off("n2").len(), 1);
+        peer.say(&FromDaemon::Kept {
+            flows: vec![flow],
+            reason: "n2 is full".into(),
+        });
+        let kept = leaving.join().unwrap().unwrap_err();
+        assert_eq!(kept.to_string(), "the connection stayed: n2 is full");
+        connection = kept.connection;
+        assert_eq!(connection.asked(), None);
+        exchange(&mut connection, &mut client);
+    }
+    let kept = connection.hand_off("n2", vec![0; 49 * 1024]).unwrap_err();
+    assert!(kept.reason.contains("application state"), "{kept}");
+    kept.connection.decline("busy");
+    assert_eq!(
+        peer.hear().0,
+        ToDaemon::Declined {
+            flows: vec![flow],
+            reason: "busy".into()
+        }
+    );
+}
+
+#[test]
+fn a_big_batch_is_split_and_keeps_its_order() {
+    let daemon = Daemon::new();
+    let (session, peer) = daemon.open("n1");
+    let (listener, address) = listener();
+    let service = session.serve("files", listener).unwrap();
+    peer.hear_serve("files");
+    let (mut clients, mut connections) = (Vec::new(), Vec::new());
+    for index in 0..150u8 {
+        clients.push(client(address));
+        connections.push((new(service.accept().unwrap()), vec![index; 1000]));
+    }
+    peer.hear_accepted(150);
+    let flows: Vec<_> = connections
+        .iter()
+        .map(|(connection, _)| connection.flow())
+        .collect();
+    let leaving = thread::spawn(move || (service.hand_off_many(connections, "n2"), service));
+    let items = peer.hear_hand_off("n2");
+    assert_eq!(
+        items.iter().map(|(item, _)| item.flow).collect::<Vec<_>>(),
+        flows
+    );
+    for (index, (item, descriptor)) in items.iter().enumerate() {
+        assert_eq!(item.application_state, vec![index as u8; 1000]);
+        let socket = TcpStream::from(descriptor.as_ref().unwrap().try_clone().unwrap());
+        assert_eq!(socket.peer_addr().unwrap(), item.flow.remote());
+    }
+    let (stay, go): (Vec<_>, Vec<_>) = flows.iter().partition(|flow| flow.remote().port() % 2 == 0);
+    peer.say(&FromDaemon::Kept {
+        flows: stay,
+        reason: "even".into(),
+    });
+    peer.say(&FromDaemon::Gone {
+        flows: go,
+        to: "n2".into(),
+    });
+    let (results, _service) = leaving.join().unwrap();
+    for (result, flow) in results.iter().zip(&flows) {
+        assert_eq!(result.is_err(), flow.remote().port() % 2 == 0);
+    }
+    drop(clients);
+}
+
+#[test]
+fn what_does_not_come_is_closed_and_what_cannot_come_is_refused() {
+    let daemon = Daemon::new();
+    let (_donor, donor_peer, _service, connection, mut client) = served(&daemon);
+    let (acceptor, peer) = daemon.open("n2");
+    let service = acceptor.serve("files", listener().0).unwrap();
+    let number = peer.hear_serve("files");
+    let flow = connection.flow();
+    let _leaving = thread::spawn(move || connection.hand_off("n2", vec![]));
+    let (item, descriptor) = donor_peer.hear_hand_off("n2").pop().unwrap();
+    let spare = descriptor.as_ref().unwrap().try_clone().unwrap();
+    peer.bring(1, number, item, descriptor);
+    peer.say(&FromDaemon::Cancel {
+        ids: vec![1],
+        reason: "the donor resumed".into(),
+    });
+    // A service that this program does not have, and a descriptor for it.
+    let items = vec![IncomingItem {
+        id: 2,
+        service: number + 1,
+        flow,
+        descriptor: true,
+    }];
+    peer.say_with(&FromDaemon::Incoming { items }, &[spare]);
+    assert!(matches!(peer.hear().0, ToDaemon::Refused { ids, .. } if ids == [2]));
+    // Late words about what is refused or cancelled change nothing.
+    peer.say(&FromDaemon::State {
+        id: 2,
+        application_state: vec![],
+        unread: vec![],
+        last: true,
+    });
+    peer.say(&FromDaemon::Go { ids: vec![1, 2] });
+    donor_peer.say(&FromDaemon::Gone {
+        flows: vec![flow],
+        to: "n2".into(),
+    });
+    // Every descriptor of it is closed now: the client sees the end.
+    assert_eq!(client.read(&mut [0; 1]).unwrap(), 0);
+    // A flow that nobody has cannot be asked for.
+    peer.say(&FromDaemon::Asked {
+        flows: vec![flow],
+        to: "n1".into(),
+        drain: Drain::None,
+    });
+    assert!(matches!(peer.hear().0, ToDaemon::Declined { flows, .. } if flows == [flow]));
+    drop(service);
+    assert_eq!(peer.hear().0, ToDaemon::Withdraw { service: number });
+    drop(acceptor);
+    assert_eq!(peer.hear_the_end(), []);
+}
+
+#[test]
+fn the_daemon_dies_and_comes_back() {
+    let mut daemon = Daemon::new();
+    let (session, peer, service, mut idle, mut idle_client) = served(&daemon);
+    let address = service.listener().local_addr().unwrap();
+    let mut clients: Vec<_> = (0..2).map(|_| client(address)).collect();
+    let gone = new(service.accept().unwrap());
+    let kept = new(service.accept().unwrap());
+    peer.hear_accepted(2);
+    let (gone_flow, kept_flow) = (gone.flow(), kept.flow());
+    let leaving = [gone, kept]
+        .map(|connection| thread::spawn(move || connection.hand_off("n2", b"s".to_vec())));
+    let mut given = Vec::new();
+    while given.len() < 2 {
+        given.extend(peer.hear_hand_off("n2"));
+    }
+    // A connection comes in from elsewhere, twice: once with its state, once without.
+    let (outside, outside_address) = listener();
+    let mut incoming_clients = [client(outside_address), client(outside_address)];
+    let number = 1;
+    for (id, with_state) in [(5, true), (6, false)] {
+        let (socket, _) = outside.accept().unwrap();
+        let flow = flow_of(&incoming_clients[id as usize - 5]);
+        let items = vec![IncomingItem {
+            id,
+            service: number,
+            flow,
+            descriptor: true,
+        }];
+        peer.say_with(&FromDaemon::Incoming { items }, &[socket.into()]);
+        if with_state {
+            peer.say(&FromDaemon::State {
+                id,
+                application_state: vec![42],
+                unread: vec![],
+                last: true,
+            });
+            assert_eq!(peer.hear().0, ToDaemon::Received { ids: vec![id] });
+        }
+    }
+
+    daemon.die();
+    drop((peer, given));
+    exchange(&mut idle, &mut idle_client);
+    while session.is_open() {
+        thread::yield_now();
+    }
+    let refused = idle.hand_off("n2", vec![]).unwrap_err();
+    assert!(refused.reason.contains("daemon"), "{refused}");
+    let mut idle = refused.connection;
+    let mut newcomer = client(address);
+    let mut accepted = new(service.accept().unwrap());
+    exchange(&mut accepted, &mut newcomer);
+
+    daemon.rise();
+    let peer = daemon.accept();
+    peer.say(&FromDaemon::Opened { node: "n1".into() });
+    assert_eq!(peer.hear_serve("files"), number);
+    let mut here = peer.hear_accepted(2);
+    here.sort();
+    let mut expected = [idle.flow(), accepted.flow()];
+    expected.sort();
+    assert_eq!(here, expected);
+    let (ToDaemon::Reclaim { items }, descriptors) = peer.hear() else {
+        panic!("Reclaim")
+    };
+    assert_eq!((items.len(), descriptors.len()), (4, 4));
+    let was = |flow| {
+        items
+            .iter()
+            .find(|item: &&ReclaimItem| item.flow == flow)
+            .unwrap()
+            .was
+            .clone()
+    };
+    assert_eq!(was(gone_flow), StillWaiting::Donated { to: "n2".into() });
+    assert_eq!(was(kept_flow), StillWaiting::Donated { to: "n2".into() });
+    assert_eq!(
+        was(flow_of(&incoming_clients[0])),
+        StillWaiting::Incoming {
+            id: 5,
+            received: true
+        }
+    );
+    assert_eq!(
+        was(flow_of(&incoming_clients[1])),
+        StillWaiting::Incoming {
+            id: 6,
+            received: false
+        }
+    );
+    for (item, descriptor) in items.iter().zip(descriptors) {
+        assert_eq!(
+            TcpStream::from(descriptor).peer_addr().unwrap(),
+            item.flow.remote()
+        );
+    }
+
+    peer.say(&FromDaemon::Gone {
+        flows: vec![gone_flow],
+        to: "n2".into(),
+    });
+    peer.say(&FromDaemon::Kept {
+        flows: vec![kept_flow],
+        reason: "the daemon died".into(),
+    });
+    peer.say(&FromDaemon::Cancel {
+        ids: vec![6],
+        reason: "the daemon died".into(),
+    });
+    peer.say(&FromDaemon::Go { ids: vec![5] });
+    let [gone, kept] = leaving.map(|thread| thread.join().unwrap());
+    assert_eq!(gone.unwrap().to, "n2");
+    let mut kept = kept.unwrap_err().connection;
+    let kept_client = clients
+        .iter_mut()
+        .find(|client| flow_of(client) == kept_flow)
+        .unwrap();
+    exchange(&mut kept, kept_client);
+    let Arrival::HandedOff {
+        mut connection,
+        state,
+    } = service.accept().unwrap()
+    else {
+        panic!("a handoff")
+    };
+    assert_eq!(state, [42]);
+    exchange(&mut connection, &mut incoming_clients[0]);
+    assert_eq!(incoming_clients[1].read(&mut [0; 1]).unwrap(), 0);
+    exchange(&mut idle, &mut idle_client);
+}
+
+#[test]
+fn a_daemon_that_breaks_the_protocol_is_left_and_tried_again() {
+    let daemon = Daemon::new();
+    let (session, mut peer) = daemon.open("n1");
+    let _service = session.serve("files", listener().0).unwrap();
+    let id = 3;
+    let nonsense: [&dyn Fn(&Peer); 4] = [
+        &|peer| peer.say_raw(&[1, 200, 1, 2]),
+        &|peer| peer.say_raw(&[7]),
+        &|peer| {
+            let flow = "tcp:10.0.0.1:1-10.0.0.2:2".parse().unwrap();
+            peer.say(&FromDaemon::Incoming {
+                items: vec![IncomingItem {
+                    id,
+                    service: 1,
+                    flow,
+                    descriptor: true,
+                }],
+            });
+        },
+        &|peer| {
+            let flow = "tcp:10.0.0.1:1-10.0.0.2:2".parse().unwrap();
+            peer.say(&FromDaemon::Incoming {
+                items: vec![IncomingItem {
+                    id,
+                    service: 1,
+                    flow,
+                    descriptor: false,
+                }],
+            });
+            peer.say(&FromDaemon::Go { ids: vec![id] });
+        },
+    ];
+    for nonsense in nonsense {
+        peer.hear_serve("files");
+        nonsense(&peer);
+        assert_eq!(peer.hear_the_end(), []);
+        peer = daemon.accept();
+        peer.say(&FromDaemon::Opened { node: "n1".into() });
+    }
+}
+
+#[test]
+fn without_a_daemon_a_server_is_a_server() {
+    assert!(
+        Session::connect("/nowhere/app.sock")
+            .unwrap_err()
+            .to_string()
+            .contains("/nowhere/app.sock")
+    );
+    let session = Session::detached();
+    let (listener, address) = listener();
+    let service = session.serve("files", listener).unwrap();
+    let mut client = client(address);
+    let mut connection = new(service.accept().unwrap());
+    exchange(&mut connection, &mut client);
+    assert_eq!(
+        connection.wait(Some(Duration::from_millis(1))).unwrap(),
+        Ready::TimedOut
+    );
+    let mut connection = connection.hand_off("n2", vec![]).unwrap_err().connection;
+    exchange(&mut connection, &mut client);
+}
+
+#[test]
+fn a_daemon_that_comes_later_learns_everything() {
+    let mut daemon = Daemon::new();
+    daemon.die();
+    let session = Session::connect_later(daemon.path());
+    let (listener, address) = listener();
+    let service = session.serve("files", listener).unwrap();
+    let client = client(address);
+    let connection = new(service.accept().unwrap());
+    daemon.rise();
+    let peer = daemon.accept();
+    peer.say(&FromDaemon::Opened { node: "n1".into() });
+    peer.hear_serve("files");
+    assert_eq!(peer.hear_accepted(1), [flow_of(&client)]);
+    drop((connection, service, session));
+    let said = peer.hear_the_end();
+    assert_eq!(
+        said[0],
+        ToDaemon::Closed {
+            flows: vec![flow_of(&client)]
+        }
+    );
+}

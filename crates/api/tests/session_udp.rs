@@ -1,0 +1,242 @@
+//! UDP associations of a shared socket against a daemon's end of the protocol, on both faces.
+
+mod fake;
+
+use std::net::UdpSocket;
+use std::sync::Arc;
+use std::thread;
+
+use fake::{Daemon, PATIENCE, Peer};
+use holdfast_api::app::{
+    FromDaemon, HandOffItem, IncomingItem, ToDaemon, join_pieces, split_pieces,
+};
+use holdfast_api::blocking::UdpService;
+use holdfast_api::{Association, Drain, FlowText, Protocol, UdpEvent};
+
+fn service(daemon: &Daemon, node: &str) -> (UdpService, Peer, std::net::SocketAddr) {
+    let (session, peer) = daemon.open(node);
+    let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
+    let address = socket.local_addr().unwrap();
+    let service = session.serve("echo", socket).unwrap();
+    peer.hear_serve("echo");
+    (service, peer, address)
+}
+
+fn client(address: std::net::SocketAddr) -> UdpSocket {
+    let client = UdpSocket::bind("127.0.0.1:0").unwrap();
+    client.connect(address).unwrap();
+    client.set_read_timeout(Some(PATIENCE)).unwrap();
+    client
+}
+
+fn flow_of(client: &UdpSocket) -> FlowText {
+    FlowText::new(
+        Protocol::Udp,
+        client.peer_addr().unwrap(),
+        client.local_addr().unwrap(),
+    )
+    .unwrap()
+}
+
+fn datagram(service: &UdpService) -> (Association, Vec<u8>) {
+    match service.receive(Some(PATIENCE)).unwrap() {
+        Some(UdpEvent::Datagram { association, data }) => (association, data),
+        other => panic!("a datagram expected, not {other:?}"),
+    }
+}
+
+/// Waits for the messages of one collection.
+fn collected(peer: &Peer, expected: FlowText) -> Vec<Vec<u8>> {
+    let mut pieces = Vec::new();
+    loop {
+        let (ToDaemon::Collected { flow, unread, last }, _) = peer.hear() else {
+            panic!("Collected")
+        };
+        assert_eq!(flow, expected);
+        pieces.extend(unread);
+        if last {
+            return join_pieces(pieces).unwrap();
+        }
+    }
+}
+
+#[test]
+fn an_association_moves_with_what_was_unread() {
+    let daemon = Daemon::new();
+    let (donor, donor_peer, address) = service(&daemon, "n1");
+    let (moving, staying) = (client(address), client(address));
+    let flow = flow_of(&moving);
+    moving.send(b"first").unwrap();
+    let (association, data) = datagram(&donor);
+    assert_eq!((association.flow(), data.as_slice()), (flow, &b"first"[..]));
+    assert_eq!(donor_peer.hear_accepted(1), [flow]);
+    donor_peer.say(&FromDaemon::Asked {
+        flows: vec![flow],
+        to: "n2".into(),
+        drain: Drain::None,
+    });
+    let Some(UdpEvent::Asked {
+        association,
+        destination,
+    }) = donor.receive(Some(PATIENCE)).unwrap()
+    else {
+        panic!("asked for")
+    };
+
+    let donor = Arc::new(donor);
+    let leaving = thread::spawn({
+        let (donor, association) = (Arc::clone(&donor), association.clone());
+        move || donor.hand_off(&association, destination, b"seen 1".to_vec())
+    });
+    let (item, descriptor) = donor_peer.hear_hand_off("n2").pop().unwrap();
+    assert!(descriptor.is_none() && !item.descriptor);
+    assert!(donor.send(&association, b"no").is_err());
+    let long = vec![7; 60_000];
+    for data in [&b"second"[..], &long, &[]] {
+        moving.send(data).unwrap();
+    }
+    staying.send(b"other").unwrap();
+    donor_peer.say(&FromDaemon::Collect { flows: vec![flow] });
+    // The other association's datagram was met on the way, and is the program's. Its news may overtake.
+    assert_eq!(donor_peer.hear_accepted(1), [flow_of(&staying)]);
+    let unread = collected(&donor_peer, flow);
+    assert_eq!(unread, [b"second".to_vec(), long, vec![]]);
+    assert_eq!(datagram(&donor).1, b"other");
+    donor_peer.say(&FromDaemon::Gone {
+        flows: vec![flow],
+        to: "n2".into(),
+    });
+    leaving.join().unwrap().unwrap();
+
+    let (acceptor, peer, address) = service(&daemon, "n2");
+    // The same client at the acceptor's address, as if the service address had led it there.
+    moving.connect(address).unwrap();
+    let flow = flow_of(&moving);
+    let items = vec![IncomingItem {
+        id: 1,
+        service: 1,
+        flow,
+        descriptor: false,
+    }];
+    peer.say(&FromDaemon::Incoming { items });
+    let mut runs = split_pieces(unread.iter().map(Vec::as_slice))
+        .into_iter()
+        .peekable();
+    let mut application_state = item.application_state;
+    while let Some(unread) = runs.next() {
+        let last = runs.peek().is_none();
+        peer.say(&FromDaemon::State {
+            id: 1,
+            application_state,
+            unread,
+            last,
+        });
+        application_state = Vec::new();
+    }
+    assert_eq!(peer.hear().0, ToDaemon::Received { ids: vec![1] });
+    // A datagram that overtakes the daemon's word waits for it: only the next client's is seen.
+    moving.send(b"third").unwrap();
+    let next = client(address);
+    next.send(b"next").unwrap();
+    assert_eq!(datagram(&acceptor).1, b"next");
+    peer.say(&FromDaemon::Go { ids: vec![1] });
+    let Some(UdpEvent::HandedOff { association, state }) =
+        acceptor.receive(Some(PATIENCE)).unwrap()
+    else {
+        panic!("handed off")
+    };
+    assert_eq!(state, b"seen 1");
+    let came: Vec<_> = (0..4).map(|_| datagram(&acceptor).1).collect();
+    assert_eq!(came[..3], unread);
+    assert_eq!(came[3], b"third");
+    acceptor.send(&association, b"answer").unwrap();
+    let mut buffer = [0; 10];
+    let length = moving.recv(&mut buffer).unwrap();
+    assert_eq!(&buffer[..length], b"answer");
+}
+
+#[test]
+fn an_association_that_stays_loses_nothing() {
+    let daemon = Daemon::new();
+    let (service, peer, address) = service(&daemon, "n1");
+    let client = client(address);
+    client.send(b"1").unwrap();
+    let (association, _) = datagram(&service);
+    peer.hear_accepted(1);
+    let service = Arc::new(service);
+    let leaving = thread::spawn({
+        let (service, association) = (Arc::clone(&service), association.clone());
+        move || service.hand_off(&association, "n2", vec![])
+    });
+    let HandOffItem { flow, .. } = peer.hear_hand_off("n2").pop().unwrap().0;
+    client.send(b"2").unwrap();
+    peer.say(&FromDaemon::Collect { flows: vec![flow] });
+    assert_eq!(collected(&peer, flow), [b"2"]);
+    peer.say(&FromDaemon::Kept {
+        flows: vec![flow],
+        reason: "no".into(),
+    });
+    assert_eq!(leaving.join().unwrap().unwrap_err().reason, "no");
+    client.send(b"3").unwrap();
+    assert_eq!(datagram(&service).1, b"2");
+    assert_eq!(datagram(&service).1, b"3");
+    assert_eq!(service.forget_idle(std::time::Duration::ZERO), 1);
+    assert_eq!(peer.hear().0, ToDaemon::Closed { flows: vec![flow] });
+}
+
+#[test]
+fn a_wildcard_socket_is_refused() {
+    let socket = UdpSocket::bind("0.0.0.0:0").unwrap();
+    let error = holdfast_api::Session::detached()
+        .serve("echo", socket)
+        .unwrap_err();
+    assert!(error.to_string().contains("service address"), "{error}");
+}
+
+#[tokio::test]
+async fn the_asynchronous_face_does_the_same() {
+    let daemon = Daemon::new();
+    let (session, peer) = daemon.open("n1");
+    let socket = tokio::net::UdpSocket::bind("127.0.0.1:0").await.unwrap();
+    let address = socket.local_addr().unwrap();
+    let service = session.serve("echo", socket).unwrap();
+    peer.hear_serve("echo");
+    let client = client(address);
+    client.send(b"1").unwrap();
+    let Ok(UdpEvent::Datagram { association, .. }) = service.receive().await else {
+        panic!("a datagram")
+    };
+    service.send(&association, b"one").await.unwrap();
+    assert_eq!(client.recv(&mut [0; 10]).unwrap(), 3);
+    let flow = peer.hear_accepted(1)[0];
+    peer.say(&FromDaemon::Asked {
+        flows: vec![flow],
+        to: "n2".into(),
+        drain: Drain::None,
+    });
+    let Ok(UdpEvent::Asked {
+        association,
+        destination,
+    }) = service.receive().await
+    else {
+        panic!("asked for")
+    };
+    let daemon_side = tokio::task::spawn_blocking(move || {
+        peer.hear_hand_off("n2");
+        peer.say(&FromDaemon::Gone {
+            flows: vec![flow],
+            to: "n2".into(),
+        });
+        peer
+    });
+    assert_eq!(
+        service
+            .hand_off(&association, destination, vec![])
+            .await
+            .unwrap()
+            .to,
+        "n2"
+    );
+    assert!(service.send(&association, b"no").await.is_err());
+    daemon_side.await.unwrap();
+}
