@@ -1,2 +1,47 @@
-//! See the package description.
+//! A test cluster on one machine: hosts as namespaces, links with delay, rate and loss, faults.
+//!
+//! A lab has nodes `n1..`, clients `c1..` and one switch `sw`. Every host has network, PID, mount, IPC, UTS and cgroup
+//! namespaces of its own and one interface `eth0`; the far end is a port of a Linux bridge in the switch's namespace.
+//! There is one bridge per segment, and the switch routes between segments. Nothing is created in the machine's own
+//! network namespace.
+//!
+//! What keeps a host alive is its init process, so killing the processes in the control group `holdfast-lab/<lab>` takes
+//! everything away: interfaces, mounts, pinned BPF objects. What remains on disk is `/run/holdfast/lab/<lab>`.
+//!
+//! ```no_run
+//! use holdfast_lab::{Lab, Spec};
+//! # fn main() -> Result<(), holdfast_lab::Error> {
+//! let lab = Lab::up(&Spec::new("example").nodes(3).clients(1))?;
+//! let (address, _) = lab.address("n1")?;
+//! let status = lab.command("c1")?.args(["ping", "-c1", &address.to_string()]).status();
+//! assert!(status.is_ok_and(|status| status.success()));
+//! # Ok(()) }
+//! ```
+//!
+//! A lab is built from a program that plays hidden roles (init of a host, entry into one, the link program). Such a program
+//! calls [`init_main`] first thing in `main`; [`Spec::program`] says how it is found.
 #![forbid(unsafe_code)]
+
+mod cgroup;
+mod enter;
+mod error;
+mod faults;
+mod init;
+mod lab;
+pub mod link;
+mod namespace;
+mod plan;
+mod spec;
+mod state;
+mod status;
+mod topology;
+mod up;
+mod wiring;
+
+pub use error::{Error, Result};
+pub use init::init_main;
+pub use lab::{Lab, down, list, prune};
+pub use plan::{Host, Kind, MacAddress, Plan, SHARED_MAC};
+pub use spec::{Reach, Spec};
+pub use status::{HostStatus, Status};
+pub use topology::{Direction, Duplex, LinkEntry, Topology};

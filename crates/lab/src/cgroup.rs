@@ -1,0 +1,114 @@
+//! The control groups that hold a lab's processes: `holdfast-lab/<lab>/<host>` below the machine's cgroup2 mount. They are
+//! how everything that belongs to a lab is found again.
+
+use std::{
+    fs, io,
+    path::{Path, PathBuf},
+    thread,
+    time::{Duration, Instant},
+};
+
+use crate::error::{Context, Error, Result};
+
+/// The directory under the cgroup2 mount.
+const BASE: &str = "holdfast-lab";
+
+/// How long killed processes may take to be gone. They die at once, unless the machine is very busy.
+const KILL_LIMIT: Duration = Duration::from_secs(60);
+
+/// The directory that holds all labs' control groups.
+pub(crate) fn base() -> Result<PathBuf> {
+    let mounts =
+        fs::read_to_string("/proc/self/mounts").context(|| "read /proc/self/mounts".into())?;
+    find_mount(&mounts)
+        .map(|mount| mount.join(BASE))
+        .ok_or_else(|| {
+            let hint = "cgroup2 is not mounted; mount -t cgroup2 none /sys/fs/cgroup";
+            Error::Machine(hint.into())
+        })
+}
+
+fn find_mount(mounts: &str) -> Option<PathBuf> {
+    mounts.lines().find_map(|line| {
+        let mut fields = line.split(' ').skip(1);
+        let (path, kind) = (fields.next()?, fields.next()?);
+        (kind == "cgroup2").then(|| PathBuf::from(path))
+    })
+}
+
+/// Kills every process in the group and those below it, and removes them. A group that does not exist is fine.
+pub(crate) fn destroy(group: &Path) -> Result<()> {
+    if !group.exists() {
+        return Ok(());
+    }
+    let describe = || format!("remove control group {}", group.display());
+    let deadline = Instant::now() + KILL_LIMIT;
+    loop {
+        kill(group).context(describe)?;
+        match remove_tree(group) {
+            Ok(()) => return Ok(()),
+            Err(error)
+                if error.raw_os_error() != Some(nix::libc::EBUSY) || Instant::now() > deadline =>
+            {
+                return Err(error).context(describe);
+            }
+            Err(_) => thread::sleep(Duration::from_millis(2)),
+        }
+    }
+}
+
+/// Removes the directory for all labs if no lab is left.
+pub(crate) fn remove_base_if_empty() {
+    if let Ok(base) = base() {
+        // Not empty: another lab is up, which is fine.
+        let _ = fs::remove_dir(base);
+    }
+}
+
+/// The processes in a group, by the ids the caller's PID namespace knows.
+pub(crate) fn processes(group: &Path) -> Vec<i32> {
+    let listed = fs::read_to_string(group.join("cgroup.procs")).unwrap_or_default();
+    listed
+        .lines()
+        .filter_map(|line| line.parse().ok())
+        .filter(|pid| *pid > 0)
+        .collect()
+}
+
+fn kill(group: &Path) -> io::Result<()> {
+    match fs::write(group.join("cgroup.kill"), "1") {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        done => done,
+    }
+}
+
+fn remove_tree(group: &Path) -> io::Result<()> {
+    let children = match fs::read_dir(group) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        children => children?,
+    };
+    for child in children {
+        let child = child?;
+        if child.file_type()?.is_dir() {
+            remove_tree(&child.path())?;
+        }
+    }
+    match fs::remove_dir(group) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        done => done,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_mount_is_found_beside_version_1() {
+        let mounts = "tmpfs /sys/fs/cgroup tmpfs rw 0 0\n\
+                      cgroup /sys/fs/cgroup/cpu cgroup rw,cpu 0 0\n\
+                      cgroup2 /sys/fs/cgroup/unified cgroup2 rw 0 0\n";
+        assert_eq!(find_mount(mounts), Some("/sys/fs/cgroup/unified".into()));
+        assert_eq!(find_mount("proc /proc proc rw 0 0\n"), None);
+    }
+}

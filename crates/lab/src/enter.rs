@@ -1,0 +1,161 @@
+//! Running a command inside a host, from a process outside.
+//!
+//! Two processes: the outer one joins the host's control group and namespaces, starts the inner one (only a child can
+//! be in another PID namespace), passes signals on and the exit code back. The inner one asks to be killed when the outer
+//! one dies, then becomes the command. So whoever starts the outer process can treat it as if it were the command.
+
+use std::{
+    env,
+    ffi::OsString,
+    io,
+    os::unix::process::{CommandExt, ExitStatusExt},
+    path::Path,
+    process::{Child, Command, ExitStatus},
+};
+
+use nix::{
+    libc::SI_KERNEL,
+    sched::{CloneFlags, setns, unshare},
+    sys::{
+        prctl::set_pdeathsig,
+        signal::{SigSet, Signal, kill},
+        signalfd::{SfdFlags, SignalFd},
+    },
+    unistd::{Pid, getppid},
+};
+
+use crate::{
+    error::{Context, Error, Result},
+    init::join_cgroup,
+    namespace::ProcessId,
+    state::State,
+};
+
+/// Where a host finds its own control group.
+pub(crate) const CGROUP_INSIDE: &str = "/sys/fs/cgroup";
+
+/// What a shell answers for a command that cannot be run, and for one that is not there.
+const CANNOT_RUN: i32 = 126;
+const NOT_FOUND: i32 = 127;
+
+const PASSED_ON: [Signal; 6] = [
+    Signal::SIGTERM,
+    Signal::SIGINT,
+    Signal::SIGHUP,
+    Signal::SIGQUIT,
+    Signal::SIGUSR1,
+    Signal::SIGUSR2,
+];
+
+/// The outer process: `lab-enter LAB HOST -- COMMAND…`.
+pub(crate) fn run(arguments: Vec<OsString>) -> Result<i32> {
+    let usage = || Error::Invalid("usage: lab-enter LAB HOST -- COMMAND...".into());
+    let [lab, host, dashes, command @ ..] = arguments.as_slice() else {
+        return Err(usage());
+    };
+    let (lab, host) = (lab.to_string_lossy(), host.to_string_lossy());
+    if dashes != "--" || command.is_empty() {
+        return Err(usage());
+    }
+    let state = State::load(&lab)?;
+    let own_program = env::current_exe().context(|| "find the own program".into())?;
+    let signals = watch_signals()?;
+    step_in(&state, &host)?;
+    let child = Command::new(own_program)
+        .arg("lab-inner")
+        .args(command)
+        .env("HOLDFAST_LAB", &*lab)
+        .env("HOLDFAST_HOST", &*host)
+        .env("HOLDFAST_CGROUP", CGROUP_INSIDE)
+        .spawn()
+        .context(|| "start the inner process".into())?;
+    let status = wait(child, &signals)?;
+    // A shell's way to tell a death by signal.
+    Ok(status
+        .code()
+        .unwrap_or_else(|| 128 + status.signal().unwrap_or(0)))
+}
+
+/// The inner process: `lab-inner COMMAND…`.
+pub(crate) fn run_inner(command: Vec<OsString>) -> Result<i32> {
+    set_pdeathsig(Signal::SIGKILL).context(|| "tie to the outer process".into())?;
+    // The outer process is in another PID namespace, so its id reads as 0; when it has died, init has taken its place.
+    if getppid() != Pid::from_raw(0) {
+        return Ok(128 + Signal::SIGKILL as i32);
+    }
+    // A program takes over what is blocked; the outer process has blocked these for itself.
+    watched_signals()
+        .thread_unblock()
+        .context(|| "unblock signals".into())?;
+    let Some((program, arguments)) = command.split_first() else {
+        return Err(Error::Invalid("no command".into()));
+    };
+    let mut command = Command::new(program);
+    command.args(arguments);
+    let error = command.exec();
+    eprintln!("holdfast lab: {}: {error}", Path::new(program).display());
+    let missing = error.kind() == io::ErrorKind::NotFound;
+    Ok(if missing { NOT_FOUND } else { CANNOT_RUN })
+}
+
+fn watch_signals() -> Result<SignalFd> {
+    let set = watched_signals();
+    set.thread_block().context(|| "block signals".into())?;
+    SignalFd::with_flags(&set, SfdFlags::SFD_CLOEXEC).context(|| "watch signals".into())
+}
+
+fn watched_signals() -> SigSet {
+    PASSED_ON.into_iter().chain([Signal::SIGCHLD]).collect()
+}
+
+/// Joins the host's control group and namespaces, and returns to the working directory.
+fn step_in(state: &State, host: &str) -> Result<()> {
+    let init: &ProcessId = state.init(host)?;
+    let gone = |_| Error::HostGone(host.into());
+    let kinds = [
+        ("cgroup", CloneFlags::CLONE_NEWCGROUP),
+        ("ipc", CloneFlags::CLONE_NEWIPC),
+        ("uts", CloneFlags::CLONE_NEWUTS),
+        ("net", CloneFlags::CLONE_NEWNET),
+        ("pid", CloneFlags::CLONE_NEWPID),
+        // Last: it changes what paths mean.
+        ("mnt", CloneFlags::CLONE_NEWNS),
+    ];
+    let namespaces = kinds.map(|(kind, flag)| init.namespace(kind).map(|file| (kind, flag, file)));
+    join_cgroup(&state.host_cgroup(host)).map_err(gone)?;
+    let directory = env::current_dir();
+    // A process whose threads share a working directory may not change its mounts.
+    unshare(CloneFlags::CLONE_FS).context(|| "separate the working directory".into())?;
+    for namespace in namespaces {
+        let (kind, flag, file) = namespace.map_err(gone)?;
+        setns(file, flag).context(|| format!("enter the {kind} namespace of {host}"))?;
+    }
+    if let Ok(directory) = directory {
+        // It may be hidden by the host's own mounts; then the command starts in the root directory.
+        let _ = env::set_current_dir(directory);
+    }
+    Ok(())
+}
+
+fn wait(mut child: Child, signals: &SignalFd) -> Result<ExitStatus> {
+    let describe = || "wait for the command".to_owned();
+    loop {
+        if let Some(status) = child.try_wait().context(describe)? {
+            return Ok(status);
+        }
+        let Some(info) = signals.read_signal().context(describe)? else {
+            continue;
+        };
+        // What the terminal sends, it sends to the command as well.
+        if info.ssi_code == SI_KERNEL {
+            continue;
+        }
+        if let Some(signal) = PASSED_ON
+            .into_iter()
+            .find(|signal| *signal as u32 == info.ssi_signo)
+        {
+            // Fails only if the command has ended, which the next turn finds.
+            let _ = kill(Pid::from_raw(child.id() as i32), signal);
+        }
+    }
+}

@@ -1,0 +1,146 @@
+//! Cutting and healing, at the switch: the host's interface keeps its carrier.
+
+use std::fmt::Write as _;
+
+use crate::{
+    error::{Error, Result},
+    lab::Lab,
+    namespace::run_program,
+    plan::SWITCH,
+    state::{Lock, State},
+    wiring,
+};
+
+/// Bridge port states as `bridge link` writes them.
+const DISABLED: &str = "0";
+const FORWARDING: &str = "3";
+
+impl Lab {
+    /// Cuts a host off from everybody: its bridge port passes nothing in either direction. Cutting twice is fine.
+    ///
+    /// # Errors
+    /// [`Error::NoHost`]; otherwise what the system answers.
+    pub fn cut(&self, host: &str) -> Result<()> {
+        self.change(|lab, state| {
+            lab.set_port(state, host, DISABLED)?;
+            state.cut.insert(host.into());
+            Ok(())
+        })
+    }
+
+    /// Undoes [`Lab::cut`] and every [`Lab::cut_between`] that concerns the host.
+    ///
+    /// # Errors
+    /// [`Error::NoHost`]; otherwise what the system answers.
+    pub fn heal(&self, host: &str) -> Result<()> {
+        self.change(|lab, state| {
+            lab.set_port(state, host, FORWARDING)?;
+            state.cut.remove(host);
+            let before = state.cut_between.len();
+            state.cut_between.retain(|(a, b)| a != host && b != host);
+            if state.cut_between.len() < before {
+                lab.filter(state)
+            } else {
+                Ok(())
+            }
+        })
+    }
+
+    /// Cuts two hosts off from each other only, in both directions, whatever addresses they use and also across
+    /// segments.
+    ///
+    /// # Errors
+    /// [`Error::NoHost`], [`Error::Invalid`] for a host and itself; otherwise what the system answers.
+    pub fn cut_between(&self, a: &str, b: &str) -> Result<()> {
+        self.change(|lab, state| {
+            state.cut_between.insert(lab.pair(a, b)?);
+            lab.filter(state)
+        })
+    }
+
+    /// Undoes [`Lab::cut_between`].
+    ///
+    /// # Errors
+    /// [`Error::NoHost`], [`Error::Invalid`] for a host and itself; otherwise what the system answers.
+    pub fn heal_between(&self, a: &str, b: &str) -> Result<()> {
+        self.change(|lab, state| {
+            state.cut_between.remove(&lab.pair(a, b)?);
+            lab.filter(state)
+        })
+    }
+
+    /// Changes what is cut, one process at a time.
+    fn change(&self, work: impl FnOnce(&Lab, &mut State) -> Result<()>) -> Result<()> {
+        let _lock = Lock::existing(self.name())?;
+        let mut state = State::load(self.name())?;
+        work(self, &mut state)?;
+        state.save()
+    }
+
+    fn pair(&self, a: &str, b: &str) -> Result<(String, String)> {
+        let (a, b) = (&self.host(a)?.name, &self.host(b)?.name);
+        if a == b {
+            return Err(Error::Invalid(format!("{a} cannot be cut off from itself")));
+        }
+        Ok((a.min(b).clone(), a.max(b).clone()))
+    }
+
+    fn set_port(&self, state: &State, host: &str, port_state: &str) -> Result<()> {
+        let port = wiring::port(self.host(host)?, state.links.contains_key(host));
+        let set = || {
+            run_program(
+                "bridge",
+                &["link", "set", "dev", &port, "state", port_state],
+                "",
+            )
+        };
+        state.init(SWITCH)?.in_net(set)
+    }
+
+    /// Replaces the switch's filter by one for the pairs in `state`.
+    fn filter(&self, state: &State) -> Result<()> {
+        let script = self.filter_script(state)?;
+        state
+            .init(SWITCH)?
+            .in_net(|| run_program("nft", &["-f", "-"], &script))
+    }
+
+    /// Frames are marked with the host they come from, and dropped before they go out to one it is cut off from. The mark
+    /// stays with a packet that the switch routes. No pairs, no filter: it would cost time on every frame.
+    fn filter_script(&self, state: &State) -> Result<String> {
+        let mut script = String::from("add table bridge holdfast\ndelete table bridge holdfast\n");
+        if state.cut_between.is_empty() {
+            return Ok(script);
+        }
+        let end = |name: &String| -> Result<(usize, String)> {
+            let index = self
+                .hosts()
+                .iter()
+                .position(|host| host.name == *name)
+                .unwrap_or(0);
+            let port = wiring::port(self.host(name)?, state.links.contains_key(name));
+            Ok((index + 1, port))
+        };
+        let (mut marks, mut drops) = (String::new(), String::new());
+        for (a, b) in &state.cut_between {
+            let ((mark_a, port_a), (mark_b, port_b)) = (end(a)?, end(b)?);
+            // Writing to a string does not fail.
+            let _ = writeln!(
+                marks,
+                "iifname {port_a} meta mark set {mark_a}\niifname {port_b} meta mark set {mark_b}"
+            );
+            let _ = writeln!(
+                drops,
+                "meta mark {mark_a} oifname {port_b} drop\nmeta mark {mark_b} oifname {port_a} drop"
+            );
+        }
+        let _ = write!(
+            script,
+            "table bridge holdfast {{\n\
+             chain marks {{ type filter hook prerouting priority 0;\n{marks}}}\n\
+             chain drops {{ type filter hook postrouting priority 0;\n{drops}}}\n\
+             }}\n"
+        );
+        Ok(script)
+    }
+}

@@ -1,0 +1,166 @@
+//! The first process of a host: prepares its namespaces, reaps orphans, and is what the host lives by.
+
+use std::{
+    fs, io,
+    io::{BufRead, Write},
+    os::fd::AsFd,
+    path::{Path, PathBuf},
+    process::exit,
+    sync::atomic::{AtomicBool, Ordering},
+};
+
+use nix::{
+    errno::Errno,
+    mount::{MsFlags, mount},
+    poll::{PollFd, PollFlags, PollTimeout, poll},
+    sched::{CloneFlags, unshare},
+    sys::{
+        signal::{SigSet, Signal},
+        signalfd::{SfdFlags, SignalFd},
+        wait::{WaitPidFlag, WaitStatus, waitpid},
+    },
+    unistd::{Pid, sethostname},
+};
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    enter,
+    error::{Context, Result},
+    link,
+};
+
+/// Set once the running program has shown that it calls [`init_main`].
+pub(crate) static PLAYS_HIDDEN_ROLES: AtomicBool = AtomicBool::new(false);
+
+/// What a hidden role that fails exits with; the command it runs cannot be blamed.
+const FAILED: i32 = 125;
+
+/// What an init process is told.
+#[derive(Serialize, Deserialize)]
+pub(crate) struct InitTask {
+    pub hostname: String,
+    pub cgroup: PathBuf,
+    /// Kernel settings, as paths below `/proc/sys`. What this kernel does not have is left out.
+    pub settings: Vec<(String, String)>,
+    /// Live on after the owner.
+    pub keep: bool,
+}
+
+/// Plays a hidden role if the program was started for one, and then does not return. Call it first thing in `main`, before any
+/// thread is started.
+pub fn init_main() {
+    PLAYS_HIDDEN_ROLES.store(true, Ordering::Relaxed);
+    let mut arguments = std::env::args_os().skip(1);
+    let role = arguments.next().unwrap_or_default();
+    let played = match role.to_str() {
+        Some("lab-init") => run(),
+        Some("lab-enter") => enter::run(arguments.collect()),
+        Some("lab-inner") => enter::run_inner(arguments.collect()),
+        Some("lab-link") => link::run(),
+        _ => return,
+    };
+    let code = played.unwrap_or_else(|error| {
+        eprintln!("holdfast lab: {error}");
+        FAILED
+    });
+    exit(code);
+}
+
+/// Reads the one line that tells a hidden role its task.
+pub(crate) fn read_task<T: serde::de::DeserializeOwned>() -> Result<T> {
+    let mut line = String::new();
+    io::stdin()
+        .lock()
+        .read_line(&mut line)
+        .context(|| "read the task".into())?;
+    serde_json::from_str(&line)
+        .map_err(io::Error::from)
+        .context(|| "understand the task".into())
+}
+
+/// Tells the owner that the role is being played.
+pub(crate) fn say_ready() -> Result<()> {
+    let mut out = io::stdout().lock();
+    out.write_all(b"ready\n")
+        .and_then(|()| out.flush())
+        .context(|| "say ready".into())
+}
+
+/// Moves the calling process into a control group.
+pub(crate) fn join_cgroup(group: &Path) -> Result<()> {
+    fs::write(group.join("cgroup.procs"), "0")
+        .context(|| format!("join control group {}", group.display()))
+}
+
+fn run() -> Result<i32> {
+    let task: InitTask = read_task()?;
+    join_cgroup(&task.cgroup)?;
+    let signals = watch_children()?;
+    unshare(CloneFlags::CLONE_NEWCGROUP).context(|| "create a control group namespace".into())?;
+    mount_own_views()?;
+    sethostname(&task.hostname).context(|| "set the host name".into())?;
+    for (name, value) in &task.settings {
+        set(name, value)?;
+    }
+    say_ready()?;
+    reap(&signals, task.keep)
+}
+
+fn watch_children() -> Result<SignalFd> {
+    let mut set = SigSet::empty();
+    set.add(Signal::SIGCHLD);
+    set.thread_block().context(|| "block SIGCHLD".into())?;
+    SignalFd::with_flags(&set, SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK)
+        .context(|| "watch children".into())
+}
+
+/// What a host sees of the kernel is about itself alone. The files of the machine stay visible.
+fn mount_own_views() -> Result<()> {
+    let none: Option<&str> = None;
+    // What is unmounted on the machine goes here too, but nothing from here reaches the machine.
+    mount(none, "/", none, MsFlags::MS_SLAVE | MsFlags::MS_REC, none)
+        .context(|| "separate the mounts".into())?;
+    let quiet = MsFlags::MS_NOSUID | MsFlags::MS_NODEV | MsFlags::MS_NOEXEC;
+    for (kind, path, options) in [
+        ("proc", "/proc", None),
+        ("sysfs", "/sys", None),
+        ("bpf", "/sys/fs/bpf", Some("mode=0700")),
+        ("cgroup2", enter::CGROUP_INSIDE, None),
+        ("tmpfs", "/run", Some("mode=0755")),
+    ] {
+        mount(Some(kind), path, Some(kind), quiet, options)
+            .context(|| format!("mount {kind} on {path}"))?;
+    }
+    fs::create_dir_all("/run/holdfast").context(|| "create /run/holdfast".into())
+}
+
+fn set(name: &str, value: &str) -> Result<()> {
+    match fs::write(Path::new("/proc/sys").join(name), value) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        done => done.context(|| format!("set {name} to {value}")),
+    }
+}
+
+/// Reaps until the owner is gone, or for ever.
+fn reap(signals: &SignalFd, keep: bool) -> Result<i32> {
+    let stdin = io::stdin();
+    loop {
+        let mut watched = vec![PollFd::new(signals.as_fd(), PollFlags::POLLIN)];
+        if !keep {
+            watched.push(PollFd::new(stdin.as_fd(), PollFlags::POLLIN));
+        }
+        match poll(&mut watched, PollTimeout::NONE) {
+            Err(Errno::EINTR) => continue,
+            polled => polled.context(|| "wait for children".into())?,
+        };
+        // The owner never writes again: any event means that its end is closed.
+        if watched.get(1).and_then(PollFd::any) == Some(true) {
+            return Ok(0);
+        }
+        while matches!(signals.read_signal(), Ok(Some(_))) {}
+        while !matches!(
+            waitpid(Pid::from_raw(-1), Some(WaitPidFlag::WNOHANG)),
+            Err(_) | Ok(WaitStatus::StillAlive)
+        ) {}
+    }
+}

@@ -1,0 +1,171 @@
+//! The link: delay, jitter, rate, queue and loss of one direction. Sans IO, time is an argument.
+//!
+//! A packet that enters is lost with the configured probability, else joins the queue in front of the transmitter, else is
+//! dropped because that queue is full. The transmitter sends one packet after the other at the configured rate; the
+//! packet then travels for the configured delay. Order is kept: jitter never lets a packet overtake another.
+//!
+//! Whether the n-th packet is lost depends on the seed and n alone, and its jitter too: same seed and same number of packets,
+//! same losses.
+
+mod random;
+mod shell;
+
+use std::{collections::VecDeque, time::Duration};
+
+use serde::{Deserialize, Serialize};
+
+use random::SplitMix64;
+pub use shell::{DuplexCounters, PathCounters};
+pub(crate) use shell::{Splice, Task, run};
+
+/// How one direction of a link behaves.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct LinkConfig {
+    /// From the end of a packet's transmission to its arrival.
+    pub delay: Duration,
+    /// Up to this much is added to the delay, evenly distributed.
+    pub jitter: Duration,
+    /// Bits per second of Ethernet frames, from destination address to payload (no preamble, checksum or gap); none: no
+    /// limit.
+    pub rate_bits: Option<u64>,
+    /// How many packets may wait for the transmitter, the one being sent included. Without a rate nothing ever waits.
+    pub queue_packets: usize,
+    /// The probability of loss in parts of 2^32, so that it survives a file unchanged: 0 never, 2^32 always.
+    pub loss: u64,
+    /// The start of the sequence that losses and jitter are drawn from.
+    pub seed: u64,
+}
+
+/// What [`LinkConfig::loss`] counts in.
+pub const LOSS_ALWAYS: u64 = 1 << 32;
+
+/// The queue's length when none is given.
+pub const QUEUE_PACKETS_DEFAULT: usize = 1000;
+
+impl Default for LinkConfig {
+    fn default() -> LinkConfig {
+        LinkConfig {
+            delay: Duration::ZERO,
+            jitter: Duration::ZERO,
+            rate_bits: None,
+            queue_packets: QUEUE_PACKETS_DEFAULT,
+            loss: 0,
+            seed: 0,
+        }
+    }
+}
+
+/// What has happened to the packets of one direction. `entered = lost + dropped + left + inside`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Counters {
+    /// Packets that came in.
+    pub entered: u64,
+    /// Packets lost by chance.
+    pub lost: u64,
+    /// Packets dropped because the queue was full.
+    pub dropped: u64,
+    /// Packets that went out.
+    pub left: u64,
+    /// Bytes of the packets that went out.
+    pub left_bytes: u64,
+    /// Packets that are queued or travelling.
+    pub inside: u64,
+}
+
+/// One direction of a link, with the packets inside it.
+#[derive(Debug)]
+pub struct Link<P> {
+    config: LinkConfig,
+    random: SplitMix64,
+    /// When the transmitter has sent everything it was given.
+    idle_at: Duration,
+    /// When the transmission of each waiting packet ends.
+    transmissions: VecDeque<Duration>,
+    /// Packets on their way and when they arrive; never decreasing.
+    travelling: VecDeque<(Duration, P)>,
+    counters: Counters,
+}
+
+impl<P: AsRef<[u8]>> Link<P> {
+    /// An empty link.
+    #[must_use]
+    pub fn new(config: LinkConfig) -> Link<P> {
+        Link {
+            random: SplitMix64::new(config.seed),
+            config,
+            idle_at: Duration::ZERO,
+            transmissions: VecDeque::new(),
+            travelling: VecDeque::new(),
+            counters: Counters::default(),
+        }
+    }
+
+    /// A packet enters at `now`. Times must not decrease from call to call.
+    pub fn handle_packet(&mut self, now: Duration, packet: P) {
+        self.counters.entered += 1;
+        // Both are drawn for every packet, so that the n-th packet's fate depends on n alone.
+        let (loss_draw, jitter_draw) = (self.random.draw(), self.random.draw());
+        if loss_draw < self.config.loss {
+            self.counters.lost += 1;
+            return;
+        }
+        while self.transmissions.front().is_some_and(|end| *end <= now) {
+            self.transmissions.pop_front();
+        }
+        if self.transmissions.len() >= self.config.queue_packets.max(1) {
+            self.counters.dropped += 1;
+            return;
+        }
+        let bytes = packet.as_ref().len();
+        let sent_at = self.transmit(now, bytes);
+        let arrives_at = sent_at + self.config.delay + self.jitter(jitter_draw);
+        let last = self.travelling.back().map_or(Duration::ZERO, |(at, _)| *at);
+        self.travelling.push_back((arrives_at.max(last), packet));
+        self.counters.inside += 1;
+    }
+
+    /// The next packet that has arrived by `now`; call until none.
+    pub fn poll_packet(&mut self, now: Duration) -> Option<P> {
+        if self.poll_timeout()? > now {
+            return None;
+        }
+        let (_, packet) = self.travelling.pop_front()?;
+        self.counters.left += 1;
+        self.counters.left_bytes += packet.as_ref().len() as u64;
+        self.counters.inside -= 1;
+        Some(packet)
+    }
+
+    /// When `poll_packet` has something next.
+    #[must_use]
+    pub fn poll_timeout(&self) -> Option<Duration> {
+        self.travelling.front().map(|(at, _)| *at)
+    }
+
+    /// What has happened so far.
+    #[must_use]
+    pub fn counters(&self) -> Counters {
+        self.counters
+    }
+
+    /// Gives the packet to the transmitter; when it has been sent.
+    fn transmit(&mut self, now: Duration, bytes: usize) -> Duration {
+        let Some(rate) = self.config.rate_bits else {
+            return now;
+        };
+        let nanos = bytes as u128 * 8 * 1_000_000_000 / u128::from(rate.max(1));
+        let takes = Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX));
+        self.idle_at = self.idle_at.max(now) + takes;
+        self.transmissions.push_back(self.idle_at);
+        self.idle_at
+    }
+
+    fn jitter(&self, draw: u64) -> Duration {
+        let nanos = self.config.jitter.as_nanos() * u128::from(draw) / u128::from(LOSS_ALWAYS);
+        Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX))
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,243 @@
+//! What a link promises, with the clock in the test's hand.
+
+use proptest::prelude::*;
+
+use super::*;
+
+const MS: Duration = Duration::from_millis(1);
+
+/// Sends `(time, size)` packets, numbered in their first bytes, through a link, and tells when each came out.
+fn pass(config: &LinkConfig, packets: &[(Duration, usize)]) -> (Vec<(usize, Duration)>, Counters) {
+    let mut link = Link::new(config.clone());
+    let mut out = Vec::new();
+    let mut drain = |link: &mut Link<Vec<u8>>, until: Option<Duration>| {
+        while let Some(at) = link
+            .poll_timeout()
+            .filter(|at| until.is_none_or(|until| *at <= until))
+        {
+            let packet = link.poll_packet(at).expect("a timeout announces a packet");
+            let number = u32::from_be_bytes([packet[0], packet[1], packet[2], packet[3]]);
+            out.push((number as usize, at));
+        }
+    };
+    for (number, (at, size)) in packets.iter().enumerate() {
+        drain(&mut link, Some(*at));
+        let mut packet = vec![0; (*size).max(4)];
+        packet[..4].copy_from_slice(&(number as u32).to_be_bytes());
+        link.handle_packet(*at, packet);
+    }
+    drain(&mut link, None);
+    (out, link.counters())
+}
+
+fn every(step: Duration, count: u32, size: usize) -> Vec<(Duration, usize)> {
+    (0..count).map(|n| (step * n, size)).collect()
+}
+
+#[test]
+fn delay_is_exact() {
+    let config = LinkConfig {
+        delay: 10 * MS,
+        ..LinkConfig::default()
+    };
+    let (out, counters) = pass(&config, &every(3 * MS, 100, 1000));
+    let expected: Vec<_> = (0..100).map(|n| (n, 3 * MS * n as u32 + 10 * MS)).collect();
+    assert_eq!(out, expected);
+    assert_eq!(
+        (counters.left, counters.left_bytes, counters.inside),
+        (100, 100_000, 0)
+    );
+}
+
+#[test]
+fn nothing_comes_out_early() {
+    let config = LinkConfig {
+        delay: 10 * MS,
+        ..LinkConfig::default()
+    };
+    let mut link = Link::new(config);
+    link.handle_packet(MS, vec![1]);
+    assert_eq!(link.poll_timeout(), Some(11 * MS));
+    assert_eq!(link.poll_packet(11 * MS - Duration::from_nanos(1)), None);
+    assert_eq!(link.poll_packet(11 * MS), Some(vec![1]));
+    assert_eq!(link.poll_timeout(), None);
+}
+
+#[test]
+fn rate_spaces_packets_by_their_size() {
+    // 1250 bytes at 10 Mbit/s take 1 ms.
+    let config = LinkConfig {
+        rate_bits: Some(10_000_000),
+        delay: 5 * MS,
+        ..LinkConfig::default()
+    };
+    let (out, _) = pass(
+        &config,
+        &[
+            (Duration::ZERO, 1250),
+            (Duration::ZERO, 625),
+            (Duration::ZERO, 1250),
+            (20 * MS, 1250),
+        ],
+    );
+    let times: Vec<_> = out.iter().map(|(_, at)| *at).collect();
+    assert_eq!(
+        times,
+        [
+            6 * MS,
+            Duration::from_micros(6500),
+            Duration::from_micros(7500),
+            26 * MS
+        ]
+    );
+}
+
+#[test]
+fn a_full_queue_drops_what_comes_last() {
+    let config = LinkConfig {
+        rate_bits: Some(10_000_000),
+        queue_packets: 3,
+        ..LinkConfig::default()
+    };
+    // Five at once: three find room. One has been sent 1 ms later, so one more does.
+    let mut packets = vec![(Duration::ZERO, 1250); 5];
+    packets.push((MS, 1250));
+    packets.push((MS, 1250));
+    let (out, counters) = pass(&config, &packets);
+    assert_eq!(out, [(0, MS), (1, 2 * MS), (2, 3 * MS), (5, 4 * MS)]);
+    assert_eq!(
+        (
+            counters.entered,
+            counters.dropped,
+            counters.lost,
+            counters.left
+        ),
+        (7, 3, 0, 4)
+    );
+}
+
+#[test]
+fn loss_is_the_same_for_the_same_seed_and_about_what_was_asked() {
+    let config = |seed| LinkConfig {
+        loss: LOSS_ALWAYS / 100,
+        seed,
+        ..LinkConfig::default()
+    };
+    let packets = every(MS, 100_000, 100);
+    let (first, counters) = pass(&config(1), &packets);
+    assert_eq!(pass(&config(1), &packets).0, first);
+    assert_ne!(pass(&config(2), &packets).0, first);
+    // Mean 1000, standard deviation 31.5; the seed is fixed, so this cannot fail by chance.
+    assert!((850..1150).contains(&counters.lost), "{}", counters.lost);
+    // The very losses of this seed, for ever.
+    let arrived: std::collections::BTreeSet<_> = first.iter().map(|(n, _)| *n).collect();
+    let lost: Vec<_> = (0..100_000)
+        .filter(|n| !arrived.contains(n))
+        .take(5)
+        .collect();
+    assert_eq!(lost, FIRST_LOSSES_OF_SEED_1);
+}
+
+const FIRST_LOSSES_OF_SEED_1: [usize; 5] = [49, 80, 170, 421, 661];
+
+#[test]
+fn loss_does_not_depend_on_time_size_or_queue() {
+    let lossy = LinkConfig {
+        loss: LOSS_ALWAYS / 10,
+        seed: 9,
+        ..LinkConfig::default()
+    };
+    let slow = LinkConfig {
+        rate_bits: Some(1_000_000),
+        queue_packets: 2,
+        jitter: MS,
+        ..lossy.clone()
+    };
+    let lost = pass(&lossy, &every(MS, 1000, 60)).1.lost;
+    let counters = pass(&slow, &every(MS / 100, 1000, 1500)).1;
+    assert_eq!(counters.lost, lost);
+    assert!(counters.dropped > 0);
+}
+
+#[test]
+fn always_and_never_are_exact() {
+    for (loss, left) in [(0, 1000), (LOSS_ALWAYS, 0)] {
+        let config = LinkConfig {
+            loss,
+            ..LinkConfig::default()
+        };
+        assert_eq!(pass(&config, &every(MS, 1000, 60)).1.left, left);
+    }
+}
+
+prop_compose! {
+    fn configs()(delay in 0u64..50_000, jitter in 0u64..20_000, rate in proptest::option::of(100_000u64..1_000_000_000),
+                 queue_packets in 1usize..50, loss in 0..LOSS_ALWAYS, seed: u64) -> LinkConfig {
+        LinkConfig {
+            delay: Duration::from_micros(delay),
+            jitter: Duration::from_micros(jitter),
+            rate_bits: rate,
+            queue_packets,
+            loss,
+            seed,
+        }
+    }
+}
+
+prop_compose! {
+    /// Packets whose times do not decrease.
+    fn traffic()(steps in proptest::collection::vec((0u64..3000, 4usize..1514), 0..200)) -> Vec<(Duration, usize)> {
+        let mut now = Duration::ZERO;
+        steps.into_iter().map(|(step, size)| { now += Duration::from_micros(step); (now, size) }).collect()
+    }
+}
+
+proptest! {
+    #[test]
+    fn order_is_kept_and_nothing_is_forgotten(config in configs(), packets in traffic()) {
+        let (out, counters) = pass(&config, &packets);
+        prop_assert!(out.windows(2).all(|pair| pair[0].0 < pair[1].0 && pair[0].1 <= pair[1].1));
+        prop_assert_eq!(counters.entered, packets.len() as u64);
+        prop_assert_eq!(counters.left, out.len() as u64);
+        prop_assert_eq!(counters.entered, counters.left + counters.lost + counters.dropped);
+        prop_assert_eq!(counters.inside, 0);
+        prop_assert_eq!(counters.left_bytes, out.iter().map(|(n, _)| packets[*n].1 as u64).sum::<u64>());
+    }
+
+    #[test]
+    fn no_packet_is_faster_than_the_link(config in configs(), packets in traffic()) {
+        let (out, _) = pass(&config, &packets);
+        for (n, at) in &out {
+            let (entered, size) = packets[*n];
+            let sending = config.rate_bits.map_or(0, |rate| size as u64 * 8 * 1_000_000_000 / rate);
+            prop_assert!(*at >= entered + Duration::from_nanos(sending) + config.delay);
+        }
+        if config.rate_bits.is_none() {
+            // Without a rate only jitter adds, be it that of an earlier packet.
+            prop_assert!(out.iter().all(|(n, at)| *at <= packets[*n].0 + config.delay + config.jitter));
+        }
+    }
+
+    #[test]
+    fn never_more_than_the_rate(config in configs(), packets in traffic()) {
+        let config = LinkConfig { jitter: Duration::ZERO, ..config };
+        let (out, _) = pass(&config, &packets);
+        if let Some(rate) = config.rate_bits {
+            for pair in out.windows(2) {
+                let gap = pair[1].1 - pair[0].1;
+                let sending = packets[pair[1].0].1 as u64 * 8 * 1_000_000_000 / rate;
+                prop_assert!(gap >= Duration::from_nanos(sending));
+            }
+        }
+    }
+
+    #[test]
+    fn the_queue_never_holds_more_than_its_length(config in configs(), packets in traffic()) {
+        let (out, _) = pass(&LinkConfig { jitter: Duration::ZERO, ..config.clone() }, &packets);
+        for (entered, _) in &packets {
+            // Waiting or being sent at that moment, the newcomer included.
+            let waiting = out.iter().filter(|(n, at)| packets[*n].0 <= *entered && *at - config.delay > *entered).count();
+            prop_assert!(waiting <= config.queue_packets);
+        }
+    }
+}

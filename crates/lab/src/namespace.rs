@@ -1,0 +1,194 @@
+//! Processes that hold a host's namespaces, and threads that step into them.
+
+use std::{
+    fs::{self, File},
+    io::{self, BufRead, BufReader, Write},
+    path::Path,
+    process::{Child, Command, Stdio},
+    thread,
+};
+
+use nix::sched::{CloneFlags, setns, unshare};
+use serde::{Deserialize, Serialize};
+
+use crate::error::{Context, Error, Result};
+
+/// A process that is never mistaken for a later one with the same id.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct ProcessId {
+    pub pid: i32,
+    /// The start time, in clock ticks since the boot.
+    started: u64,
+    /// Which boot.
+    boot: String,
+}
+
+impl ProcessId {
+    /// The calling process.
+    pub(crate) fn own() -> Result<ProcessId> {
+        ProcessId::of(std::process::id())
+    }
+
+    /// A process that is alive.
+    pub(crate) fn of(pid: u32) -> Result<ProcessId> {
+        let pid = pid as i32;
+        let identify = || Some((start_time(pid)?, boot_id()?));
+        let (started, boot) =
+            identify().ok_or_else(|| Error::Machine(format!("process {pid} has ended")))?;
+        Ok(ProcessId { pid, started, boot })
+    }
+
+    /// Whether it still runs; a zombie does not.
+    pub(crate) fn alive(&self) -> bool {
+        start_time(self.pid) == Some(self.started) && boot_id().as_deref() == Some(&self.boot)
+    }
+
+    /// Opens one of its namespaces: `net`, `mnt`, `pid`, …. The identity is checked after the opening, so that the answer is
+    /// about this very process.
+    pub(crate) fn namespace(&self, kind: &str) -> Result<File> {
+        let path = format!("/proc/{}/ns/{kind}", self.pid);
+        let gone = || Error::Machine(format!("process {} has ended", self.pid));
+        let file = File::open(&path).map_err(|_| gone())?;
+        if self.alive() { Ok(file) } else { Err(gone()) }
+    }
+
+    /// Moves the calling thread into its network namespace.
+    pub(crate) fn enter_net(&self) -> Result<()> {
+        setns(self.namespace("net")?, CloneFlags::CLONE_NEWNET)
+            .context(|| "enter the network namespace".into())
+    }
+
+    /// Runs `work` on a thread of its own inside its network namespace.
+    pub(crate) fn in_net<T: Send>(&self, work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
+        on_thread(|| {
+            self.enter_net()?;
+            work()
+        })
+    }
+}
+
+/// Field 22 of `/proc/<pid>/stat`, unless the process has ended.
+fn start_time(pid: i32) -> Option<u64> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // The second field, the name, may contain anything; it ends with the last parenthesis.
+    let (_, rest) = stat.rsplit_once(") ")?;
+    let mut fields = rest.split(' ');
+    if matches!(fields.next()?, "Z" | "X") {
+        return None;
+    }
+    fields.nth(18)?.parse().ok()
+}
+
+fn boot_id() -> Option<String> {
+    let text = fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?;
+    Some(text.trim().to_owned())
+}
+
+/// Runs `work` on a thread that ends with it, so that what it does to its namespaces concerns nobody else.
+pub(crate) fn on_thread<T: Send>(work: impl FnOnce() -> T + Send) -> T {
+    thread::scope(|scope| match scope.spawn(work).join() {
+        Ok(value) => value,
+        Err(panic) => std::panic::resume_unwind(panic),
+    })
+}
+
+/// Where a process of a lab is started.
+pub(crate) enum Place<'a> {
+    /// In new namespaces. The network namespace takes its defaults from that of the given process, if any.
+    New(Option<&'a ProcessId>),
+    /// In the network namespace of this process.
+    Net(&'a ProcessId),
+}
+
+/// Starts a process that plays a hidden role: gives it its task as a line on its standard input, and waits until it says
+/// `ready`. The input stays open as long as the returned child is kept, which tells the process that its owner lives.
+pub(crate) fn start<T: Serialize + Sync>(
+    mut command: Command,
+    task: &T,
+    log: &Path,
+    place: &Place<'_>,
+) -> Result<Child> {
+    let describe = || format!("start {:?}", command.get_program());
+    let starting = describe();
+    let log_file = File::create(log).context(|| format!("create {}", log.display()))?;
+    let mut line = serde_json::to_vec(task)
+        .map_err(io::Error::from)
+        .context(describe)?;
+    line.push(b'\n');
+    command
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(log_file)
+        .current_dir("/");
+    let mut child = on_thread(move || {
+        step_into(place)?;
+        command.spawn().context(|| starting)
+    })?;
+    let mut answer = String::new();
+    let told = child.stdin.as_mut().map(|stdin| stdin.write_all(&line));
+    let read = child
+        .stdout
+        .take()
+        .map(|stdout| BufReader::new(stdout).read_line(&mut answer));
+    if matches!((told, read), (Some(Ok(())), Some(Ok(_)))) && answer == "ready\n" {
+        return Ok(child);
+    }
+    // Killing one that has ended already changes nothing.
+    let _ = child.kill();
+    let status = child
+        .wait()
+        .context(|| "wait for a process of the lab".into())?;
+    Err(Error::Program {
+        program: "a process of the lab".into(),
+        status,
+        output: fs::read_to_string(log)
+            .unwrap_or_default()
+            .trim()
+            .to_owned(),
+    })
+}
+
+fn step_into(place: &Place<'_>) -> Result<()> {
+    match place {
+        Place::Net(process) => process.enter_net(),
+        Place::New(defaults) => {
+            if let Some(process) = defaults {
+                process.enter_net()?;
+            }
+            let all = CloneFlags::CLONE_NEWNS
+                | CloneFlags::CLONE_NEWNET
+                | CloneFlags::CLONE_NEWPID
+                | CloneFlags::CLONE_NEWIPC
+                | CloneFlags::CLONE_NEWUTS;
+            unshare(all).context(|| "create namespaces".into())
+        }
+    }
+}
+
+/// Runs a helper program to its end with `input` on its standard input.
+///
+/// # Errors
+/// [`Error::Program`] with what it wrote to its standard error, when it fails.
+pub(crate) fn run_program(program: &str, arguments: &[&str], input: &str) -> Result<()> {
+    let describe = || format!("run {program} {}", arguments.join(" "));
+    let mut child = Command::new(program)
+        .args(arguments)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
+        .context(describe)?;
+    if let Some(mut stdin) = child.stdin.take() {
+        // A program that fails early closes its input; its exit code tells.
+        let _ = stdin.write_all(input.as_bytes());
+    }
+    let output = child.wait_with_output().context(describe)?;
+    if output.status.success() {
+        return Ok(());
+    }
+    Err(Error::Program {
+        program: format!("{program} {}", arguments.join(" ")),
+        status: output.status,
+        output: String::from_utf8_lossy(&output.stderr).trim().to_owned(),
+    })
+}

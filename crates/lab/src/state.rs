@@ -1,0 +1,184 @@
+//! What is written down of a lab, under `/run/holdfast/lab/<name>`, so that other processes can use it and clean up after it.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs::{self, File},
+    io,
+    os::unix::fs::MetadataExt,
+    path::{Path, PathBuf},
+};
+
+use nix::fcntl::{Flock, FlockArg};
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    error::{Context, Error, Result},
+    namespace::ProcessId,
+    plan::Plan,
+    spec::{Reach, check_name},
+    topology::Duplex,
+};
+
+const ROOT: &str = "/run/holdfast/lab";
+
+/// A lab as other processes see it.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct State {
+    pub name: String,
+    pub plan: Plan,
+    pub reach: Reach,
+    pub keep: bool,
+    /// Who brought it up.
+    pub owner: ProcessId,
+    /// The program that plays the hidden roles.
+    pub program: PathBuf,
+    /// The control group above those of the hosts.
+    pub cgroup: PathBuf,
+    /// The init process of each host and of the switch.
+    pub inits: BTreeMap<String, ProcessId>,
+    /// The links that are not plain.
+    pub links: BTreeMap<String, Duplex>,
+    pub link_program: Option<ProcessId>,
+    /// Hosts that are cut off.
+    pub cut: BTreeSet<String>,
+    /// Pairs of hosts that are cut off from each other, in order of name.
+    pub cut_between: BTreeSet<(String, String)>,
+    /// Everything is up. Without it, somebody is at work or was killed at it.
+    pub ready: bool,
+}
+
+impl State {
+    /// Reads what is known of a lab.
+    pub(crate) fn load(name: &str) -> Result<State> {
+        check_name(name)?;
+        let path = directory(name).join("state.json");
+        let text = match fs::read(&path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                return Err(Error::NoLab(name.into()));
+            }
+            text => text.context(|| format!("read {}", path.display()))?,
+        };
+        serde_json::from_slice(&text)
+            .map_err(|error| Error::Invalid(format!("{}: {error}", path.display())))
+    }
+
+    /// Writes it down; a reader sees the old or the new, never half.
+    pub(crate) fn save(&self) -> Result<()> {
+        let text = serde_json::to_vec_pretty(self).map_err(io::Error::from);
+        let text = text.context(|| "encode the lab's state".into())?;
+        write_whole(&directory(&self.name).join("state.json"), &text)
+    }
+
+    /// Whether the lab is usable or soon will be: all hosts are there, and so is the owner of a lab that depends on one.
+    pub(crate) fn alive(&self) -> bool {
+        self.ready && (self.keep || self.owner.alive()) && self.inits.values().all(ProcessId::alive)
+    }
+
+    pub(crate) fn counters_path(&self) -> PathBuf {
+        directory(&self.name).join("links.json")
+    }
+
+    pub(crate) fn host_cgroup(&self, host: &str) -> PathBuf {
+        self.cgroup.join(host)
+    }
+
+    /// The init process of a host, or of the switch.
+    pub(crate) fn init(&self, host: &str) -> Result<&ProcessId> {
+        let missing = || Error::NoHost {
+            lab: self.name.clone(),
+            host: host.into(),
+        };
+        self.inits.get(host).ok_or_else(missing)
+    }
+}
+
+/// Replaces a file in one step.
+pub(crate) fn write_whole(path: &Path, text: &[u8]) -> Result<()> {
+    let draft = path.with_extension("draft");
+    let write = || fs::write(&draft, text).and_then(|()| fs::rename(&draft, path));
+    write().context(|| format!("write {}", path.display()))
+}
+
+/// Where a lab's files are.
+pub(crate) fn directory(name: &str) -> PathBuf {
+    Path::new(ROOT).join(name)
+}
+
+/// The names of all labs of which there are files.
+pub(crate) fn names() -> Vec<String> {
+    let Ok(entries) = fs::read_dir(ROOT) else {
+        return Vec::new();
+    };
+    let mut names: Vec<_> = entries
+        .filter_map(|entry| entry.ok()?.file_name().into_string().ok())
+        .collect();
+    names.sort();
+    names
+}
+
+/// A lock on a directory, held until dropped or until the process dies.
+pub(crate) struct Lock {
+    _held: Flock<File>,
+}
+
+impl Lock {
+    /// Locks the directory of all labs: held while a number is chosen. Makes the directory.
+    pub(crate) fn all() -> Result<Lock> {
+        Lock::take(Path::new(ROOT), true, FlockArg::LockExclusive)?
+            .ok_or_else(|| Error::Busy("(all)".into()))
+    }
+
+    /// Locks a lab that is being made. Makes its directory.
+    pub(crate) fn create(name: &str) -> Result<Lock> {
+        Lock::take(&directory(name), true, FlockArg::LockExclusiveNonblock)?
+            .ok_or_else(|| Error::Busy(name.into()))
+    }
+
+    /// Locks a lab that exists, after waiting for whoever has it.
+    pub(crate) fn existing(name: &str) -> Result<Lock> {
+        Lock::take(&directory(name), false, FlockArg::LockExclusive)?
+            .ok_or_else(|| Error::NoLab(name.into()))
+    }
+
+    /// None when somebody else has it (without waiting), or when there is none and none is to be made.
+    fn take(path: &Path, make: bool, how: FlockArg) -> Result<Option<Lock>> {
+        let describe = || format!("lock {}", path.display());
+        loop {
+            if make {
+                fs::create_dir_all(path).context(describe)?;
+            }
+            let file = match File::open(path) {
+                Err(error) if error.kind() == io::ErrorKind::NotFound && make => continue,
+                Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+                file => file.context(describe)?,
+            };
+            let inode = file.metadata().context(describe)?.ino();
+            let held = match Flock::lock(file, how) {
+                Ok(held) => held,
+                Err((_, nix::Error::EWOULDBLOCK)) => return Ok(None),
+                Err((_, nix::Error::EINTR)) => continue,
+                Err((_, error)) => return Err(error).context(describe),
+            };
+            // Whoever had it may have removed the directory: then this lock is on nothing.
+            if fs::metadata(path).is_ok_and(|now| now.ino() == inode) {
+                return Ok(Some(Lock { _held: held }));
+            }
+        }
+    }
+}
+
+/// Removes a lab's files, and the directories above if this was the last lab.
+pub(crate) fn remove(name: &str) -> Result<()> {
+    let path = directory(name);
+    match fs::remove_dir_all(&path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => {
+            return Err(error).context(|| format!("remove {}", path.display()));
+        }
+        _ => {}
+    }
+    // Not empty: another lab is up, or a daemon keeps files there, which is fine.
+    if fs::remove_dir(ROOT).is_ok() {
+        let _ = fs::remove_dir("/run/holdfast");
+    }
+    Ok(())
+}

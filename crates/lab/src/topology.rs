@@ -1,0 +1,286 @@
+//! What the links are like: the file of `--topology` and what it means for each host.
+
+use std::{collections::BTreeMap, path::Path, time::Duration};
+
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    error::{Context, Error, Result},
+    link::{LOSS_ALWAYS, LinkConfig},
+    plan::{Host, Kind},
+};
+
+/// A topology: what is said of links, in order. Where two entries speak of the same link, the later one wins, field by
+/// field. A host of which no entry speaks has a plain link, without delay, limit or loss.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Topology {
+    /// Where every link's own seed comes from, unless an entry gives one.
+    #[serde(default)]
+    pub seed: u64,
+    /// The entries.
+    #[serde(default, rename = "link")]
+    pub links: Vec<LinkEntry>,
+}
+
+/// One entry: some fields of some links.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct LinkEntry {
+    /// A host's name, or `nodes`, `clients`, `all`.
+    pub host: String,
+    /// Which direction it is about.
+    #[serde(default)]
+    pub direction: Direction,
+    /// Delay in milliseconds.
+    pub delay_ms: Option<f64>,
+    /// Up to this many milliseconds more, evenly distributed; never a change of order.
+    pub jitter_ms: Option<f64>,
+    /// Rate in Mbit/s (10^6 bits per second of Ethernet frames).
+    pub rate_mbit: Option<f64>,
+    /// How many packets may wait for the transmitter.
+    pub queue_packets: Option<usize>,
+    /// Loss in percent of the packets.
+    pub loss_pct: Option<f64>,
+    /// Where losses and jitter are drawn from.
+    pub seed: Option<u64>,
+}
+
+/// A direction of a link, as its host sees it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Direction {
+    /// From the host to the switch.
+    Up,
+    /// From the switch to the host.
+    Down,
+    /// Both.
+    #[default]
+    Both,
+}
+
+/// Both directions of one host's link.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Duplex {
+    /// From the host to the switch.
+    pub up: LinkConfig,
+    /// From the switch to the host.
+    pub down: LinkConfig,
+}
+
+impl Topology {
+    /// Reads a topology from TOML.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] naming the place, when the text is not a topology.
+    pub fn parse(text: &str) -> Result<Topology> {
+        toml::from_str(text).map_err(|error| Error::Invalid(format!("topology: {error}")))
+    }
+
+    /// Reads a topology from a TOML file.
+    ///
+    /// # Errors
+    /// [`Error::Io`] when the file cannot be read, [`Error::Invalid`] when it is not a topology.
+    pub fn read(path: &Path) -> Result<Topology> {
+        let text = std::fs::read_to_string(path)
+            .context(|| format!("read topology {}", path.display()))?;
+        Topology::parse(&text)
+    }
+
+    /// Adds an entry.
+    #[must_use]
+    pub fn with(mut self, entry: LinkEntry) -> Topology {
+        self.links.push(entry);
+        self
+    }
+
+    /// The links that are not plain, by host.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] when an entry names no host of the lab, or a value is out of range.
+    pub fn resolve(&self, hosts: &[Host]) -> Result<BTreeMap<String, Duplex>> {
+        let mut links = BTreeMap::new();
+        for entry in &self.links {
+            let about: Vec<_> = hosts.iter().filter(|host| entry.speaks_of(host)).collect();
+            if about.is_empty() && !matches!(entry.host.as_str(), "all" | "nodes" | "clients") {
+                return Err(Error::Invalid(format!(
+                    "topology: there is no host {:?}",
+                    entry.host
+                )));
+            }
+            for host in about {
+                let plain = || self.plain(host);
+                let duplex = links.entry(host.name.clone()).or_insert_with(plain);
+                entry.apply(duplex)?;
+            }
+        }
+        Ok(links)
+    }
+
+    fn plain(&self, host: &Host) -> Duplex {
+        let seeded = |direction: u64| LinkConfig {
+            seed: link_seed(self.seed, host, direction),
+            ..LinkConfig::default()
+        };
+        Duplex {
+            up: seeded(0),
+            down: seeded(1),
+        }
+    }
+}
+
+impl LinkEntry {
+    /// An entry about `host` that says nothing yet.
+    #[must_use]
+    pub fn of(host: &str) -> LinkEntry {
+        LinkEntry {
+            host: host.into(),
+            ..LinkEntry::default()
+        }
+    }
+
+    fn speaks_of(&self, host: &Host) -> bool {
+        match self.host.as_str() {
+            "all" => true,
+            "nodes" => host.kind == Kind::Node,
+            "clients" => host.kind == Kind::Client,
+            name => name == host.name,
+        }
+    }
+
+    fn apply(&self, duplex: &mut Duplex) -> Result<()> {
+        if self.direction != Direction::Down {
+            self.apply_to(&mut duplex.up)?;
+        }
+        if self.direction != Direction::Up {
+            self.apply_to(&mut duplex.down)?;
+        }
+        Ok(())
+    }
+
+    fn apply_to(&self, config: &mut LinkConfig) -> Result<()> {
+        if let Some(delay) = self.delay_ms {
+            config.delay = milliseconds("delay_ms", delay)?;
+        }
+        if let Some(jitter) = self.jitter_ms {
+            config.jitter = milliseconds("jitter_ms", jitter)?;
+        }
+        if let Some(rate) = self.rate_mbit {
+            let rate = in_range("rate_mbit", rate, 0.001, 1e6)?;
+            config.rate_bits = Some((rate * 1e6).round() as u64);
+        }
+        if let Some(queue) = self.queue_packets {
+            config.queue_packets = in_range("queue_packets", queue as f64, 1.0, 1e6)? as usize;
+        }
+        if let Some(loss) = self.loss_pct {
+            let loss = in_range("loss_pct", loss, 0.0, 100.0)?;
+            config.loss = (loss / 100.0 * LOSS_ALWAYS as f64).round() as u64;
+        }
+        if let Some(seed) = self.seed {
+            config.seed = seed;
+        }
+        Ok(())
+    }
+}
+
+/// Different for each host and direction, and always the same.
+fn link_seed(seed: u64, host: &Host, direction: u64) -> u64 {
+    let [_, _, _, _, group, index] = host.mac.0.map(u64::from);
+    seed.wrapping_mul(0x0100_0000_01b3) ^ (group << 16 | index << 1 | direction)
+}
+
+fn milliseconds(what: &str, value: f64) -> Result<Duration> {
+    Ok(Duration::from_secs_f64(
+        in_range(what, value, 0.0, 60_000.0)? / 1000.0,
+    ))
+}
+
+fn in_range(what: &str, value: f64, low: f64, high: f64) -> Result<f64> {
+    if (low..=high).contains(&value) {
+        return Ok(value);
+    }
+    Err(Error::Invalid(format!(
+        "{what} must be {low} to {high}, not {value}"
+    )))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::plan::Plan;
+
+    fn hosts() -> Vec<Host> {
+        Plan::new(0, 2, 1, 1).unwrap().hosts()
+    }
+
+    #[test]
+    fn later_entries_win_field_by_field() {
+        let text = r#"
+            seed = 5
+            [[link]]
+            host = "all"
+            delay_ms = 10
+            loss_pct = 50
+            [[link]]
+            host = "n1"
+            direction = "up"
+            delay_ms = 2.5
+            rate_mbit = 100
+            queue_packets = 20
+            seed = 77
+        "#;
+        let links = Topology::parse(text).unwrap().resolve(&hosts()).unwrap();
+        assert_eq!(links.len(), 3);
+        let n1 = &links["n1"];
+        assert_eq!(n1.up.delay, Duration::from_micros(2500));
+        assert_eq!(n1.up.rate_bits, Some(100_000_000));
+        assert_eq!((n1.up.queue_packets, n1.up.seed), (20, 77));
+        assert_eq!(n1.up.loss, LOSS_ALWAYS / 2);
+        assert_eq!(
+            (n1.down.delay, n1.down.rate_bits),
+            (Duration::from_millis(10), None)
+        );
+    }
+
+    #[test]
+    fn every_link_has_its_own_seed() {
+        let links = Topology::default()
+            .with(LinkEntry::of("all"))
+            .resolve(&hosts())
+            .unwrap();
+        let mut seeds: Vec<_> = links
+            .values()
+            .flat_map(|d| [d.up.seed, d.down.seed])
+            .collect();
+        seeds.sort_unstable();
+        seeds.dedup();
+        assert_eq!(seeds.len(), 6);
+    }
+
+    #[test]
+    fn a_host_of_which_nothing_is_said_is_plain() {
+        let links = Topology::default()
+            .with(LinkEntry::of("clients"))
+            .resolve(&hosts())
+            .unwrap();
+        assert_eq!(links.keys().collect::<Vec<_>>(), ["c1"]);
+    }
+
+    #[test]
+    fn mistakes_are_named() {
+        for (text, names) in [
+            ("[[link]]\nhost = 'n9'", "n9"),
+            ("[[link]]\nhost = 'n1'\nloss_pct = 101", "loss_pct"),
+            ("[[link]]\nhost = 'n1'\nrate_mbit = 0", "rate_mbit"),
+            ("[[link]]\nhost = 'n1'\ndelay_ms = nan", "delay_ms"),
+            ("[[link]]\nhost = 'n1'\nqueue_packets = 0", "queue_packets"),
+            ("[[link]]\nhost = 'n1'\ndely_ms = 1", "dely_ms"),
+            ("[[link]]\nhost = 'n1'\ndirection = 'left'", "direction"),
+        ] {
+            let error = Topology::parse(text)
+                .and_then(|t| t.resolve(&hosts()))
+                .unwrap_err();
+            assert!(error.to_string().contains(names), "{text}: {error}");
+        }
+    }
+}

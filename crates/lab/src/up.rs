@@ -1,0 +1,334 @@
+//! Bringing a lab up.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs,
+    io::ErrorKind,
+    net::{IpAddr, UdpSocket},
+    path::Path,
+    process::{Child, Command},
+    thread,
+    time::{Duration, Instant},
+};
+
+use crate::{
+    cgroup,
+    error::{Context, Error, Result},
+    init::InitTask,
+    link::{Splice, Task},
+    namespace::{Place, ProcessId, run_program, start},
+    plan::{Host, NUMBER_MAX, Plan, SWITCH},
+    spec::{Spec, check_name},
+    state::{self, Lock, State},
+    wiring,
+};
+
+/// How long a freshly wired host may take to reach its router.
+const REACH_LIMIT: Duration = Duration::from_secs(30);
+
+/// A lab that is up, and the processes it is made of.
+pub(crate) struct Raised {
+    pub state: State,
+    pub children: Vec<Child>,
+}
+
+/// Brings a lab up. What a killed process left under the same name is removed first; on failure everything is removed again.
+pub(crate) fn up(spec: &Spec) -> Result<Raised> {
+    check_name(&spec.name)?;
+    // What is asked for is checked before anything is touched.
+    let trial = Plan::new(0, spec.nodes, spec.clients, spec.segments)?;
+    spec.topology.resolve(&trial.hosts())?;
+    let program = spec.find_program()?;
+    let base = cgroup::base()?;
+    if !nix::unistd::geteuid().is_root() {
+        return Err(Error::Machine(
+            "a lab needs root: it makes network namespaces and mounts".into(),
+        ));
+    }
+    let all = Lock::all()?;
+    let _lock = Lock::create(&spec.name)?;
+    clear(&spec.name)?;
+    let number = free_number(&spec.name)?;
+    let plan = Plan { number, ..trial };
+    let mut state = State {
+        name: spec.name.clone(),
+        plan,
+        reach: spec.reach,
+        keep: spec.keep,
+        owner: ProcessId::own()?,
+        program,
+        cgroup: base.join(&spec.name),
+        inits: BTreeMap::new(),
+        links: spec.topology.resolve(&plan.hosts())?,
+        link_program: None,
+        cut: BTreeSet::new(),
+        cut_between: BTreeSet::new(),
+        ready: false,
+    };
+    state.save()?;
+    drop(all);
+    let mut children = Vec::new();
+    match raise(&mut state, &mut children) {
+        Ok(()) => Ok(Raised { state, children }),
+        Err(error) => {
+            // The first error is the one to tell; what cannot be removed now, `prune` removes later.
+            let _ = remove_all(&state.name, &state.cgroup, &mut children);
+            Err(error)
+        }
+    }
+}
+
+/// Kills and removes everything that belongs to a lab.
+pub(crate) fn remove_all(name: &str, group: &Path, children: &mut Vec<Child>) -> Result<()> {
+    cgroup::destroy(group)?;
+    for child in children.iter_mut() {
+        // It has been killed with its group; this takes its exit code so that no zombie stays.
+        let _ = child.wait();
+    }
+    children.clear();
+    state::remove(name)?;
+    cgroup::remove_base_if_empty();
+    Ok(())
+}
+
+/// Refuses if the lab is up; removes what is left of a dead one, but not its directory, which is locked.
+fn clear(name: &str) -> Result<()> {
+    match State::load(name) {
+        Ok(state) if state.alive() => return Err(Error::Exists(name.into())),
+        _ => cgroup::destroy(&cgroup::base()?.join(name))?,
+    }
+    let directory = state::directory(name);
+    for entry in fs::read_dir(&directory).into_iter().flatten().flatten() {
+        let path = entry.path();
+        fs::remove_file(&path).context(|| format!("remove {}", path.display()))?;
+    }
+    Ok(())
+}
+
+fn free_number(own: &str) -> Result<u16> {
+    let others = state::names().into_iter().filter(|name| name != own);
+    let taken: BTreeSet<u16> = others
+        .filter_map(|name| State::load(&name).ok())
+        .map(|s| s.plan.number)
+        .collect();
+    (0..=NUMBER_MAX)
+        .find(|number| !taken.contains(number))
+        .ok_or_else(|| Error::Machine("too many labs are up".into()))
+}
+
+fn raise(state: &mut State, children: &mut Vec<Child>) -> Result<()> {
+    let hosts: Vec<_> = state
+        .plan
+        .hosts()
+        .into_iter()
+        .map(|host| (host.clone(), state.links.contains_key(&host.name)))
+        .collect();
+    fs::create_dir_all(&state.cgroup).context(|| format!("create {}", state.cgroup.display()))?;
+    let switch = start_init(state, SWITCH, wiring::switch_settings(), None)?;
+    record(state, children, SWITCH, switch)?;
+    let started = each(&hosts, |(host, _)| {
+        start_init(
+            state,
+            &host.name,
+            wiring::host_settings(),
+            Some(state.init(SWITCH)?),
+        )
+    });
+    // Those that did start are recorded before the first failure is told.
+    let started: Vec<_> = hosts
+        .iter()
+        .zip(started)
+        .map(|((host, _), child)| record(state, children, &host.name, child?))
+        .collect();
+    started.into_iter().collect::<Result<()>>()?;
+    let switch = state.init(SWITCH)?.clone();
+    switch.in_net(|| wire_switch(state, &hosts))?;
+    each(&hosts, |(host, spliced)| {
+        state
+            .init(&host.name)?
+            .in_net(|| wire_host(&state.plan, host, *spliced))
+    })
+    .into_iter()
+    .collect::<Result<()>>()?;
+    if !state.links.is_empty() {
+        let child = start_link_program(state, &hosts, &switch)?;
+        state.link_program = Some(ProcessId::of(child.id())?);
+        children.push(child);
+    }
+    each(&hosts, |(host, spliced)| {
+        // A lossy link would make this slow and would use up a part of its sequence of losses.
+        if *spliced {
+            Ok(())
+        } else {
+            state
+                .init(&host.name)?
+                .in_net(|| reach_router(&state.plan, host))
+        }
+    })
+    .into_iter()
+    .collect::<Result<()>>()?;
+    state.ready = true;
+    state.save()?;
+    if state.keep {
+        for child in children.iter_mut() {
+            child.stdin = None;
+        }
+    }
+    Ok(())
+}
+
+/// Works on all hosts at once, each on a thread of its own.
+fn each<T: Send>(
+    hosts: &[(Host, bool)],
+    work: impl Fn(&(Host, bool)) -> Result<T> + Sync,
+) -> Vec<Result<T>> {
+    let work = &work;
+    thread::scope(|scope| {
+        let threads: Vec<_> = hosts
+            .iter()
+            .map(|host| scope.spawn(move || work(host)))
+            .collect();
+        let join = |thread: thread::ScopedJoinHandle<'_, Result<T>>| {
+            thread
+                .join()
+                .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        };
+        threads.into_iter().map(join).collect()
+    })
+}
+
+fn start_init(
+    state: &State,
+    host: &str,
+    settings: Vec<(String, String)>,
+    defaults: Option<&ProcessId>,
+) -> Result<Child> {
+    let group = state.host_cgroup(host);
+    fs::create_dir_all(&group).context(|| format!("create {}", group.display()))?;
+    let task = InitTask {
+        hostname: host.into(),
+        cgroup: group,
+        settings,
+        keep: state.keep,
+    };
+    let mut command = Command::new(&state.program);
+    command.args(["lab-init", &state.name, host]);
+    let log = state::directory(&state.name).join(format!("{host}.log"));
+    start(command, &task, &log, &Place::New(defaults))
+}
+
+fn record(state: &mut State, children: &mut Vec<Child>, host: &str, child: Child) -> Result<()> {
+    let identity = ProcessId::of(child.id());
+    children.push(child);
+    state.inits.insert(host.into(), identity?);
+    Ok(())
+}
+
+/// Runs in the switch's network namespace.
+fn wire_switch(state: &State, hosts: &[(Host, bool)]) -> Result<()> {
+    run_program("ip", &["-batch", "-"], &wiring::bridges(&state.plan))?;
+    for segment in state.plan.all_segments() {
+        let path = format!(
+            "/proc/sys/net/ipv6/conf/{}/disable_ipv6",
+            wiring::bridge(segment)
+        );
+        fs::write(&path, "0").context(|| format!("write {path}"))?;
+    }
+    run_program(
+        "ip",
+        &["-batch", "-"],
+        &wiring::cables(&state.plan, hosts, &state.inits),
+    )?;
+    for (host, spliced) in hosts {
+        features(&wiring::near(host), &wiring::near_features())?;
+        if *spliced {
+            features(&wiring::port(host, true), &wiring::spliced_port_features())?;
+        }
+    }
+    route_service(&state.plan, &state.plan.hosts()[0])
+}
+
+/// Runs in the host's network namespace.
+fn wire_host(plan: &Plan, host: &Host, spliced: bool) -> Result<()> {
+    features("eth0", &wiring::eth0_features(host, spliced))?;
+    run_program("ip", &["-batch", "-"], &wiring::host_side(plan, host))
+}
+
+fn features(interface: &str, features: &[&str]) -> Result<()> {
+    let arguments: Vec<_> = ["-K", interface]
+        .into_iter()
+        .chain(features.iter().copied())
+        .collect();
+    run_program("ethtool", &arguments, "")
+}
+
+/// Sends what is for the routed service address to `host`. Runs in the switch's network namespace.
+pub(crate) fn route_service(plan: &Plan, host: &Host) -> Result<()> {
+    let ((service4, service6), (v4, v6)) = (plan.routed_service(), (host.v4, host.v6));
+    let script =
+        format!("route replace {service4}/32 via {v4}\nroute replace {service6}/128 via {v6}\n");
+    run_program("ip", &["-batch", "-"], &script)
+}
+
+fn start_link_program(state: &State, hosts: &[(Host, bool)], switch: &ProcessId) -> Result<Child> {
+    let splices = hosts.iter().filter_map(|(host, _)| {
+        Some(Splice {
+            host: host.name.clone(),
+            near: wiring::near(host),
+            wire: wiring::wire(host),
+            duplex: state.links.get(&host.name)?.clone(),
+        })
+    });
+    let task = Task {
+        splices: splices.collect(),
+        cgroup: state.host_cgroup(SWITCH),
+        counters: state.counters_path(),
+        keep: state.keep,
+    };
+    let log = state::directory(&state.name).join("link.log");
+    // Before all ordinary processes, so that a busy machine does not bend its delays; where that is not allowed, among them.
+    let mut first = Command::new("chrt");
+    first
+        .args(["-f", "10"])
+        .arg(&state.program)
+        .args(["lab-link", &state.name]);
+    start(first, &task, &log, &Place::Net(switch)).or_else(|_| {
+        let mut plain = Command::new(&state.program);
+        plain.args(["lab-link", &state.name]);
+        start(plain, &task, &log, &Place::Net(switch))
+    })
+}
+
+/// Waits until the router answers, in both families: a datagram to a closed port comes back as an error. Runs in the
+/// host's network namespace.
+fn reach_router(plan: &Plan, host: &Host) -> Result<()> {
+    let (router4, router6) = plan.router(host.segment);
+    for router in [IpAddr::from(router4), IpAddr::from(router6)] {
+        let deadline = Instant::now() + REACH_LIMIT;
+        while !answers(router).context(|| format!("probe {router} from {}", host.name))? {
+            if Instant::now() > deadline {
+                return Err(Error::Machine(format!(
+                    "{} does not reach its router {router}",
+                    host.name
+                )));
+            }
+        }
+    }
+    Ok(())
+}
+
+fn answers(router: IpAddr) -> std::io::Result<bool> {
+    let any: IpAddr = if router.is_ipv4() {
+        [0u8; 4].into()
+    } else {
+        [0u8; 16].into()
+    };
+    let socket = UdpSocket::bind((any, 0))?;
+    socket.connect((router, 9))?;
+    socket.set_read_timeout(Some(Duration::from_millis(50)))?;
+    let sent = socket.send(b"?");
+    let refused = |error: &std::io::Error| error.kind() == ErrorKind::ConnectionRefused;
+    let answer = sent.and_then(|_| socket.recv(&mut [0; 1]));
+    // Any other answer, such as no route yet or silence, means: ask again.
+    Ok(answer.as_ref().is_err_and(refused))
+}

@@ -1,0 +1,210 @@
+//! What is told to `ip`, and the kernel settings of hosts and switch. Pure functions of the plan.
+
+use std::{collections::BTreeMap, fmt::Write as _};
+
+use crate::{
+    namespace::ProcessId,
+    plan::{Host, Kind, MacAddress, Plan},
+};
+
+/// The interface that leads to a host, in the switch's namespace.
+pub(crate) fn near(host: &Host) -> String {
+    host.name.clone()
+}
+
+/// The bridge port of a host: the interface that leads to it or, for one behind the link program, the far end of a pair
+/// whose other end is [`wire`].
+pub(crate) fn port(host: &Host, spliced: bool) -> String {
+    if spliced {
+        format!("{}-port", host.name)
+    } else {
+        near(host)
+    }
+}
+
+/// Where the link program gives and takes what passes a bridge port.
+pub(crate) fn wire(host: &Host) -> String {
+    format!("{}-wire", host.name)
+}
+
+/// The bridge of a segment.
+pub(crate) fn bridge(segment: u16) -> String {
+    format!("br{segment}")
+}
+
+/// Settings of a host. They are made before `eth0` exists, which takes the defaults.
+pub(crate) fn host_settings() -> Vec<(String, String)> {
+    let mut settings = per_interface();
+    settings.extend(
+        [
+            ("net/core/somaxconn", "8192"),
+            ("net/ipv4/tcp_max_syn_backlog", "8192"),
+        ]
+        .map(owned),
+    );
+    settings
+}
+
+/// Settings of the switch.
+pub(crate) fn switch_settings() -> Vec<(String, String)> {
+    let mut settings = per_interface();
+    settings.extend(
+        [
+            ("net/ipv4/ip_forward", "1"),
+            ("net/ipv6/conf/all/forwarding", "1"),
+            ("net/ipv6/conf/default/forwarding", "1"),
+            // Ports carry frames and have no addresses; bridges get IPv6 back one by one.
+            ("net/ipv6/conf/default/disable_ipv6", "1"),
+            ("net/bridge/bridge-nf-call-iptables", "0"),
+            ("net/bridge/bridge-nf-call-ip6tables", "0"),
+            ("net/bridge/bridge-nf-call-arptables", "0"),
+            // Network namespaces made from here have connection tables of their own: walking a small one is fast.
+            ("net/ipv4/tcp_child_ehash_entries", "16384"),
+        ]
+        .map(owned),
+    );
+    settings
+}
+
+fn per_interface() -> Vec<(String, String)> {
+    let mut settings = Vec::new();
+    for scope in ["all", "default"] {
+        for (family, name, value) in [
+            ("ipv4", "rp_filter", "0"),
+            ("ipv4", "accept_redirects", "0"),
+            ("ipv4", "send_redirects", "0"),
+            ("ipv6", "accept_redirects", "0"),
+            ("ipv6", "accept_ra", "0"),
+            ("ipv6", "router_solicitations", "0"),
+            ("ipv6", "accept_dad", "0"),
+            ("ipv6", "dad_transmits", "0"),
+        ] {
+            settings.push((format!("net/{family}/conf/{scope}/{name}"), value.into()));
+        }
+    }
+    settings
+}
+
+fn owned((name, value): (&str, &str)) -> (String, String) {
+    (name.into(), value.into())
+}
+
+/// Makes the bridges, without addresses.
+pub(crate) fn bridges(plan: &Plan) -> String {
+    let mut script = String::from("link set lo up\n");
+    for segment in plan.all_segments() {
+        let (name, mac) = (bridge(segment), plan.router_mac(segment));
+        line(
+            &mut script,
+            format_args!(
+                "link add {name} address {mac} type bridge stp_state 0 forward_delay 0 mcast_snooping 0"
+            ),
+        );
+    }
+    script
+}
+
+/// Gives the bridges the router's addresses and makes the hosts' cables.
+pub(crate) fn cables(
+    plan: &Plan,
+    hosts: &[(Host, bool)],
+    inits: &BTreeMap<String, ProcessId>,
+) -> String {
+    let mut script = String::new();
+    for segment in plan.all_segments() {
+        let (name, (v4, v6)) = (bridge(segment), plan.router(segment));
+        line(
+            &mut script,
+            format_args!("addr add {v4}/24 brd + dev {name}"),
+        );
+        line(
+            &mut script,
+            format_args!("addr add {v6}/64 dev {name} nodad"),
+        );
+        line(&mut script, format_args!("link set {name} up"));
+    }
+    for (host, spliced) in hosts {
+        let pid = inits.get(&host.name).map_or(0, |init| init.pid);
+        cable(&mut script, host, *spliced, pid);
+    }
+    script
+}
+
+fn cable(script: &mut String, host: &Host, spliced: bool, pid: i32) {
+    let (near, port, mac) = (near(host), port(host, spliced), host.mac);
+    let near_mac = end_mac(mac, 0x10);
+    line(
+        script,
+        format_args!(
+            "link add {near} address {near_mac} type veth peer name eth0 address {mac} netns {pid}"
+        ),
+    );
+    if spliced {
+        let (wire, wire_mac, port_mac) = (wire(host), end_mac(mac, 0x20), end_mac(mac, 0x30));
+        line(
+            script,
+            format_args!(
+                "link add {port} address {port_mac} type veth peer name {wire} address {wire_mac}"
+            ),
+        );
+        // The switch's own stack sees the frames too; it must not answer on these.
+        line(script, format_args!("link set {near} arp off"));
+        line(script, format_args!("link set {wire} arp off"));
+        line(script, format_args!("link set {wire} up"));
+        line(script, format_args!("link set {port} up"));
+    }
+    line(
+        script,
+        format_args!("link set {port} master {}", bridge(host.segment)),
+    );
+    // See `near_features`: frames are polled for, but never merged.
+    line(script, format_args!("link set {near} gro_max_size 1"));
+    line(script, format_args!("link set {near} up"));
+}
+
+/// Brings up a host's own side.
+pub(crate) fn host_side(plan: &Plan, host: &Host) -> String {
+    let (router4, router6) = plan.router(host.segment);
+    let (v4, v6) = (host.v4, host.v6);
+    format!(
+        "link set lo up\n\
+         addr add {v4}/24 brd + dev eth0\n\
+         addr add {v6}/64 dev eth0 nodad\n\
+         link set eth0 up\n\
+         route add 0.0.0.0/0 via {router4}\n\
+         route add ::/0 via {router6}\n"
+    )
+}
+
+/// What `ethtool -K` is told about `eth0`. A client's packets carry full checksums, as a network card would make them: a
+/// redirect by XDP at a node would lose the note that one is missing. The link program, which sees bytes alone, needs the
+/// same of every host behind it.
+pub(crate) fn eth0_features(host: &Host, spliced: bool) -> Vec<&'static str> {
+    let mut features = vec!["gro", "on"];
+    if host.kind == Kind::Client || spliced {
+        features.extend(["tx", "off", "tso", "off"]);
+    }
+    features
+}
+
+/// What `ethtool -K` is told about the interface that leads to a host. With GRO on, it polls, which is what lets a program
+/// at `eth0` answer with `XDP_TX`; `gro_max_size` keeps it from merging, which a switch would not do.
+pub(crate) fn near_features() -> Vec<&'static str> {
+    vec!["gro", "on"]
+}
+
+/// What `ethtool -K` is told about a bridge port behind which the link program reads: bytes alone, so full checksums and no
+/// packets above the MTU.
+pub(crate) fn spliced_port_features() -> Vec<&'static str> {
+    vec!["tx", "off", "tso", "off", "gso", "off"]
+}
+
+fn end_mac(mac: MacAddress, end: u8) -> MacAddress {
+    let [a, b, c, d, group, index] = mac.0;
+    MacAddress([a, b, c, d, group | end, index])
+}
+
+fn line(script: &mut String, text: std::fmt::Arguments<'_>) {
+    // Writing to a string does not fail.
+    let _ = writeln!(script, "{text}");
+}

@@ -1,0 +1,355 @@
+//! Hosts, segments, commands inside, and that nothing is left behind.
+
+use std::{
+    io::{BufRead, BufReader, Read, Write},
+    net::{IpAddr, TcpListener, TcpStream},
+    path::Path,
+    process::{Command, Stdio},
+    time::{Duration, Instant},
+};
+
+use holdfast_lab::{Error, Lab, list, prune};
+
+mod common;
+use common::{ask, is_root, sh, spec};
+
+/// Sends a line from one host to another over TCP and gets it back.
+fn echoes(lab: &Lab, from: &str, to: &str, address: IpAddr) {
+    let listener = lab
+        .in_net(to, || TcpListener::bind((address, 0)))
+        .unwrap()
+        .unwrap();
+    let target = listener.local_addr().unwrap();
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let (mut stream, _) = listener.accept().unwrap();
+            let mut line = [0; 5];
+            stream.read_exact(&mut line).unwrap();
+            stream.write_all(&line).unwrap();
+        });
+        let connect = || TcpStream::connect_timeout(&target, Duration::from_secs(30));
+        let mut stream = lab.in_net(from, connect).unwrap().unwrap();
+        stream
+            .set_read_timeout(Some(Duration::from_secs(30)))
+            .unwrap();
+        stream.write_all(b"hello").unwrap();
+        let mut answer = [0; 5];
+        stream.read_exact(&mut answer).unwrap();
+        assert_eq!(&answer, b"hello");
+    });
+}
+
+#[test]
+fn every_host_reaches_every_other_in_both_families() {
+    if !is_root() {
+        return;
+    }
+    for segments in [1, 2] {
+        let started = Instant::now();
+        let lab = Lab::up(
+            &spec(&format!("all{segments}"))
+                .nodes(3)
+                .clients(2)
+                .segments(segments),
+        )
+        .unwrap();
+        eprintln!("{segments} segments: up after {:?}", started.elapsed());
+        for from in lab.hosts() {
+            for to in lab.hosts() {
+                echoes(&lab, &from.name, &to.name, to.v4.into());
+                echoes(&lab, &from.name, &to.name, to.v6.into());
+            }
+        }
+        lab.down().unwrap();
+    }
+}
+
+#[test]
+fn a_host_sees_itself_alone() {
+    if !is_root() {
+        return;
+    }
+    let lab = Lab::up(&spec("alone").nodes(2)).unwrap();
+    assert_eq!(ask(&lab, "n1", "hostname"), "n1");
+    assert_eq!(ask(&lab, "n1", "cat /proc/1/comm"), "holdfast-lab");
+    assert_eq!(ask(&lab, "n1", "ls /sys/class/net"), "eth0\nlo");
+    assert_eq!(
+        ask(&lab, "n1", "cat /sys/class/net/eth0/address"),
+        lab.host("n1").unwrap().mac.to_string()
+    );
+    assert_eq!(ask(&lab, "n1", "ls /run"), "holdfast");
+    assert_eq!(ask(&lab, "n1", "stat -f -c %T /sys/fs/bpf"), "bpf_fs");
+    assert_eq!(ask(&lab, "n1", "cat /proc/self/cgroup | grep ^0:"), "0::/");
+    assert_eq!(
+        ask(&lab, "n1", "echo $HOLDFAST_LAB $HOLDFAST_HOST"),
+        format!("{} n1", lab.name())
+    );
+    assert_eq!(
+        ask(&lab, "n1", "stat -f -c %T $HOLDFAST_CGROUP"),
+        "cgroup2fs"
+    );
+    // The command itself is in the group that the host sees at this path, and on the machine in the host's group.
+    ask(&lab, "n1", "grep -qx $$ $HOLDFAST_CGROUP/cgroup.procs");
+    ask(
+        &lab,
+        "n1",
+        "touch /run/holdfast/mine && test -e /run/holdfast/mine",
+    );
+    assert!(
+        !sh(&lab, "n2", "test -e /run/holdfast/mine")
+            .status
+            .success()
+    );
+    assert!(!Path::new("/run/holdfast/mine").exists());
+    assert_eq!(ask(&lab, "n1", "cat /proc/sys/net/core/somaxconn"), "8192");
+    let entries = ask(&lab, "n1", "cat /proc/sys/net/ipv4/tcp_ehash_entries");
+    assert_eq!(
+        entries, "16384",
+        "a table of its own: a shared one has a minus sign"
+    );
+    assert_eq!(ask(&lab, "n1", "ip -6 -o addr show dev eth0 tentative"), "");
+}
+
+#[test]
+fn a_command_inside_behaves_as_if_it_were_outside() {
+    if !is_root() {
+        return;
+    }
+    let lab = Lab::up(&spec("exec")).unwrap();
+    assert_eq!(sh(&lab, "n1", "exit 42").status.code(), Some(42));
+    assert_eq!(sh(&lab, "n1", "kill -9 $$").status.code(), Some(137));
+    let missing = lab
+        .command("n1")
+        .unwrap()
+        .arg("/no/such/program")
+        .output()
+        .unwrap();
+    assert_eq!(missing.status.code(), Some(127));
+    assert!(matches!(lab.command("n9"), Err(Error::NoHost { .. })));
+    // The working directory, the input and the output are those of the caller.
+    let mut child = lab.command("c1").unwrap();
+    child
+        .args(["sh", "-c", "pwd; cat"])
+        .current_dir("/usr")
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped());
+    let mut child = child.spawn().unwrap();
+    child.stdin.take().unwrap().write_all(b"through\n").unwrap();
+    assert_eq!(child.wait_with_output().unwrap().stdout, b"/usr\nthrough\n");
+}
+
+/// Starts a shell in `n1` that says its own id, as the host sees it, and then runs `rest`.
+fn long_running(lab: &Lab, rest: &str) -> (std::process::Child, String) {
+    let mut command = lab.command("n1").unwrap();
+    command
+        .args(["sh", "-c", &format!("echo $$; {rest}")])
+        .stdout(Stdio::piped());
+    let mut child = command.spawn().unwrap();
+    let mut line = String::new();
+    BufReader::new(child.stdout.as_mut().unwrap())
+        .read_line(&mut line)
+        .unwrap();
+    (child, line.trim().to_owned())
+}
+
+fn wait_until_gone(lab: &Lab, pid: &str) {
+    let deadline = Instant::now() + Duration::from_secs(30);
+    while sh(lab, "n1", &format!("test -e /proc/{pid}"))
+        .status
+        .success()
+    {
+        assert!(Instant::now() < deadline, "process {pid} lives on");
+    }
+}
+
+#[test]
+fn killing_the_command_kills_the_program() {
+    if !is_root() {
+        return;
+    }
+    let lab = Lab::up(&spec("kill")).unwrap();
+    let (mut child, pid) = long_running(&lab, "exec sleep 1000");
+    child.kill().unwrap();
+    child.wait().unwrap();
+    wait_until_gone(&lab, &pid);
+    // A signal that can be handled is passed on, and what the program makes of it comes back.
+    let (mut child, _) = long_running(&lab, "trap 'exit 9' TERM; while :; do sleep 0.05; done");
+    let id = nix::unistd::Pid::from_raw(child.id() as i32);
+    nix::sys::signal::kill(id, nix::sys::signal::Signal::SIGTERM).unwrap();
+    assert_eq!(child.wait().unwrap().code(), Some(9));
+}
+
+#[test]
+fn killing_init_kills_the_host_and_it_alone() {
+    if !is_root() {
+        return;
+    }
+    let lab = Lab::up(&spec("init").nodes(2)).unwrap();
+    let (mut child, _) = long_running(&lab, "exec sleep 1000");
+    let init = nix::unistd::Pid::from_raw(lab.init_process("n1").unwrap());
+    nix::sys::signal::kill(init, nix::sys::signal::Signal::SIGKILL).unwrap();
+    assert_eq!(child.wait().unwrap().code(), Some(137));
+    let output = sh(&lab, "n1", "true");
+    assert_eq!(output.status.code(), Some(125));
+    assert!(
+        String::from_utf8_lossy(&output.stderr).contains("host n1 is gone"),
+        "{output:?}"
+    );
+    let status = lab.status().unwrap();
+    assert_eq!(
+        status.hosts.iter().map(|h| h.alive).collect::<Vec<_>>(),
+        [false, true, true]
+    );
+    ask(&lab, "n2", "true");
+}
+
+#[test]
+fn orphans_are_reaped() {
+    if !is_root() {
+        return;
+    }
+    let lab = Lab::up(&spec("reap")).unwrap();
+    let pid = ask(
+        &lab,
+        "n1",
+        "sh -c 'echo $$; exec sleep 0.1 >/dev/null 2>&1' & wait $!; sh -c 'sleep 0.2 >/dev/null 2>&1 & echo $!'",
+    );
+    for pid in pid.lines() {
+        wait_until_gone(&lab, pid);
+    }
+}
+
+#[test]
+fn down_leaves_nothing() {
+    if !is_root() {
+        return;
+    }
+    let lab = Lab::up(&spec("down").nodes(2)).unwrap();
+    let name = lab.name().to_owned();
+    let group = lab.cgroup("n1").unwrap();
+    ask(
+        &lab,
+        "n1",
+        "setsid sleep 1000 >/dev/null 2>&1 </dev/null & echo",
+    );
+    assert!(group.exists() && !lab.processes("n1").unwrap().is_empty());
+    assert!(list().unwrap().contains(&(name.clone(), true)));
+    assert!(matches!(Lab::up(&spec("down")), Err(Error::Exists(_))));
+    let pids: Vec<_> = lab
+        .hosts()
+        .iter()
+        .flat_map(|host| lab.processes(&host.name).unwrap())
+        .collect();
+    assert!(pids.len() >= 4, "{pids:?}");
+    lab.down().unwrap();
+    gone(&name, &group);
+    for pid in pids {
+        assert!(
+            !Path::new(&format!("/proc/{pid}")).exists(),
+            "process {pid} lives on"
+        );
+    }
+}
+
+#[track_caller]
+fn gone(name: &str, group: &Path) {
+    assert!(!group.exists() && !group.parent().unwrap().exists());
+    assert!(!Path::new("/run/holdfast/lab").join(name).exists());
+    assert!(list().unwrap().iter().all(|(other, _)| other != name));
+    assert!(matches!(Lab::open(name), Err(Error::NoLab(_))));
+}
+
+#[test]
+fn several_labs_at_once() {
+    if !is_root() {
+        return;
+    }
+    let one = Lab::up(&spec("one")).unwrap();
+    let two = Lab::up(&spec("two")).unwrap();
+    assert_ne!(one.plan().number, two.plan().number);
+    assert_ne!(one.address("n1").unwrap(), two.address("n1").unwrap());
+    let again = Lab::open(one.name()).unwrap();
+    drop(two);
+    assert_eq!(ask(&again, "n1", "hostname"), "n1");
+    drop(again);
+    assert_eq!(ask(&one, "n1", "hostname"), "n1");
+}
+
+/// Plays the owner that is killed, in a process of its own: see `an_owner_that_is_killed_leaves_nothing`.
+#[test]
+#[ignore = "run by another test"]
+fn owner_to_be_killed() {
+    let name = std::env::var("LAB_NAME").unwrap();
+    let mut spec = spec("owner");
+    spec.name = name;
+    spec.keep = std::env::var("LAB_KEEP").is_ok();
+    let lab = Lab::up(&spec).unwrap();
+    println!("up {}", lab.init_process("n1").unwrap());
+    std::thread::sleep(Duration::from_secs(1000));
+}
+
+/// Brings a lab up in another process, which is then killed.
+fn killed_owner(name: &str, keep: bool) -> String {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command
+        .args(["--ignored", "--exact", "owner_to_be_killed", "--nocapture"])
+        .env("LAB_NAME", name);
+    if keep {
+        command.env("LAB_KEEP", "1");
+    }
+    let mut owner = command.stdout(Stdio::piped()).spawn().unwrap();
+    let lines = BufReader::new(owner.stdout.take().unwrap()).lines();
+    let init = lines
+        .map_while(Result::ok)
+        .find_map(|line| line.split_once("up ").map(|(_, pid)| pid.to_owned()));
+    owner.kill().unwrap();
+    owner.wait().unwrap();
+    init.expect("the lab came up")
+}
+
+#[test]
+fn an_owner_that_is_killed_leaves_nothing() {
+    if !is_root() {
+        return;
+    }
+    let name = spec("killed").name;
+    let init = killed_owner(&name, false);
+    // The hosts end by themselves.
+    let deadline = Instant::now() + Duration::from_secs(30);
+    let running = || {
+        std::fs::read_to_string(format!("/proc/{init}/stat"))
+            .is_ok_and(|stat| !stat.contains(") Z"))
+    };
+    while running() {
+        assert!(Instant::now() < deadline, "the host lives on");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    assert!(prune().unwrap().contains(&name));
+    // The same name can be used again at once, pruned or not.
+    killed_owner(&name, false);
+    let mut again = spec("killed");
+    again.name.clone_from(&name);
+    let lab = Lab::up(&again).unwrap();
+    ask(&lab, "n1", "true");
+    let group = lab.cgroup("n1").unwrap();
+    lab.down().unwrap();
+    gone(&name, &group);
+}
+
+#[test]
+fn a_kept_lab_outlives_its_owner() {
+    if !is_root() {
+        return;
+    }
+    let name = spec("kept").name;
+    killed_owner(&name, true);
+    let lab = Lab::open(&name).unwrap();
+    assert_eq!(ask(&lab, "n1", "hostname"), "n1");
+    assert!(!prune().unwrap().contains(&name));
+    let group = lab.cgroup("n1").unwrap();
+    drop(lab);
+    assert!(group.exists());
+    holdfast_lab::down(&name).unwrap();
+    gone(&name, &group);
+    assert!(matches!(holdfast_lab::down(&name), Err(Error::NoLab(_))));
+}
