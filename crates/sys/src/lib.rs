@@ -5,9 +5,14 @@
 //! change a socket need `CAP_NET_ADMIN` in the socket's namespace (see [`caps`]).
 
 pub mod address;
+pub mod caps;
+pub mod fd;
+pub mod net;
 pub mod netlink;
 pub mod packet;
 pub mod sock_diag;
 pub mod sockopt;
+pub mod sysctl;
 pub mod tcp_info;
 pub mod tcp_repair;
+pub mod tun;

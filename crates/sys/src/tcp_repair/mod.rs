@@ -22,6 +22,7 @@ mod dynamic_state;
 mod error;
 mod inject;
 mod options;
+mod queue;
 mod restore;
 mod static_state;
 
@@ -30,6 +31,7 @@ pub use dynamic_state::{Congestion, TcpDynamic, Window, extract, extract_into};
 pub use error::{RepairError, Unmovable};
 pub use inject::injection;
 pub use options::{Linger, SocketOptions};
+pub use queue::{Queue, send_queue, set_congestion_control};
 pub use restore::{
     PreparedSocket, Preparer, RestoredSocket, WindowProbe, abandon, activate, prepare, restore,
     resume, settle, shift_timestamp_clock,

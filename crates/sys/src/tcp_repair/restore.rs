@@ -8,11 +8,14 @@ use super::{
     RECEIVE_QUEUE, REPAIR_OFF, REPAIR_OFF_QUIET, REPAIR_ON, SEND_QUEUE, TCP_REPAIR_WINDOW,
 };
 use crate::address::{RawAddress, bind, connect, disconnect};
-use crate::sockopt::{check, check_length, get_int, set_bytes, set_int};
+use crate::sockopt::{TCP_RTO_MAX_MS, check, check_length, get_int, set_bytes, set_int};
 use crate::tcp_info::TcpState;
 use libc::{IPPROTO_IP, IPPROTO_TCP, SOL_SOCKET};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+
+/// Smallest value `TCP_RTO_MAX_MS` takes.
+const FIRST_TIMEOUT_CAP_MS: i32 = 1000;
 
 /// A socket made ahead of the freeze: in repair mode, bound, with its options; not connected, unknown to the wire.
 #[derive(Debug)]
@@ -23,7 +26,7 @@ pub struct PreparedSocket {
 /// A socket that has its connection back but is still in repair mode: it sends nothing of its own.
 #[derive(Debug)]
 pub struct RestoredSocket {
-    fd: OwnedFd,
+    pub(super) fd: OwnedFd,
 }
 
 impl AsFd for PreparedSocket {
@@ -82,6 +85,13 @@ impl Preparer {
             _ => &self.fresh_v4,
         };
         fixed.options.apply(socket, fresh)?;
+        // `TCP_REPAIR_OPTIONS` sets the peer's MSS but leaves the segment size that `connect` computed, from 536 where
+        // nothing else was said. The kernel takes 88 to 32767 here.
+        let segment = i32::from(fixed.segment_size).clamp(88, 32_767);
+        set_int(socket, IPPROTO_TCP, libc::TCP_MAXSEG, segment).at("TCP_MAXSEG")?;
+        // A socket that never measured a round trip waits 3 s for its first retransmission; nothing sets the measure, but
+        // this caps the wait. `settle` gives the cap back. Kernels before 6.15 have no such option.
+        let _ = set_int(socket, IPPROTO_TCP, TCP_RTO_MAX_MS, FIRST_TIMEOUT_CAP_MS);
         bind_local(socket, fixed)?;
         set_int(socket, IPPROTO_TCP, libc::TCP_REPAIR_QUEUE, SEND_QUEUE).at("TCP_REPAIR_QUEUE")?;
         Ok(PreparedSocket { fd })
@@ -310,7 +320,8 @@ pub fn activate(
 }
 
 /// Sets what could not be set before [`activate`] and nothing waits for: `SO_REUSEADDR` (which leaving repair mode
-/// clears), `TCP_NOTSENT_LOWAT` (which would have kept the queue from being filled), `SHUT_RD`, `O_NONBLOCK`.
+/// clears), `TCP_NOTSENT_LOWAT` (which would have kept the queue from being filled), the longest retransmission timeout,
+/// `SHUT_RD`, `O_NONBLOCK`.
 ///
 /// # Errors
 /// What the kernel refuses.
@@ -318,6 +329,9 @@ pub fn settle(socket: BorrowedFd<'_>, fixed: &TcpStatic) -> Result<(), RepairErr
     let options = &fixed.options;
     if options.reuse_address {
         set_int(socket, SOL_SOCKET, libc::SO_REUSEADDR, 1).at("SO_REUSEADDR")?;
+    }
+    if let Some(cap) = options.int(IPPROTO_TCP, TCP_RTO_MAX_MS) {
+        set_int(socket, IPPROTO_TCP, TCP_RTO_MAX_MS, cap).at("TCP_RTO_MAX_MS")?;
     }
     if options.notsent_lowat != 0 {
         let value = options.notsent_lowat;

@@ -27,6 +27,9 @@ pub struct TcpStatic {
     pub timestamps: bool,
     /// ECN negotiated (RFC 3168).
     pub ecn: bool,
+    /// Payload of the largest segment sent now plus the bytes its options take: the MSS option's value, or less where the
+    /// path allows less. The exact value comes with the dynamic state.
+    pub segment_size: u16,
     /// The program shut its receiving direction (`SHUT_RD`).
     pub receive_shut: bool,
     /// Socket options.
@@ -54,9 +57,20 @@ pub fn read_static(fd: BorrowedFd<'_>) -> Result<TcpStatic, RepairError> {
         sack: negotiated(OPT_SACK),
         timestamps: negotiated(OPT_TIMESTAMPS),
         ecn: negotiated(OPT_ECN),
+        segment_size: segment_size(&info),
         receive_shut,
         options: SocketOptions::read(fd, v6_socket)?,
     })
+}
+
+/// `tcpi_snd_mss` has the timestamp option's 12 bytes deducted (RFC 7323 appendix A).
+fn segment_size(info: &TcpInfo) -> u16 {
+    let options = if info.options & OPT_TIMESTAMPS != 0 {
+        12
+    } else {
+        0
+    };
+    u16::try_from(info.snd_mss + options).unwrap_or(u16::MAX)
 }
 
 /// Whether the socket is an IPv6 one; refuses what is not TCP.

@@ -2,10 +2,16 @@
 //! descriptors of them: nothing is left behind, whatever happens.
 #![allow(dead_code, missing_docs)]
 
+use holdfast_sys::tcp_info::{TcpInfo, TcpState};
+use holdfast_sys::tcp_repair::{
+    TcpDynamic, TcpStatic, WindowProbe, abandon, activate, extract, injection, prepare,
+    read_static, restore, settle,
+};
+use holdfast_sys::tun::{Tun, VnetHeader};
 use std::fs::File;
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
@@ -79,6 +85,11 @@ pub struct Net {
     pub b: Namespace,
 }
 
+/// The service's addresses, both families.
+pub fn services() -> [SocketAddr; 2] {
+    [(SERVICE_V4, 8080).into(), (SERVICE_V6, 8080).into()]
+}
+
 pub const SERVICE_V4: Ipv4Addr = Ipv4Addr::new(10, 77, 9, 9);
 pub const SERVICE_V6: Ipv6Addr = Ipv6Addr::new(0xfd77, 9, 0, 0, 0, 0, 0, 9);
 
@@ -129,6 +140,15 @@ impl Net {
                     .status()
             });
             self.router.ip(&format!("{family} route add {target}"));
+        }
+    }
+
+    /// Loses (or not) everything the servers send to the client.
+    pub fn deafen_client(&self, deaf: bool) {
+        let verb = if deaf { "add" } else { "del" };
+        for (family, address) in [("-4", "10.77.1.2/32"), ("-6", "fd77:1::2/128")] {
+            self.router
+                .ip(&format!("{family} route {verb} blackhole {address}"));
         }
     }
 
@@ -214,4 +234,89 @@ pub fn stream(fd: OwnedFd) -> TcpStream {
     stream.set_read_timeout(Some(PATIENCE)).expect("timeout");
     stream.set_write_timeout(Some(PATIENCE)).expect("timeout");
     stream
+}
+
+/// A counter of `/proc/net/netstat` of the namespace, such as `PAWSEstab`.
+pub fn counter(namespace: &Namespace, name: &str) -> u64 {
+    let text = namespace
+        .run(|| std::fs::read_to_string("/proc/thread-self/net/netstat").expect("counters"));
+    let lines: Vec<&str> = text.lines().collect();
+    for pair in lines.chunks_exact(2) {
+        let names = pair[0].split_whitespace();
+        let mut values = names.zip(pair[1].split_whitespace());
+        if let Some((_, value)) = values.find(|(known, _)| *known == name) {
+            return value.parse().expect("a number");
+        }
+    }
+    panic!("no counter {name}");
+}
+
+/// The connection's state.
+pub fn state(socket: impl AsFd) -> TcpState {
+    TcpInfo::read(socket.as_fd()).expect("TCP_INFO").state
+}
+
+/// A connection that has moved.
+pub struct Moved {
+    pub socket: TcpStream,
+    pub fixed: TcpStatic,
+    pub state: TcpDynamic,
+}
+
+/// Moves the connection of `server` from `a` to `b`, every step and both codings. The client's packets are lost in
+/// between.
+pub fn hand_off(net: &Net, server: TcpStream) -> Moved {
+    let fixed = net
+        .a
+        .run(|| read_static(server.as_fd()).expect("static state"));
+    let fixed: TcpStatic =
+        postcard::from_bytes(&postcard::to_stdvec(&fixed).expect("coded")).expect("decoded");
+    let prepared = net.b.run(|| prepare(&fixed).expect("prepared"));
+    net.route(To::Nowhere);
+    let frozen = extract(server.as_fd(), &fixed).expect("dynamic state");
+    let frozen: TcpDynamic =
+        postcard::from_bytes(&postcard::to_stdvec(&frozen).expect("coded")).expect("decoded");
+    let restored = net
+        .b
+        .run(|| restore(prepared, &fixed, &frozen).expect("restored"));
+    if let Some(packet) = injection(&fixed, &frozen) {
+        let before = state(&restored);
+        net.b.run(|| {
+            let tun = Tun::open("hold").expect("a TUN");
+            tun.write(VnetHeader::default(), &packet).expect("injected");
+        });
+        assert_ne!(
+            state(&restored),
+            before,
+            "the injected packet had no effect"
+        );
+    }
+    net.route(To::B);
+    abandon(server.as_fd()).expect("abandoned");
+    let fd = activate(restored, &fixed, &frozen, WindowProbe::No).expect("active");
+    settle(fd.as_fd(), &fixed).expect("settled");
+    Moved {
+        socket: stream(fd),
+        fixed,
+        state: frozen,
+    }
+}
+
+/// Writes until the client's window and the send buffer are full; tells how much.
+pub fn fill(server: &mut TcpStream, bytes: &[u8]) -> usize {
+    server.set_nonblocking(true).expect("nonblocking");
+    let mut written = 0;
+    wait_for("a full queue", || match server.write(&bytes[written..]) {
+        Ok(count) => {
+            written += count;
+            assert!(written < bytes.len(), "the queue takes everything");
+            false
+        }
+        Err(error) => {
+            assert_eq!(error.kind(), std::io::ErrorKind::WouldBlock);
+            let info = TcpInfo::read(server.as_fd()).expect("TCP_INFO");
+            info.unacked == 0 && info.notsent_bytes > 0
+        }
+    });
+    written
 }

@@ -1,0 +1,177 @@
+//! Capabilities (`capabilities(7)`): what is missing, and dropping all that is not needed.
+
+use crate::sockopt::check;
+use std::fmt;
+use std::io;
+
+/// A capability Holdfast may need.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[repr(u8)]
+pub enum Capability {
+    /// Read other processes' files (process migration).
+    DacReadSearch = 2,
+    /// Signal other users' processes.
+    Kill = 5,
+    /// Bind ports below 1024.
+    NetBindService = 10,
+    /// Repair mode, routes, addresses, TUN, tc.
+    NetAdmin = 12,
+    /// Raw sockets, `SO_BINDTODEVICE`.
+    NetRaw = 13,
+    /// Read and control other processes (`pidfd_getfd`, ptrace).
+    SysPtrace = 19,
+    /// Namespaces, mounts.
+    SysAdmin = 21,
+    /// Raise limits.
+    SysResource = 24,
+    /// BPF programs of the networking kind read kernel memory.
+    Perfmon = 38,
+    /// Load BPF programs, make maps.
+    Bpf = 39,
+    /// Choose PIDs of restored processes.
+    CheckpointRestore = 40,
+}
+
+impl fmt::Display for Capability {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::DacReadSearch => "CAP_DAC_READ_SEARCH",
+            Self::Kill => "CAP_KILL",
+            Self::NetBindService => "CAP_NET_BIND_SERVICE",
+            Self::NetAdmin => "CAP_NET_ADMIN",
+            Self::NetRaw => "CAP_NET_RAW",
+            Self::SysPtrace => "CAP_SYS_PTRACE",
+            Self::SysAdmin => "CAP_SYS_ADMIN",
+            Self::SysResource => "CAP_SYS_RESOURCE",
+            Self::Perfmon => "CAP_PERFMON",
+            Self::Bpf => "CAP_BPF",
+            Self::CheckpointRestore => "CAP_CHECKPOINT_RESTORE",
+        })
+    }
+}
+
+/// `_LINUX_CAPABILITY_VERSION_3`: 64-bit sets in two halves.
+const VERSION: u32 = 0x2008_0522;
+
+#[repr(C)]
+struct Header {
+    version: u32,
+    pid: i32,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+struct Half {
+    effective: u32,
+    permitted: u32,
+    inheritable: u32,
+}
+
+/// Those of `needed` that the calling thread has not in its effective set.
+///
+/// # Errors
+/// What `capget(2)` gives.
+pub fn missing(needed: &[Capability]) -> io::Result<Vec<Capability>> {
+    let (effective, _) = sets()?;
+    let lacks = |one: &&Capability| effective & bit(**one) == 0;
+    Ok(needed.iter().filter(lacks).copied().collect())
+}
+
+/// Drops every capability but `keep` from the bounding, permitted, effective, inheritable and ambient sets of the calling
+/// thread. Threads started later have the same sets, threads that already run keep theirs: call it first of all.
+///
+/// # Errors
+/// What `prctl(2)` and `capset(2)` give; dropping from the bounding set needs `CAP_SETPCAP`, and is left out where that is
+/// missing (such a process cannot gain capabilities by running an ordinary program anyway).
+pub fn keep_only(keep: &[Capability]) -> io::Result<()> {
+    let wanted = keep.iter().fold(0, |set, one| set | bit(*one));
+    let (effective, permitted) = sets()?;
+    const SETPCAP: u32 = 8;
+    if effective & (1 << SETPCAP) != 0 {
+        drop_bounding(wanted)?;
+    }
+    // SAFETY: no pointers are passed.
+    check(unsafe {
+        libc::prctl(
+            libc::PR_CAP_AMBIENT,
+            libc::PR_CAP_AMBIENT_CLEAR_ALL,
+            0,
+            0,
+            0,
+        )
+    })?;
+    let kept = wanted & permitted;
+    let halves = [kept as u32, (kept >> 32) as u32].map(|set| Half {
+        effective: set,
+        permitted: set,
+        inheritable: 0,
+    });
+    let header = Header {
+        version: VERSION,
+        pid: 0,
+    };
+    // SAFETY: header and the two halves have the layout of version 3 and outlive the call.
+    let outcome = unsafe { libc::syscall(libc::SYS_capset, &raw const header, halves.as_ptr()) };
+    check(outcome as libc::c_int)
+}
+
+fn drop_bounding(wanted: u64) -> io::Result<()> {
+    for number in 0..64u64 {
+        // SAFETY: no pointers are passed.
+        let present = unsafe { libc::prctl(libc::PR_CAPBSET_READ, number, 0, 0, 0) };
+        if present == 1 && wanted & (1 << number) == 0 {
+            // SAFETY: no pointers are passed.
+            check(unsafe { libc::prctl(libc::PR_CAPBSET_DROP, number, 0, 0, 0) })?;
+        }
+    }
+    Ok(())
+}
+
+/// Effective and permitted sets of the calling thread.
+fn sets() -> io::Result<(u64, u64)> {
+    let mut header = Header {
+        version: VERSION,
+        pid: 0,
+    };
+    let mut halves = [Half::default(); 2];
+    // SAFETY: header and the two halves have the layout of version 3, are writable and outlive the call.
+    let outcome = unsafe { libc::syscall(libc::SYS_capget, &raw mut header, halves.as_mut_ptr()) };
+    check(outcome as libc::c_int)?;
+    let join = |low: u32, high: u32| u64::from(low) | u64::from(high) << 32;
+    let [low, high] = halves;
+    Ok((
+        join(low.effective, high.effective),
+        join(low.permitted, high.permitted),
+    ))
+}
+
+fn bit(capability: Capability) -> u64 {
+    1 << capability as u8
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn drops_all_but_the_kept() {
+        // On a thread of its own, as other tests need theirs.
+        let outcome = std::thread::spawn(|| {
+            let both = [Capability::NetAdmin, Capability::NetRaw];
+            assert_eq!(missing(&both).expect("readable"), []);
+            keep_only(&[Capability::NetAdmin]).expect("dropped");
+            assert_eq!(missing(&both).expect("readable"), [Capability::NetRaw]);
+            let status = std::fs::read_to_string("/proc/thread-self/status").expect("status");
+            for set in ["CapPrm", "CapEff", "CapBnd"] {
+                let line = status
+                    .lines()
+                    .find(|line| line.starts_with(set))
+                    .expect("a set");
+                assert!(line.ends_with("0000000000001000"), "{line}");
+            }
+            keep_only(&both).expect("no gain, no error");
+            assert_eq!(missing(&both).expect("readable"), [Capability::NetRaw]);
+        });
+        outcome.join().expect("a thread");
+    }
+}

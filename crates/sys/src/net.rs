@@ -1,0 +1,303 @@
+//! Interfaces, addresses, routes and neighbours of this network namespace (`rtnetlink(7)`, `netdevice(7)`).
+
+use crate::netlink::{Message, Netlink, attributes};
+use crate::sockopt::check;
+use std::io;
+use std::net::IpAddr;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+/// `IFA_*` and `NDA_*` and `RTA_*` attribute numbers (`linux/if_addr.h`, `linux/neighbour.h`, `linux/rtnetlink.h`).
+const IFA_ADDRESS: u16 = 1;
+const IFA_LOCAL: u16 = 2;
+const IFA_F_NODAD: u8 = 2;
+const NDA_DST: u16 = 1;
+const NDA_LLADDR: u16 = 2;
+const NTF_USE: u8 = 1;
+const RTA_DST: u16 = 1;
+const RTA_OIF: u16 = 4;
+const RTA_GATEWAY: u16 = 5;
+const RTA_PREFSRC: u16 = 7;
+/// States in which a neighbour's link address is good: permanent, no ARP, reachable, probe, stale, delay.
+const NUD_VALID: u16 = 0x80 | 0x40 | 0x02 | 0x10 | 0x04 | 0x08;
+
+/// A network interface.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Interface {
+    /// Its name.
+    pub name: String,
+    /// Its index.
+    pub index: u32,
+    /// Its link address; zero where it has none.
+    pub mac: [u8; 6],
+    /// Largest packet, bytes.
+    pub mtu: u32,
+}
+
+impl Interface {
+    /// The interface called `name`.
+    ///
+    /// # Errors
+    /// `ENODEV` when there is none; else what `ioctl(2)` gives.
+    pub fn find(name: &str) -> io::Result<Self> {
+        let index = ioctl(name, libc::SIOCGIFINDEX, |_| {})?;
+        let hardware = ioctl(name, libc::SIOCGIFHWADDR, |_| {})?;
+        let mtu = ioctl(name, libc::SIOCGIFMTU, |_| {})?;
+        // SAFETY: each request filled the member that is read.
+        let (index, hardware, mtu) = unsafe {
+            (
+                index.ifr_ifru.ifru_ifindex,
+                hardware.ifr_ifru.ifru_hwaddr,
+                mtu.ifr_ifru.ifru_mtu,
+            )
+        };
+        let mut mac = [0; 6];
+        if hardware.sa_family == libc::ARPHRD_ETHER {
+            for (to, from) in mac.iter_mut().zip(hardware.sa_data) {
+                *to = from as u8;
+            }
+        }
+        Ok(Self {
+            name: name.to_owned(),
+            index: index as u32,
+            mac,
+            mtu: mtu as u32,
+        })
+    }
+}
+
+/// Brings an interface up.
+///
+/// # Errors
+/// What `ioctl(2)` gives.
+pub fn set_up(name: &str) -> io::Result<()> {
+    let now = ioctl(name, libc::SIOCGIFFLAGS, |_| {})?;
+    // SAFETY: SIOCGIFFLAGS filled this member.
+    let flags = unsafe { now.ifr_ifru.ifru_flags } | libc::IFF_UP as libc::c_short;
+    ioctl(name, libc::SIOCSIFFLAGS, |request| {
+        request.ifr_ifru.ifru_flags = flags;
+    })
+    .map(|_| ())
+}
+
+/// Sets an interface's MTU, bytes.
+///
+/// # Errors
+/// What `ioctl(2)` gives.
+pub fn set_mtu(name: &str, mtu: i32) -> io::Result<()> {
+    ioctl(name, libc::SIOCSIFMTU, |request| {
+        request.ifr_ifru.ifru_mtu = mtu
+    })
+    .map(|_| ())
+}
+
+/// Sets the length of an interface's send queue, packets.
+///
+/// # Errors
+/// What `ioctl(2)` gives.
+pub fn set_queue_length(name: &str, packets: i32) -> io::Result<()> {
+    // The queue length uses the metric's place in the union.
+    ioctl(name, libc::SIOCSIFTXQLEN, |request| {
+        request.ifr_ifru.ifru_metric = packets;
+    })
+    .map(|_| ())
+}
+
+/// Adds an address; one that is already there is no error. IPv6 addresses are usable at once (no duplicate address
+/// detection: the caller knows why several hosts have it).
+///
+/// # Errors
+/// What netlink gives.
+pub fn add_address(interface: u32, address: IpAddr, prefix: u8) -> io::Result<()> {
+    let flags = libc::NLM_F_CREATE | libc::NLM_F_REPLACE;
+    change_address(libc::RTM_NEWADDR, flags, interface, address, prefix)
+}
+
+/// Removes an address; one that is not there is no error.
+///
+/// # Errors
+/// What netlink gives.
+pub fn remove_address(interface: u32, address: IpAddr, prefix: u8) -> io::Result<()> {
+    match change_address(libc::RTM_DELADDR, 0, interface, address, prefix) {
+        Err(error) if error.raw_os_error() == Some(libc::EADDRNOTAVAIL) => Ok(()),
+        outcome => outcome,
+    }
+}
+
+fn change_address(
+    kind: u16,
+    flags: i32,
+    interface: u32,
+    address: IpAddr,
+    prefix: u8,
+) -> io::Result<()> {
+    let mut fixed = [0u8; 8];
+    fixed[0] = family(address);
+    fixed[1] = prefix;
+    fixed[2] = if address.is_ipv6() { IFA_F_NODAD } else { 0 };
+    fixed[4..].copy_from_slice(&interface.to_ne_bytes());
+    let bytes = octets(address);
+    let message = Message::new(kind, flags, &fixed)
+        .attribute(IFA_LOCAL, &bytes)
+        .attribute(IFA_ADDRESS, &bytes);
+    Netlink::new(libc::NETLINK_ROUTE)?.change(message)
+}
+
+/// How packets to an address leave.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Route {
+    /// Index of the interface.
+    pub interface: u32,
+    /// The router, where the address is not on the link.
+    pub gateway: Option<IpAddr>,
+    /// The source address the kernel would choose.
+    pub source: Option<IpAddr>,
+}
+
+/// The route the kernel takes to `address`.
+///
+/// # Errors
+/// `ENETUNREACH` and others when there is none.
+pub fn route_to(address: IpAddr) -> io::Result<Route> {
+    let mut fixed = [0u8; 12];
+    fixed[0] = family(address);
+    fixed[1] = if address.is_ipv4() { 32 } else { 128 };
+    let message = Message::new(libc::RTM_GETROUTE, 0, &fixed).attribute(RTA_DST, &octets(address));
+    let mut route = None;
+    Netlink::new(libc::NETLINK_ROUTE)?.ask(message, 0, |_, body| {
+        let mut found = Route {
+            interface: 0,
+            gateway: None,
+            source: None,
+        };
+        for (kind, value) in attributes(body.get(12..).unwrap_or(&[])) {
+            match kind {
+                RTA_OIF => found.interface = value.try_into().map_or(0, u32::from_ne_bytes),
+                RTA_GATEWAY => found.gateway = address_of(value),
+                RTA_PREFSRC => found.source = address_of(value),
+                _ => {}
+            }
+        }
+        route = Some(found);
+    })?;
+    route.ok_or_else(|| io::Error::from_raw_os_error(libc::ENETUNREACH))
+}
+
+/// The link address of `address` on the link of `interface`, if the kernel knows it; asks nobody.
+///
+/// # Errors
+/// What netlink gives.
+pub fn neighbour(interface: u32, address: IpAddr) -> io::Result<Option<[u8; 6]>> {
+    let fixed = neighbour_head(interface, address, 0);
+    let message = Message::new(libc::RTM_GETNEIGH, 0, &fixed).attribute(NDA_DST, &octets(address));
+    let mut mac = None;
+    let outcome = Netlink::new(libc::NETLINK_ROUTE)?.ask(message, 0, |_, body| {
+        let state = body
+            .get(8..10)
+            .map_or(0, |raw| u16::from_ne_bytes([raw[0], raw[1]]));
+        if state & NUD_VALID != 0 {
+            mac = attributes(body.get(12..).unwrap_or(&[]))
+                .find(|(kind, _)| *kind == NDA_LLADDR)
+                .and_then(|(_, value)| value.try_into().ok());
+        }
+    });
+    match outcome {
+        Err(error) if error.raw_os_error() == Some(libc::ENOENT) => Ok(None),
+        other => other.map(|()| mac),
+    }
+}
+
+/// The link address of `address` on the link of `interface`; has the kernel ask (ARP, ND) where it does not know, and
+/// waits at most `patience`. Blocks.
+///
+/// # Errors
+/// `TimedOut` when nobody answered; else what netlink gives.
+pub fn resolve_neighbour(
+    interface: u32,
+    address: IpAddr,
+    patience: Duration,
+) -> io::Result<[u8; 6]> {
+    let start = Instant::now();
+    loop {
+        if let Some(mac) = neighbour(interface, address)? {
+            return Ok(mac);
+        }
+        if start.elapsed() >= patience {
+            return Err(io::Error::new(
+                io::ErrorKind::TimedOut,
+                format!("no link address for {address}"),
+            ));
+        }
+        let fixed = neighbour_head(interface, address, NTF_USE);
+        let message = Message::new(libc::RTM_NEWNEIGH, libc::NLM_F_CREATE, &fixed)
+            .attribute(NDA_DST, &octets(address));
+        Netlink::new(libc::NETLINK_ROUTE)?.change(message)?;
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+/// `struct ndmsg`.
+fn neighbour_head(interface: u32, address: IpAddr, flags: u8) -> [u8; 12] {
+    let mut fixed = [0u8; 12];
+    fixed[0] = family(address);
+    fixed[4..8].copy_from_slice(&interface.to_ne_bytes());
+    fixed[10] = flags;
+    fixed
+}
+
+fn family(address: IpAddr) -> u8 {
+    let family = if address.is_ipv4() {
+        libc::AF_INET
+    } else {
+        libc::AF_INET6
+    };
+    family as u8
+}
+
+fn octets(address: IpAddr) -> Vec<u8> {
+    match address {
+        IpAddr::V4(v4) => v4.octets().to_vec(),
+        IpAddr::V6(v6) => v6.octets().to_vec(),
+    }
+}
+
+fn address_of(bytes: &[u8]) -> Option<IpAddr> {
+    if let Ok(v4) = <[u8; 4]>::try_from(bytes) {
+        return Some(v4.into());
+    }
+    <[u8; 16]>::try_from(bytes).ok().map(IpAddr::from)
+}
+
+/// An `ifreq` for `name`.
+pub(crate) fn request(name: &str) -> io::Result<libc::ifreq> {
+    // SAFETY: all-zero bytes are a valid `ifreq`.
+    let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
+    if name.len() >= request.ifr_name.len() || name.is_empty() || name.contains('\0') {
+        return Err(io::Error::new(
+            io::ErrorKind::InvalidInput,
+            format!("'{name}' is no name for an interface"),
+        ));
+    }
+    for (to, from) in request.ifr_name.iter_mut().zip(name.bytes()) {
+        *to = from as libc::c_char;
+    }
+    Ok(request)
+}
+
+/// One interface request, with the argument `fill` puts in.
+fn ioctl(
+    name: &str,
+    number: libc::c_ulong,
+    fill: impl FnOnce(&mut libc::ifreq),
+) -> io::Result<libc::ifreq> {
+    let mut request = request(name)?;
+    fill(&mut request);
+    // SAFETY: no pointers are passed.
+    let fd = unsafe { libc::socket(libc::AF_INET, libc::SOCK_DGRAM | libc::SOCK_CLOEXEC, 0) };
+    check(fd)?;
+    // SAFETY: the call succeeded, so `fd` is a new descriptor that nothing else owns.
+    let fd = unsafe { OwnedFd::from_raw_fd(fd) };
+    // SAFETY: interface requests read and write one `ifreq`, which outlives the call.
+    check(unsafe { libc::ioctl(fd.as_raw_fd(), number, &raw mut request) })?;
+    Ok(request)
+}

@@ -1,0 +1,42 @@
+//! Kernel settings by path, such as `net/ipv4/ip_forward`. Those under `net` are those of the calling thread's network
+//! namespace.
+
+use std::io;
+use std::path::PathBuf;
+
+/// Reads a setting, without the newline.
+///
+/// # Errors
+/// `InvalidInput` for a path that leaves `/proc/sys`; else what reading the file gives.
+pub fn read(path: &str) -> io::Result<String> {
+    Ok(std::fs::read_to_string(file(path)?)?.trim_end().to_owned())
+}
+
+/// Writes a setting.
+///
+/// # Errors
+/// `InvalidInput` for a path that leaves `/proc/sys`; else what writing the file gives.
+pub fn write(path: &str, value: &str) -> io::Result<()> {
+    std::fs::write(file(path)?, value)
+}
+
+fn file(path: &str) -> io::Result<PathBuf> {
+    if path.is_empty() || path.starts_with('/') || path.split('/').any(|part| part == "..") {
+        return Err(io::Error::new(
+            io::ErrorKind::InvalidInput,
+            format!("'{path}' is not a path below /proc/sys"),
+        ));
+    }
+    Ok(PathBuf::from("/proc/sys").join(path))
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn reads_and_refuses() {
+        assert_eq!(super::read("kernel/ostype").expect("readable"), "Linux");
+        assert!(super::read("../version").is_err());
+        assert!(super::write("/etc/hostname", "x").is_err());
+        assert!(super::read("no/such/setting").is_err());
+    }
+}

@@ -1,0 +1,64 @@
+//! Small questions and settings of live and restored sockets.
+
+use super::error::{At, RepairError};
+use super::restore::RestoredSocket;
+use crate::sockopt::{ioctl_int, set_bytes};
+use crate::tcp_info::TcpInfo;
+use libc::IPPROTO_TCP;
+use std::os::fd::{BorrowedFd, OwnedFd};
+
+/// Bytes in the receive queue (`linux/sockios.h`).
+const SIOCINQ: libc::c_ulong = 0x541B;
+/// Bytes in the send queue.
+const SIOCOUTQ: libc::c_ulong = 0x5411;
+/// Bytes of it that were never sent.
+const SIOCOUTQNSD: libc::c_ulong = 0x894B;
+
+/// What a connection's queues hold, and how fast the send queue empties.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Queue {
+    /// Bytes never sent.
+    pub unsent: u32,
+    /// Bytes sent and not acknowledged.
+    pub unacknowledged: u32,
+    /// Bytes received and not read.
+    pub unread: u32,
+    /// Bytes a second, as the kernel last measured; 0 when unknown.
+    pub delivery_rate: u64,
+    /// Smoothed round-trip time, microseconds; 0 when unknown.
+    pub srtt_us: u32,
+}
+
+/// Reads the queues of a live connection.
+///
+/// # Errors
+/// What the kernel refuses.
+pub fn send_queue(socket: BorrowedFd<'_>) -> Result<Queue, RepairError> {
+    let size = |request| ioctl_int(socket, request).map(|bytes| u32::try_from(bytes).unwrap_or(0));
+    let outgoing = size(SIOCOUTQ).at("SIOCOUTQ")?;
+    let unsent = size(SIOCOUTQNSD).at("SIOCOUTQNSD")?;
+    let info = TcpInfo::read(socket).at("TCP_INFO")?;
+    Ok(Queue {
+        unsent,
+        unacknowledged: outgoing.saturating_sub(unsent),
+        unread: size(SIOCINQ).at("SIOCINQ")?,
+        delivery_rate: info.delivery_rate,
+        srtt_us: info.rtt_us,
+    })
+}
+
+/// Chooses the congestion control by name (at most 15 bytes).
+///
+/// # Errors
+/// The kernel has none of that name, or does not allow it.
+pub fn set_congestion_control(socket: BorrowedFd<'_>, name: &str) -> Result<(), RepairError> {
+    set_bytes(socket, IPPROTO_TCP, libc::TCP_CONGESTION, name.as_bytes()).at("TCP_CONGESTION")
+}
+
+impl RestoredSocket {
+    /// A socket that an earlier daemon restored and its server program kept.
+    #[must_use]
+    pub fn reclaimed(fd: OwnedFd) -> Self {
+        Self { fd }
+    }
+}

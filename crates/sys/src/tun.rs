@@ -1,0 +1,271 @@
+//! TUN devices that carry whole IP packets, segmentation offload included: held packets go in and come out as they are.
+//!
+//! Every packet has a `virtio_net_hdr` in front (`linux/virtio_net.h`), which says whether its checksum is complete and
+//! into what segments it may be cut. [`VnetHeader::for_reinjection`] makes the header that is right to write back.
+
+use crate::net::{Interface, set_mtu, set_queue_length, set_up};
+use crate::packet::{fold, pseudo_header_sum};
+use crate::sockopt::{check, check_length};
+use crate::sysctl;
+use std::io;
+use std::net::IpAddr;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+
+/// Bytes of the header in front of each packet.
+pub const VNET_HEADER: usize = 10;
+/// Largest packet with its header.
+pub const MAX_PACKET: usize = 65_535 + VNET_HEADER;
+
+/// `VIRTIO_NET_HDR_F_NEEDS_CSUM`: the checksum field holds the sum of the pseudo header only.
+pub const NEEDS_CSUM: u8 = 1;
+/// `VIRTIO_NET_HDR_F_DATA_VALID`: the checksum was verified on the way.
+pub const DATA_VALID: u8 = 2;
+
+/// `TUN_F_*` (`linux/if_tun.h`): checksum, TSO for IPv4, IPv6 and with ECN, USO for IPv4 and IPv6.
+const OFFLOADS: libc::c_ulong = 0x01 | 0x02 | 0x04 | 0x08 | 0x20 | 0x40;
+/// Packets the device keeps for a reader.
+const QUEUE_LENGTH: i32 = 50_000;
+
+/// `struct virtio_net_hdr`, in the host's byte order.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct VnetHeader {
+    /// [`NEEDS_CSUM`], [`DATA_VALID`] or neither.
+    pub flags: u8,
+    /// Kind of segmentation, 0 for none.
+    pub gso_type: u8,
+    /// Bytes of all headers.
+    pub header_length: u16,
+    /// Payload bytes of a segment.
+    pub gso_size: u16,
+    /// Where checksumming starts, from the packet's first byte.
+    pub checksum_start: u16,
+    /// Where the checksum lies, from there.
+    pub checksum_offset: u16,
+}
+
+impl VnetHeader {
+    /// From the bytes in front of a packet; `None` when they are too few.
+    #[must_use]
+    pub fn parse(bytes: &[u8]) -> Option<Self> {
+        let raw: &[u8; VNET_HEADER] = bytes.get(..VNET_HEADER)?.try_into().ok()?;
+        let word = |at: usize| u16::from_ne_bytes([raw[at], raw[at + 1]]);
+        Some(Self {
+            flags: raw[0],
+            gso_type: raw[1],
+            header_length: word(2),
+            gso_size: word(4),
+            checksum_start: word(6),
+            checksum_offset: word(8),
+        })
+    }
+
+    /// As bytes to put in front of a packet.
+    #[must_use]
+    pub fn to_bytes(self) -> [u8; VNET_HEADER] {
+        let mut raw = [0; VNET_HEADER];
+        raw[0] = self.flags;
+        raw[1] = self.gso_type;
+        let words = [
+            self.header_length,
+            self.gso_size,
+            self.checksum_start,
+            self.checksum_offset,
+        ];
+        for (slot, word) in raw[2..].chunks_exact_mut(2).zip(words) {
+            slot.copy_from_slice(&word.to_ne_bytes());
+        }
+        raw
+    }
+
+    /// The header to write `packet` back with, after it was read with `self`; may change the packet's checksum field.
+    ///
+    /// - `NEEDS_CSUM`: as it is. The stack then takes the checksum as good.
+    /// - neither flag: as it is. The stack verifies, and the checksum is complete.
+    /// - `DATA_VALID`: a TUN ignores this flag on the way in and verifies the checksum field, which nobody promised to
+    ///   be complete (that loses data). The packet was verified before, so it becomes a `NEEDS_CSUM` one: pseudo header
+    ///   sum in the field. A packet that is neither TCP nor UDP, or a fragment, keeps its field and loses the flag.
+    #[must_use]
+    pub fn for_reinjection(mut self, packet: &mut [u8]) -> Self {
+        if self.flags & NEEDS_CSUM != 0 {
+            self.flags = NEEDS_CSUM;
+            return self;
+        }
+        let verified = self.flags & DATA_VALID != 0;
+        self.flags = 0;
+        if !verified && self.gso_type == 0 {
+            return self;
+        }
+        let Some(transport) = Transport::find(packet) else {
+            return self;
+        };
+        let sum = fold(transport.pseudo_sum);
+        let field = transport.start + transport.checksum_offset;
+        if let Some(slot) = packet.get_mut(field..field + 2) {
+            slot.copy_from_slice(&sum.to_be_bytes());
+            self.flags = NEEDS_CSUM;
+            self.checksum_start = transport.start as u16;
+            self.checksum_offset = transport.checksum_offset as u16;
+        }
+        self
+    }
+}
+
+/// Where a packet's TCP or UDP header lies.
+struct Transport {
+    start: usize,
+    checksum_offset: usize,
+    pseudo_sum: u64,
+}
+
+impl Transport {
+    fn find(packet: &[u8]) -> Option<Self> {
+        let first = *packet.first()?;
+        let (start, protocol, from, to): (usize, u8, IpAddr, IpAddr) = match first >> 4 {
+            4 => {
+                let fragment = u16::from_be_bytes([*packet.get(6)?, *packet.get(7)?]) & 0x3fff;
+                if fragment != 0 {
+                    return None;
+                }
+                let from: [u8; 4] = packet.get(12..16)?.try_into().ok()?;
+                let to: [u8; 4] = packet.get(16..20)?.try_into().ok()?;
+                (
+                    usize::from(first & 15) * 4,
+                    packet[9],
+                    from.into(),
+                    to.into(),
+                )
+            }
+            6 => {
+                let from: [u8; 16] = packet.get(8..24)?.try_into().ok()?;
+                let to: [u8; 16] = packet.get(24..40)?.try_into().ok()?;
+                (40, packet[6], from.into(), to.into())
+            }
+            _ => return None,
+        };
+        let (checksum_offset, shortest) = match i32::from(protocol) {
+            libc::IPPROTO_TCP => (16, 20),
+            libc::IPPROTO_UDP => (6, 8),
+            _ => return None,
+        };
+        let length = packet
+            .len()
+            .checked_sub(start)
+            .filter(|length| *length >= shortest)?;
+        Some(Self {
+            start,
+            checksum_offset,
+            pseudo_sum: pseudo_header_sum(from, to, i32::from(protocol), length),
+        })
+    }
+}
+
+/// A TUN device, open and up; it goes away with the last descriptor of it.
+#[derive(Debug)]
+pub struct Tun {
+    fd: OwnedFd,
+    interface: Interface,
+}
+
+impl AsFd for Tun {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+impl Tun {
+    /// Makes the device `name` in this network namespace: non-blocking, offloads on, a long queue, the largest MTU, no
+    /// reverse path filter in its way, no address and no router solicitations.
+    ///
+    /// # Errors
+    /// What the kernel refuses; `InvalidInput` for a name longer than 15 bytes.
+    pub fn open(name: &str) -> io::Result<Self> {
+        let flags = libc::O_RDWR | libc::O_NONBLOCK | libc::O_CLOEXEC;
+        // SAFETY: the path is a terminated string that outlives the call.
+        let fd = unsafe { libc::open(c"/dev/net/tun".as_ptr(), flags) };
+        check(fd)?;
+        // SAFETY: the call succeeded, so `fd` is a new descriptor that nothing else owns.
+        let fd = unsafe { OwnedFd::from_raw_fd(fd) };
+        let mut request = crate::net::request(name)?;
+        let kind = libc::IFF_TUN | libc::IFF_NO_PI | libc::IFF_VNET_HDR;
+        request.ifr_ifru.ifru_flags = kind as libc::c_short;
+        // SAFETY: TUNSETIFF reads and writes an `ifreq`, which outlives the call.
+        check(unsafe { libc::ioctl(fd.as_raw_fd(), libc::TUNSETIFF, &raw mut request) })?;
+        // SAFETY: TUNSETOFFLOAD takes an integer and touches no memory.
+        check(unsafe { libc::ioctl(fd.as_raw_fd(), libc::TUNSETOFFLOAD, OFFLOADS) })?;
+        quiet(name)?;
+        set_queue_length(name, QUEUE_LENGTH)?;
+        set_mtu(name, 65_535)?;
+        set_up(name)?;
+        Ok(Self {
+            fd,
+            interface: Interface::find(name)?,
+        })
+    }
+
+    /// The device's index and name.
+    #[must_use]
+    pub fn interface(&self) -> &Interface {
+        &self.interface
+    }
+
+    /// Reads the next packet into `buffer` (of [`MAX_PACKET`] bytes): header, and the packet's bytes.
+    ///
+    /// # Errors
+    /// `WouldBlock` when there is none; else what `read(2)` gives.
+    pub fn read<'a>(&self, buffer: &'a mut [u8]) -> io::Result<(VnetHeader, &'a mut [u8])> {
+        // SAFETY: `buffer` is writable for its length and outlives the call.
+        let outcome = unsafe {
+            libc::read(
+                self.fd.as_raw_fd(),
+                buffer.as_mut_ptr().cast(),
+                buffer.len(),
+            )
+        };
+        let length = check_length(outcome)?;
+        let header = VnetHeader::parse(&buffer[..length])
+            .ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "a packet without header"))?;
+        Ok((header, &mut buffer[VNET_HEADER..length]))
+    }
+
+    /// Gives a packet to this host's stack as if it had arrived on the device. It has been through the stack (up to a
+    /// socket's queue or backlog) when this returns.
+    ///
+    /// # Errors
+    /// What `writev(2)` gives: `EIO` while the device is down, `EINVAL` for a malformed packet or header.
+    pub fn write(&self, header: VnetHeader, packet: &[u8]) -> io::Result<()> {
+        let front = header.to_bytes();
+        let parts = [
+            libc::iovec {
+                iov_base: front.as_ptr().cast_mut().cast(),
+                iov_len: front.len(),
+            },
+            libc::iovec {
+                iov_base: packet.as_ptr().cast_mut().cast(),
+                iov_len: packet.len(),
+            },
+        ];
+        // SAFETY: both parts are readable for their lengths and outlive the call, which only reads.
+        let outcome = unsafe { libc::writev(self.fd.as_raw_fd(), parts.as_ptr(), 2) };
+        check_length(outcome).map(|_| ())
+    }
+}
+
+/// Keeps IPv6 from speaking on the device and reverse path filters from dropping what is injected.
+fn quiet(name: &str) -> io::Result<()> {
+    for (setting, value) in [
+        ("accept_ra", "0"),
+        ("autoconf", "0"),
+        ("addr_gen_mode", "1"),
+    ] {
+        let path = format!("net/ipv6/conf/{name}/{setting}");
+        match sysctl::write(&path, value) {
+            // A host without IPv6 has no such settings, and no solicitations.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            outcome => outcome?,
+        }
+    }
+    // The kernel takes the larger of the two settings, so a strict filter for all is made a loose one for this device.
+    let all = sysctl::read("net/ipv4/conf/all/rp_filter")?;
+    let own = if all == "0" { "0" } else { "2" };
+    sysctl::write(&format!("net/ipv4/conf/{name}/rp_filter"), own)
+}

@@ -1,0 +1,353 @@
+//! Every socket option survives a move, and what cannot move is refused by name before anything is touched.
+
+mod common;
+
+use common::{Namespace, Net, SERVICE_V4, To, exchange, hand_off, pattern, services};
+use holdfast_sys::address::{RawAddress, bind};
+use holdfast_sys::sockopt::{get_bytes, get_int, set_bytes, set_int};
+use holdfast_sys::tcp_repair::{RepairError, Unmovable, extract, prepare, read_static};
+use libc::{IPPROTO_IP, IPPROTO_IPV6, IPPROTO_TCP, SOL_SOCKET};
+use std::io::{Read, Write};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+
+/// Level, option, and a value that is not the default.
+const OPTIONS: &[(i32, i32, i32)] = &[
+    (SOL_SOCKET, libc::SO_KEEPALIVE, 1),
+    (IPPROTO_TCP, libc::TCP_KEEPIDLE, 77),
+    (IPPROTO_TCP, libc::TCP_KEEPINTVL, 11),
+    (IPPROTO_TCP, libc::TCP_KEEPCNT, 5),
+    (IPPROTO_TCP, libc::TCP_NODELAY, 1),
+    (IPPROTO_TCP, libc::TCP_USER_TIMEOUT, 123_456),
+    (IPPROTO_TCP, libc::TCP_LINGER2, 33),
+    (IPPROTO_TCP, libc::TCP_NOTSENT_LOWAT, 4321),
+    (IPPROTO_TCP, libc::TCP_WINDOW_CLAMP, 50_000),
+    (IPPROTO_TCP, libc::TCP_THIN_LINEAR_TIMEOUTS, 1),
+    (IPPROTO_IP, libc::IP_TOS, 0x48),
+    (IPPROTO_IP, libc::IP_TTL, 99),
+    (IPPROTO_IP, libc::IP_MTU_DISCOVER, libc::IP_PMTUDISC_DONT),
+    (SOL_SOCKET, libc::SO_PRIORITY, 4),
+    (SOL_SOCKET, libc::SO_MARK, 0xbeef),
+    (SOL_SOCKET, libc::SO_OOBINLINE, 1),
+    (SOL_SOCKET, libc::SO_RCVLOWAT, 17),
+    (SOL_SOCKET, libc::SO_REUSEADDR, 1),
+    (SOL_SOCKET, libc::SO_REUSEPORT, 1),
+    (SOL_SOCKET, libc::SO_ZEROCOPY, 1),
+    (IPPROTO_TCP, holdfast_sys::sockopt::TCP_RTO_MAX_MS, 60_000),
+];
+
+const V6_OPTIONS: &[(i32, i32, i32)] = &[
+    (IPPROTO_IPV6, libc::IPV6_TCLASS, 0x28),
+    (IPPROTO_IPV6, libc::IPV6_UNICAST_HOPS, 88),
+    (
+        IPPROTO_IPV6,
+        libc::IPV6_MTU_DISCOVER,
+        libc::IPV6_PMTUDISC_DONT,
+    ),
+    (IPPROTO_IPV6, libc::IPV6_DONTFRAG, 1),
+];
+
+fn int(socket: &TcpStream, level: i32, name: i32) -> i32 {
+    get_int(socket.as_fd(), level, name).expect("getsockopt")
+}
+
+#[test]
+fn every_option_survives() {
+    let net = Net::new();
+    for service in services() {
+        net.route(To::A);
+        let (mut client, server) = net.connection(service);
+        let mut options = OPTIONS.to_vec();
+        if service.is_ipv6() {
+            options.extend_from_slice(V6_OPTIONS);
+        }
+        let socket = server.as_fd();
+        for (level, name, value) in &options {
+            let fresh = get_int(socket, *level, *name).expect("getsockopt");
+            let by_listener = *name == libc::SO_REUSEADDR;
+            assert!(
+                fresh != *value || by_listener,
+                "{level}/{name} has the test's value already"
+            );
+            set_int(socket, *level, *name, *value).expect("setsockopt");
+        }
+        let linger = [1, 0, 0, 0, 42, 0, 0, 0];
+        set_bytes(socket, SOL_SOCKET, libc::SO_LINGER, &linger).expect("linger");
+        let pace = 12_345_678u64.to_ne_bytes();
+        set_bytes(socket, SOL_SOCKET, libc::SO_MAX_PACING_RATE, &pace).expect("pacing");
+        set_bytes(socket, IPPROTO_TCP, libc::TCP_CONGESTION, b"reno").expect("reno");
+        set_int(socket, SOL_SOCKET, libc::SO_SNDBUF, 100_000).expect("buffer");
+        let sizes = [libc::SO_SNDBUF, libc::SO_RCVBUF].map(|name| int(&server, SOL_SOCKET, name));
+        server.set_nonblocking(true).expect("nonblocking");
+        let mut moved = hand_off(&net, server);
+        let socket = moved.socket.as_fd();
+        for (level, name, value) in &options {
+            let now = get_int(socket, *level, *name).expect("getsockopt");
+            assert_eq!(now, *value, "{level}/{name} on {service}");
+        }
+        let mut raw = [0; 8];
+        get_bytes(socket, SOL_SOCKET, libc::SO_LINGER, &mut raw).expect("linger");
+        assert_eq!(raw, linger);
+        get_bytes(socket, SOL_SOCKET, libc::SO_MAX_PACING_RATE, &mut raw).expect("pacing");
+        assert_eq!(raw, pace);
+        get_bytes(socket, IPPROTO_TCP, libc::TCP_CONGESTION, &mut raw).expect("congestion");
+        assert_eq!(&raw[..5], b"reno\0");
+        let now = [libc::SO_SNDBUF, libc::SO_RCVBUF].map(|n| int(&moved.socket, SOL_SOCKET, n));
+        assert_eq!(now, sizes);
+        let locked = int(
+            &moved.socket,
+            SOL_SOCKET,
+            holdfast_sys::sockopt::SO_BUF_LOCK,
+        );
+        assert_eq!(locked, 1, "only the send buffer was fixed");
+        assert!(moved.fixed.options.nonblocking);
+        exchange(&mut client, &mut moved.socket, &pattern(1, 10_000));
+        exchange(&mut moved.socket, &mut client, &pattern(2, 10_000));
+    }
+}
+
+#[test]
+fn a_corked_socket_stays_corked_and_keeps_its_data() {
+    let net = Net::new();
+    let (mut client, mut server) = net.connection(services()[0]);
+    set_int(server.as_fd(), IPPROTO_TCP, libc::TCP_CORK, 1).expect("cork");
+    server.write_all(b"kept back").expect("write");
+    let moved = hand_off(&net, server);
+    assert_eq!(int(&moved.socket, IPPROTO_TCP, libc::TCP_CORK), 1);
+    // The kernel lets a cork go after 200 ms, so whether the data was sent before the move depends on the machine.
+    assert_eq!(moved.state.outgoing.len() as u32, moved.state.unsent);
+    set_int(moved.socket.as_fd(), IPPROTO_TCP, libc::TCP_CORK, 0).expect("uncork");
+    let mut words = [0; 9];
+    client.read_exact(&mut words).expect("read");
+    assert_eq!(&words, b"kept back");
+}
+
+#[test]
+fn a_dual_stack_socket_with_an_ipv4_flow_moves() {
+    let net = Net::new();
+    let listener = net
+        .a
+        .run(|| TcpListener::bind("[::]:8080").expect("listen"));
+    let service: SocketAddr = (SERVICE_V4, 8080).into();
+    let mut client = net
+        .client
+        .run(|| TcpStream::connect(service).expect("connect"));
+    let (server, _) = listener.accept().expect("accept");
+    let mut moved = hand_off(&net, server);
+    assert!(moved.fixed.v6_socket && moved.fixed.local == service);
+    exchange(&mut client, &mut moved.socket, &pattern(1, 10_000));
+    exchange(&mut moved.socket, &mut client, &pattern(2, 10_000));
+}
+
+#[test]
+fn a_shut_receiving_direction_survives() {
+    let net = Net::new();
+    let (_client, server) = net.connection(services()[0]);
+    server.shutdown(std::net::Shutdown::Read).expect("shutdown");
+    let mut moved = hand_off(&net, server);
+    assert!(moved.fixed.receive_shut);
+    assert_eq!(moved.socket.read(&mut [0; 1]).expect("read"), 0);
+}
+
+fn refusal(socket: impl AsFd) -> Unmovable {
+    match read_static(socket.as_fd()) {
+        Err(RepairError::Unmovable(why)) => why,
+        other => panic!("not refused: {other:?}"),
+    }
+}
+
+#[test]
+fn what_cannot_move_is_refused_by_name() {
+    let net = Net::new();
+    net.a.run(|| {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("listen");
+        assert_eq!(refusal(&listener), Unmovable::Listening);
+        let udp = UdpSocket::bind("127.0.0.1:0").expect("bind");
+        assert_eq!(refusal(&udp), Unmovable::NotTcp);
+        let file = std::fs::File::open("/dev/null").expect("open");
+        assert_eq!(refusal(&file), Unmovable::NotTcp);
+        let address = listener.local_addr().expect("address");
+        let client = TcpStream::connect(address).expect("connect");
+        let (mut server, _) = listener.accept().expect("accept");
+        let before = read_static(server.as_fd()).expect("movable");
+        refuses_urgent_data(&client, &server);
+        refuses_a_filter(&server);
+        server.read_exact(&mut [0; 4]).expect("read");
+        assert_eq!(read_static(server.as_fd()).expect("movable again"), before);
+        drop(client);
+        server.shutdown(std::net::Shutdown::Both).expect("shutdown");
+        common::wait_for("closed", || {
+            matches!(
+                read_static(server.as_fd()),
+                Err(RepairError::Unmovable(Unmovable::Closed))
+            )
+        });
+    });
+    refuses_a_handshake(&net.a);
+    refuses_mptcp(&net.a);
+    refuses_md5(&net.a);
+    refuses_another_namespace(&net);
+}
+
+fn refuses_urgent_data(client: &TcpStream, server: &TcpStream) {
+    let send = |bytes: &[u8], flags| {
+        // SAFETY: the bytes outlive the call.
+        let sent = unsafe {
+            libc::send(
+                client.as_raw_fd(),
+                bytes.as_ptr().cast(),
+                bytes.len(),
+                flags,
+            )
+        };
+        assert_eq!(sent, bytes.len() as isize);
+    };
+    send(b"data", 0);
+    send(b"!", libc::MSG_OOB);
+    common::wait_for("urgent data", || read_static(server.as_fd()).is_err());
+    assert_eq!(refusal(server), Unmovable::UrgentData);
+    let mut byte = [0u8; 1];
+    // SAFETY: the byte is writable and outlives the call.
+    let got = unsafe {
+        libc::recv(
+            server.as_raw_fd(),
+            byte.as_mut_ptr().cast(),
+            1,
+            libc::MSG_OOB,
+        )
+    };
+    assert_eq!((got, byte[0]), (1, b'!'));
+}
+
+fn refuses_a_filter(server: &TcpStream) {
+    let accept_all = [libc::sock_filter {
+        code: 0x06,
+        jt: 0,
+        jf: 0,
+        k: u32::MAX,
+    }];
+    let program = libc::sock_fprog {
+        len: 1,
+        filter: accept_all.as_ptr().cast_mut(),
+    };
+    // SAFETY: plain data with a pointer to `accept_all`, which outlives the call.
+    let raw = unsafe {
+        std::slice::from_raw_parts((&raw const program).cast::<u8>(), size_of_val(&program))
+    };
+    set_bytes(server.as_fd(), SOL_SOCKET, libc::SO_ATTACH_FILTER, raw).expect("attach");
+    assert_eq!(refusal(server), Unmovable::Filter);
+    set_int(server.as_fd(), SOL_SOCKET, libc::SO_DETACH_FILTER, 0).expect("detach");
+}
+
+fn tcp_socket(protocol: i32, flags: i32) -> OwnedFd {
+    // SAFETY: no pointers are passed; a new descriptor is owned by nothing else.
+    unsafe {
+        let fd = libc::socket(
+            libc::AF_INET,
+            libc::SOCK_STREAM | libc::SOCK_CLOEXEC | flags,
+            protocol,
+        );
+        assert!(fd >= 0, "socket: {}", std::io::Error::last_os_error());
+        OwnedFd::from_raw_fd(fd)
+    }
+}
+
+fn refuses_a_handshake(host: &Namespace) {
+    host.run(|| {
+        let socket = tcp_socket(IPPROTO_TCP, libc::SOCK_NONBLOCK);
+        assert_eq!(refusal(&socket), Unmovable::Closed);
+        // The client's network has nobody at this address, so the SYN stays unanswered.
+        let nobody = RawAddress::for_family((Ipv4Addr::new(10, 77, 2, 99), 1).into(), false);
+        let _ = holdfast_sys::address::connect(socket.as_fd(), &nobody);
+        assert!(matches!(refusal(&socket), Unmovable::Handshake(_)));
+    });
+}
+
+fn refuses_mptcp(host: &Namespace) {
+    host.run(|| {
+        assert_eq!(
+            refusal(tcp_socket(libc::IPPROTO_MPTCP, 0)),
+            Unmovable::Mptcp
+        )
+    });
+}
+
+/// `struct tcp_md5sig` is a 128-byte address, 8 bytes of flags and lengths, and an 80-byte key.
+fn md5_key(peer: Ipv4Addr) -> [u8; 216] {
+    let mut raw = [0u8; 216];
+    raw[..2].copy_from_slice(&(libc::AF_INET as u16).to_ne_bytes());
+    raw[4..8].copy_from_slice(&peer.octets());
+    raw[130..132].copy_from_slice(&3u16.to_ne_bytes());
+    raw[136..139].copy_from_slice(b"key");
+    raw
+}
+
+fn refuses_md5(host: &Namespace) {
+    host.run(|| {
+        let loopback = Ipv4Addr::LOCALHOST;
+        let listening = tcp_socket(IPPROTO_TCP, 0);
+        let address = RawAddress::for_family((loopback, 7000).into(), false);
+        bind(listening.as_fd(), &address).expect("bind");
+        let key = md5_key(loopback);
+        set_bytes(listening.as_fd(), IPPROTO_TCP, libc::TCP_MD5SIG, &key).expect("MD5 key");
+        // SAFETY: no pointers are passed.
+        assert_eq!(unsafe { libc::listen(listening.as_raw_fd(), 1) }, 0);
+        let client = tcp_socket(IPPROTO_TCP, 0);
+        set_bytes(client.as_fd(), IPPROTO_TCP, libc::TCP_MD5SIG, &key).expect("MD5 key");
+        holdfast_sys::address::connect(client.as_fd(), &address).expect("connect");
+        let (server, _) = TcpListener::from(listening).accept().expect("accept");
+        assert_eq!(refusal(&server), Unmovable::Md5);
+        assert_eq!(refusal(&client), Unmovable::Md5);
+    });
+}
+
+fn refuses_another_namespace(net: &Net) {
+    let (_client, server) = net.connection(services()[0]);
+    let elsewhere = net.b.run(|| refusal(&server));
+    assert_eq!(elsewhere, Unmovable::OtherNamespace);
+}
+
+#[test]
+fn the_acceptor_refuses_what_it_lacks() {
+    let net = Net::new();
+    net.a.ip("link add only-here type veth peer name other");
+    let (_client, server) = net.connection(services()[0]);
+    let mut fixed = net.a.run(|| read_static(server.as_fd()).expect("static"));
+    fixed.options.device = "only-here".into();
+    let refused = net.b.run(|| prepare(&fixed).expect_err("no such device"));
+    assert!(
+        matches!(&refused, RepairError::Unmovable(Unmovable::DeviceAbsent(name)) if name == "only-here")
+    );
+    fixed.options.device.clear();
+    fixed.options.congestion_control = "carrier-pigeon".into();
+    let refused = net
+        .b
+        .run(|| prepare(&fixed).expect_err("no such algorithm"));
+    assert!(matches!(
+        refused,
+        RepairError::Unmovable(Unmovable::CongestionControlAbsent(_))
+    ));
+}
+
+#[test]
+fn a_connection_that_closed_meanwhile_is_given_back() {
+    let net = Net::new();
+    let (client, mut server) = net.connection(services()[0]);
+    let fixed = net.a.run(|| read_static(server.as_fd()).expect("static"));
+    // A reset: SO_LINGER with zero seconds.
+    set_bytes(
+        client.as_fd(),
+        SOL_SOCKET,
+        libc::SO_LINGER,
+        &[1, 0, 0, 0, 0, 0, 0, 0],
+    )
+    .expect("linger");
+    drop(client);
+    common::wait_for("reset", || {
+        common::state(&server) == holdfast_sys::tcp_info::TcpState::Close
+    });
+    let refused = extract(server.as_fd(), &fixed).expect_err("closed");
+    assert!(matches!(refused, RepairError::Unmovable(Unmovable::Closed)));
+    assert_eq!(int(&server, IPPROTO_TCP, libc::TCP_REPAIR), 0);
+    assert!(server.read(&mut [0; 1]).is_err());
+}
