@@ -117,6 +117,8 @@ impl From<rustls::Error> for LinkError {
                 | Alert::CertificateUnknown
                 | Alert::CertificateRequired
                 | Alert::UnknownCA
+                // A certificate's signature that does not verify (RFC 8446, section 6.2).
+                | Alert::DecryptError
                 | Alert::AccessDenied,
             ) => LinkError::Certificate(error),
             _ => LinkError::Tls(error),

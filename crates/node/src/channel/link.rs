@@ -6,6 +6,7 @@
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::io::{self, BufRead, IoSlice, Write};
+use std::time::Duration;
 
 use holdfast_wire::{Decoder, Frame, FrameError, encode};
 use rustls::Connection;
@@ -21,6 +22,10 @@ const READ_BYTES: usize = 128 * 1024;
 
 /// Plain bytes encrypted at a time: what the socket does not take stays plain, where it can be counted.
 const CHUNK_BYTES: usize = 128 * 1024;
+
+/// How long, and for how many bytes, a connection that is refused is read on.
+const FAREWELL_MAX: Duration = Duration::from_secs(1);
+const FAREWELL_BYTES: usize = 256 * 1024;
 
 thread_local! {
     /// Shared by all connections of the thread: each uses it only within a call.
@@ -213,6 +218,25 @@ impl Link {
                 why = self.closed() => return Err(why),
             }
         }
+    }
+
+    /// Gives the other side time to read why it was refused: a socket closed with unread bytes would reset the
+    /// connection, and the reset may overtake the alert.
+    pub(super) async fn farewell(&self) {
+        let _ = rustix::net::shutdown(&self.socket, rustix::net::Shutdown::Write);
+        let drained = async {
+            let mut rest = [0; 4096];
+            let mut left = FAREWELL_BYTES;
+            while left > 0 && self.socket.readable().await.is_ok() {
+                match self.socket.try_read(&mut rest) {
+                    Ok(0) => return,
+                    Ok(length) => left = left.saturating_sub(length),
+                    Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                    Err(_) => return,
+                }
+            }
+        };
+        let _ = tokio::time::timeout(FAREWELL_MAX, drained).await;
     }
 
     /// The certificates the other side showed, its own first.

@@ -80,9 +80,13 @@ async fn greeted(table: &Table, socket: TcpStream) -> Result<Greeted, LinkError>
     socket.set_nodelay(true).map_err(LinkError::Io)?;
     let link = Rc::new(Link::new(socket, table.tls().accept()?.into()));
     let limit = serve::GREETING_MAX;
-    let (node, boot) = timeout(limit, greet::accepted(table, &link))
+    let greeting = timeout(limit, greet::accepted(table, &link))
         .await
-        .unwrap_or(Err(LinkError::Late(limit)))?;
+        .unwrap_or(Err(LinkError::Late(limit)));
+    if greeting.is_err() {
+        link.farewell().await;
+    }
+    let (node, boot) = greeting?;
     let peer = table.get(node).ok_or(LinkError::Closed)?;
     Ok((peer, link, boot))
 }

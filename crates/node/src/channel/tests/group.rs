@@ -247,11 +247,18 @@ impl Rogue {
             let mut dialled = dial(&tls, n1, "n1");
             dialled.write_all(&hello(node, "files")).unwrap();
             assert!(matches!(read_frame(&mut dialled), Frame::Hello { .. }));
-            let (socket, _) = listener.accept().unwrap();
-            let mut accepted = StreamOwned::new(tls.accept().unwrap(), socket);
-            assert!(matches!(read_frame(&mut accepted), Frame::Hello { .. }));
-            accepted.write_all(&hello(node, "files")).unwrap();
-            Rogue { dialled, accepted }
+            loop {
+                let (socket, _) = listener.accept().unwrap();
+                let mut accepted = StreamOwned::new(tls.accept().unwrap(), socket);
+                match read_frame(&mut accepted) {
+                    // Other nodes dial too: they are turned away.
+                    Frame::Hello { node, .. } if node != NodeId(1) => continue,
+                    Frame::Hello { .. } => {}
+                    other => panic!("{other:?}"),
+                }
+                accepted.write_all(&hello(node, "files")).unwrap();
+                return Rogue { dialled, accepted };
+            }
         }
     }
 }
