@@ -2,6 +2,9 @@
 //!
 //! Each [`Command`] carries a [`Token`] and is answered by exactly one [`Completion`] with that token, sooner or later;
 //! results are per flow in the order of the command. Effects are idempotent: a restarted daemon repeats them.
+//! Commands that name the same flow take effect in the order they were given, and so do all `Arbitrate`s. The epoch of
+//! an entry never goes down: a `Resume` below it changes nothing and succeeds. What is to be undone for a flow whose
+//! socket or entry is gone meanwhile succeeds.
 //!
 //! | command | who | the daemon |
 //! | --- | --- | --- |
@@ -108,6 +111,25 @@ pub enum Command {
     },
 }
 
+impl Command {
+    /// How many results it is to have.
+    pub(super) fn results(&self) -> usize {
+        match self {
+            Command::ReadStatic { flows, .. }
+            | Command::Drain { flows, .. }
+            | Command::Lookup { flows, .. } => flows.len(),
+            Command::Freeze { flows, .. }
+            | Command::Resume { flows, .. }
+            | Command::Close { flows, .. }
+            | Command::Activate { flows, .. } => flows.len(),
+            Command::PrepareSockets { flows, .. } => flows.len(),
+            Command::Restore { flows, .. } => flows.len(),
+            Command::Arbitrate { changes, .. } => changes.len(),
+            Command::Discard { .. } => 0,
+        }
+    }
+}
+
 /// What is in a socket's send queue, and how fast it leaves (from `tcp_info`).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct SendQueueInfo {
@@ -172,4 +194,22 @@ pub enum Results {
     Discarded,
     Arbitrated(Vec<Result<Option<Record>, Refusal>>),
     LookedUp(Vec<Option<Record>>),
+}
+
+impl Results {
+    pub(super) fn len(&self) -> usize {
+        match self {
+            Results::ReadStatic(results) => results.len(),
+            Results::Drained(queues) => queues.len(),
+            Results::Frozen(results) => results.len(),
+            Results::Resumed(results)
+            | Results::Closed(results)
+            | Results::PreparedSockets(results)
+            | Results::Restored(results)
+            | Results::Activated(results) => results.len(),
+            Results::Discarded => 0,
+            Results::Arbitrated(results) => results.len(),
+            Results::LookedUp(records) => records.len(),
+        }
+    }
 }

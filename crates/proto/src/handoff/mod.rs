@@ -11,9 +11,20 @@
 //!
 //! `Hello`, `Ping` and `Pong` belong to the channel; the machine ignores them.
 
+mod acceptor;
+mod asks;
+mod batch;
 mod command;
 mod config;
+mod core;
+mod donor;
+mod drain;
 mod event;
+mod give;
+mod holder;
+mod recover;
+mod repeat;
+mod settle;
 
 pub use command::{
     Command, Completion, FlowEpoch, FrozenFlow, RestoreFlow, Results, SendQueueInfo, StaticFlow,
@@ -22,9 +33,12 @@ pub use command::{
 pub use config::Config;
 pub use event::{Event, Outcome, Phases, Reason, Step};
 
-use core::time::Duration;
+use self::acceptor::Acceptor;
+use self::core::{Core, Purpose, Timer};
+use self::donor::Donor;
+use self::holder::Holder;
 use holdfast_wire::{Change, Epoch, Flow, Frame, NodeId};
-use std::collections::VecDeque;
+use std::time::Duration;
 
 /// Names a request of this node, unique in the life of a machine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -109,80 +123,231 @@ pub enum Output {
 /// The machine. See the module's text.
 #[derive(Debug)]
 pub struct Handoff {
-    config: Config,
-    outputs: VecDeque<Output>,
+    core: Core,
+    donor: Donor,
+    acceptor: Acceptor,
+    holder: Holder,
 }
 
 impl Handoff {
     /// A machine with nothing to do.
     pub fn new(config: Config) -> Handoff {
         Handoff {
-            config,
-            outputs: VecDeque::new(),
+            core: Core::new(config),
+            donor: Donor::new(),
+            acceptor: Acceptor::default(),
+            holder: Holder::default(),
         }
     }
 
-    /// Begins to hand flows off. Outcomes follow as [`Event::Outcome`], in the end [`Event::RequestFinished`].
+    /// Begins to hand flows off. Each flow's end follows as [`Event::Outcome`], after that of the last
+    /// [`Event::RequestFinished`].
     ///
     /// # Errors
     /// When no flow of the request could move; nothing was touched.
     pub fn handle_request(
         &mut self,
-        _now: Duration,
+        now: Duration,
         request: Request,
     ) -> Result<RequestId, RequestError> {
-        if request.to == self.config.node {
-            return Err(RequestError::ToSelf(request.to));
-        }
-        if !self.config.peers.contains(&request.to) {
-            return Err(RequestError::UnknownNode(request.to));
-        }
-        Err(RequestError::NoFlows)
+        let id = self.requested(now, request)?;
+        self.pump(now);
+        Ok(id)
     }
 
     /// Takes a frame that `from` sent (as the channel's certificate says).
-    pub fn handle_frame(&mut self, _now: Duration, _from: NodeId, _frame: Frame) {}
+    pub fn handle_frame(&mut self, now: Duration, from: NodeId, frame: Frame) {
+        match frame {
+            Frame::Prepare { batch, flows } => self.prepare_asked(now, from, batch, flows),
+            Frame::State { batch, flows, last } => {
+                self.state_arrived(now, from, batch, flows, last)
+            }
+            Frame::Prepared { batch, results } if self.is_own(batch) => {
+                self.prepared(now, from, batch.seq, results);
+            }
+            Frame::Done {
+                batch,
+                results,
+                times,
+            } if self.is_own(batch) => {
+                self.done(now, from, batch.seq, results, times);
+            }
+            Frame::Abort { batch, reason } => self.abort_arrived(now, from, batch, reason),
+            Frame::Ask { request, changes } => self.asked(from, request, changes),
+            Frame::Answer { request, results } => self.answered(now, from, request, results),
+            Frame::Query { request, flows } => self.queried(from, request, flows),
+            Frame::Hello { .. } | Frame::Ping { .. } | Frame::Pong { .. } => {}
+            Frame::Prepared { .. } | Frame::Done { .. } => {
+                self.core
+                    .ignored(from, frame.name(), "the batch is not this daemon's");
+            }
+            Frame::QueryAnswer { .. } => {
+                self.core
+                    .ignored(from, frame.name(), "the machine does not query");
+            }
+        }
+        self.pump(now);
+    }
 
     /// Takes the end of a command.
-    pub fn handle_done(&mut self, _now: Duration, _completion: Completion) {}
+    ///
+    /// # Panics
+    /// When the results are another command's, or too many or too few: the daemon is at fault, and flows would hang.
+    pub fn handle_done(&mut self, now: Duration, completion: Completion) {
+        let Completion { token, results } = completion;
+        match self.core.commands.remove(&token) {
+            Some((purpose, count)) => {
+                assert_eq!(results.len(), count, "results of {results:?}");
+                self.completed(now, purpose, results);
+            }
+            None => {
+                let node = self.core.config.node;
+                self.core
+                    .ignored(node, "completion", "no command has its token");
+            }
+        }
+        self.pump(now);
+    }
 
     /// Reports flows established or closed on this node to the holder, in this order and surely: asked again until
-    /// answered, across lost channels. [`Event::Changed`] follows for each. A removal of a flow that is moving
-    /// waits until it has moved (and is dropped) or stays (and is asked with its epoch then).
+    /// answered, across lost channels. [`Event::Changed`] follows for each. What concerns a flow that is moving waits:
+    /// if it stays, a removal is asked with the epoch it has then; if it moves, the removal is dropped.
     ///
     /// Only [`holdfast_wire::ChangeKind::Establish`] and `Remove`; the machine makes the others itself.
-    pub fn handle_changes(&mut self, _now: Duration, _changes: Vec<Change>) {}
+    pub fn handle_changes(&mut self, now: Duration, changes: Vec<Change>) {
+        self.report(changes);
+        self.pump(now);
+    }
 
     /// The channel to `peer` is gone, and with it frames on their way. Also to be told when it was replaced.
-    pub fn handle_peer_lost(&mut self, _now: Duration, _peer: NodeId) {}
+    pub fn handle_peer_lost(&mut self, now: Duration, peer: NodeId) {
+        self.donor_lost(peer);
+        self.acceptor_lost(now, peer);
+        self.pump(now);
+    }
 
     /// There is a channel to `peer` again: what waits for the holder is asked at once.
-    pub fn handle_peer_connected(&mut self, _now: Duration, _peer: NodeId) {}
+    pub fn handle_peer_connected(&mut self, now: Duration, peer: NodeId) {
+        if peer == self.core.config.holder {
+            self.ask_all_again(now);
+        }
+        self.pump(now);
+    }
 
     /// Flows found in the middle of a handoff when the daemon started: to be told before anything else. The machine
     /// asks the holder and then commands `Resume`, `Close`, `Activate` or `Discard`.
-    pub fn handle_recovered(&mut self, _now: Duration, _flows: Vec<RecoveredFlow>) {}
+    pub fn handle_recovered(&mut self, now: Duration, flows: Vec<RecoveredFlow>) {
+        self.recovered(now, flows);
+        self.pump(now);
+    }
 
     /// Time has passed.
-    pub fn handle_timeout(&mut self, _now: Duration) {}
+    pub fn handle_timeout(&mut self, now: Duration) {
+        while let Some(&(due, timer)) = self.core.timers.first() {
+            if due > now {
+                break;
+            }
+            self.core.timers.pop_first();
+            match timer {
+                Timer::Given(seq) => self.given_timed_out(now, seq),
+                Timer::Taken(batch) => self.taken_timed_out(batch),
+                Timer::Ask(request) => self.ask_again(now, request),
+                Timer::Again(token) => self.command_again(token),
+            }
+        }
+        self.pump(now);
+    }
 
     /// The next thing to do, none when all is done.
     pub fn poll_output(&mut self) -> Option<Output> {
-        self.outputs.pop_front()
+        self.core.outputs.pop_front()
     }
 
     /// When to call `handle_timeout`, none for never. May be past.
     pub fn poll_timeout(&self) -> Option<Duration> {
-        None
+        self.core.timers.first().map(|(due, _)| *due)
     }
 
     /// Whether the flow takes part in a handoff on this node.
-    pub fn is_moving(&self, _flow: &Flow) -> bool {
-        false
+    pub fn is_moving(&self, flow: &Flow) -> bool {
+        self.core.moving.contains_key(flow)
     }
 
-    /// Whether nothing is under way.
+    /// Whether nothing is under way: no flow moves, nothing is asked, no command is open, no output waits.
     pub fn is_idle(&self) -> bool {
-        self.outputs.is_empty()
+        let core = &self.core;
+        core.outputs.is_empty()
+            && core.moving.is_empty()
+            && core.commands.is_empty()
+            && core.asks.is_empty()
+            && core.timers.is_empty()
+            && core.reports.is_empty()
+            && self.donor.is_idle()
+            && self.acceptor.batches.is_empty()
+    }
+
+    /// What any input may have made possible.
+    fn pump(&mut self, now: Duration) {
+        self.pump_turn(now);
+        self.pump_reports(now);
+    }
+
+    fn is_own(&self, batch: holdfast_wire::BatchId) -> bool {
+        batch.donor == self.core.config.node && batch.boot == self.core.config.boot
+    }
+
+    fn abort_arrived(
+        &mut self,
+        now: Duration,
+        from: NodeId,
+        batch: holdfast_wire::BatchId,
+        why: String,
+    ) {
+        if batch.donor == from {
+            return self.give_up_taking(batch, &format!("the donor gave up: {why}"), false);
+        }
+        let acceptor = self
+            .donor
+            .batches
+            .get(&batch.seq)
+            .map(|batch| batch.acceptor);
+        if self.is_own(batch) && acceptor == Some(from) {
+            return self.fail_batch(now, batch.seq, Reason::Aborted { by: from, why });
+        }
+        self.core.ignored(from, "Abort", "the batch is not known");
+    }
+
+    fn completed(&mut self, now: Duration, purpose: Purpose, results: Results) {
+        match (purpose, results) {
+            (Purpose::Read { acceptor, since }, Results::ReadStatic(results)) => {
+                self.static_read(now, acceptor, since, results);
+            }
+            (Purpose::Drain(seq), Results::Drained(queues)) => self.drained(now, seq, queues),
+            (Purpose::Freeze(seq), Results::Frozen(results)) => self.frozen(now, seq, results),
+            (Purpose::Resume(repeat), Results::Resumed(results)) => {
+                self.resumed(now, repeat, results)
+            }
+            (Purpose::Close(repeat), Results::Closed(results)) => self.closed(now, repeat, results),
+            (Purpose::Prepare(batch), Results::PreparedSockets(results)) => {
+                self.sockets_prepared(now, batch, results);
+            }
+            (Purpose::Restore(batch), Results::Restored(results)) => {
+                self.restored(now, batch, results)
+            }
+            (Purpose::Activate(batch, repeat), Results::Activated(results)) => {
+                self.activated(now, batch, repeat, results);
+            }
+            (Purpose::Discard(flows), Results::Discarded) => self.discarded(flows),
+            (Purpose::ArbitrateFor { asker, request }, Results::Arbitrated(results)) => {
+                self.arbitrated_for(asker, request, results);
+            }
+            (Purpose::ArbitrateOwn { request }, Results::Arbitrated(results)) => {
+                self.arbitrated_own(now, request, results);
+            }
+            (Purpose::Lookup { asker, request }, Results::LookedUp(records)) => {
+                self.looked_up(asker, request, records);
+            }
+            (purpose, results) => panic!("{results:?} does not answer the command for {purpose:?}"),
+        }
     }
 }

@@ -1,0 +1,171 @@
+//! How many connections go together: as many as are predicted to freeze for less than the bound.
+//!
+//! The prediction is `fixed + per_flow * flows + bytes / rate`. All three are learned from batches that have ended:
+//! `fixed` from small ones, `per_flow` from large ones, `rate` from what was transferred. One batch that met a busy
+//! machine must not shrink the next twenty: a sample counts for at most four times the estimate.
+
+use super::event::Phases;
+use core::time::Duration;
+
+/// Bytes of dynamic state besides the queues.
+pub(super) const STATE_BYTES: usize = 160;
+/// A new sample's weight.
+const WEIGHT: f64 = 0.125;
+/// A sample counts for at most this many times the estimate.
+const SAMPLE_MAX: f64 = 4.0;
+/// Up to so many connections a batch teaches `fixed`.
+const SMALL: usize = 4;
+/// From so many on a batch teaches `per_flow`.
+const LARGE: usize = 8;
+/// From so many bytes on a transfer is bound by the channel's rate and not by its delay.
+const BULK_BYTES: usize = 64 << 10;
+
+/// What a freeze costs. Times in microseconds.
+#[derive(Debug, Clone)]
+pub(super) struct CostModel {
+    fixed: f64,
+    per_flow: f64,
+    /// Bytes a microsecond, which is also MB/s.
+    rate: f64,
+}
+
+impl CostModel {
+    /// First guesses, on the careful side.
+    pub(super) fn new() -> CostModel {
+        CostModel {
+            fixed: 300.0,
+            per_flow: 25.0,
+            rate: 50.0,
+        }
+    }
+
+    pub(super) fn predict(&self, flows: usize, bytes: usize) -> Duration {
+        let micros = self.fixed + self.per_flow * flows as f64 + bytes as f64 / self.rate;
+        Duration::from_nanos((micros * 1000.0) as u64)
+    }
+
+    /// How long so many bytes take.
+    pub(super) fn transfer(&self, bytes: usize) -> Duration {
+        Duration::from_nanos((bytes as f64 / self.rate * 1000.0) as u64)
+    }
+
+    /// How many flows without queues fit into `freeze_max`, at least one.
+    pub(super) fn flows_that_fit(&self, freeze_max: Duration, flows_max: usize) -> usize {
+        self.fit(std::iter::repeat_n(0, flows_max), freeze_max, usize::MAX)
+    }
+
+    /// How many of the first flows, given the bytes in their queues, fit into `freeze_max` and `bytes_max`. At least
+    /// one if there is one: a connection that does not fit goes alone.
+    pub(super) fn fit(
+        &self,
+        queued: impl Iterator<Item = usize>,
+        freeze_max: Duration,
+        bytes_max: usize,
+    ) -> usize {
+        let mut flows = 0;
+        let mut bytes = 0;
+        for queue in queued {
+            bytes += STATE_BYTES + queue;
+            let fits = bytes <= bytes_max && self.predict(flows + 1, bytes) <= freeze_max;
+            if flows > 0 && !fits {
+                break;
+            }
+            flows += 1;
+        }
+        flows
+    }
+
+    /// Learns from a batch of `flows` connections with `bytes` of state.
+    pub(super) fn learn(&mut self, flows: usize, bytes: usize, phases: &Phases) {
+        if flows == 0 {
+            return;
+        }
+        let transfer = phases.transfer.as_secs_f64() * 1e6;
+        if transfer > 0.0 {
+            let seen = bytes as f64 / transfer;
+            if bytes >= BULK_BYTES {
+                self.rate = blend(self.rate, seen).max(0.1);
+            } else {
+                // Bound by delay: no more than a lower limit of the rate.
+                self.rate = self.rate.max(seen);
+            }
+        }
+        let freeze = phases.freeze().as_secs_f64() * 1e6 - bytes as f64 / self.rate;
+        if flows <= SMALL {
+            let seen = freeze - self.per_flow * flows as f64;
+            self.fixed = blend(self.fixed, seen).max(20.0);
+        } else if flows >= LARGE {
+            let seen = (freeze - self.fixed) / flows as f64;
+            self.per_flow = blend(self.per_flow, seen).max(0.5);
+        }
+    }
+}
+
+fn blend(old: f64, seen: f64) -> f64 {
+    old + WEIGHT * (seen.clamp(0.0, old * SAMPLE_MAX) - old)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn phases(micros: u64) -> Phases {
+        Phases {
+            extract: Duration::from_micros(micros),
+            ..Phases::default()
+        }
+    }
+
+    #[test]
+    fn a_batch_grows_when_connections_turn_out_cheap_and_shrinks_when_dear() {
+        let bound = Duration::from_millis(2);
+        let mut model = CostModel::new();
+        let first = model.flows_that_fit(bound, 10_000);
+        for _ in 0..50 {
+            model.learn(first, 0, &phases(300 + 5 * first as u64));
+        }
+        let cheap = model.flows_that_fit(bound, 10_000);
+        assert!(cheap > 3 * first, "{first} then {cheap}");
+        for _ in 0..50 {
+            model.learn(cheap, 0, &phases(300 + 100 * cheap as u64));
+        }
+        let dear = model.flows_that_fit(bound, 10_000);
+        assert!((10..=20).contains(&dear), "{dear}");
+    }
+
+    #[test]
+    fn one_slow_batch_does_not_shrink_the_next_by_half() {
+        let bound = Duration::from_millis(2);
+        let mut model = CostModel::new();
+        let before = model.flows_that_fit(bound, 10_000);
+        model.learn(before, 0, &phases(1_000_000));
+        assert!(model.flows_that_fit(bound, 10_000) * 2 > before);
+    }
+
+    #[test]
+    fn full_queues_go_alone_and_small_ones_together() {
+        let model = CostModel::new();
+        let bound = Duration::from_millis(2);
+        let queues = [200_000, 0, 0, 0];
+        assert_eq!(model.fit(queues.into_iter(), bound, 4 << 20), 1);
+        assert_eq!(model.fit(queues[1..].iter().copied(), bound, 4 << 20), 3);
+        assert_eq!(model.fit(std::iter::empty(), bound, 4 << 20), 0);
+        assert!(model.predict(3, 3 * STATE_BYTES) <= bound);
+    }
+
+    #[test]
+    fn the_rate_is_learned_from_bulk_and_only_raised_by_small_transfers() {
+        let mut model = CostModel::new();
+        let slow = Phases {
+            transfer: Duration::from_millis(8),
+            ..Phases::default()
+        };
+        model.learn(1, 1_000, &slow);
+        assert_eq!(model.transfer(50_000_000), Duration::from_secs(1));
+        for _ in 0..60 {
+            model.learn(1, 100_000, &slow);
+        }
+        let seconds = model.transfer(12_500_000).as_secs_f64();
+        assert!((0.9..1.1).contains(&seconds), "{seconds}");
+    }
+}
