@@ -35,6 +35,21 @@ pub struct Interface {
 }
 
 impl Interface {
+    /// The interface with this index.
+    ///
+    /// # Errors
+    /// `ENXIO` when there is none.
+    pub fn by_index(index: u32) -> io::Result<Self> {
+        let mut name = [0u8; libc::IF_NAMESIZE];
+        // SAFETY: `name` is writable for IF_NAMESIZE bytes and outlives the call.
+        let found = unsafe { libc::if_indextoname(index, name.as_mut_ptr().cast()) };
+        if found.is_null() {
+            return Err(io::Error::last_os_error());
+        }
+        let length = name.iter().position(|byte| *byte == 0).unwrap_or(0);
+        Self::find(&String::from_utf8_lossy(&name[..length]))
+    }
+
     /// The interface called `name`.
     ///
     /// # Errors

@@ -23,6 +23,7 @@ mod error;
 mod inject;
 mod options;
 mod queue;
+mod reclaim;
 mod restore;
 mod static_state;
 
@@ -31,6 +32,7 @@ pub use dynamic_state::{Congestion, TcpDynamic, Window, extract, extract_into};
 pub use error::{RepairError, Unmovable};
 pub use inject::injection;
 pub use options::{Linger, SocketOptions};
+pub use reclaim::activate_again;
 pub use queue::{Queue, send_queue, set_congestion_control};
 pub use restore::{
     PreparedSocket, Preparer, RestoredSocket, WindowProbe, abandon, activate, prepare, restore,

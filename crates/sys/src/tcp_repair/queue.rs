@@ -1,11 +1,10 @@
 //! Small questions and settings of live and restored sockets.
 
 use super::error::{At, RepairError};
-use super::restore::RestoredSocket;
 use crate::sockopt::{ioctl_int, set_bytes};
 use crate::tcp_info::TcpInfo;
 use libc::IPPROTO_TCP;
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::BorrowedFd;
 
 /// Bytes in the receive queue (`linux/sockios.h`).
 const SIOCINQ: libc::c_ulong = 0x541B;
@@ -53,12 +52,4 @@ pub fn send_queue(socket: BorrowedFd<'_>) -> Result<Queue, RepairError> {
 /// The kernel has none of that name, or does not allow it.
 pub fn set_congestion_control(socket: BorrowedFd<'_>, name: &str) -> Result<(), RepairError> {
     set_bytes(socket, IPPROTO_TCP, libc::TCP_CONGESTION, name.as_bytes()).at("TCP_CONGESTION")
-}
-
-impl RestoredSocket {
-    /// A socket that an earlier daemon restored and its server program kept.
-    #[must_use]
-    pub fn reclaimed(fd: OwnedFd) -> Self {
-        Self { fd }
-    }
 }

@@ -301,8 +301,20 @@ pub fn activate(
     state: &TcpDynamic,
     probe: WindowProbe,
 ) -> Result<OwnedFd, RepairError> {
+    activate_from(restored, fixed, state, probe, 0)
+}
+
+/// [`activate`], but for the first `pushed` bytes of the unsent part, which the socket has already.
+pub(super) fn activate_from(
+    restored: RestoredSocket,
+    fixed: &TcpStatic,
+    state: &TcpDynamic,
+    probe: WindowProbe,
+    pushed: usize,
+) -> Result<OwnedFd, RepairError> {
     let socket = restored.fd.as_fd();
     let (_, unsent) = state.outgoing_parts()?;
+    let unsent = unsent.get(pushed..).unwrap_or_default();
     if state.state == TcpState::LastAck && state.fin_sent() {
         select_queue(socket, SEND_QUEUE)?;
         shut_write(socket)?;
