@@ -1,0 +1,376 @@
+//! How exact the link program is. Bounds that depend on when a process gets to run are wide; the others are exact.
+
+use std::{
+    collections::BTreeSet,
+    io::{Read, Write},
+    net::{TcpListener, TcpStream, UdpSocket},
+    thread,
+    time::{Duration, Instant},
+};
+
+use holdfast_lab::{
+    Direction, Lab, LinkEntry, Topology,
+    link::{Link, PathCounters},
+};
+use nix::sys::socket::{setsockopt, sockopt};
+
+mod common;
+use common::{ask, is_root, spec};
+
+/// What an Ethernet, IPv4 and UDP header add to a datagram.
+const HEADERS: usize = 42;
+
+/// A lab with n1 and c1, and one entry about c1.
+fn lab(test: &str, entry: LinkEntry) -> Lab {
+    Lab::up(&spec(test).topology(Topology::default().with(entry))).unwrap()
+}
+
+/// A socket in c1 that sends to one in n1. From then on c1 sends nothing else, so the link's counters are about these
+/// datagrams.
+fn datagrams(lab: &Lab) -> (UdpSocket, UdpSocket) {
+    let (target, _) = lab.address("n1").unwrap();
+    let mac = lab.host("n1").unwrap().mac;
+    ask(
+        lab,
+        "c1",
+        &format!(
+            "sysctl -qw net.ipv6.conf.eth0.disable_ipv6=1; ip neigh replace {target} lladdr {mac} dev eth0 nud permanent"
+        ),
+    );
+    let receiver = lab
+        .in_net("n1", || UdpSocket::bind((target, 7)))
+        .unwrap()
+        .unwrap();
+    setsockopt(&receiver, sockopt::RcvBufForce, &(64 << 20)).unwrap();
+    receiver
+        .set_read_timeout(Some(Duration::from_secs(30)))
+        .unwrap();
+    let sender = lab
+        .in_net("c1", || UdpSocket::bind("0.0.0.0:0"))
+        .unwrap()
+        .unwrap();
+    sender.connect((target, 7)).unwrap();
+    settled(lab);
+    (sender, receiver)
+}
+
+fn up(lab: &Lab) -> PathCounters {
+    let status = lab.status().unwrap();
+    let c1 = status
+        .hosts
+        .iter()
+        .find(|host| host.host.name == "c1")
+        .unwrap();
+    c1.counters.unwrap().up
+}
+
+/// The counters of the upward direction when nothing moves any more.
+fn settled(lab: &Lab) -> PathCounters {
+    let deadline = Instant::now() + Duration::from_secs(60);
+    let mut last = (up(lab), Instant::now());
+    // The counters are written within 100 ms of a change.
+    while last.0.link.inside > 0 || last.1.elapsed() < Duration::from_millis(500) {
+        assert!(
+            Instant::now() < deadline,
+            "the link does not come to rest: {:?}",
+            last.0
+        );
+        thread::sleep(Duration::from_millis(20));
+        let seen = up(lab);
+        if seen != last.0 {
+            last = (seen, Instant::now());
+        }
+    }
+    last.0
+}
+
+/// Receives numbered datagrams until the one numbered `last`: the numbers, and when each came.
+fn receive(receiver: &UdpSocket, last: u32) -> Vec<(u32, Instant)> {
+    let mut buffer = [0; 2048];
+    let mut seen = Vec::new();
+    loop {
+        receiver
+            .recv(&mut buffer)
+            .expect("a datagram within the limit");
+        let number = u32::from_be_bytes([buffer[0], buffer[1], buffer[2], buffer[3]]);
+        seen.push((number, Instant::now()));
+        if number == last {
+            return seen;
+        }
+    }
+}
+
+fn numbered(number: u32, size: usize) -> Vec<u8> {
+    let mut datagram = vec![0; size];
+    datagram[..4].copy_from_slice(&number.to_be_bytes());
+    datagram
+}
+
+#[test]
+fn delay_is_never_less_and_seldom_much_more() {
+    if !is_root() {
+        return;
+    }
+    let asked = Duration::from_millis(20);
+    let lab = lab(
+        "delay",
+        LinkEntry {
+            delay_ms: Some(20.0),
+            direction: Direction::Up,
+            ..LinkEntry::of("c1")
+        },
+    );
+    let (sender, receiver) = datagrams(&lab);
+    let count = 300;
+    let sent: Vec<_> = thread::scope(|scope| {
+        let received = scope.spawn(|| receive(&receiver, count - 1));
+        let sent: Vec<_> = (0..count)
+            .map(|number| {
+                let at = Instant::now();
+                sender.send(&numbered(number, 100)).unwrap();
+                thread::sleep(Duration::from_millis(3));
+                at
+            })
+            .collect();
+        received
+            .join()
+            .unwrap()
+            .into_iter()
+            .map(|(number, at)| at - sent[number as usize])
+            .collect()
+    });
+    assert_eq!(sent.len(), count as usize);
+    let mut delays = sent;
+    delays.sort();
+    let (least, median, most) = (
+        delays[0],
+        delays[delays.len() / 2],
+        delays[delays.len() - 1],
+    );
+    eprintln!("delay asked {asked:?}: least {least:?}, median {median:?}, most {most:?}");
+    assert!(least >= asked, "{least:?}");
+    assert!(median < asked + Duration::from_millis(5), "{median:?}");
+}
+
+#[test]
+fn rate_is_met() {
+    if !is_root() {
+        return;
+    }
+    for rate_mbit in [10.0, 100.0] {
+        let lab = lab(
+            "rate",
+            LinkEntry {
+                rate_mbit: Some(rate_mbit),
+                queue_packets: Some(100_000),
+                direction: Direction::Up,
+                ..LinkEntry::of("c1")
+            },
+        );
+        let (sender, receiver) = datagrams(&lab);
+        let (size, seconds) = (1400, 3.0);
+        let count = (rate_mbit * 1e6 * seconds / 8.0 / (size + HEADERS) as f64) as u32;
+        let received = thread::scope(|scope| {
+            let received = scope.spawn(|| receive(&receiver, count - 1));
+            for number in 0..count {
+                sender.send(&numbered(number, size)).unwrap();
+            }
+            received.join().unwrap()
+        });
+        let (first, last) = (received[0], received[received.len() - 1]);
+        let bits = f64::from(last.0 - first.0) * ((size + HEADERS) * 8) as f64;
+        let measured = bits / (last.1 - first.1).as_secs_f64() / 1e6;
+        eprintln!("rate asked {rate_mbit} Mbit/s: {measured:.3}");
+        assert_eq!(received.len(), count as usize);
+        assert!(
+            (measured / rate_mbit - 1.0).abs() < 0.05,
+            "{measured} instead of {rate_mbit}"
+        );
+    }
+}
+
+#[test]
+fn losses_are_those_of_the_seed() {
+    if !is_root() {
+        return;
+    }
+    let mut losses = Vec::new();
+    for seed in [11, 11, 12] {
+        let entry = LinkEntry {
+            loss_pct: Some(10.0),
+            seed: Some(seed),
+            ..LinkEntry::of("c1")
+        };
+        let lab = lab("loss", entry);
+        let (sender, receiver) = datagrams(&lab);
+        let before = settled(&lab).link;
+        let count = 2000;
+        for number in 0..count {
+            sender.send(&numbered(number, 60)).unwrap();
+        }
+        let after = settled(&lab);
+        assert_eq!(after.link.entered - before.entered, u64::from(count));
+        assert_eq!((after.refused, after.link.dropped), (0, 0));
+        receiver.set_nonblocking(true).unwrap();
+        let mut buffer = [0; 64];
+        let mut arrived = BTreeSet::new();
+        while receiver.recv(&mut buffer).is_ok() {
+            arrived.insert(u32::from_be_bytes([
+                buffer[0], buffer[1], buffer[2], buffer[3],
+            ]));
+        }
+        // What the machine says, told the same number of packets before.
+        let config = lab.status().unwrap().hosts[1].link.clone().unwrap().up;
+        let mut model = Link::new(config);
+        for _ in 0..before.entered {
+            model.handle_packet(Duration::ZERO, Vec::new());
+        }
+        while model.poll_packet(Duration::MAX).is_some() {}
+        for number in 0..count {
+            model.handle_packet(Duration::ZERO, numbered(number, 4));
+        }
+        let expected: BTreeSet<_> = std::iter::from_fn(|| model.poll_packet(Duration::MAX))
+            .map(|packet| u32::from_be_bytes([packet[0], packet[1], packet[2], packet[3]]))
+            .collect();
+        assert_eq!(arrived, expected, "seed {seed}");
+        losses.push((before.entered, arrived));
+    }
+    assert!(losses[0] != losses[2], "another seed, other losses");
+}
+
+#[test]
+fn a_full_queue_drops_and_counts() {
+    if !is_root() {
+        return;
+    }
+    let lab = lab(
+        "queue",
+        LinkEntry {
+            rate_mbit: Some(1.0),
+            queue_packets: Some(10),
+            direction: Direction::Up,
+            ..LinkEntry::of("c1")
+        },
+    );
+    let (sender, receiver) = datagrams(&lab);
+    let before = settled(&lab).link;
+    // Each takes 10 ms; all are sent within a few.
+    for number in 0..100 {
+        sender.send(&numbered(number, 1250 - HEADERS)).unwrap();
+    }
+    let after = settled(&lab).link;
+    let (dropped, left) = (after.dropped - before.dropped, after.left - before.left);
+    assert_eq!(dropped + left, 100);
+    assert!(
+        left >= 10 && dropped > 0,
+        "{left} passed, {dropped} dropped"
+    );
+    receiver.set_nonblocking(true).unwrap();
+    let received = std::iter::from_fn(|| receiver.recv(&mut [0; 2048]).ok()).count() as u64;
+    assert_eq!(received, left);
+}
+
+/// Bytes that are different at every position for a long way.
+fn pattern(length: usize) -> Vec<u8> {
+    (0..length)
+        .map(|at| (at.wrapping_mul(2_654_435_761) >> 13) as u8)
+        .collect()
+}
+
+#[test]
+fn a_stream_is_whole_both_ways_in_both_families() {
+    if !is_root() {
+        return;
+    }
+    // Both ends are behind the link program, which must never meet a packet that is not whole.
+    let entry = LinkEntry {
+        delay_ms: Some(2.0),
+        rate_mbit: Some(200.0),
+        loss_pct: Some(0.2),
+        ..LinkEntry::of("all")
+    };
+    let lab = lab("stream", entry);
+    let (v4, v6) = lab.address("n1").unwrap();
+    let data = pattern(3 << 20);
+    for address in [std::net::IpAddr::from(v4), v6.into()] {
+        let listener = lab
+            .in_net("n1", || TcpListener::bind((address, 80)))
+            .unwrap()
+            .unwrap();
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                let (mut stream, _) = listener.accept().unwrap();
+                let mut received = vec![0; data.len()];
+                stream.read_exact(&mut received).unwrap();
+                assert!(received == data, "what arrived is not what was sent");
+                stream.write_all(&received).unwrap();
+            });
+            let mut stream = lab
+                .in_net("c1", || TcpStream::connect((address, 80)))
+                .unwrap()
+                .unwrap();
+            stream
+                .set_read_timeout(Some(Duration::from_secs(120)))
+                .unwrap();
+            stream.write_all(&data).unwrap();
+            let mut back = vec![0; data.len()];
+            stream.read_exact(&mut back).unwrap();
+            assert!(back == data, "what came back is not what was sent");
+        });
+    }
+    let counters = settled(&lab);
+    // A packet above the MTU would be refused at the end of the link.
+    assert_eq!(counters.refused, 0);
+    assert!(counters.link.lost > 0);
+}
+
+#[test]
+fn every_packet_has_a_whole_checksum() {
+    if !is_root() {
+        return;
+    }
+    // What c1 sends must be whole on the wire without a link program too: n1 sees it as a network card would give it.
+    for topology in [
+        Topology::default(),
+        Topology::default().with(LinkEntry::of("all")),
+    ] {
+        let lab = Lab::up(&spec("checksum").topology(topology)).unwrap();
+        let (v4, _) = lab.address("n1").unwrap();
+        let mut watcher = lab.command("sw").unwrap();
+        watcher.args([
+            "timeout",
+            "60",
+            "tcpdump",
+            "-i",
+            "n1",
+            "-n",
+            "-vv",
+            "-c",
+            "20",
+            "--immediate-mode",
+            "udp",
+            "and",
+            "src",
+            "net",
+            "10.0.0.0/8",
+        ]);
+        let watcher = watcher
+            .stdout(std::process::Stdio::piped())
+            .stderr(std::process::Stdio::null())
+            .spawn()
+            .unwrap();
+        let sender = lab
+            .in_net("c1", || UdpSocket::bind("0.0.0.0:0"))
+            .unwrap()
+            .unwrap();
+        let seen = thread::scope(|scope| {
+            let watch = scope.spawn(|| watcher.wait_with_output().unwrap());
+            while !watch.is_finished() {
+                sender.send_to(&pattern(500), (v4, 7)).unwrap();
+                thread::sleep(Duration::from_millis(10));
+            }
+            String::from_utf8(watch.join().unwrap().stdout).unwrap()
+        });
+        assert_eq!(seen.matches("[udp sum ok]").count(), 20, "{seen}");
+    }
+}
