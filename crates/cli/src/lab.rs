@@ -1,0 +1,246 @@
+//! `holdfast lab`: a test cluster on this machine.
+
+use std::{os::unix::process::CommandExt, path::PathBuf, time::Instant};
+
+use anyhow::{Context, Result, bail};
+use clap::{Args, Subcommand, ValueEnum};
+use holdfast_lab::{HostStatus, Lab, LinkEntry, Reach, Spec, Status, Topology};
+
+/// A test cluster on this machine: hosts as namespaces, links with delay, rate and loss, faults. Needs root.
+#[derive(Debug, Args)]
+pub struct LabArgs {
+    #[command(subcommand)]
+    action: Action,
+}
+
+#[derive(Debug, Subcommand)]
+enum Action {
+    /// Bring a lab up; it stays until `down`
+    Up(UpArgs),
+    /// Take a lab down; also removes what a killed process left of it
+    Down(NameArgs),
+    /// Run a command inside a host (n1, c1, …) or inside the switch (sw)
+    Exec(ExecArgs),
+    /// Cut a host off, without it losing its carrier
+    Cut(FaultArgs),
+    /// Undo cut
+    Heal(FaultArgs),
+    /// Show a lab's hosts, addresses and links
+    Status(StatusArgs),
+    /// List all labs
+    List(ListArgs),
+    /// Remove what killed processes left of their labs
+    Prune,
+}
+
+#[derive(Debug, Args)]
+struct NameArgs {
+    /// Which lab
+    #[arg(long, default_value = "default")]
+    name: String,
+}
+
+#[derive(Debug, Args)]
+struct UpArgs {
+    #[command(flatten)]
+    lab: NameArgs,
+    /// Nodes n1, n2, …
+    #[arg(long, default_value_t = 3)]
+    nodes: u16,
+    /// Clients c1, c2, …
+    #[arg(long, default_value_t = 1)]
+    clients: u16,
+    /// Spread the nodes over this many segments; with more than one, clients have a segment of their own
+    #[arg(long, default_value_t = 1)]
+    segments: u16,
+    /// How packets for the service address are to reach a flow's owner; recorded for those who set up daemons
+    #[arg(long, value_enum, default_value_t = ReachArg::Steer)]
+    reach: ReachArg,
+    /// Which links the next three options are about: a host, `nodes`, `clients` or `all`
+    #[arg(long, default_value = "all", value_name = "HOST")]
+    link: String,
+    /// Delay of each link, in each direction, in milliseconds
+    #[arg(long, value_name = "A")]
+    delay_ms: Option<f64>,
+    /// Rate of each link, in each direction, in Mbit/s
+    #[arg(long, value_name = "B")]
+    rate_mbit: Option<f64>,
+    /// Loss on each link, in each direction, in percent
+    #[arg(long, value_name = "C")]
+    loss_pct: Option<f64>,
+    /// Where losses are drawn from: same seed and same packets, same losses
+    #[arg(long)]
+    seed: Option<u64>,
+    /// A TOML file that describes links one by one; the options above come after it
+    #[arg(long, value_name = "FILE")]
+    topology: Option<PathBuf>,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum ReachArg {
+    Steer,
+    Broadcast,
+}
+
+#[derive(Debug, Args)]
+struct ExecArgs {
+    #[command(flatten)]
+    lab: NameArgs,
+    /// Where to run it
+    host: String,
+    /// The command and its arguments
+    #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "CMD")]
+    command: Vec<std::ffi::OsString>,
+}
+
+#[derive(Debug, Args)]
+struct FaultArgs {
+    #[command(flatten)]
+    lab: NameArgs,
+    /// Which host
+    host: String,
+    /// Only between HOST and this one
+    #[arg(long, value_name = "HOST")]
+    from: Option<String>,
+}
+
+#[derive(Debug, Args)]
+struct StatusArgs {
+    #[command(flatten)]
+    lab: NameArgs,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Debug, Args)]
+struct ListArgs {
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// Carries out `holdfast lab`.
+///
+/// # Errors
+/// What the lab answers, for the user to read.
+pub fn run(args: LabArgs) -> Result<()> {
+    match args.action {
+        Action::Up(args) => up(args),
+        Action::Down(args) => Ok(holdfast_lab::down(&args.name)?),
+        Action::Exec(args) => exec(&args),
+        Action::Cut(FaultArgs { lab, host, from }) => {
+            let lab = Lab::open(&lab.name)?;
+            Ok(from.map_or_else(|| lab.cut(&host), |from| lab.cut_between(&host, &from))?)
+        }
+        Action::Heal(FaultArgs { lab, host, from }) => {
+            let lab = Lab::open(&lab.name)?;
+            Ok(from.map_or_else(|| lab.heal(&host), |from| lab.heal_between(&host, &from))?)
+        }
+        Action::Status(args) => status(&args),
+        Action::List(args) => list(&args),
+        Action::Prune => {
+            for name in holdfast_lab::prune()? {
+                println!("removed what was left of {name}");
+            }
+            Ok(())
+        }
+    }
+}
+
+fn up(args: UpArgs) -> Result<()> {
+    let started = Instant::now();
+    let mut spec = Spec::new(&args.lab.name)
+        .nodes(args.nodes)
+        .clients(args.clients)
+        .segments(args.segments)
+        .topology(topology(&args)?);
+    spec.keep = true;
+    spec.reach = match args.reach {
+        ReachArg::Steer => Reach::Steer,
+        ReachArg::Broadcast => Reach::Broadcast,
+    };
+    let lab = Lab::up(&spec)?;
+    print_table(&lab.status()?);
+    println!("up after {:.2} s", started.elapsed().as_secs_f64());
+    Ok(())
+}
+
+fn topology(args: &UpArgs) -> Result<Topology> {
+    let mut topology = match &args.topology {
+        Some(path) => Topology::read(path)?,
+        None => Topology::default(),
+    };
+    if let Some(seed) = args.seed {
+        topology.seed = seed;
+    }
+    let entry = LinkEntry {
+        delay_ms: args.delay_ms,
+        rate_mbit: args.rate_mbit,
+        loss_pct: args.loss_pct,
+        ..LinkEntry::of(&args.link)
+    };
+    let says_something = args.delay_ms.is_some() || args.rate_mbit.is_some() || args.loss_pct.is_some();
+    Ok(if says_something { topology.with(entry) } else { topology })
+}
+
+fn exec(args: &ExecArgs) -> Result<()> {
+    let mut command = Lab::open(&args.lab.name)?.command(&args.host)?;
+    // It takes this process's place, so its exit code and the signals it gets are this process's.
+    let error = command.args(&args.command).exec();
+    bail!("run {:?}: {error}", command.get_program())
+}
+
+fn status(args: &StatusArgs) -> Result<()> {
+    let status = Lab::open(&args.lab.name)?.status()?;
+    if args.json {
+        println!("{}", serde_json::to_string_pretty(&status).context("encode the status")?);
+    } else {
+        print_table(&status);
+    }
+    Ok(())
+}
+
+fn list(args: &ListArgs) -> Result<()> {
+    let labs = holdfast_lab::list()?;
+    if args.json {
+        let labs: Vec<_> = labs.iter().map(|(name, up)| serde_json::json!({"name": name, "up": up})).collect();
+        println!("{}", serde_json::to_string_pretty(&labs).context("encode the list")?);
+        return Ok(());
+    }
+    for (name, up) in labs {
+        println!("{name:<20} {}", if up { "up" } else { "left over" });
+    }
+    Ok(())
+}
+
+fn print_table(status: &Status) {
+    let (service4, service6) = status.service;
+    println!("lab {}, number {}: service {service4} {service6}", status.name, status.plan.number);
+    println!("{:<6}{:<9}{:<16}{:<24}{:<19}state", "host", "segment", "IPv4", "IPv6", "link address");
+    for host in &status.hosts {
+        let place = &host.host;
+        let (v4, v6, mac) = (place.v4.to_string(), place.v6.to_string(), place.mac.to_string());
+        println!("{:<6}{:<9}{v4:<16}{v6:<24}{mac:<19}{}", place.name, place.segment, state(host));
+    }
+    for (a, b) in &status.cut_between {
+        println!("cut between {a} and {b}");
+    }
+    if status.link_program == Some(false) {
+        println!("the link program has ended: hosts behind it are cut off");
+    }
+}
+
+fn state(host: &HostStatus) -> String {
+    let mut words = vec![if host.alive { format!("{} processes", host.processes) } else { "gone".into() }];
+    if host.cut {
+        words.push("cut".into());
+    }
+    if let Some(counters) = host.counters {
+        for (name, path) in [("up", counters.up), ("down", counters.down)] {
+            let link = path.link;
+            words.push(format!("{name} {} passed {} lost {} dropped", link.left, link.lost, link.dropped));
+        }
+    }
+    words.join(", ")
+}
