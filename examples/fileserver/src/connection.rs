@@ -1,0 +1,336 @@
+//! One connection, step by step. Between two steps its whole state is a [`State`]: that is the safe point at which it
+//! can be handed off. A step that waits is left when the operator asks.
+
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use holdfast_api::Connection;
+use tokio::time::{Instant, sleep_until};
+
+use crate::Site;
+use crate::head::{self, Parsed};
+use crate::respond;
+use crate::source::{Reader, Source};
+use crate::state::{State, Work};
+use crate::upload::{Failure, Receiver};
+
+/// How much is made or read at once.
+const PIECE_BYTES: usize = 256 * 1024;
+/// With a rate limit, how much is written at once.
+const PACED_BYTES: usize = 16 * 1024;
+
+/// What a step ended with.
+enum Step {
+    /// Go on.
+    Done,
+    /// The operator asked meanwhile; nothing was lost.
+    Asked,
+    /// The connection is over.
+    Over,
+}
+
+/// Serves a connection to its end, or until it moves.
+pub async fn serve(mut connection: Connection, mut state: State, site: Arc<Site>) {
+    let flow = connection.flow();
+    loop {
+        let mut worker = match Worker::new(&connection, state, &site) {
+            Ok(worker) => worker,
+            Err(error) => return tracing::warn!(%flow, %error, "cannot go on"),
+        };
+        let destination = loop {
+            if let Some(destination) = connection.asked() {
+                break destination;
+            }
+            match worker.step().await {
+                Ok(Step::Done | Step::Asked) => {}
+                Ok(Step::Over) => return worker.end(),
+                Err(error) => {
+                    tracing::debug!(%flow, %error, "the connection broke");
+                    return worker.end();
+                }
+            }
+        };
+        state = worker.save();
+        match connection.hand_off(destination, state.encode()).await {
+            Ok(moved) => return tracing::debug!(%flow, to = %moved.to, "moved"),
+            Err(kept) => {
+                tracing::debug!(%flow, reason = %kept.reason, "kept");
+                connection = kept.connection;
+            }
+        }
+    }
+}
+
+/// A connection with what it has open.
+struct Worker<'a> {
+    connection: &'a Connection,
+    site: &'a Site,
+    state: State,
+    sending: Option<Piece>,
+    receiving: Option<Receiver>,
+    /// With a rate limit: when the next piece may go.
+    next_write: Instant,
+}
+
+/// A part of what is being sent, in memory.
+struct Piece {
+    source: Source,
+    reader: Reader,
+    offset: u64,
+    bytes: Vec<u8>,
+}
+
+impl<'a> Worker<'a> {
+    fn new(connection: &'a Connection, mut state: State, site: &'a Site) -> io::Result<Self> {
+        let receiving = match std::mem::take(&mut state.work) {
+            Work::Receiving(upload) => Some(upload.open(site.root.as_deref())?),
+            other => {
+                state.work = other;
+                None
+            }
+        };
+        Ok(Self {
+            connection,
+            site,
+            state,
+            sending: None,
+            receiving,
+            next_write: Instant::now(),
+        })
+    }
+
+    fn save(self) -> State {
+        match self.receiving {
+            Some(receiver) => State {
+                work: Work::Receiving(receiver.save()),
+                ..self.state
+            },
+            None => self.state,
+        }
+    }
+
+    fn end(self) {
+        if let Some(receiver) = self.receiving {
+            receiver.abandon(self.site.root.as_deref());
+        }
+    }
+
+    async fn step(&mut self) -> io::Result<Step> {
+        if !self.state.output.is_empty() {
+            return self.write_output().await;
+        }
+        if self.receiving.is_some() {
+            return self.receive().await;
+        }
+        match &self.state.work {
+            Work::Sending { at, end, .. } if at < end => self.send().await,
+            Work::Sending { .. } => {
+                self.state.work = Work::Idle;
+                self.sending = None;
+                Ok(Step::Done)
+            }
+            _ if self.state.close => Ok(Step::Over),
+            _ => self.request().await,
+        }
+    }
+
+    async fn write_output(&mut self) -> io::Result<Step> {
+        match write(self.connection, &self.state.output).await? {
+            Some(length) => {
+                self.state.output.drain(..length);
+                Ok(Step::Done)
+            }
+            None => Ok(Step::Asked),
+        }
+    }
+
+    /// Looks for a request in the input, or reads more of it.
+    async fn request(&mut self) -> io::Result<Step> {
+        match head::parse(&self.state.input) {
+            Parsed::Partial => self.read().await,
+            Parsed::Bad => {
+                respond::last(
+                    &mut self.state,
+                    "400 Bad Request",
+                    "this is not HTTP/1.1 as this server knows it\n",
+                );
+                Ok(Step::Done)
+            }
+            Parsed::Head(head, length) => {
+                self.state.input.drain(..length);
+                let remote = self.connection.flow().remote();
+                let unique = format!("{}-{}", remote.ip(), remote.port());
+                respond::begin(&mut self.state, head, self.site, &unique).await;
+                if let Work::Receiving(upload) = &self.state.work {
+                    self.receiving = Some(upload.clone().open(self.site.root.as_deref())?);
+                    self.state.work = Work::Idle;
+                }
+                Ok(Step::Done)
+            }
+        }
+    }
+
+    async fn read(&mut self) -> io::Result<Step> {
+        let mut buffer = [0; 16 * 1024];
+        match read(self.connection, &mut buffer).await? {
+            None => Ok(Step::Asked),
+            Some(0) => Ok(Step::Over),
+            Some(length) => {
+                self.state.input.extend(&buffer[..length]);
+                Ok(Step::Done)
+            }
+        }
+    }
+
+    async fn send(&mut self) -> io::Result<Step> {
+        let Work::Sending { source, at, end } = &mut self.state.work else {
+            return Ok(Step::Done);
+        };
+        let fits = |piece: &Piece| {
+            piece.source == *source
+                && (piece.offset..piece.offset + piece.bytes.len() as u64).contains(at)
+        };
+        if !self.sending.as_ref().is_some_and(fits) {
+            let last = self.sending.take();
+            self.sending = Some(Piece::load(last, source, self.site, *at, *end)?);
+        }
+        let Some(piece) = &self.sending else {
+            return Ok(Step::Done);
+        };
+        let mut bytes = &piece.bytes[(*at - piece.offset) as usize..];
+        if let Some(rate) = self.site.rate_bytes_per_s {
+            bytes = &bytes[..bytes.len().min(PACED_BYTES)];
+            tokio::select! {
+                biased;
+                _ = self.connection.wait_asked() => return Ok(Step::Asked),
+                () = sleep_until(self.next_write) => {}
+            }
+            // What was not sent while the client was slow is not made up for.
+            let pause = Duration::from_nanos(bytes.len() as u64 * 1_000_000_000 / rate.max(1));
+            self.next_write = self
+                .next_write
+                .max(Instant::now() - Duration::from_millis(20))
+                + pause;
+        }
+        match write(self.connection, bytes).await? {
+            Some(length) => {
+                *at += length as u64;
+                Ok(Step::Done)
+            }
+            None => Ok(Step::Asked),
+        }
+    }
+
+    async fn receive(&mut self) -> io::Result<Step> {
+        let Some(receiver) = &mut self.receiving else {
+            return Ok(Step::Done);
+        };
+        if !receiver.is_done() && self.state.input.is_empty() {
+            let mut buffer = vec![0; receiver.appetite(PIECE_BYTES)];
+            return match read(self.connection, &mut buffer).await? {
+                None => Ok(Step::Asked),
+                Some(0) => Ok(Step::Over),
+                Some(length) => {
+                    self.state.input.extend(&buffer[..length]);
+                    self.feed()
+                }
+            };
+        }
+        self.feed()
+    }
+
+    /// Gives the input to the upload. After this, what is left of the input belongs to the next request.
+    fn feed(&mut self) -> io::Result<Step> {
+        let Some(mut receiver) = self.receiving.take() else {
+            return Ok(Step::Done);
+        };
+        let root = self.site.root.as_deref();
+        let fed = match tokio::task::block_in_place(|| receiver.feed(&self.state.input)) {
+            Ok(used) => {
+                self.state.input.drain(..used);
+                if !receiver.is_done() {
+                    self.receiving = Some(receiver);
+                    return Ok(Step::Done);
+                }
+                receiver.finish(root).map_err(Failure::Storage)
+            }
+            Err(failure) => {
+                receiver.abandon(root);
+                Err(failure)
+            }
+        };
+        match fed {
+            Ok((digest, length)) => {
+                respond::short(&mut self.state, "200 OK", &format!("{digest}  {length}\n"))
+            }
+            Err(Failure::Malformed) => {
+                respond::last(&mut self.state, "400 Bad Request", "a malformed chunk\n")
+            }
+            Err(Failure::Storage(error)) => {
+                respond::last(
+                    &mut self.state,
+                    "507 Insufficient Storage",
+                    &format!("{error}\n"),
+                );
+            }
+        }
+        Ok(Step::Done)
+    }
+}
+
+impl Piece {
+    fn load(
+        last: Option<Piece>,
+        source: &Source,
+        site: &Site,
+        at: u64,
+        end: u64,
+    ) -> io::Result<Self> {
+        let (reader, mut bytes) = match last {
+            Some(piece) if piece.source == *source => (piece.reader, piece.bytes),
+            _ => (source.open(site.root.as_deref())?, Vec::new()),
+        };
+        bytes.resize(
+            usize::try_from(end - at).map_or(PIECE_BYTES, |left| left.min(PIECE_BYTES)),
+            0,
+        );
+        tokio::task::block_in_place(|| reader.read(at, &mut bytes))?;
+        Ok(Self {
+            source: source.clone(),
+            reader,
+            offset: at,
+            bytes,
+        })
+    }
+}
+
+/// Writes some of `bytes`; `None` when the operator asked first.
+async fn write(connection: &Connection, bytes: &[u8]) -> io::Result<Option<usize>> {
+    loop {
+        match connection.stream().try_write(bytes) {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+            other => return other.map(Some),
+        }
+        tokio::select! {
+            biased;
+            _ = connection.wait_asked() => return Ok(None),
+            ready = connection.stream().writable() => ready?,
+        }
+    }
+}
+
+/// Reads something; `None` when the operator asked first.
+async fn read(connection: &Connection, buffer: &mut [u8]) -> io::Result<Option<usize>> {
+    loop {
+        match connection.stream().try_read(buffer) {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+            other => return other.map(Some),
+        }
+        tokio::select! {
+            biased;
+            _ = connection.wait_asked() => return Ok(None),
+            ready = connection.stream().readable() => ready?,
+        }
+    }
+}

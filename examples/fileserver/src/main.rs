@@ -1,0 +1,135 @@
+//! An HTTP/1.1 file server behind Holdfast. It serves GET, HEAD and ranges, takes PUT and POST, and hands a connection
+//! to another node wherever it is: between requests, in the middle of a response, in the middle of an upload.
+//!
+//! | path | what |
+//! | --- | --- |
+//! | `GET /synthetic/SIZE` | a fixed pseudo-random stream of SIZE bytes, made as it is sent |
+//! | `GET /synthetic/SIZE.sha256` | its digest |
+//! | `PUT /digest` | reads the body, answers its digest |
+//! | `GET /NAME`, `PUT /NAME` | a file below `--root` |
+#![forbid(unsafe_code)]
+
+mod chunked;
+mod connection;
+mod head;
+mod respond;
+mod source;
+mod state;
+mod synthetic;
+mod upload;
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use anyhow::Context;
+use clap::Parser;
+use holdfast_api::{Arrival, Service, Session, app};
+use tokio::net::{TcpListener, TcpSocket};
+use tracing_subscriber::EnvFilter;
+
+use crate::state::State;
+
+/// An HTTP/1.1 file server behind Holdfast.
+#[derive(Debug, Parser)]
+#[command(version)]
+struct Flags {
+    /// Address to listen on; may be given several times.
+    #[arg(long, value_name = "ADDRESS:PORT", required = true)]
+    listen: Vec<SocketAddr>,
+    /// Directory to serve and to take uploads into. The nodes of a pool must share it, or have the same in it.
+    #[arg(long, value_name = "DIRECTORY")]
+    root: Option<PathBuf>,
+    /// The daemon's socket for server programs.
+    #[arg(long, value_name = "PATH", default_value = app::SOCKET_PATH)]
+    socket: PathBuf,
+    /// The pool that this server belongs to.
+    #[arg(long, default_value = "files")]
+    pool: String,
+    /// Send at most so fast on each connection.
+    #[arg(long, value_name = "MBIT_PER_S")]
+    rate_mbit: Option<u32>,
+}
+
+/// What every connection needs to know.
+#[derive(Debug)]
+struct Site {
+    root: Option<PathBuf>,
+    rate_bytes_per_s: Option<u64>,
+}
+
+#[tokio::main]
+async fn main() -> anyhow::Result<()> {
+    // RUST_LOG=debug tells of every handoff.
+    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .init();
+    let flags = Flags::parse();
+    raise_descriptor_limit();
+    let session = Session::connect(&flags.socket).unwrap_or_else(|error| {
+        tracing::warn!(%error, "serving without Holdfast until the daemon comes");
+        Session::connect_later(&flags.socket)
+    });
+    let rate_bytes_per_s = flags.rate_mbit.map(|rate| u64::from(rate) * 125_000);
+    let site = Arc::new(Site {
+        root: flags.root,
+        rate_bytes_per_s,
+    });
+    let mut services = tokio::task::JoinSet::new();
+    for address in flags.listen {
+        let listener = listen(address)
+            .with_context(|| format!("cannot listen on {address} (is it this host's?)"))?;
+        println!("listening on {}", listener.local_addr()?);
+        let service = session.serve(&flags.pool, listener)?;
+        services.spawn(accept(service, Arc::clone(&site)));
+    }
+    services
+        .join_next()
+        .await
+        .context("nothing to listen on")??
+}
+
+fn listen(address: SocketAddr) -> std::io::Result<TcpListener> {
+    let socket = if address.is_ipv4() {
+        TcpSocket::new_v4()?
+    } else {
+        TcpSocket::new_v6()?
+    };
+    socket.set_reuseaddr(true)?;
+    socket.bind(address)?;
+    socket.listen(1024)
+}
+
+async fn accept(service: Service, site: Arc<Site>) -> anyhow::Result<()> {
+    loop {
+        let (connection, state) = match service.accept().await {
+            Ok(Arrival::New(connection)) => (connection, State::default()),
+            Ok(Arrival::HandedOff { connection, state }) => match State::decode(&state) {
+                Ok(state) => (connection, state),
+                Err(error) => {
+                    tracing::error!(flow = %connection.flow(), %error, "a state that this version does not understand");
+                    continue;
+                }
+            },
+            Err(error) => {
+                // Out of descriptors, or a client that went before it was accepted: the listener is as good as before.
+                tracing::warn!(%error, "not accepted");
+                tokio::time::sleep(std::time::Duration::from_millis(10)).await;
+                continue;
+            }
+        };
+        tokio::spawn(connection::serve(connection, state, Arc::clone(&site)));
+    }
+}
+
+/// As many descriptors as the system lets this program have.
+fn raise_descriptor_limit() {
+    use rustix::process::{Resource, getrlimit, setrlimit};
+    let mut limit = getrlimit(Resource::Nofile);
+    limit.current = limit.maximum;
+    if let Err(error) = setrlimit(Resource::Nofile, limit) {
+        tracing::warn!(%error, "the limit of descriptors stays");
+    }
+}

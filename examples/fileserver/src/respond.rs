@@ -1,0 +1,185 @@
+//! From a request's head to work: what to send, or what to receive.
+
+use std::io;
+use std::path::PathBuf;
+
+use crate::Site;
+use crate::head::{self, Head};
+use crate::source::{self, Source};
+use crate::state::{State, Work};
+use crate::synthetic;
+use crate::upload::{Destination, Framing, Upload};
+
+/// A short answer that is written at once.
+pub fn short(state: &mut State, status: &str, text: &str) {
+    let length = text.len();
+    head(state, status, length as u64, "content-type: text/plain\r\n");
+    state.output.extend(text.bytes());
+    state.work = Work::Idle;
+}
+
+/// The same, and the connection ends: what the client sends further cannot be told apart.
+pub fn last(state: &mut State, status: &str, text: &str) {
+    state.close = true;
+    short(state, status, text);
+}
+
+fn head(state: &mut State, status: &str, length: u64, more: &str) {
+    let connection = if state.close {
+        "connection: close\r\n"
+    } else {
+        ""
+    };
+    let head = format!(
+        "HTTP/1.1 {status}\r\ncontent-length: {length}\r\naccept-ranges: bytes\r\n{more}{connection}\r\n"
+    );
+    state.output.extend(head.bytes());
+}
+
+/// Begins to answer a request.
+pub async fn begin(state: &mut State, request: Head, site: &Site, unique: &str) {
+    state.close = request.close;
+    match request.method.as_str() {
+        "GET" | "HEAD" => {
+            // A body is not looked for: whatever follows cannot be told apart.
+            state.close |=
+                request.chunked || request.content_length.is_some_and(|length| length > 0);
+            get(state, &request, site).await;
+        }
+        "PUT" | "POST" => put(state, &request, site, unique),
+        _ => last(state, "405 Method Not Allowed", "GET, HEAD, PUT, POST\n"),
+    }
+    if request.method == "HEAD" {
+        // A head alone, with the length that the body would have.
+        if let Some(end) = state
+            .output
+            .windows(4)
+            .position(|window| window == b"\r\n\r\n")
+        {
+            state.output.truncate(end + 4);
+        }
+        state.work = Work::Idle;
+    }
+}
+
+async fn get(state: &mut State, request: &Head, site: &Site) {
+    let (source, size) = match find(&request.path, site).await {
+        Ok(Found::Source(source, size)) => (source, size),
+        Ok(Found::Text(text)) => return short(state, "200 OK", &text),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            return short(state, "404 Not Found", "there is no such file\n");
+        }
+        Err(error) => return short(state, "500 Internal Server Error", &format!("{error}\n")),
+    };
+    match head::range(request.range.as_deref(), size) {
+        Ok(None) => {
+            head(state, "200 OK", size, "");
+            state.work = Work::Sending {
+                source,
+                at: 0,
+                end: size,
+            };
+        }
+        Ok(Some((first, end))) => {
+            let range = format!("content-range: bytes {first}-{}/{size}\r\n", end - 1);
+            head(state, "206 Partial Content", end - first, &range);
+            state.work = Work::Sending {
+                source,
+                at: first,
+                end,
+            };
+        }
+        Err(()) => head(
+            state,
+            "416 Range Not Satisfiable",
+            0,
+            &format!("content-range: bytes */{size}\r\n"),
+        ),
+    }
+}
+
+enum Found {
+    Source(Source, u64),
+    Text(String),
+}
+
+async fn find(path: &str, site: &Site) -> io::Result<Found> {
+    if let Some(size) = path.strip_prefix("/synthetic/") {
+        let (size, digest) = match size.strip_suffix(".sha256") {
+            Some(size) => (size, true),
+            None => (size, false),
+        };
+        let size = size
+            .parse()
+            .ok()
+            .filter(|size| *size <= synthetic::SIZE_MAX);
+        let size: u64 = size.ok_or(io::ErrorKind::NotFound)?;
+        if !digest {
+            return Ok(Found::Source(Source::Synthetic, size));
+        }
+        let digest = tokio::task::spawn_blocking(move || synthetic::sha256(size))
+            .await
+            .map_err(io::Error::other)?;
+        return Ok(Found::Text(format!("{digest}\n")));
+    }
+    let (Some(root), Some(name)) = (&site.root, source::relative(path)) else {
+        return Err(io::ErrorKind::NotFound.into());
+    };
+    let metadata = std::fs::metadata(root.join(&name))?;
+    if !metadata.is_file() {
+        return Err(io::ErrorKind::NotFound.into());
+    }
+    Ok(Found::Source(Source::File(name), metadata.len()))
+}
+
+fn put(state: &mut State, request: &Head, site: &Site, unique: &str) {
+    let framing = match (request.chunked, request.content_length) {
+        (true, _) => Framing::Chunked(Default::default()),
+        (false, Some(length)) => Framing::Length(length),
+        (false, None) => {
+            return last(
+                state,
+                "411 Length Required",
+                "a length or the chunked coding, please\n",
+            );
+        }
+    };
+    let destination = match (
+        request.path.as_str(),
+        &site.root,
+        source::relative(&request.path),
+    ) {
+        ("/digest", ..) => None,
+        (_, Some(_), Some(name)) => Some(Destination {
+            partial: partial(&name, unique),
+            name,
+        }),
+        _ => {
+            return last(
+                state,
+                "404 Not Found",
+                "PUT /digest, or --root and a file's name\n",
+            );
+        }
+    };
+    let upload = Upload::new(framing, destination);
+    // Opened once before the client is told to go on: a directory that is not there is known now.
+    match upload.clone().open(site.root.as_deref()) {
+        Err(error) => {
+            return last(
+                state,
+                "409 Conflict",
+                &format!("cannot write there: {error}\n"),
+            );
+        }
+        Ok(_) if request.expects_continue => state.output.extend(b"HTTP/1.1 100 Continue\r\n\r\n"),
+        Ok(_) => {}
+    }
+    state.work = Work::Receiving(upload);
+}
+
+/// Beside the file, of a name that no other connection has.
+fn partial(name: &std::path::Path, unique: &str) -> PathBuf {
+    let file = name.file_name().unwrap_or_default().to_string_lossy();
+    name.with_file_name(format!(".{file}.{unique}.partial"))
+}

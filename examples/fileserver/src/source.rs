@@ -1,0 +1,83 @@
+//! What a response is read from.
+
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::path::{Component, Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+
+use crate::synthetic;
+
+/// Something to send, by name: any node can open it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Source {
+    /// The stream of [`synthetic`].
+    Synthetic,
+    /// A file below the root.
+    File(PathBuf),
+}
+
+/// An open source.
+pub enum Reader {
+    Synthetic,
+    File(File),
+}
+
+impl Source {
+    /// Opens it.
+    ///
+    /// # Errors
+    /// As open(2); `NotFound` without a root.
+    pub fn open(&self, root: Option<&Path>) -> io::Result<Reader> {
+        match (self, root) {
+            (Source::Synthetic, _) => Ok(Reader::Synthetic),
+            (Source::File(name), Some(root)) => Ok(Reader::File(File::open(root.join(name))?)),
+            (Source::File(_), None) => Err(io::ErrorKind::NotFound.into()),
+        }
+    }
+}
+
+impl Reader {
+    /// Reads at `offset` until `buffer` is full.
+    ///
+    /// # Errors
+    /// As pread(2); `UnexpectedEof` for a file that became shorter.
+    pub fn read(&self, offset: u64, buffer: &mut [u8]) -> io::Result<()> {
+        match self {
+            Reader::Synthetic => synthetic::fill(offset, buffer),
+            Reader::File(file) => file.read_exact_at(buffer, offset)?,
+        }
+        Ok(())
+    }
+}
+
+/// The relative path that a request's path names; `None` for one that would leave the root or names nothing.
+pub fn relative(path: &str) -> Option<PathBuf> {
+    let path = Path::new(path.strip_prefix('/')?);
+    let plain = path
+        .components()
+        .all(|component| matches!(component, Component::Normal(_)));
+    (plain && path.file_name().is_some()).then(|| path.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_path_leaves_the_root() {
+        for path in [
+            "/../etc/passwd",
+            "/a/../../b",
+            "//etc/passwd",
+            "/",
+            "",
+            "a",
+            "/./a",
+        ] {
+            assert_eq!(relative(path), None, "{path}");
+        }
+        assert_eq!(relative("/a/b.txt"), Some("a/b.txt".into()));
+    }
+}

@@ -1,0 +1,215 @@
+//! A body on its way in: counted, hashed, and perhaps written to a file. The hash stops and goes on with the rest of the
+//! state, so that a digest covers bytes that several nodes received.
+
+use std::fs::{self, File, OpenOptions};
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+use sha2::digest::common::hazmat::{SerializableState, SerializedState};
+use sha2::{Digest, Sha256};
+
+use crate::chunked::Chunked;
+use crate::synthetic::hex;
+
+/// Where the end of a body is not known: well below the longest state that can be handed off.
+const CHUNKED_READ_BYTES: usize = 32 * 1024;
+
+/// How the end of a body is known.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Framing {
+    /// So many bytes are left.
+    Length(u64),
+    /// By the chunked coding.
+    Chunked(Chunked),
+}
+
+/// A file that grows beside its final place.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Destination {
+    /// Where it grows.
+    pub partial: PathBuf,
+    /// Where it ends.
+    pub name: PathBuf,
+}
+
+/// The state of an upload.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Upload {
+    /// How its end is known.
+    pub framing: Framing,
+    /// Where it goes, if not only into the digest.
+    pub destination: Option<Destination>,
+    /// Bytes received.
+    pub received: u64,
+    /// SHA-256 over them, unfinished.
+    #[serde(with = "serde_bytes")]
+    hash: Vec<u8>,
+}
+
+/// An upload that goes on.
+pub struct Receiver {
+    upload: Upload,
+    hash: Sha256,
+    file: Option<File>,
+}
+
+/// Why an upload ends early.
+#[derive(Debug)]
+pub enum Failure {
+    /// The client's fault.
+    Malformed,
+    /// The disk's.
+    Storage(io::Error),
+}
+
+impl Upload {
+    /// One that begins.
+    pub fn new(framing: Framing, destination: Option<Destination>) -> Self {
+        Self {
+            framing,
+            destination,
+            received: 0,
+            hash: Sha256::new().serialize().to_vec(),
+        }
+    }
+
+    /// Opens what it needs.
+    ///
+    /// # Errors
+    /// As open(2); `InvalidData` for a hash state that is none.
+    pub fn open(self, root: Option<&Path>) -> io::Result<Receiver> {
+        let state =
+            SerializedState::<Sha256>::try_from(self.hash.as_slice()).map_err(io::Error::other)?;
+        let hash = Sha256::deserialize(&state).map_err(io::Error::other)?;
+        let file = match (&self.destination, root) {
+            (Some(destination), Some(root)) => {
+                let path = root.join(&destination.partial);
+                Some(
+                    OpenOptions::new()
+                        .write(true)
+                        .create(true)
+                        .truncate(false)
+                        .open(path)?,
+                )
+            }
+            (Some(_), None) => return Err(io::ErrorKind::NotFound.into()),
+            (None, _) => None,
+        };
+        Ok(Receiver {
+            upload: self,
+            hash,
+            file,
+        })
+    }
+}
+
+impl Receiver {
+    /// The state as it is.
+    pub fn save(&self) -> Upload {
+        Upload {
+            hash: self.hash.serialize().to_vec(),
+            ..self.upload.clone()
+        }
+    }
+
+    /// Whether the body has ended.
+    pub fn is_done(&self) -> bool {
+        matches!(
+            self.upload.framing,
+            Framing::Length(0) | Framing::Chunked(Chunked::Done)
+        )
+    }
+
+    /// How much to read at once, at most `most`: not far beyond the body, since what lies beyond it travels with the
+    /// state.
+    pub fn appetite(&self, most: usize) -> usize {
+        match self.upload.framing {
+            Framing::Length(left) => usize::try_from(left).map_or(most, |left| left.min(most)),
+            Framing::Chunked(_) => most.min(CHUNKED_READ_BYTES),
+        }
+    }
+
+    /// Takes what belongs to the body from the begin of `input`; says how much.
+    ///
+    /// # Errors
+    /// See [`Failure`].
+    pub fn feed(&mut self, input: &[u8]) -> Result<usize, Failure> {
+        let mut data = Vec::new();
+        let used = match &mut self.upload.framing {
+            Framing::Length(left) => {
+                let length =
+                    usize::try_from(*left).map_or(input.len(), |left| left.min(input.len()));
+                *left -= length as u64;
+                data.extend(&input[..length]);
+                length
+            }
+            Framing::Chunked(chunked) => chunked
+                .feed(input, |bytes| data.extend(bytes))
+                .map_err(|_| Failure::Malformed)?,
+        };
+        self.hash.update(&data);
+        if let Some(file) = &self.file {
+            file.write_all_at(&data, self.upload.received)
+                .map_err(Failure::Storage)?;
+        }
+        self.upload.received += data.len() as u64;
+        Ok(used)
+    }
+
+    /// Puts the file into its place; gives the digest and the number of bytes.
+    ///
+    /// # Errors
+    /// As rename(2).
+    pub fn finish(self, root: Option<&Path>) -> io::Result<(String, u64)> {
+        if let (Some(destination), Some(root), Some(file)) =
+            (&self.upload.destination, root, &self.file)
+        {
+            file.set_len(self.upload.received)?;
+            fs::rename(
+                root.join(&destination.partial),
+                root.join(&destination.name),
+            )?;
+        }
+        Ok((hex(&self.hash.finalize()), self.upload.received))
+    }
+
+    /// Leaves nothing behind.
+    pub fn abandon(self, root: Option<&Path>) {
+        if let (Some(destination), Some(root)) = (&self.upload.destination, root) {
+            let _ = fs::remove_file(root.join(&destination.partial));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_digest_covers_bytes_that_several_nodes_received() {
+        let root = tempfile::tempdir().unwrap();
+        let destination = Destination {
+            partial: ".partial".into(),
+            name: "name".into(),
+        };
+        let mut body = vec![0; 10_000];
+        crate::synthetic::fill(0, &mut body);
+        let mut upload = Upload::new(Framing::Length(10_000), Some(destination));
+        for part in body.chunks(777) {
+            let mut receiver = upload.open(Some(root.path())).unwrap();
+            assert_eq!(receiver.feed(part).unwrap(), part.len());
+            let bytes = postcard::to_allocvec(&receiver.save()).unwrap();
+            upload = postcard::from_bytes(&bytes).unwrap();
+        }
+        let receiver = upload.open(Some(root.path())).unwrap();
+        assert!(receiver.is_done());
+        assert_eq!(
+            receiver.finish(Some(root.path())).unwrap(),
+            (crate::synthetic::sha256(10_000), 10_000)
+        );
+        assert_eq!(fs::read(root.path().join("name")).unwrap(), body);
+        assert!(!root.path().join(".partial").exists());
+    }
+}

@@ -1,0 +1,303 @@
+//! Two servers, a client, and the test in the daemon's place: connections go back and forth in the middle of what they
+//! do.
+
+#[path = "../../../crates/api/tests/fake/mod.rs"]
+mod fake;
+#[path = "../src/synthetic.rs"]
+#[allow(dead_code, reason = "a part of the server's own module")]
+mod synthetic;
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+
+use fake::{Daemon, Peer, client, flow_of};
+use holdfast_api::app::{FromDaemon, ToDaemon};
+use holdfast_api::{Drain, FlowText};
+
+struct Server {
+    process: Child,
+    peer: Peer,
+    address: SocketAddr,
+    service: u32,
+}
+
+impl Server {
+    fn start(daemon: &Daemon, node: &str, more: &[&str]) -> Self {
+        let mut process = Command::new(env!("CARGO_BIN_EXE_fileserver"))
+            .args(["--listen", "127.0.0.1:0", "--socket"])
+            .arg(daemon.path())
+            .args(more)
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let peer = daemon.accept();
+        peer.say(&FromDaemon::Opened { node: node.into() });
+        let service = peer.hear_serve("files");
+        let mut line = String::new();
+        BufReader::new(process.stdout.take().unwrap())
+            .read_line(&mut line)
+            .unwrap();
+        let address = line
+            .trim()
+            .strip_prefix("listening on ")
+            .unwrap()
+            .parse()
+            .unwrap();
+        Self {
+            process,
+            peer,
+            address,
+            service,
+        }
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+/// Asks for the flow and brings it to the acceptor, short of `Go`; `None` when the connection ended before.
+fn bring_over(donor: &Server, acceptor: &Server, flow: FlowText, id: u64) -> Option<()> {
+    donor.peer.say(&FromDaemon::Asked {
+        flows: vec![flow],
+        to: "other".into(),
+        drain: Drain::None,
+    });
+    let (message, descriptors) = donor.peer.hear();
+    let ToDaemon::HandOff { mut items, .. } = message else {
+        assert!(
+            matches!(message, ToDaemon::Closed { .. } | ToDaemon::Declined { .. }),
+            "{message:?}"
+        );
+        return None;
+    };
+    acceptor.peer.bring(
+        id,
+        acceptor.service,
+        items.pop()?,
+        descriptors.into_iter().next(),
+    );
+    Some(())
+}
+
+/// Sends the flow round until `stop`; says how often it went. Every third attempt it stays.
+fn go_round(servers: &[Server; 2], flow: FlowText, stop: &AtomicBool) -> usize {
+    servers[0].peer.hear_accepted(1);
+    let mut moves = 0;
+    for id in 0.. {
+        let (donor, acceptor) = (&servers[moves % 2], &servers[(moves + 1) % 2]);
+        if stop.load(Ordering::Acquire) || bring_over(donor, acceptor, flow, id).is_none() {
+            break;
+        }
+        if id % 3 == 2 {
+            let reason = "not this time";
+            acceptor.peer.say(&FromDaemon::Cancel {
+                ids: vec![id],
+                reason: reason.into(),
+            });
+            donor.peer.say(&FromDaemon::Kept {
+                flows: vec![flow],
+                reason: reason.into(),
+            });
+        } else {
+            donor.peer.say(&FromDaemon::Gone {
+                flows: vec![flow],
+                to: "other".into(),
+            });
+            acceptor.peer.say(&FromDaemon::Go { ids: vec![id] });
+            moves += 1;
+        }
+    }
+    moves
+}
+
+/// Runs `transfer` on a new connection that goes round meanwhile.
+fn while_moving<R>(more: &[&str], transfer: impl FnOnce(&mut TcpStream) -> R) -> (R, usize) {
+    let daemon = Daemon::new();
+    let servers = [
+        Server::start(&daemon, "n1", more),
+        Server::start(&daemon, "n2", more),
+    ];
+    let mut client = client(servers[0].address);
+    let flow = flow_of(&client);
+    let stop = AtomicBool::new(false);
+    thread::scope(|scope| {
+        let moving = scope.spawn(|| go_round(&servers, flow, &stop));
+        let result = transfer(&mut client);
+        stop.store(true, Ordering::Release);
+        (result, moving.join().unwrap())
+    })
+}
+
+/// A response's head and body. Fails the test when either is cut off.
+fn response(reader: &mut impl BufRead, with_body: bool) -> (String, Vec<u8>) {
+    let mut head = String::new();
+    while !head.ends_with("\r\n\r\n") {
+        assert_ne!(
+            reader.read_line(&mut head).unwrap(),
+            0,
+            "the end inside a head: {head}"
+        );
+    }
+    let length = head
+        .lines()
+        .find_map(|line| line.strip_prefix("content-length: "))
+        .unwrap()
+        .parse()
+        .unwrap();
+    let mut body = vec![0; if with_body { length } else { 0 }];
+    reader.read_exact(&mut body).unwrap();
+    (head, body)
+}
+
+const SIZE: usize = 3_000_001;
+
+fn expected(offset: u64, length: usize) -> Vec<u8> {
+    let mut bytes = vec![0; length];
+    synthetic::fill(offset, &mut bytes);
+    bytes
+}
+
+#[test]
+fn downloads_go_on_wherever_they_are() {
+    // The rate makes the transfer long enough to be moved: nothing is measured by it.
+    let (bodies, moves) = while_moving(&["--rate-mbit", "40"], |client| {
+        write!(client, "GET /synthetic/{SIZE} HTTP/1.1\r\n\r\n").unwrap();
+        write!(
+            client,
+            "GET /synthetic/{SIZE} HTTP/1.1\r\nRange: bytes=11-\r\n\r\n"
+        )
+        .unwrap();
+        let mut reader = BufReader::new(client);
+        [response(&mut reader, true).1, response(&mut reader, true).1]
+    });
+    assert!(bodies[0] == expected(0, SIZE) && bodies[1] == expected(11, SIZE - 11));
+    assert!(moves >= 3, "moved {moves} times");
+}
+
+#[test]
+fn uploads_go_on_wherever_they_are() {
+    let root = tempfile::tempdir().unwrap();
+    let body = expected(0, SIZE);
+    let (answers, moves) = while_moving(&["--root", root.path().to_str().unwrap()], |client| {
+        let mut reader = BufReader::new(client.try_clone().unwrap());
+        write!(
+            client,
+            "PUT /digest HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n"
+        )
+        .unwrap();
+        for chunk in body.chunks(4_001) {
+            write!(client, "{:x}\r\n", chunk.len()).unwrap();
+            client.write_all(chunk).unwrap();
+            client.write_all(b"\r\n").unwrap();
+        }
+        client.write_all(b"0\r\n\r\n").unwrap();
+        let first = response(&mut reader, true).1;
+        write!(
+            client,
+            "PUT /file HTTP/1.1\r\nContent-Length: {SIZE}\r\n\r\n"
+        )
+        .unwrap();
+        client.write_all(&body).unwrap();
+        [first, response(&mut reader, true).1]
+    });
+    let answer = format!("{}  {SIZE}\n", synthetic::sha256(SIZE as u64));
+    for got in answers {
+        assert_eq!(String::from_utf8(got).unwrap(), answer);
+    }
+    assert!(std::fs::read(root.path().join("file")).unwrap() == body);
+    assert_eq!(
+        std::fs::read_dir(root.path()).unwrap().count(),
+        1,
+        "nothing but the file"
+    );
+    assert!(moves >= 1, "moved {moves} times");
+}
+
+#[test]
+fn speaks_http() {
+    let root = tempfile::tempdir().unwrap();
+    std::fs::write(root.path().join("file"), "0123456789").unwrap();
+    let daemon = Daemon::new();
+    let server = Server::start(&daemon, "n1", &["--root", root.path().to_str().unwrap()]);
+    let mut client = client(server.address);
+    let mut reader = BufReader::new(client.try_clone().unwrap());
+    let mut ask = |request: &str, with_body| {
+        client.write_all(request.as_bytes()).unwrap();
+        let (head, body) = response(&mut reader, with_body);
+        (head, String::from_utf8_lossy(&body).into_owned())
+    };
+    let (head, body) = ask("GET /file HTTP/1.1\r\n\r\n", true);
+    assert!(
+        head.starts_with("HTTP/1.1 200 OK\r\n") && body == "0123456789",
+        "{head}"
+    );
+    let (head, body) = ask("GET /file HTTP/1.1\r\nRange: bytes=-3\r\n\r\n", true);
+    assert!(
+        head.starts_with("HTTP/1.1 206 ") && head.contains("bytes 7-9/10") && body == "789",
+        "{head}"
+    );
+    let (head, _) = ask("GET /file HTTP/1.1\r\nRange: bytes=10-\r\n\r\n", true);
+    assert!(
+        head.starts_with("HTTP/1.1 416 ") && head.contains("bytes */10"),
+        "{head}"
+    );
+    let (head, _) = ask("HEAD /file HTTP/1.1\r\n\r\n", false);
+    assert!(
+        head.starts_with("HTTP/1.1 200 ") && head.contains("content-length: 10"),
+        "{head}"
+    );
+    assert_eq!(
+        ask("GET /synthetic/9.sha256 HTTP/1.1\r\n\r\n", true)
+            .1
+            .trim(),
+        synthetic::sha256(9)
+    );
+    assert!(
+        ask("GET /../file HTTP/1.1\r\n\r\n", true)
+            .0
+            .starts_with("HTTP/1.1 404 ")
+    );
+    assert!(
+        ask("PUT /no/such HTTP/1.1\r\nContent-Length: 1\r\n\r\n", true)
+            .0
+            .starts_with("HTTP/1.1 409 ")
+    );
+    // That one ended the connection.
+    assert_eq!(reader.read(&mut [0; 1]).unwrap(), 0);
+}
+
+#[test]
+fn serves_without_a_daemon() {
+    let mut process = Command::new(env!("CARGO_BIN_EXE_fileserver"))
+        .args(["--listen", "127.0.0.1:0", "--socket", "/nowhere/app.sock"])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut line = String::new();
+    BufReader::new(process.stdout.take().unwrap())
+        .read_line(&mut line)
+        .unwrap();
+    let mut client = client(
+        line.trim()
+            .strip_prefix("listening on ")
+            .unwrap()
+            .parse()
+            .unwrap(),
+    );
+    client
+        .write_all(b"GET /synthetic/100 HTTP/1.0\r\n\r\n")
+        .unwrap();
+    let (head, body) = response(&mut BufReader::new(client), true);
+    assert!(head.contains("connection: close") && body == expected(0, 100));
+    process.kill().unwrap();
+    let said = process.wait_with_output().unwrap().stderr;
+    assert!(String::from_utf8_lossy(&said).contains("without Holdfast"));
+}
