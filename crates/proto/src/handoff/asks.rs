@@ -4,7 +4,7 @@ use super::core::{Ask, AskPurpose, Purpose, Timer};
 use super::event::Event;
 use super::{Command, Handoff};
 use core::time::Duration;
-use holdfast_wire::{Change, ChangeKind, Frame, NodeId, Record, Refusal};
+use holdfast_wire::{Change, ChangeKind, Frame, NodeId, Record, RecordState, Refusal};
 
 /// What the holder says to each change.
 pub(super) type Answers = Vec<Result<Option<Record>, Refusal>>;
@@ -151,27 +151,63 @@ impl Handoff {
         &mut self,
         results: impl Iterator<Item = (Change, Result<Option<Record>, Refusal>)>,
     ) {
-        let node = self.core.config.node;
         let mut again = Vec::new();
         for (change, result) in results {
-            // Only this node changes what it owns: another epoch is one its entry was not told yet.
-            let epoch = match (&change.kind, &result) {
+            match (&change.kind, &result) {
                 (
                     ChangeKind::Remove,
                     Err(Refusal {
                         current: Some(record),
                     }),
-                ) if record.is_owned_by(node) && record.epoch != change.epoch => Some(record.epoch),
-                _ => None,
-            };
-            match epoch {
-                Some(epoch) => again.push(Change { epoch, ..change }),
-                None => self.core.event(Event::Changed { change, result }),
+                ) => {
+                    let better = self.better_removal(&change, record);
+                    if better.is_empty() {
+                        self.core.event(Event::Changed { change, result });
+                    }
+                    again.extend(better);
+                }
+                // Asked to make way for a removal, which tells how it went.
+                (ChangeKind::Rollback, _) => {}
+                _ => self.core.event(Event::Changed { change, result }),
             }
         }
         for change in again.into_iter().rev() {
             self.core.reports.push_front(change);
         }
         self.core.report_asked = false;
+    }
+
+    /// What to ask when a removal was refused with `record`. Only this node changes what it owns: another epoch is
+    /// one that its entry was not told yet. A transit from this node that it does not know of was begun in an earlier
+    /// life of the daemon, of a flow that was closed before it was frozen.
+    fn better_removal(&self, change: &Change, record: &Record) -> Vec<Change> {
+        let node = self.core.config.node;
+        match record.state {
+            RecordState::Owned { owner } if owner == node && record.epoch != change.epoch => {
+                vec![Change {
+                    epoch: record.epoch,
+                    ..*change
+                }]
+            }
+            RecordState::Transit { donor, .. }
+                if donor == node && !self.core.moving.contains_key(&change.flow) =>
+            {
+                let kind = ChangeKind::Rollback;
+                let epoch = record.epoch;
+                let after = Change {
+                    epoch: epoch.saturating_add(1),
+                    ..*change
+                };
+                vec![
+                    Change {
+                        kind,
+                        epoch,
+                        ..*change
+                    },
+                    after,
+                ]
+            }
+            _ => Vec::new(),
+        }
     }
 }

@@ -73,6 +73,9 @@ pub enum Command {
     Resume {
         token: Token,
         flows: Vec<FlowEpoch>,
+        /// The holder has not said yet whether these flows, which are not frozen, were diverted: their programs go on,
+        /// their entries stay "prepared", so that a restarted daemon asks too. Another `Resume` or `Close` follows.
+        in_doubt: bool,
     },
     Close {
         token: Token,

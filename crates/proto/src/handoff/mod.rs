@@ -4,7 +4,8 @@
 //! The daemon feeds the machine (`handle_*`), then takes outputs until there are none and wakes it at `poll_timeout`.
 //! Frames to a node without a channel are to be dropped: the machine asks again or gives up by itself, and learns of a
 //! lost channel from `handle_peer_lost`. Frames of one channel are to be given in order; those of a channel that was
-//! replaced are not to be given after those of the new one. (Were they, nothing would break but time.)
+//! replaced are not to be given after those of the new one. (Were they, no flow would get two speakers or none, but one
+//! that is closed could stay in the holder's table: an establish repeated behind its removal.)
 //!
 //! What never happens, whatever is lost, late, repeated or killed: two nodes speaking for a flow. What always happens,
 //! once nodes and holder reach each other: each flow has one owner, who speaks.

@@ -115,10 +115,13 @@ impl Handoff {
 
     pub(super) fn command_resume(&mut self, repeat: Repeat<(Settling, FlowEpoch)>) {
         let flows = repeat.flows.iter().map(|(_, flow)| *flow).collect();
+        // All of a command are alike: those in doubt are commanded by themselves.
+        let in_doubt = repeat.flows.iter().any(|(settling, _)| settling.in_doubt);
         self.core
             .command(Purpose::Resume(repeat), |token| Command::Resume {
                 token,
                 flows,
+                in_doubt,
             });
     }
 
