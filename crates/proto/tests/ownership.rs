@@ -1,0 +1,206 @@
+//! The compare-and-set, against any sequence of changes from any node.
+
+use holdfast_proto::ownership::{Floors, apply};
+use holdfast_wire::{Change, ChangeKind, Epoch, Flow, NodeId, Protocol, Record, RecordState};
+use proptest::prelude::*;
+
+fn flow(port: u16) -> Flow {
+    Flow {
+        protocol: Protocol::Tcp,
+        local: "10.0.0.1:80".parse().expect("an address"),
+        remote: ([10, 0, 1, 2], port).into(),
+    }
+}
+
+fn change(kind: ChangeKind, epoch: Epoch) -> Change {
+    let flow = flow(4242);
+    Change { flow, kind, epoch }
+}
+
+const A: NodeId = NodeId(1);
+const B: NodeId = NodeId(2);
+const C: NodeId = NodeId(3);
+
+fn node() -> impl Strategy<Value = NodeId> {
+    (1_u16..4).prop_map(NodeId)
+}
+
+fn kind() -> impl Strategy<Value = ChangeKind> {
+    prop_oneof![
+        Just(ChangeKind::Establish),
+        node().prop_map(|acceptor| ChangeKind::Divert { acceptor }),
+        Just(ChangeKind::Commit),
+        Just(ChangeKind::Rollback),
+        Just(ChangeKind::Remove),
+    ]
+}
+
+fn record() -> impl Strategy<Value = Option<Record>> {
+    let epoch = prop_oneof![1_u32..6, Just(u32::MAX), Just(u32::MAX - 1)];
+    prop_oneof![
+        Just(None),
+        (node(), epoch.clone()).prop_map(|(owner, epoch)| Some(Record::owned(owner, epoch))),
+        (node(), node(), epoch).prop_map(|(a, b, epoch)| Some(Record::transit(a, b, epoch))),
+    ]
+}
+
+proptest! {
+    /// A change that is granted is granted again, with the same record and no effect, as long as nothing else happens.
+    #[test]
+    fn a_granted_change_is_idempotent(current in record(), kind in kind(), asker in node(), epoch in prop_oneof![0_u32..7, Just(u32::MAX)]) {
+        let change = change(kind, epoch);
+        // Rolled back by its acceptor, a flow is the donor's: the acceptor is told so, by a refusal.
+        if let Ok(next) = apply(current, &change, asker) {
+            match apply(next, &change, asker) {
+                Ok(again) => prop_assert_eq!(again, next),
+                Err(refusal) => {
+                    prop_assert_eq!(kind, ChangeKind::Rollback);
+                    prop_assert!(!next.is_some_and(|record| record.is_owned_by(asker)));
+                    prop_assert_eq!(refusal.current, next);
+                }
+            }
+        }
+    }
+
+    /// Epochs never go down, each change of a record raises them, and a refusal names the record.
+    #[test]
+    fn epochs_only_grow(current in record(), kind in kind(), asker in node(), epoch in prop_oneof![0_u32..7, Just(u32::MAX)]) {
+        match apply(current, &change(kind, epoch), asker) {
+            Err(refusal) => prop_assert_eq!(refusal.current, current),
+            Ok(next) => if let (Some(old), Some(new)) = (current, next) {
+                prop_assert!(new == old || new.epoch > old.epoch, "{:?} to {:?}", old, new);
+            }
+        }
+    }
+
+    /// Nobody takes a flow from its owner; out of a transit it goes to its donor or its acceptor only.
+    #[test]
+    fn ownership_changes_only_by_the_rules(current in record(), kind in kind(), asker in node(), epoch in 0_u32..7) {
+        let Ok(Some(next)) = apply(current, &change(kind, epoch), asker) else { return Ok(()); };
+        match (current.map(|record| record.state), next.state) {
+            (None, RecordState::Owned { owner }) => prop_assert_eq!(owner, asker),
+            (Some(RecordState::Owned { owner }), RecordState::Owned { owner: new }) => prop_assert_eq!(owner, new),
+            (Some(RecordState::Owned { owner }), RecordState::Transit { donor, acceptor }) => {
+                prop_assert_eq!(owner, donor);
+                prop_assert_eq!(owner, asker);
+                prop_assert_ne!(donor, acceptor);
+            }
+            (Some(RecordState::Transit { donor, acceptor }), RecordState::Owned { owner }) => {
+                prop_assert!(owner == donor || owner == acceptor);
+                prop_assert!(asker == donor || asker == acceptor);
+                prop_assert_eq!(owner == acceptor && donor != acceptor, kind == ChangeKind::Commit && donor != acceptor);
+            }
+            (Some(old @ RecordState::Transit { .. }), new @ RecordState::Transit { .. }) => prop_assert_eq!(old, new),
+            (None, RecordState::Transit { .. }) => prop_assert!(false, "a transit from nothing"),
+        }
+    }
+
+    /// Of the donor's rollback and the acceptor's commit of one transit, in any order and however often, one wins.
+    #[test]
+    fn commit_or_rollback(asks in proptest::collection::vec(any::<bool>(), 2..12), epoch in 2_u32..1000) {
+        let mut current = Some(Record::transit(A, B, epoch));
+        let (mut committed, mut rolled_back) = (false, false);
+        for commit in asks {
+            let (kind, asker) = if commit { (ChangeKind::Commit, B) } else { (ChangeKind::Rollback, A) };
+            if let Ok(next) = apply(current, &change(kind, epoch), asker) {
+                current = next;
+                committed |= commit;
+                rolled_back |= !commit;
+            }
+        }
+        prop_assert!(committed != rolled_back);
+        let owner = if committed { B } else { A };
+        prop_assert_eq!(current, Some(Record::owned(owner, epoch + 1)));
+    }
+
+    /// With floors, epochs of a flow grow also across removals, whatever its owners ask for.
+    #[test]
+    fn a_name_used_again_starts_above(lives in proptest::collection::vec((0_u32..50, 0_u32..5), 1..20)) {
+        let mut floors = Floors::new(1);
+        let mut highest = 0;
+        for (asked, handoffs) in lives {
+            let epoch = floors.at_least(&flow(7), asked);
+            let mut current = apply(None, &change(ChangeKind::Establish, epoch), A).expect("free");
+            for _ in 0..handoffs {
+                let at = current.expect("established").epoch;
+                current = apply(current, &change(ChangeKind::Divert { acceptor: B }, at), A).expect("owned");
+                current = apply(current, &change(ChangeKind::Rollback, at + 1), B).expect("in transit");
+            }
+            prop_assert!(epoch > highest);
+            highest = current.expect("owned").epoch;
+            floors.removed(&flow(7), highest);
+            prop_assert_eq!(apply(current, &change(ChangeKind::Remove, highest), A), Ok(None));
+        }
+    }
+}
+
+#[test]
+fn the_rules_one_by_one() {
+    let owned = Some(Record::owned(A, 1));
+    let transit = Some(Record::transit(A, B, 2));
+    let divert = ChangeKind::Divert { acceptor: B };
+    assert_eq!(apply(None, &change(ChangeKind::Establish, 1), A), Ok(owned));
+    assert_eq!(apply(owned, &change(divert, 1), A), Ok(transit));
+    assert_eq!(
+        apply(transit, &change(ChangeKind::Commit, 2), B),
+        Ok(Some(Record::owned(B, 3)))
+    );
+    assert_eq!(
+        apply(transit, &change(ChangeKind::Rollback, 2), A),
+        Ok(Some(Record::owned(A, 3)))
+    );
+    assert_eq!(
+        apply(transit, &change(ChangeKind::Rollback, 2), B),
+        Ok(Some(Record::owned(A, 3)))
+    );
+    assert_eq!(apply(owned, &change(ChangeKind::Remove, 1), A), Ok(None));
+    // A rollback that comes before its divert keeps that out for ever.
+    let fenced = apply(owned, &change(ChangeKind::Rollback, 2), A).expect("fenced");
+    assert_eq!(fenced, Some(Record::owned(A, 3)));
+    assert!(apply(fenced, &change(divert, 1), A).is_err());
+}
+
+#[test]
+fn what_is_stale_or_somebody_elses_is_refused() {
+    let owned = Some(Record::owned(A, 5));
+    let transit = Some(Record::transit(A, B, 5));
+    let divert = ChangeKind::Divert { acceptor: B };
+    let refused = [
+        (owned, divert, 4, A),
+        (owned, divert, 6, A),
+        (owned, divert, 5, B),
+        (owned, ChangeKind::Divert { acceptor: A }, 5, A),
+        (owned, ChangeKind::Remove, 4, A),
+        (owned, ChangeKind::Remove, 5, B),
+        (owned, ChangeKind::Establish, 9, B),
+        (owned, ChangeKind::Commit, 5, A),
+        (transit, ChangeKind::Commit, 5, A),
+        (transit, ChangeKind::Commit, 5, C),
+        (transit, ChangeKind::Commit, 4, B),
+        (transit, ChangeKind::Rollback, 4, A),
+        (transit, ChangeKind::Rollback, 5, C),
+        (transit, ChangeKind::Remove, 5, A),
+        (transit, ChangeKind::Establish, 5, A),
+        (None, ChangeKind::Commit, 5, B),
+        (None, ChangeKind::Rollback, 5, A),
+        (None, ChangeKind::Establish, 0, A),
+    ];
+    for (current, kind, epoch, asker) in refused {
+        let result = apply(current, &change(kind, epoch), asker);
+        assert!(
+            result.is_err(),
+            "{current:?} {kind:?} {epoch} by {asker}: {result:?}"
+        );
+    }
+}
+
+#[test]
+fn floors_of_other_flows_do_not_rise() {
+    let mut floors = Floors::new(3);
+    floors.removed(&flow(1), 1_000);
+    let raised = (2..2_000)
+        .filter(|port| floors.at_least(&flow(*port), 1) > 3)
+        .count();
+    assert!(raised < 5, "{raised} of 2000 share the floor");
+    assert_eq!(floors.at_least(&flow(1), 1), 1_001);
+}

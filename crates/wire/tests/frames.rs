@@ -1,0 +1,380 @@
+//! Frames come back as they went, in pieces of any size; anything else is an error that says what to do.
+
+use bytes::Bytes;
+use holdfast_wire::frame::{AcceptorTimes, BatchId, PrepareFlow, StateFlow};
+use holdfast_wire::{
+    Change, ChangeKind, Decoder, Flow, Frame, FrameError, LENGTH_MAX, NodeId, Protocol, Record,
+    Refusal, encode,
+};
+use proptest::collection::vec;
+use proptest::prelude::*;
+use std::net::{IpAddr, SocketAddr};
+
+fn flow() -> impl Strategy<Value = Flow> {
+    let v4 =
+        (any::<[u8; 4]>(), any::<[u8; 4]>()).prop_map(|(a, b)| (IpAddr::from(a), IpAddr::from(b)));
+    let v6 = (any::<[u8; 16]>(), any::<[u8; 16]>())
+        .prop_map(|(a, b)| (IpAddr::from(a), IpAddr::from(b)));
+    let protocol = prop_oneof![Just(Protocol::Tcp), Just(Protocol::Udp)];
+    (protocol, prop_oneof![v4, v6], any::<u16>(), any::<u16>()).prop_filter_map(
+        "two families",
+        |(protocol, (local, remote), from, to)| {
+            let (local, remote) = (SocketAddr::new(local, from), SocketAddr::new(remote, to));
+            Flow::new(protocol, local, remote).ok()
+        },
+    )
+}
+
+fn node() -> impl Strategy<Value = NodeId> {
+    any::<u16>().prop_map(NodeId)
+}
+
+fn batch() -> impl Strategy<Value = BatchId> {
+    (node(), any::<u64>(), any::<u64>()).prop_map(|(donor, boot, seq)| BatchId { donor, boot, seq })
+}
+
+fn blob() -> impl Strategy<Value = Bytes> {
+    vec(any::<u8>(), 0..300).prop_map(Bytes::from)
+}
+
+fn record() -> impl Strategy<Value = Record> {
+    prop_oneof![
+        (node(), any::<u32>()).prop_map(|(owner, epoch)| Record::owned(owner, epoch)),
+        (node(), node(), any::<u32>())
+            .prop_map(|(donor, to, epoch)| Record::transit(donor, to, epoch)),
+    ]
+}
+
+fn change() -> impl Strategy<Value = Change> {
+    let kind = prop_oneof![
+        Just(ChangeKind::Establish),
+        node().prop_map(|acceptor| ChangeKind::Divert { acceptor }),
+        Just(ChangeKind::Commit),
+        Just(ChangeKind::Rollback),
+        Just(ChangeKind::Remove),
+    ];
+    (flow(), kind, any::<u32>()).prop_map(|(flow, kind, epoch)| Change { flow, kind, epoch })
+}
+
+fn refusal() -> impl Strategy<Value = Refusal> {
+    proptest::option::of(record()).prop_map(|current| Refusal { current })
+}
+
+fn between_donor_and_acceptor() -> impl Strategy<Value = Frame> {
+    let prepare =
+        (flow(), any::<u32>(), blob()).prop_map(|(flow, epoch, static_state)| PrepareFlow {
+            flow,
+            epoch,
+            static_state,
+        });
+    let state =
+        (any::<u32>(), blob(), blob()).prop_map(|(index, dynamic, application)| StateFlow {
+            index,
+            dynamic,
+            application,
+        });
+    let times = (any::<u32>(), any::<u32>());
+    let times = times.prop_map(|(restore_us, commit_us)| AcceptorTimes {
+        restore_us,
+        commit_us,
+    });
+    let results = vec(proptest::result::maybe_ok(Just(()), ".*"), 0..9);
+    let epochs = vec(proptest::result::maybe_ok(any::<u32>(), ".*"), 0..9);
+    prop_oneof![
+        (batch(), vec(prepare, 0..9)).prop_map(|(batch, flows)| Frame::Prepare { batch, flows }),
+        (batch(), results).prop_map(|(batch, results)| Frame::Prepared { batch, results }),
+        (batch(), vec(state, 0..9), any::<bool>()).prop_map(|(batch, flows, last)| Frame::State {
+            batch,
+            flows,
+            last
+        }),
+        (batch(), epochs, times).prop_map(|(batch, results, times)| Frame::Done {
+            batch,
+            results,
+            times
+        }),
+        (batch(), ".*").prop_map(|(batch, reason)| Frame::Abort { batch, reason }),
+    ]
+}
+
+fn frame() -> impl Strategy<Value = Frame> {
+    let results = vec(
+        proptest::result::maybe_ok(proptest::option::of(record()), refusal()),
+        0..9,
+    );
+    prop_oneof![
+        between_donor_and_acceptor(),
+        (node(), any::<u64>(), ".*").prop_map(|(node, boot, group)| Frame::Hello {
+            node,
+            boot,
+            group
+        }),
+        (any::<u64>(), vec(change(), 0..9))
+            .prop_map(|(request, changes)| Frame::Ask { request, changes }),
+        (any::<u64>(), results).prop_map(|(request, results)| Frame::Answer { request, results }),
+        (any::<u64>(), vec(flow(), 0..9))
+            .prop_map(|(request, flows)| Frame::Query { request, flows }),
+        (any::<u64>(), vec(proptest::option::of(record()), 0..9))
+            .prop_map(|(request, records)| Frame::QueryAnswer { request, records }),
+        any::<u64>().prop_map(|token| Frame::Ping { token }),
+        any::<u64>().prop_map(|token| Frame::Pong { token }),
+    ]
+}
+
+/// All frames the decoder gives of `bytes`, fed in pieces of `sizes` (in turn), and how it ended.
+fn decode(bytes: &[u8], sizes: &[usize]) -> (Vec<Frame>, Result<(), FrameError>) {
+    let mut decoder = Decoder::new();
+    let mut frames = Vec::new();
+    let mut rest = bytes;
+    let mut sizes = sizes.iter().cycle();
+    while !rest.is_empty() {
+        let size = sizes.next().copied().unwrap_or(1).clamp(1, rest.len());
+        let (piece, after) = rest.split_at(size);
+        decoder.feed(piece);
+        rest = after;
+        loop {
+            match decoder.next_frame() {
+                Ok(Some(frame)) => frames.push(frame),
+                Ok(None) => break,
+                Err(error) => return (frames, Err(error)),
+            }
+        }
+    }
+    (frames, decoder.finish())
+}
+
+proptest! {
+    #[test]
+    fn frames_come_back_in_pieces_of_any_size(frames in vec(frame(), 1..6), sizes in vec(1_usize..400, 1..8)) {
+        let mut bytes = Vec::new();
+        for frame in &frames {
+            encode(frame, &mut bytes).expect("small");
+        }
+        let (back, end) = decode(&bytes, &sizes);
+        prop_assert_eq!(back, frames);
+        prop_assert_eq!(end, Ok(()));
+    }
+
+    #[test]
+    fn any_bytes_are_frames_or_an_error(bytes in vec(any::<u8>(), 0..600)) {
+        let _ = decode(&bytes, &[7, 64]);
+    }
+
+    /// Arbitrary bodies in a sound envelope: deep in the reader, still no panic; what is read is written the same way.
+    #[test]
+    fn any_body_is_a_frame_or_malformed(body in vec(any::<u8>(), 1..600), variant in 0_u8..13) {
+        let mut bytes = ((body.len() + 1) as u32).to_be_bytes().to_vec();
+        bytes.push(holdfast_wire::VERSION);
+        bytes.extend(&body);
+        bytes[5] = variant;
+        match decode(&bytes, &[bytes.len()]) {
+            (frames, Ok(())) => {
+                let mut again = Vec::new();
+                encode(&frames[0], &mut again).expect("it fitted");
+                prop_assert_eq!(&decode(&again, &[1_000]).0, &frames);
+            }
+            (_, Err(error)) => prop_assert!(matches!(error, FrameError::Malformed { .. }), "{}", error),
+        }
+    }
+
+    #[test]
+    fn a_changed_byte_is_no_panic(frame in frame(), at in any::<prop::sample::Index>(), byte in any::<u8>()) {
+        let mut bytes = Vec::new();
+        encode(&frame, &mut bytes).expect("small");
+        let at = at.index(bytes.len());
+        bytes[at] = byte;
+        let _ = decode(&bytes, &[50]);
+    }
+
+    #[test]
+    fn every_cut_is_named_truncated(frame in frame(), at in any::<prop::sample::Index>()) {
+        let mut bytes = Vec::new();
+        encode(&frame, &mut bytes).expect("small");
+        let have = at.index(bytes.len());
+        let (frames, end) = decode(&bytes[..have], &[bytes.len()]);
+        prop_assert!(frames.is_empty());
+        let expected = if have == 0 { Ok(()) } else { Err(FrameError::Truncated { have }) };
+        prop_assert_eq!(end, expected);
+    }
+
+    #[test]
+    fn flows_come_back_from_text_and_json(flow in flow()) {
+        let text = flow.to_string();
+        prop_assert_eq!(text.parse::<Flow>(), Ok(flow));
+        let json = serde_json::to_string(&flow).expect("json");
+        prop_assert_eq!(&json, &format!("\"{text}\""));
+        prop_assert_eq!(serde_json::from_str::<Flow>(&json).expect("json"), flow);
+    }
+
+    #[test]
+    fn any_text_is_a_flow_or_an_error(text in "(tcp|udp)?:?[0-9a-f.:\\[\\]-]{0,60}|.{0,40}") {
+        if let Ok(flow) = text.parse::<Flow>() {
+            prop_assert_eq!(flow.to_string().parse::<Flow>(), Ok(flow));
+        }
+    }
+}
+
+fn envelope(length: u32, version: u8, body: &[u8]) -> Vec<u8> {
+    let mut bytes = length.to_be_bytes().to_vec();
+    bytes.push(version);
+    bytes.extend(body);
+    bytes
+}
+
+#[test]
+fn each_error_is_told_apart_and_says_what_to_do() {
+    let cases = [
+        (envelope(2, 2, &[10]), "run the same release"),
+        (envelope(u32::MAX, 1, &[]), "longer than"),
+        (envelope(LENGTH_MAX as u32 + 1, 1, &[]), "longer than"),
+        (envelope(2, 1, &[99]), "close the channel"),
+        (envelope(4, 1, &[10, 1, 1]), "1 bytes follow"),
+        (envelope(0, 1, &[]), "it is empty"),
+        (envelope(9, 1, &[10]), "connect again"),
+    ];
+    for (bytes, expected) in cases {
+        let (frames, end) = decode(&bytes, &[3]);
+        let text = end.expect_err("not a frame").to_string();
+        assert!(frames.is_empty() && text.contains(expected), "{text}");
+    }
+}
+
+#[test]
+fn the_format_stays_what_it_is() {
+    let mut bytes = Vec::new();
+    encode(&Frame::Ping { token: 300 }, &mut bytes).expect("small");
+    assert_eq!(bytes, [0, 0, 0, 4, 1, 10, 0xac, 0x02]);
+    let flow: Flow = "tcp:10.0.0.1:80-10.0.1.2:4242".parse().expect("a flow");
+    let changes = vec![Change {
+        flow,
+        kind: ChangeKind::Commit,
+        epoch: 7,
+    }];
+    bytes.clear();
+    encode(
+        &Frame::Ask {
+            request: 1,
+            changes,
+        },
+        &mut bytes,
+    )
+    .expect("small");
+    let expected = [
+        0, 0, 0, 20, 1, 3, 1, 1, 0, 0, 10, 0, 0, 1, 80, 0, 10, 0, 1, 2, 0x92, 0x21, 2, 7,
+    ];
+    assert_eq!(bytes[..], expected[..]);
+}
+
+#[test]
+fn blobs_share_the_memory_their_frame_came_in() {
+    let batch = BatchId {
+        donor: NodeId(1),
+        boot: 2,
+        seq: 3,
+    };
+    let flows = (0..2_000).map(|index| StateFlow {
+        index,
+        dynamic: Bytes::from(vec![index as u8; 150]),
+        application: Bytes::from_static(b"offset 17"),
+    });
+    let frame = Frame::State {
+        batch,
+        flows: flows.collect(),
+        last: true,
+    };
+    let mut bytes = Vec::new();
+    encode(&frame, &mut bytes).expect("300 kB");
+    let mut decoder = Decoder::new();
+    decoder.feed(&bytes);
+    let back = decoder.next_frame().expect("sound").expect("whole");
+    assert_eq!(back, frame);
+    let Frame::State { flows, .. } = back else {
+        panic!("another frame");
+    };
+    let first = flows[0].dynamic.as_ptr() as usize;
+    for flow in &flows {
+        let distance = (flow.dynamic.as_ptr() as usize).wrapping_sub(first);
+        assert!(distance < bytes.len(), "a blob was copied elsewhere");
+    }
+}
+
+#[test]
+fn a_frame_too_long_leaves_the_output_as_it_was() {
+    let batch = BatchId {
+        donor: NodeId(1),
+        boot: 2,
+        seq: 3,
+    };
+    let dynamic = Bytes::from(vec![0; LENGTH_MAX]);
+    let flows = vec![StateFlow {
+        index: 0,
+        dynamic,
+        application: Bytes::new(),
+    }];
+    let mut bytes = vec![1, 2, 3];
+    let error = encode(
+        &Frame::State {
+            batch,
+            flows,
+            last: true,
+        },
+        &mut bytes,
+    )
+    .expect_err("too long");
+    assert!(matches!(error, FrameError::TooLong(_)));
+    assert_eq!(bytes, [1, 2, 3]);
+}
+
+#[test]
+fn a_length_field_alone_takes_no_memory() {
+    // A list that claims 2^60 entries, and a text that claims as many bytes.
+    for variant in [2, 3, 7, 9] {
+        let mut body = vec![variant, 1, 1, 1];
+        body.extend([0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x0f]);
+        let bytes = envelope(body.len() as u32 + 1, 1, &body);
+        assert!(decode(&bytes, &[1_000]).1.is_err());
+    }
+}
+
+#[test]
+fn a_list_of_too_many_entries_is_malformed() {
+    let results = vec![Ok(()); holdfast_wire::frame::ENTRIES_MAX + 1];
+    let batch = BatchId {
+        donor: NodeId(1),
+        boot: 2,
+        seq: 3,
+    };
+    let mut bytes = Vec::new();
+    encode(&Frame::Prepared { batch, results }, &mut bytes).expect("64 KiB");
+    let (_, end) = decode(&bytes, &[bytes.len()]);
+    assert!(matches!(end, Err(FrameError::Malformed { .. })), "{end:?}");
+}
+
+#[test]
+fn flows_are_written_one_way() {
+    let mapped = "tcp:[::ffff:10.0.0.1]:80-[::ffff:10.0.1.2]:4242".parse::<Flow>();
+    assert_eq!(
+        mapped.expect("a flow").to_string(),
+        "tcp:10.0.0.1:80-10.0.1.2:4242"
+    );
+    let scoped = "udp:[fe80::1%3]:53-[fd00::2]:4242".parse::<Flow>();
+    assert_eq!(
+        scoped.expect("a flow").to_string(),
+        "udp:[fe80::1]:53-[fd00::2]:4242"
+    );
+    let wrong = [
+        ("", "is not a flow"),
+        ("tcp", "is not a flow"),
+        ("sctp:10.0.0.1:80-10.0.1.2:4242", "use tcp or udp"),
+        ("tcp:10.0.0.1:80", "is not a flow"),
+        ("tcp:10.0.0.1-10.0.1.2:4242", "is not a flow"),
+        ("tcp:10.0.0.1:80-[fd00::2]:4242", "two families"),
+        ("tcp:10.0.0.1:99999-10.0.1.2:1", "is not a flow"),
+    ];
+    for (text, expected) in wrong {
+        let error = text.parse::<Flow>().expect_err(text).to_string();
+        assert!(error.contains(expected), "{text}: {error}");
+    }
+    assert_eq!("7".parse::<NodeId>(), Ok(NodeId(7)));
+    assert!("0".parse::<NodeId>().is_err());
+}
