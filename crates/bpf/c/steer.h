@@ -7,10 +7,6 @@
 #include "encap.h"
 #include "too_big.h"
 
-static __always_inline int send_to(struct xdp_md *context, const struct node *node)
-{
-	return node->ifindex == context->ingress_ifindex ? XDP_TX : bpf_redirect(node->ifindex, 0);
-}
 
 static __always_inline int steer_link(struct xdp_md *context, const struct node *node)
 {
@@ -19,7 +15,7 @@ static __always_inline int steer_link(struct xdp_md *context, const struct node 
 		return XDP_DROP;
 	link_header(link, node, link->h_proto);
 	count(COUNT_STEERED_LINK);
-	return send_to(context, node);
+	return bpf_redirect(node->ifindex, 0);
 }
 
 static __always_inline int steer_encap(struct xdp_md *context, const struct node *node, const struct node *self,
@@ -47,7 +43,7 @@ static __always_inline int steer_encap(struct xdp_md *context, const struct node
 		outer_v4(ip, p->l3_length, p->v6, unmap_v4(self->address), unmap_v4(node->address));
 	}
 	count(COUNT_STEERED_ENCAP);
-	return send_to(context, node);
+	return bpf_redirect(node->ifindex, 0);
 }
 
 /* Strips the outer header of a packet a peer encapsulated for us. 1: stripped, 0: not such a packet, -1: drop. */

@@ -23,14 +23,17 @@ static __always_inline __u32 sum_words(void *at, int words, void *end)
 	return sum;
 }
 
-static __always_inline int reflect(struct ethhdr *link)
+/* Not XDP_TX, here and in steer.h: over veth (6.18) it leaves its packets in the peer's ring until something else comes,
+ * unless the peer runs XDP too. A redirect to the same interface needs NAPI (GRO) at the peer only.
+ */
+static __always_inline int reflect(struct xdp_md *context, struct ethhdr *link)
 {
 	__u8 swap[6];
 	__builtin_memcpy(swap, link->h_dest, 6);
 	__builtin_memcpy(link->h_dest, link->h_source, 6);
 	__builtin_memcpy(link->h_source, swap, 6);
 	count(COUNT_TOO_BIG_SENT);
-	return XDP_TX;
+	return bpf_redirect(context->ingress_ifindex, 0);
 }
 
 static __always_inline int too_big_v4(struct xdp_md *context, __u16 mtu)
@@ -64,7 +67,7 @@ static __always_inline int too_big_v4(struct xdp_md *context, __u16 mtu)
 	icmp->code = ICMP_FRAG_NEEDED;
 	icmp->mtu = bpf_htons(mtu);
 	icmp->checksum = fold(sum_words(icmp, (sizeof(*icmp) + QUOTED_V4) / 2, end));
-	return reflect(link);
+	return reflect(context, link);
 }
 
 static __always_inline int too_big_v6(struct xdp_md *context, __u16 mtu)
@@ -99,7 +102,7 @@ static __always_inline int too_big_v6(struct xdp_md *context, __u16 mtu)
 	sum += bpf_htons(sizeof(*icmp) + QUOTED_V6) + bpf_htons(IPPROTO_ICMPV6);
 	sum += sum_words(icmp, (sizeof(*icmp) + QUOTED_V6) / 2, end);
 	icmp->icmp6_cksum = fold(sum);
-	return reflect(link);
+	return reflect(context, link);
 }
 
 static __noinline int too_big_packet(struct xdp_md *context, __u16 mtu, __u8 v6)

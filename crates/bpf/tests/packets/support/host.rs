@@ -1,0 +1,158 @@
+//! A host: a network namespace made with `ip`, and for nodes a cgroup of their own, so that socket operations see only
+//! their sockets.
+
+use std::fs::File;
+use std::io::Write;
+use std::os::fd::AsRawFd;
+use std::path::PathBuf;
+use std::process::Command;
+
+/// A namespace that goes away with the value.
+pub struct Host {
+    namespace: String,
+    cgroup: Option<PathBuf>,
+}
+
+impl Host {
+    /// Makes the namespace `namespace`; `cgroup` gives it a cgroup too.
+    pub fn new(namespace: &str, cgroup: bool) -> Self {
+        ip(&["netns", "add", namespace]);
+        let host = Self {
+            namespace: namespace.to_owned(),
+            cgroup: cgroup.then(|| new_cgroup(namespace)),
+        };
+        host.ip("link set lo up");
+        host.sysctl("net/ipv6/conf/default/accept_dad", "0");
+        host.sysctl("net/ipv4/conf/all/rp_filter", "0");
+        host.sysctl("net/ipv4/conf/default/rp_filter", "0");
+        host
+    }
+
+    pub fn namespace(&self) -> &str {
+        &self.namespace
+    }
+
+    /// The cgroup of a node.
+    pub fn cgroup(&self) -> &PathBuf {
+        self.cgroup.as_ref().expect("only nodes have a cgroup")
+    }
+
+    /// Runs `work` on a thread inside the namespace (and the cgroup). Threads it starts are inside too.
+    pub fn run<T: Send>(&self, work: impl FnOnce() -> T + Send) -> T {
+        std::thread::scope(|scope| {
+            let inside = scope.spawn(|| {
+                self.enter();
+                work()
+            });
+            match inside.join() {
+                Ok(value) => value,
+                Err(panic) => std::panic::resume_unwind(panic),
+            }
+        })
+    }
+
+    fn enter(&self) {
+        let namespace = File::open(format!("/run/netns/{}", self.namespace)).expect("namespace");
+        // SAFETY: the descriptor is open; only the calling thread changes its namespace.
+        let entered = unsafe { libc::setns(namespace.as_raw_fd(), libc::CLONE_NEWNET) };
+        assert_eq!(entered, 0, "setns: {}", std::io::Error::last_os_error());
+        if let Some(cgroup) = &self.cgroup {
+            std::fs::write(cgroup.join("cgroup.threads"), "0").expect("enter the cgroup");
+        }
+    }
+
+    /// `ip ARGUMENTS` in the namespace.
+    pub fn ip(&self, arguments: &str) {
+        let mut all = vec!["-n", &self.namespace];
+        all.extend(arguments.split(' '));
+        ip(&all);
+    }
+
+    /// `ethtool -K DEVICE FEATURE SETTING`.
+    pub fn feature(&self, device: &str, feature: &str, setting: &str) {
+        self.run(|| {
+            let status = Command::new("ethtool")
+                .args(["-K", device, feature, setting])
+                .output()
+                .expect("ethtool");
+            assert!(status.status.success(), "ethtool {device}: {status:?}");
+        });
+    }
+
+    /// Writes below `/proc/sys`.
+    pub fn sysctl(&self, path: &str, value: &str) {
+        self.run(|| {
+            std::fs::write(format!("/proc/sys/{path}"), value)
+                .unwrap_or_else(|e| panic!("sysctl {path}: {e}"));
+        });
+    }
+
+    /// The index of a device.
+    pub fn ifindex(&self, device: &str) -> u32 {
+        let name = std::ffi::CString::new(device).expect("name");
+        // SAFETY: `name` is a NUL-terminated string that lives through the call.
+        self.run(|| unsafe { libc::if_nametoindex(name.as_ptr()) })
+    }
+
+    /// A counter of `/proc/net/snmp`, for instance `Tcp`, `OutRsts`.
+    pub fn snmp(&self, group: &str, name: &str) -> u64 {
+        let text =
+            self.run(|| std::fs::read_to_string("/proc/thread-self/net/snmp").expect("snmp"));
+        let mut rows = text
+            .lines()
+            .filter_map(|line| line.strip_prefix(&format!("{group}: ")));
+        let (names, values) = (rows.next().expect("names"), rows.next().expect("values"));
+        let at = names.split(' ').position(|n| n == name).expect("counter");
+        values
+            .split(' ')
+            .nth(at)
+            .and_then(|v| v.parse().ok())
+            .expect("a number")
+    }
+}
+
+impl Drop for Host {
+    fn drop(&mut self) {
+        // What fails here has gone already.
+        let _ = Command::new("ip")
+            .args(["netns", "del", &self.namespace])
+            .output();
+        if let Some(cgroup) = &self.cgroup {
+            let _ = std::fs::remove_dir(cgroup);
+        }
+    }
+}
+
+/// Runs `ip` and insists that it succeeds.
+pub fn ip(arguments: &[&str]) {
+    let output = Command::new("ip").args(arguments).output().expect("ip");
+    assert!(
+        output.status.success(),
+        "ip {}: {}",
+        arguments.join(" "),
+        String::from_utf8_lossy(&output.stderr)
+    );
+}
+
+/// A threaded cgroup right below the root, so that the threads of one process can be in several.
+fn new_cgroup(name: &str) -> PathBuf {
+    let mounts = std::fs::read_to_string("/proc/self/mounts").expect("mounts");
+    let root = mounts
+        .lines()
+        .map(|line| line.split(' ').collect::<Vec<_>>())
+        .find(|fields| fields[2] == "cgroup2")
+        .map(|fields| PathBuf::from(fields[1]))
+        .expect("cgroup2 is mounted");
+    let own = std::fs::read_to_string("/proc/self/cgroup").expect("cgroup");
+    if !own.lines().any(|line| line == "0::/") {
+        std::fs::write(root.join("cgroup.procs"), "0").expect("move to the root cgroup");
+    }
+    let path = root.join(name);
+    std::fs::create_dir(&path).expect("new cgroup");
+    let mut kind = File::options()
+        .write(true)
+        .open(path.join("cgroup.type"))
+        .expect("type");
+    kind.write_all(b"threaded").expect("a threaded cgroup");
+    path
+}

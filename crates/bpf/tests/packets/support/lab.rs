@@ -1,0 +1,169 @@
+//! Hosts on segments: one Linux bridge each, and a router between them when there are several.
+
+use std::collections::BTreeMap;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use super::host::Host;
+
+/// Distinguishes what the tests of one process make.
+pub fn unique() -> String {
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    format!(
+        "hft{}-{}",
+        std::process::id(),
+        NEXT.fetch_add(1, Ordering::Relaxed)
+    )
+}
+
+/// Where a host is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Place {
+    pub segment: u8,
+    pub number: u8,
+}
+
+impl Place {
+    pub fn v4(self) -> Ipv4Addr {
+        Ipv4Addr::new(10, 77, self.segment, self.number)
+    }
+
+    pub fn v6(self) -> Ipv6Addr {
+        Ipv6Addr::new(
+            0xfd77,
+            u16::from(self.segment),
+            0,
+            0,
+            0,
+            0,
+            0,
+            u16::from(self.number),
+        )
+    }
+
+    pub fn address(self, v6: bool) -> IpAddr {
+        if v6 {
+            self.v6().into()
+        } else {
+            self.v4().into()
+        }
+    }
+
+    pub fn link(self) -> [u8; 6] {
+        [2, 0x77, 0, 0, self.segment, self.number]
+    }
+}
+
+/// A link address as `ip` writes it.
+pub fn link_text(link: [u8; 6]) -> String {
+    link.map(|byte| format!("{byte:02x}")).join(":")
+}
+
+/// The router's number on each segment.
+pub const ROUTER: u8 = 1;
+
+pub struct Lab {
+    pub name: String,
+    hosts: BTreeMap<&'static str, (Host, Place)>,
+    pub router: Option<Host>,
+    pub switch: Host,
+}
+
+impl Lab {
+    /// One segment for each list of hosts. Names that begin with `n` are nodes; each host has `eth0`.
+    pub fn new(segments: &[&[&'static str]]) -> Self {
+        let name = unique();
+        let switch = Host::new(&format!("{name}-sw"), false);
+        let router = (segments.len() > 1).then(|| Host::new(&format!("{name}-r"), false));
+        let mut lab = Self {
+            name,
+            hosts: BTreeMap::new(),
+            router,
+            switch,
+        };
+        for (segment, hosts) in (0u8..).zip(segments) {
+            lab.switch.ip(&format!(
+                "link add br{segment} type bridge forward_delay 0 mcast_snooping 0"
+            ));
+            lab.switch.ip(&format!("link set br{segment} up"));
+            lab.add_router(segment);
+            for (number, host) in (11u8..).zip(*hosts) {
+                lab.add_host(host, Place { segment, number });
+            }
+        }
+        lab
+    }
+
+    fn add_router(&self, segment: u8) {
+        let Some(router) = &self.router else { return };
+        let place = Place {
+            segment,
+            number: ROUTER,
+        };
+        let device = format!("eth{segment}");
+        self.plug(router, &device, place);
+        // What a router forwards has full checksums, as if it came from a wire.
+        router.feature(&device, "tx", "off");
+        router.sysctl("net/ipv4/ip_forward", "1");
+        router.sysctl("net/ipv6/conf/all/forwarding", "1");
+    }
+
+    fn add_host(&mut self, name: &'static str, place: Place) {
+        let host = Host::new(&format!("{}-{name}", self.name), name.starts_with('n'));
+        self.plug(&host, "eth0", place);
+        if self.router.is_some() {
+            let router = Place {
+                number: ROUTER,
+                ..place
+            };
+            host.ip(&format!("route add default via {}", router.v4()));
+            host.ip(&format!("route add default via {}", router.v6()));
+        }
+        if !name.starts_with('n') {
+            host.feature("eth0", "tx", "off");
+        }
+        self.hosts.insert(name, (host, place));
+    }
+
+    fn plug(&self, host: &Host, device: &str, place: Place) {
+        let port = format!("p{}-{}", place.segment, place.number);
+        let link = link_text(place.link());
+        self.switch.ip(&format!(
+            "link add {port} type veth peer name {device} netns {} address {link}",
+            host.namespace()
+        ));
+        self.switch
+            .ip(&format!("link set {port} master br{} up", place.segment));
+        // XDP_TX at the host needs NAPI at this end.
+        self.switch.feature(&port, "gro", "on");
+        host.ip(&format!("addr add {}/24 dev {device}", place.v4()));
+        host.ip(&format!("addr add {}/64 dev {device} nodad", place.v6()));
+        host.ip(&format!("link set {device} up"));
+    }
+
+    pub fn host(&self, name: &str) -> &Host {
+        &self.hosts[name].0
+    }
+
+    pub fn place(&self, name: &str) -> Place {
+        self.hosts[name].1
+    }
+
+    /// Names of the hosts that begin with `prefix`, in order.
+    pub fn names(&self, prefix: char) -> Vec<&'static str> {
+        self.hosts
+            .keys()
+            .copied()
+            .filter(|name| name.starts_with(prefix))
+            .collect()
+    }
+}
+
+/// Polls `condition` until it holds; the limit is generous, since machines are busy.
+pub fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
+    let start = std::time::Instant::now();
+    while !condition() {
+        assert!(start.elapsed().as_secs() < 60, "timed out: {what}");
+        std::thread::sleep(std::time::Duration::from_millis(5));
+    }
+}

@@ -1,0 +1,12 @@
+//! What the tests share.
+
+pub mod client;
+pub mod host;
+pub mod lab;
+pub mod pool;
+pub mod server;
+pub mod tun;
+
+pub use client::{Client, Datagrams, any, flow, open, option, path_mtu, pattern, set_option};
+pub use lab::{Lab, Place, eventually};
+pub use pool::{Options, Pool, TCP, UDP, service};

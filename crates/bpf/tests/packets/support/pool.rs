@@ -1,0 +1,409 @@
+//! A pool on a lab: every node runs the programs and the servers.
+
+use std::collections::BTreeMap;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex};
+
+use holdfast_bpf::Dataplane;
+use holdfast_bpf::shared::{
+    Config, Event, FlowKey, FlowState, FlowValue, NODE_ENCAP, NODE_KNOWN, NODE_V6,
+    Node as NodeEntry, PLACEMENT_SLOTS, REACH_BROADCAST, REACH_STEER, Service, ServiceKey, mapped,
+};
+
+use super::lab::{Lab, Place, ROUTER, link_text};
+use super::server::Server;
+use super::tun::Tun;
+
+pub const TCP: u8 = 6;
+pub const UDP: u8 = 17;
+pub const PORT: u16 = 7000;
+/// A service port nobody listens on.
+pub const SILENT_PORT: u16 = 7001;
+pub const SHARED_LINK: [u8; 6] = [2, 0x77, 0xff, 0xff, 0, 1];
+
+/// The service address.
+pub fn service(v6: bool) -> SocketAddr {
+    let ip: IpAddr = if v6 {
+        Ipv6Addr::new(0xfd77, 0xff, 0, 0, 0, 0, 0, 1).into()
+    } else {
+        Ipv4Addr::new(10, 77, 255, 1).into()
+    };
+    SocketAddr::new(ip, PORT)
+}
+
+/// Every service: its row of the placement table, and what it is.
+fn services() -> impl Iterator<Item = (u16, u8, SocketAddr)> {
+    let ports = |v6, port| SocketAddr::new(service(v6).ip(), port);
+    let all = [false, true].map(|v6| {
+        [
+            (TCP, ports(v6, PORT)),
+            (UDP, ports(v6, PORT)),
+            (TCP, ports(v6, SILENT_PORT)),
+        ]
+    });
+    (0..)
+        .zip(all.into_iter().flatten())
+        .map(|(row, (protocol, address))| (row, protocol, address))
+}
+
+/// What differs between pools.
+#[derive(Clone, Copy)]
+pub struct Options {
+    pub reach: u8,
+    /// Outer header of encapsulated packets.
+    pub outer_v6: bool,
+    /// Whether SYN-ACKs are clamped.
+    pub clamp: bool,
+    /// Whether nodes other than the contact run XDP (they need it to unpack).
+    pub xdp_everywhere: bool,
+    pub flows_max: u32,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            reach: REACH_STEER,
+            outer_v6: false,
+            clamp: true,
+            xdp_everywhere: true,
+            flows_max: 4096,
+        }
+    }
+}
+
+/// One node and its data plane.
+pub struct Node {
+    pub id: u16,
+    pub name: &'static str,
+    pub tun: Tun,
+    pub server: Server,
+    pins: PathBuf,
+    plane: Mutex<Option<Dataplane>>,
+    events: Arc<Mutex<Vec<Event>>>,
+}
+
+pub struct Pool {
+    pub lab: Lab,
+    pub options: Options,
+    nodes: BTreeMap<&'static str, Node>,
+}
+
+impl Pool {
+    /// Nodes are numbered by their names; `n1` is the contact node. All new flows go to `n1` at first.
+    pub fn new(segments: &[&[&'static str]], options: Options) -> Self {
+        let lab = Lab::new(segments);
+        let mut nodes = BTreeMap::new();
+        for name in lab.names('n') {
+            let id = name[1..].parse().expect("nodes are called n1, n2, …");
+            nodes.insert(name, Node::new(&lab, name, id));
+        }
+        let pool = Self {
+            lab,
+            options,
+            nodes,
+        };
+        for name in pool.lab.names('n') {
+            pool.start(name);
+            pool.give_service_address(name);
+            pool.serve(name);
+        }
+        pool.place_all(1);
+        pool.route_clients();
+        pool
+    }
+
+    pub fn node(&self, name: &str) -> &Node {
+        &self.nodes[name]
+    }
+
+    /// Loads the programs of a node (again), and fills in everything but the placement.
+    pub fn start(&self, name: &'static str) {
+        let node = self.node(name);
+        let host = self.lab.host(name);
+        let ifindex = host.ifindex("eth0");
+        let xdp = node.id == 1 || self.options.xdp_everywhere;
+        let plane = host.run(|| {
+            let mut plane = Dataplane::load(&node.pins, self.options.flows_max).expect("load");
+            plane.attach_interface(ifindex, xdp).expect("attach");
+            plane.attach_cgroup(host.cgroup()).expect("cgroup");
+            plane
+        });
+        plane.set_config(&self.config(node)).expect("config");
+        self.fill_nodes(name, &plane);
+        *node.plane.lock().expect("lock") = Some(plane);
+    }
+
+    pub fn config(&self, node: &Node) -> Config {
+        let clamp = |header: u16| {
+            if self.options.clamp {
+                1500 - self.outer_size() - header
+            } else {
+                0
+            }
+        };
+        Config {
+            own_id: node.id,
+            reach: self.options.reach,
+            holder: u8::from(node.id == 1),
+            hold_ifindex: self.lab.host(node.name).ifindex(Tun::NAME),
+            mss_clamp_v4: clamp(40),
+            mss_clamp_v6: clamp(60),
+            mtu: 1500,
+            shared_link: SHARED_LINK,
+            ready: 1,
+        }
+    }
+
+    /// Bytes by which encapsulation grows a packet.
+    pub fn outer_size(&self) -> u16 {
+        if self.options.outer_v6 { 40 } else { 20 }
+    }
+
+    fn fill_nodes(&self, name: &str, plane: &Dataplane) {
+        let own = self.lab.place(name);
+        for peer in self.nodes.values() {
+            let entry = self.path(name, own, self.lab.place(peer.name));
+            plane.nodes.set(&u32::from(peer.id), &entry).expect("node");
+            plane.peers.set(&entry.address, &peer.id).expect("peer");
+        }
+    }
+
+    fn path(&self, name: &str, own: Place, to: Place) -> NodeEntry {
+        let routed = own.segment != to.segment;
+        let hop = if routed {
+            Place {
+                number: ROUTER,
+                ..own
+            }
+        } else {
+            to
+        };
+        let v6 = if self.options.outer_v6 { NODE_V6 } else { 0 };
+        NodeEntry {
+            address: mapped(to.address(self.options.outer_v6)),
+            link: hop.link(),
+            own_link: own.link(),
+            ifindex: self.lab.host(name).ifindex("eth0"),
+            flags: NODE_KNOWN | v6 | if routed { NODE_ENCAP } else { 0 },
+            pad: 0,
+        }
+    }
+
+    fn give_service_address(&self, name: &str) {
+        let host = self.lab.host(name);
+        let contact = name == "n1" && self.options.reach == REACH_STEER;
+        host.sysctl("net/ipv4/conf/all/arp_ignore", "1");
+        host.sysctl("net/ipv4/conf/all/arp_announce", "2");
+        let device = if contact { "eth0" } else { "lo" };
+        host.ip(&format!("addr add {}/32 dev {device}", service(false).ip()));
+        host.ip(&format!(
+            "addr add {}/128 dev {device} nodad",
+            service(true).ip()
+        ));
+    }
+
+    fn serve(&self, name: &str) {
+        let (node, host) = (self.node(name), self.lab.host(name));
+        let id = u8::try_from(node.id).expect("small");
+        for v6 in [false, true] {
+            node.server.tcp(host, service(v6), id);
+            node.server.udp(host, service(v6), id);
+        }
+    }
+
+    /// Clients reach the service through the contact node, on the link with broadcast, or by the router.
+    fn route_clients(&self) {
+        let contact = self.lab.place("n1");
+        for v6 in [false, true] {
+            let (to, length) = (service(v6).ip(), if v6 { 128 } else { 32 });
+            let via = format!("via {}", contact.address(v6));
+            if let Some(router) = &self.lab.router {
+                router.ip(&format!("route add {to}/{length} {via}"));
+                continue;
+            }
+            let route = if self.options.reach == REACH_BROADCAST {
+                "dev eth0"
+            } else {
+                &via
+            };
+            for client in self.lab.names('c') {
+                self.lab
+                    .host(client)
+                    .ip(&format!("route add {to}/{length} {route}"));
+            }
+        }
+    }
+
+    fn each_plane(&self, mut work: impl FnMut(&Node, &Dataplane)) {
+        for node in self.nodes.values() {
+            if let Some(plane) = &*node.plane.lock().expect("lock") {
+                work(node, plane);
+            }
+        }
+    }
+
+    /// All new flows go to `owner`; nothing is said of an earlier table.
+    pub fn place_all(&self, owner: u16) {
+        self.set_services(&[owner; PLACEMENT_SLOTS], Service::default());
+    }
+
+    /// The table changes from "all to `before`" to "all to `after`".
+    pub fn change_placement(&self, before: u16, after: u16) {
+        self.place_all(before);
+        let next = Service {
+            generation: 1,
+            has_previous: 1,
+            ..Service::default()
+        };
+        self.set_services(&[after; PLACEMENT_SLOTS], next);
+    }
+
+    /// Sets every service at every node; `like` gives the fields other than the row.
+    pub fn set_services(&self, slots: &[u16; PLACEMENT_SLOTS], like: Service) {
+        self.each_plane(|_, plane| {
+            for (index, protocol, address) in services() {
+                plane
+                    .set_placement(index, like.generation, slots)
+                    .expect("placement");
+                let value = Service { index, ..like };
+                for port in [address.port(), 0] {
+                    let key = ServiceKey {
+                        address: mapped(address.ip()),
+                        port: port.to_be_bytes(),
+                        protocol,
+                        pad: 0,
+                    };
+                    plane.services.set(&key, &value).expect("service");
+                }
+            }
+        });
+    }
+
+    /// A permanent neighbour entry for an address that only a test speaks for, at all nodes and the router.
+    pub fn adopt_address(&self, place: Place, link: [u8; 6]) {
+        let mut hosts: Vec<_> = self
+            .lab
+            .names('n')
+            .into_iter()
+            .map(|name| (self.lab.host(name), self.lab.place(name)))
+            .collect();
+        hosts.retain(|(_, at)| at.segment == place.segment);
+        let device = format!("eth{}", place.segment);
+        for v6 in [false, true] {
+            let entry = format!(
+                "neigh add {} lladdr {} nud permanent",
+                place.address(v6),
+                link_text(link)
+            );
+            for (host, _) in &hosts {
+                host.ip(&format!("{entry} dev eth0"));
+            }
+            if let Some(router) = &self.lab.router {
+                router.ip(&format!("{entry} dev {device}"));
+            }
+        }
+    }
+}
+
+impl Node {
+    fn new(lab: &Lab, name: &'static str, id: u16) -> Self {
+        Self {
+            id,
+            name,
+            tun: Tun::new(lab.host(name)),
+            server: Server::default(),
+            pins: PathBuf::from(format!("/sys/fs/bpf/{}-{name}", lab.name)),
+            plane: Mutex::new(None),
+            events: Arc::default(),
+        }
+    }
+
+    /// Uses the node's data plane.
+    pub fn plane<T>(&self, work: impl FnOnce(&Dataplane) -> T) -> T {
+        work(self.plane.lock().expect("lock").as_ref().expect("loaded"))
+    }
+
+    /// The daemon dies: its descriptors are closed, pins stay.
+    pub fn stop(&self) {
+        drop(self.plane.lock().expect("lock").take());
+    }
+
+    /// The node gives everything up.
+    pub fn detach(&self) {
+        if let Some(plane) = self.plane.lock().expect("lock").take() {
+            plane.detach();
+        }
+    }
+
+    pub fn pins(&self) -> &PathBuf {
+        &self.pins
+    }
+
+    pub fn count(&self, name: &str) -> u64 {
+        let all = self.plane(Dataplane::counters);
+        all.iter()
+            .find(|(n, _)| *n == name)
+            .unwrap_or_else(|| panic!("no counter {name}"))
+            .1
+    }
+
+    pub fn flow(&self, key: &FlowKey) -> Option<FlowValue> {
+        self.plane(|plane| plane.flows.get(key)).expect("flows")
+    }
+
+    pub fn state(&self, key: &FlowKey) -> Option<FlowState> {
+        self.flow(key)
+            .and_then(|value| FlowState::from_raw(value.state))
+    }
+
+    /// Puts a flow into `state`; the rest of its entry stays, or is made.
+    pub fn set_state(&self, key: &FlowKey, state: FlowState, peer: u16, hold_slot: u32) {
+        let old = self.flow(key).unwrap_or_default();
+        let value = FlowValue {
+            state: state as u8,
+            peer,
+            hold_slot,
+            ..old
+        };
+        self.plane(|plane| plane.flows.set(key, &value))
+            .expect("flows");
+    }
+
+    pub fn held(&self, slot: u32) -> u32 {
+        self.plane(|plane| plane.holds.get(slot))
+    }
+
+    /// All events so far.
+    pub fn events(&self) -> Vec<Event> {
+        let events = Arc::clone(&self.events);
+        self.plane(|plane| {
+            let reader = plane.events(move |event| events.lock().expect("lock").push(event));
+            reader.expect("events").consume();
+        });
+        self.events.lock().expect("lock").clone()
+    }
+
+    pub fn has_event(&self, kind: u8, flow: &FlowKey) -> bool {
+        self.events()
+            .iter()
+            .any(|event| event.kind == kind && event.flow == *flow)
+    }
+}
+
+impl Drop for Node {
+    fn drop(&mut self) {
+        if let Ok(mut plane) = self.plane.lock() {
+            drop(plane.take());
+        }
+        // The pins may have been removed by the test.
+        let _ = std::fs::remove_dir_all(&self.pins);
+    }
+}
+
+impl Node {
+    /// How many flows the node knows.
+    pub fn flow_count(&self) -> usize {
+        self.plane(|plane| plane.flows.entries().len())
+    }
+}

@@ -1,0 +1,104 @@
+//! Servers that say which node they are, then echo.
+
+use std::io::{ErrorKind, Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use super::host::Host;
+
+const TURN: Duration = Duration::from_millis(20);
+
+#[derive(Default)]
+struct Shared {
+    stop: AtomicBool,
+    accepted: Mutex<Vec<TcpStream>>,
+}
+
+/// A node's servers; they end with the value.
+#[derive(Default)]
+pub struct Server {
+    shared: Arc<Shared>,
+}
+
+impl Server {
+    /// TCP: the first byte sent is `node`, then everything received comes back.
+    pub fn tcp(&self, host: &Host, address: SocketAddr, node: u8) {
+        let shared = Arc::clone(&self.shared);
+        host.run(|| {
+            let listener = TcpListener::bind(address).expect("listen");
+            listener.set_nonblocking(true).expect("nonblocking");
+            std::thread::spawn(move || accept(&listener, &shared, node));
+        });
+    }
+
+    /// UDP: each datagram comes back behind one byte, `node`.
+    pub fn udp(&self, host: &Host, address: SocketAddr, node: u8) {
+        let shared = Arc::clone(&self.shared);
+        host.run(|| {
+            let socket = UdpSocket::bind(address).expect("bind");
+            socket.set_read_timeout(Some(TURN)).expect("timeout");
+            std::thread::spawn(move || answer(&socket, &shared, node));
+        });
+    }
+
+    /// The server's end of the connection from `client`.
+    pub fn connection(&self, client: SocketAddr) -> TcpStream {
+        let accepted = self.shared.accepted.lock().expect("lock");
+        let of_client = |stream: &&TcpStream| stream.peer_addr().ok() == Some(client);
+        let found = accepted.iter().find(of_client).expect("accepted here");
+        found.try_clone().expect("clone")
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.shared.stop.store(true, Ordering::Relaxed);
+    }
+}
+
+fn accept(listener: &TcpListener, shared: &Arc<Shared>, node: u8) {
+    while !shared.stop.load(Ordering::Relaxed) {
+        match listener.accept() {
+            Ok((stream, _)) => {
+                let clone = stream.try_clone().expect("clone");
+                shared.accepted.lock().expect("lock").push(clone);
+                let shared = Arc::clone(shared);
+                std::thread::spawn(move || echo(stream, &shared, node));
+            }
+            Err(_) => std::thread::sleep(TURN),
+        }
+    }
+}
+
+fn echo(mut stream: TcpStream, shared: &Shared, node: u8) {
+    stream.set_nonblocking(false).expect("blocking");
+    stream.set_read_timeout(Some(TURN)).expect("timeout");
+    let mut buffer = vec![0; 65536];
+    let mut alive = stream.write_all(&[node]).is_ok();
+    while alive && !shared.stop.load(Ordering::Relaxed) {
+        alive = match stream.read(&mut buffer) {
+            Ok(0) => false,
+            Ok(length) => stream.write_all(&buffer[..length]).is_ok(),
+            Err(e) => matches!(e.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut),
+        };
+    }
+    let peer = stream.peer_addr().ok();
+    shared
+        .accepted
+        .lock()
+        .expect("lock")
+        .retain(|other| other.peer_addr().ok() != peer);
+}
+
+fn answer(socket: &UdpSocket, shared: &Shared, node: u8) {
+    let mut buffer = vec![0; 65536];
+    while !shared.stop.load(Ordering::Relaxed) {
+        if let Ok((length, client)) = socket.recv_from(&mut buffer[1..]) {
+            buffer[0] = node;
+            // A lost answer is the network's right; the test asks again.
+            let _ = socket.send_to(&buffer[..=length], client);
+        }
+    }
+}
