@@ -1,2 +1,4 @@
 //! See the package description.
 #![forbid(unsafe_code)]
+
+pub mod capture;

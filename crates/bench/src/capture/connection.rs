@@ -1,0 +1,217 @@
+//! What the segments of a capture say about each connection.
+
+use std::collections::HashMap;
+use std::net::SocketAddr;
+
+use serde::Serialize;
+
+use super::segment::Segment;
+use super::sequence::Seen;
+
+/// A sender whose path is held sends its tail-loss probe after 4 ms at the earliest (a tick of 250 Hz; RFC 8985,
+/// section 7.2).
+const PROBE_AFTER_NS: u64 = 4_000_000;
+
+/// From here on it is a retransmission timeout: Linux's shortest (TCP_RTO_MIN).
+const TIMEOUT_AFTER_NS: u64 = 200_000_000;
+
+/// One TCP connection in a capture.
+#[derive(Debug, Serialize)]
+pub struct Connection {
+    /// Who sent the SYN; without one in the capture, who sent the first segment.
+    pub client: SocketAddr,
+    /// The other end.
+    pub server: SocketAddr,
+    /// SYNs of the client.
+    pub syns: u64,
+    /// What the client sent.
+    pub to_server: Direction,
+    /// What the client received.
+    pub to_client: Direction,
+}
+
+/// One direction of a connection. A segment is counted in at most one of the five kinds from `retransmitted` on.
+#[derive(Debug, Default, Serialize)]
+pub struct Direction {
+    /// Segments with data.
+    pub data_segments: u64,
+    /// Bytes of data, those seen again not counted again.
+    pub bytes: u64,
+    /// Segments with RST.
+    pub resets: u64,
+    /// Segments with data, SYN or FIN that was in the capture before.
+    pub retransmitted: u64,
+    /// Segments that fill a gap: lost before they reached the capture and sent again, or overtaken.
+    pub late: u64,
+    /// The last data sent, once more, 4 ms or more after it: the sender's probe for a lost tail (RFC 8985, section 7).
+    pub tail_loss_probes: u64,
+    /// Segments without new data that make an idle peer answer (RFC 9293, section 3.8.4). A socket that comes out of
+    /// repair mode sends one.
+    pub keep_alives: u64,
+    /// The same, or data sent again, while the peer's window is shut (RFC 9293, section 3.8.6.1).
+    pub window_probes: u64,
+    /// The longest time between two segments with data.
+    pub gap_max: Option<Gap>,
+    /// When segments with data were captured, nanoseconds since 1970.
+    #[serde(skip)]
+    pub data_at_ns: Vec<u64>,
+    #[serde(skip)]
+    seen: Seen,
+    #[serde(skip)]
+    window: Option<u16>,
+    #[serde(skip)]
+    acknowledged: Option<u32>,
+    #[serde(skip)]
+    probed: Option<u64>,
+    #[serde(skip)]
+    sent_at_ns: Option<u64>,
+}
+
+/// A time without data.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+pub struct Gap {
+    /// How long, in nanoseconds.
+    pub length_ns: u64,
+    /// Where it began, nanoseconds since 1970.
+    pub at_ns: u64,
+}
+
+/// Sorts segments into connections, in the order of their first segments. A SYN after the connection's end on the same
+/// ports counts as a second SYN of one connection.
+pub fn analyse(segments: &[Segment]) -> Vec<Connection> {
+    let mut connections: Vec<Connection> = Vec::new();
+    let mut index: HashMap<(SocketAddr, SocketAddr), usize> = HashMap::new();
+    for segment in segments {
+        let known = index.get(&(segment.from, segment.to)).copied();
+        let at = known.unwrap_or_else(|| {
+            let answers = segment.syn && segment.acknowledgement.is_some();
+            connections.push(if answers {
+                Connection::new(segment.to, segment.from)
+            } else {
+                Connection::new(segment.from, segment.to)
+            });
+            index.insert((segment.from, segment.to), connections.len() - 1);
+            index.insert((segment.to, segment.from), connections.len() - 1);
+            connections.len() - 1
+        });
+        connections[at].add(segment);
+    }
+    connections
+}
+
+impl Connection {
+    fn new(client: SocketAddr, server: SocketAddr) -> Self {
+        Self {
+            client,
+            server,
+            syns: 0,
+            to_server: Direction::default(),
+            to_client: Direction::default(),
+        }
+    }
+
+    /// Segments sent again in either direction, tail-loss probes not counted.
+    pub fn sent_again(&self) -> u64 {
+        let again = |direction: &Direction| direction.retransmitted + direction.late;
+        again(&self.to_server) + again(&self.to_client)
+    }
+
+    fn add(&mut self, segment: &Segment) {
+        let by_client = segment.from == self.client;
+        if by_client && segment.syn && segment.acknowledgement.is_none() {
+            self.syns += 1;
+        }
+        let (own, other) = match by_client {
+            true => (&mut self.to_server, &mut self.to_client),
+            false => (&mut self.to_client, &mut self.to_server),
+        };
+        own.add(segment, other);
+    }
+}
+
+impl Direction {
+    /// The longest time without data that overlaps `from_ns..to_ns`.
+    pub fn gap_within(&self, from_ns: u64, to_ns: u64) -> Option<Gap> {
+        let first = self
+            .data_at_ns
+            .partition_point(|at| *at <= from_ns)
+            .saturating_sub(1);
+        let pairs = self.data_at_ns[first..].windows(2);
+        pairs.take_while(|pair| pair[0] < to_ns).map(gap).max()
+    }
+
+    fn add(&mut self, segment: &Segment, other: &Direction) {
+        if segment.rst {
+            self.resets += 1;
+            return;
+        }
+        let space = u64::from(segment.length) + u64::from(segment.syn) + u64::from(segment.fin);
+        let start = self.seen.position(segment.sequence);
+        let range = start..start + space;
+        let next = self.seen.next();
+        let below = next.is_some_and(|next| range.start < next);
+        let seen = self.seen.count(&range);
+        let window_shut = other.window == Some(0);
+        let one_below = next.is_some_and(|next| range.start + 1 == next);
+        let all_acknowledged = next.is_some_and(|next| other.acknowledged == Some(next as u32));
+        let is_probe = one_below && !segment.syn && !segment.fin;
+        if is_probe && (space == 0 || space == 1 && all_acknowledged) {
+            match window_shut {
+                true => self.window_probes += 1,
+                false => self.keep_alives += 1,
+            }
+        } else if space > 0 {
+            if below {
+                self.classify(segment, range.end, seen, window_shut);
+            }
+            self.take(segment, range, seen);
+        }
+        self.window = Some(segment.window);
+        self.acknowledged = segment.acknowledgement.or(self.acknowledged);
+    }
+
+    /// Counts a segment that begins below what has been seen.
+    fn classify(&mut self, segment: &Segment, end: u64, seen: u64, window_shut: bool) {
+        if seen == 0 {
+            self.late += 1;
+        } else if window_shut {
+            self.window_probes += 1;
+        } else if self.is_tail_loss_probe(segment, end) {
+            self.tail_loss_probes += 1;
+            self.probed = Some(end);
+        } else {
+            self.retransmitted += 1;
+        }
+    }
+
+    fn take(&mut self, segment: &Segment, range: std::ops::Range<u64>, seen: u64) {
+        self.sent_at_ns = Some(segment.at_ns);
+        if segment.length > 0 {
+            self.data_segments += 1;
+            self.bytes += u64::from(segment.length).saturating_sub(seen);
+            let last = self.data_at_ns.last().copied();
+            let pause = last.map(|last| gap(&[last, segment.at_ns]));
+            self.gap_max = self.gap_max.max(pause);
+            self.data_at_ns.push(segment.at_ns);
+        }
+        self.seen.insert(range);
+    }
+
+    fn is_tail_loss_probe(&self, segment: &Segment, end: u64) -> bool {
+        let silent_ns = segment
+            .at_ns
+            .saturating_sub(self.sent_at_ns.unwrap_or(segment.at_ns));
+        // A second look at the same tail is a retransmission like any other.
+        Some(end) == self.seen.next()
+            && self.probed != Some(end)
+            && (PROBE_AFTER_NS..TIMEOUT_AFTER_NS).contains(&silent_ns)
+    }
+}
+
+fn gap(pair: &[u64]) -> Gap {
+    // Two CPUs may stamp packets in another order than the file has.
+    Gap {
+        length_ns: pair[1].saturating_sub(pair[0]),
+        at_ns: pair[0],
+    }
+}

@@ -1,0 +1,15 @@
+//! Packets as a client's interface saw them, and what they say about its connections.
+//!
+//! [`Capture`] records with `tcpdump`, [`segments`] reads the file, [`analyse`] counts what an undisturbed connection
+//! does not have: second SYNs, resets, segments sent again, long gaps.
+
+mod connection;
+mod segment;
+mod sequence;
+mod tcpdump;
+#[cfg(test)]
+mod tests;
+
+pub use connection::{Connection, Direction, Gap, analyse};
+pub use segment::{Segment, segments};
+pub use tcpdump::{Capture, Recorded};

@@ -1,0 +1,132 @@
+//! TCP segments out of a capture file.
+
+use std::fs::File;
+use std::net::SocketAddr;
+use std::path::Path;
+
+use anyhow::{Context, Result, bail};
+use etherparse::{LaxNetSlice, LaxSlicedPacket, TransportSlice};
+use pcap_parser::traits::PcapReaderIterator;
+use pcap_parser::{LegacyPcapReader, PcapBlockOwned, PcapError};
+
+/// One TCP segment (RFC 9293, section 3.1), its data left out. With segmentation offload one can be larger than a packet
+/// on a wire.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Segment {
+    /// When it was captured, nanoseconds since 1970.
+    pub at_ns: u64,
+    /// Who sent it.
+    pub from: SocketAddr,
+    /// To whom.
+    pub to: SocketAddr,
+    /// The sequence number.
+    pub sequence: u32,
+    /// The acknowledgement number, if any.
+    pub acknowledgement: Option<u32>,
+    /// Bytes of data, as the IP header says, whatever the capture kept of them.
+    pub length: u32,
+    /// The window as written, not scaled.
+    pub window: u16,
+    /// SYN.
+    pub syn: bool,
+    /// FIN.
+    pub fin: bool,
+    /// RST.
+    pub rst: bool,
+}
+
+/// A record of a capture may be this large at most: far more than the snapshot lengths in use.
+const BUFFER_BYTES: usize = 1 << 20;
+
+/// Reads all TCP segments of a capture file in the order of the file. Other packets and later fragments are left out.
+///
+/// # Errors
+/// The file cannot be read, is damaged, or is not a capture of Ethernet frames in the classic format.
+pub fn segments(path: &Path) -> Result<Vec<Segment>> {
+    let file = File::open(path).with_context(|| format!("open {}", path.display()))?;
+    read(file).with_context(|| format!("read {}", path.display()))
+}
+
+fn read(file: File) -> Result<Vec<Segment>> {
+    let mut reader = LegacyPcapReader::new(BUFFER_BYTES, file).map_err(damaged)?;
+    let mut all = Vec::new();
+    let mut fraction_ns = 1000;
+    loop {
+        let (used, block) = match reader.next() {
+            Ok(next) => next,
+            Err(PcapError::Eof) => return Ok(all),
+            Err(PcapError::Incomplete(_)) => {
+                reader.refill().map_err(damaged)?;
+                continue;
+            }
+            Err(error) => return Err(damaged(error)),
+        };
+        match block {
+            PcapBlockOwned::LegacyHeader(header) => {
+                if header.network != pcap_parser::Linktype::ETHERNET {
+                    bail!("link type {} is not Ethernet", header.network);
+                }
+                fraction_ns = if header.is_nanosecond_precision() {
+                    1
+                } else {
+                    1000
+                };
+            }
+            PcapBlockOwned::Legacy(packet) => {
+                let at_ns = u64::from(packet.ts_sec) * 1_000_000_000
+                    + u64::from(packet.ts_usec) * fraction_ns;
+                all.extend(parse(at_ns, packet.data));
+            }
+            PcapBlockOwned::NG(_) => bail!("not a capture in the classic format"),
+        }
+        reader.consume(used);
+    }
+}
+
+fn damaged(error: impl std::fmt::Debug) -> anyhow::Error {
+    anyhow::anyhow!("damaged or cut off: {error:?}")
+}
+
+/// The TCP segment in a frame of which only the beginning may be there.
+fn parse(at_ns: u64, frame: &[u8]) -> Option<Segment> {
+    let packet = LaxSlicedPacket::from_ethernet(frame).ok()?;
+    let Some(TransportSlice::Tcp(tcp)) = &packet.transport else {
+        return None;
+    };
+    let ip_start = packet.link.as_ref().map_or(0, |_| 14) + 4 * packet.link_exts.len();
+    let tcp_start = tcp.slice().as_ptr().addr() - frame.as_ptr().addr();
+    let (source, destination, total) = match packet.net.as_ref()? {
+        LaxNetSlice::Ipv4(ip) => {
+            let header = ip.header();
+            let total = usize::from(header.total_len());
+            (
+                header.source_addr().into(),
+                header.destination_addr().into(),
+                total,
+            )
+        }
+        LaxNetSlice::Ipv6(ip) => {
+            let header = ip.header();
+            let total = 40 + usize::from(header.payload_length());
+            (
+                header.source_addr().into(),
+                header.destination_addr().into(),
+                total,
+            )
+        }
+        LaxNetSlice::Arp(_) => return None,
+    };
+    let headers = tcp_start - ip_start + usize::from(tcp.data_offset()) * 4;
+    Some(Segment {
+        at_ns,
+        from: SocketAddr::new(source, tcp.source_port()),
+        to: SocketAddr::new(destination, tcp.destination_port()),
+        sequence: tcp.sequence_number(),
+        acknowledgement: tcp.ack().then(|| tcp.acknowledgment_number()),
+        length: u32::try_from(total.checked_sub(headers)?).ok()?,
+        window: tcp.window_size(),
+        syn: tcp.syn(),
+        fin: tcp.fin(),
+        rst: tcp.rst(),
+    })
+}

@@ -1,0 +1,181 @@
+//! Recording with `tcpdump` inside a host of a lab.
+
+use std::fs::File;
+use std::io::{BufRead, BufReader, Read, Seek, SeekFrom};
+use std::net::{IpAddr, SocketAddr, UdpSocket};
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStderr, Stdio};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use holdfast_lab::Lab;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+/// Enough for Ethernet, IPv6 and TCP with all its options.
+const SNAPSHOT_BYTES: &str = "128";
+/// The kernel's ring, KiB.
+const RING_KIB: &str = "32768";
+/// The discard port (RFC 863): a packet to it marks the end of a recording.
+const MARKER_PORT: u16 = 9;
+/// Every wait for `tcpdump` ends here; the machine may be very busy.
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// A recording that goes on. Dropped, it ends without a result.
+pub struct Capture<'a> {
+    lab: &'a Lab,
+    host: String,
+    file: PathBuf,
+    child: Child,
+    messages: BufReader<ChildStderr>,
+}
+
+/// A recording that has ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Recorded {
+    /// The file, in the classic pcap format with nanoseconds.
+    pub file: PathBuf,
+    /// Packets in it, the marker at its end included.
+    pub packets: u64,
+}
+
+impl<'a> Capture<'a> {
+    /// Starts to record what passes `eth0` of `host` and matches `filter` (pcap-filter(7)); returns when it has begun.
+    ///
+    /// # Errors
+    /// `tcpdump` is missing or refuses.
+    pub fn start(lab: &'a Lab, host: &str, filter: &str, file: &Path) -> Result<Self> {
+        let mut command = lab.command(host)?;
+        command.args(["tcpdump", "-i", "eth0", "-n", "-U", "-Z", "root"]);
+        command.args([
+            "-s",
+            SNAPSHOT_BYTES,
+            "-B",
+            RING_KIB,
+            "--time-stamp-precision=nano",
+            "-w",
+        ]);
+        command
+            .arg(file)
+            .arg(format!("({filter}) or (udp dst port {MARKER_PORT})"));
+        command
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped());
+        let mut child = command.spawn().context("start tcpdump")?;
+        let messages = child.stderr.take().context("tcpdump's messages")?;
+        let mut capture = Self {
+            lab,
+            host: host.into(),
+            file: file.into(),
+            child,
+            messages: BufReader::new(messages),
+        };
+        capture.wait_until_listening()?;
+        Ok(capture)
+    }
+
+    fn wait_until_listening(&mut self) -> Result<()> {
+        let mut said = String::new();
+        loop {
+            let before = said.len();
+            if self.messages.read_line(&mut said)? == 0 {
+                bail!(
+                    "tcpdump (Debian package tcpdump) did not start: {}",
+                    said.trim()
+                );
+            }
+            if said[before..].contains("listening on") {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Ends the recording, once everything that passed until now is in the file.
+    ///
+    /// # Errors
+    /// The kernel dropped packets, so that the file does not tell all; or `tcpdump` failed.
+    pub fn finish(mut self) -> Result<Recorded> {
+        self.mark_end()?;
+        kill(Pid::from_raw(self.child.id().cast_signed()), Signal::SIGINT)
+            .context("stop tcpdump")?;
+        let mut said = String::new();
+        self.messages.read_to_string(&mut said)?;
+        let status = self.child.wait()?;
+        let dropped = count(&said, "dropped by kernel");
+        let packets = count(&said, "captured");
+        match (packets, dropped) {
+            (Some(packets), Some(0)) if status.success() => Ok(Recorded {
+                file: self.file.clone(),
+                packets,
+            }),
+            (_, Some(dropped)) if dropped > 0 => bail!(
+                "the capture is not whole: the kernel dropped {dropped} packets; the machine was too busy, try again"
+            ),
+            _ => bail!("tcpdump failed ({status}): {}", said.trim()),
+        }
+    }
+
+    /// Sends a packet that is like no other, and waits until it is in the file: what came before it is too.
+    fn mark_end(&mut self) -> Result<()> {
+        let marker = format!("holdfast capture ends {:?}", Instant::now());
+        let (v4, _) = self.lab.plan().router(self.lab.host(&self.host)?.segment);
+        let deadline = Instant::now() + LIMIT;
+        let mut file = File::open(&self.file).context("open the capture")?;
+        let send = || -> std::io::Result<()> {
+            let socket = UdpSocket::bind((IpAddr::V4(std::net::Ipv4Addr::UNSPECIFIED), 0))?;
+            socket.send_to(marker.as_bytes(), SocketAddr::new(v4.into(), MARKER_PORT))?;
+            Ok(())
+        };
+        self.lab
+            .in_net(&self.host, send)?
+            .context("send the marker")?;
+        while !ends_with_marker(&mut file, marker.as_bytes())? {
+            if Instant::now() > deadline || self.child.try_wait()?.is_some() {
+                bail!("tcpdump stopped recording before the end");
+            }
+            sleep(Duration::from_millis(20));
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Capture<'_> {
+    fn drop(&mut self) {
+        // Ended already, where `finish` was called: then this changes nothing.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// A few packets of others may come after the marker.
+fn ends_with_marker(file: &mut File, marker: &[u8]) -> Result<bool> {
+    let length = file.seek(SeekFrom::End(0))?;
+    file.seek(SeekFrom::Start(length.saturating_sub(1 << 16)))?;
+    let mut tail = Vec::new();
+    file.read_to_end(&mut tail)?;
+    let kept = &marker[..marker.len().min(80)];
+    Ok(tail.windows(kept.len()).any(|window| window == kept))
+}
+
+/// The number before `words` in what `tcpdump` says at its end: `12 packets captured`.
+fn count(said: &str, words: &str) -> Option<u64> {
+    let line = said.lines().find(|line| line.ends_with(words))?;
+    line.split(' ').next()?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::count;
+
+    #[test]
+    fn reads_what_tcpdump_says_at_its_end() {
+        let said =
+            "12 packets captured\n14 packets received by filter\n2 packets dropped by kernel\n";
+        assert_eq!(count(said, "captured"), Some(12));
+        assert_eq!(count(said, "dropped by kernel"), Some(2));
+        assert_eq!(count("1 packet captured", "captured"), Some(1));
+        assert_eq!(count("", "captured"), None);
+    }
+}
