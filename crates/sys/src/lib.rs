@@ -16,3 +16,5 @@ pub mod sysctl;
 pub mod tcp_info;
 pub mod tcp_repair;
 pub mod tun;
+pub mod udp;
+pub mod watch;

@@ -40,14 +40,7 @@ impl Interface {
     /// # Errors
     /// `ENXIO` when there is none.
     pub fn by_index(index: u32) -> io::Result<Self> {
-        let mut name = [0u8; libc::IF_NAMESIZE];
-        // SAFETY: `name` is writable for IF_NAMESIZE bytes and outlives the call.
-        let found = unsafe { libc::if_indextoname(index, name.as_mut_ptr().cast()) };
-        if found.is_null() {
-            return Err(io::Error::last_os_error());
-        }
-        let length = name.iter().position(|byte| *byte == 0).unwrap_or(0);
-        Self::find(&String::from_utf8_lossy(&name[..length]))
+        Self::find(&interface_name(index)?)
     }
 
     /// The interface called `name`.
@@ -315,4 +308,34 @@ fn ioctl(
     // SAFETY: interface requests read and write one `ifreq`, which outlives the call.
     check(unsafe { libc::ioctl(fd.as_raw_fd(), number, &raw mut request) })?;
     Ok(request)
+}
+
+/// The index of the interface called `name`.
+///
+/// # Errors
+/// `ENODEV` when there is none.
+pub fn interface_index(name: &str) -> io::Result<u32> {
+    let answer = ioctl(name, libc::SIOCGIFINDEX, |_| {})?;
+    // SAFETY: SIOCGIFINDEX filled this member.
+    Ok(unsafe { answer.ifr_ifru.ifru_ifindex } as u32)
+}
+
+/// The name of the interface with `index`.
+///
+/// # Errors
+/// `ENXIO` when there is none.
+pub fn interface_name(index: u32) -> io::Result<String> {
+    let mut raw = [0u8; libc::IFNAMSIZ];
+    // SAFETY: `raw` has the IF_NAMESIZE bytes that the call may write.
+    let found = unsafe { libc::if_indextoname(index, raw.as_mut_ptr().cast()) };
+    if found.is_null() {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(name_of(&raw))
+}
+
+/// A name up to its terminating zero.
+pub(crate) fn name_of(raw: &[u8]) -> String {
+    let text = raw.split(|byte| *byte == 0).next().unwrap_or(&[]);
+    String::from_utf8_lossy(text).into_owned()
 }

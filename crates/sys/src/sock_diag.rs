@@ -114,6 +114,7 @@ fn parse(body: &[u8]) -> Option<Connection> {
 
 /// Refuses a connection with MD5 keys, which only sock_diag shows, and one of another network namespace.
 pub(crate) fn check_md5(
+    netlink: &mut Netlink,
     fd: BorrowedFd<'_>,
     local: SocketAddr,
     remote: SocketAddr,
@@ -132,11 +133,9 @@ pub(crate) fn check_md5(
     };
     let identity = full_identity(local, remote, v6_socket, cookie);
     let mut signed = false;
-    let outcome = Netlink::new(libc::NETLINK_SOCK_DIAG).and_then(|mut netlink| {
-        netlink.ask(request(family, u32::MAX, &identity), 0, |_, body| {
-            let list = body.get(DIAG_MESSAGE..).unwrap_or(&[]);
-            signed = attributes(list).any(|(kind, _)| kind == INET_DIAG_MD5SIG);
-        })
+    let outcome = netlink.ask(request(family, u32::MAX, &identity), 0, |_, body| {
+        let list = body.get(DIAG_MESSAGE..).unwrap_or(&[]);
+        signed = attributes(list).any(|(kind, _)| kind == INET_DIAG_MD5SIG);
     });
     match outcome {
         Ok(()) if signed => Err(Unmovable::Md5.into()),

@@ -26,7 +26,9 @@ fn idle_connection_moves() {
             mut socket,
             fixed,
             state,
+            nonblocking,
         } = hand_off(&net, server);
+        assert!(!nonblocking);
         assert!(fixed.timestamps && fixed.sack && fixed.window_scale.is_some());
         let after = TcpInfo::read(socket.as_fd()).expect("TCP_INFO");
         assert_eq!(after.options, before.options);

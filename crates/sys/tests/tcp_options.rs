@@ -5,7 +5,9 @@ mod common;
 use common::{Namespace, Net, SERVICE_V4, To, exchange, hand_off, pattern, services};
 use holdfast_sys::address::{RawAddress, bind};
 use holdfast_sys::sockopt::{get_bytes, get_int, set_bytes, set_int};
-use holdfast_sys::tcp_repair::{RepairError, Unmovable, extract, prepare, read_static};
+use holdfast_sys::tcp_repair::{
+    RepairError, Settled, Unmovable, extract, prepare, read_static, settle,
+};
 use libc::{IPPROTO_IP, IPPROTO_IPV6, IPPROTO_TCP, SOL_SOCKET};
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
@@ -80,7 +82,11 @@ fn every_option_survives() {
         let sizes = [libc::SO_SNDBUF, libc::SO_RCVBUF].map(|name| int(&server, SOL_SOCKET, name));
         server.set_nonblocking(true).expect("nonblocking");
         let mut moved = hand_off(&net, server);
+        exchange(&mut moved.socket, &mut client, &pattern(1, 10_000));
         let socket = moved.socket.as_fd();
+        common::wait_for("a round trip measured", || {
+            settle(socket, &moved.fixed).expect("settled") == Settled::Done
+        });
         for (level, name, value) in &options {
             let now = get_int(socket, *level, *name).expect("getsockopt");
             assert_eq!(now, *value, "{level}/{name} on {service}");
@@ -100,7 +106,7 @@ fn every_option_survives() {
             holdfast_sys::sockopt::SO_BUF_LOCK,
         );
         assert_eq!(locked, 1, "only the send buffer was fixed");
-        assert!(moved.fixed.options.nonblocking);
+        assert!(moved.nonblocking);
         exchange(&mut client, &mut moved.socket, &pattern(1, 10_000));
         exchange(&mut moved.socket, &mut client, &pattern(2, 10_000));
     }

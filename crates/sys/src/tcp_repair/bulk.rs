@@ -1,8 +1,8 @@
 //! The steps for many connections at once, on one or two threads. A failure of one connection is its own.
 
 use super::{
-    PreparedSocket, Preparer, RepairError, RestoredSocket, TcpDynamic, TcpStatic, WindowProbe,
-    activate, extract_into, read_static, restore,
+    PreparedSocket, Preparer, RepairError, RestoredSocket, StaticReader, TcpDynamic, TcpStatic,
+    WindowProbe, activate, extract_into, restore,
 };
 use std::os::fd::{BorrowedFd, OwnedFd};
 
@@ -45,12 +45,15 @@ where
     results
 }
 
-/// [`read_static`] for each.
+/// [`super::read_static`] for each, over one netlink socket.
+///
+/// # Errors
+/// What making that socket gives.
 pub fn read_static_all(
     sockets: &[BorrowedFd<'_>],
-    threads: usize,
-) -> Vec<Result<TcpStatic, RepairError>> {
-    each(sockets.to_vec(), threads, read_static)
+) -> Result<Vec<Result<TcpStatic, RepairError>>, RepairError> {
+    let mut reader = StaticReader::new()?;
+    Ok(sockets.iter().map(|socket| reader.read(*socket)).collect())
 }
 
 /// [`Preparer::prepare`] for each.

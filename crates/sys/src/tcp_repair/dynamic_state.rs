@@ -162,7 +162,7 @@ pub fn extract_into(
     let outcome = take(fd, fixed, state);
     if outcome.is_err() {
         // The first error tells more; should giving back fail too, the socket is gone in any case.
-        let _ = super::restore::leave_repair(fd, fixed);
+        let _ = super::donor::leave_repair(fd, fixed);
     }
     outcome
 }

@@ -18,6 +18,7 @@
 //! order (the hold replays them), and ECN (see [`TcpDynamic::ecn`]).
 
 mod bulk;
+mod donor;
 mod dynamic_state;
 mod error;
 mod inject;
@@ -25,20 +26,22 @@ mod options;
 mod queue;
 mod reclaim;
 mod restore;
+mod settle;
 mod static_state;
 
 pub use bulk::{activate_all, each, extract_all, prepare_all, read_static_all, restore_all};
+pub use donor::{abandon, resume, shift_timestamp_clock};
 pub use dynamic_state::{Congestion, TcpDynamic, Window, extract, extract_into};
 pub use error::{RepairError, Unmovable};
 pub use inject::injection;
 pub use options::{Linger, SocketOptions};
-pub use reclaim::activate_again;
 pub use queue::{Queue, send_queue, set_congestion_control};
+pub use reclaim::activate_again;
 pub use restore::{
-    PreparedSocket, Preparer, RestoredSocket, WindowProbe, abandon, activate, prepare, restore,
-    resume, settle, shift_timestamp_clock,
+    PreparedSocket, Preparer, RestoredSocket, WindowProbe, activate, prepare, restore,
 };
-pub use static_state::{TcpStatic, read_static};
+pub use settle::{Settled, settle};
+pub use static_state::{StaticReader, TcpStatic, read_static};
 
 /// `TCP_REPAIR` on.
 const REPAIR_ON: i32 = 1;

@@ -1,4 +1,4 @@
-//! Making a connection's socket at the acceptor, and giving it up or taking it back at the donor.
+//! Making a connection's socket at the acceptor.
 
 use super::dynamic_state::TcpDynamic;
 use super::error::{At, RepairError};
@@ -7,8 +7,8 @@ use super::static_state::TcpStatic;
 use super::{
     RECEIVE_QUEUE, REPAIR_OFF, REPAIR_OFF_QUIET, REPAIR_ON, SEND_QUEUE, TCP_REPAIR_WINDOW,
 };
-use crate::address::{RawAddress, bind, connect, disconnect};
-use crate::sockopt::{TCP_RTO_MAX_MS, check, check_length, get_int, set_bytes, set_int};
+use crate::address::{RawAddress, bind, connect};
+use crate::sockopt::{TCP_RTO_MAX_MS, check, check_length, set_bytes, set_int};
 use crate::tcp_info::TcpState;
 use libc::{IPPROTO_IP, IPPROTO_TCP, SOL_SOCKET};
 use std::io;
@@ -291,7 +291,7 @@ pub enum WindowProbe {
 }
 
 /// Lets the connection go on: repair mode off, then unsent data and FIN go out. The socket's options that could not
-/// be set before follow with [`settle`].
+/// be set before follow with [`super::settle`].
 ///
 /// # Errors
 /// What the kernel refuses.
@@ -329,95 +329,4 @@ pub(super) fn activate_from(
         shut_write(socket)?;
     }
     Ok(restored.fd)
-}
-
-/// Sets what could not be set before [`activate`] and nothing waits for: `SO_REUSEADDR` (which leaving repair mode
-/// clears), `TCP_NOTSENT_LOWAT` (which would have kept the queue from being filled), the longest retransmission timeout,
-/// `SHUT_RD`, `O_NONBLOCK`.
-///
-/// # Errors
-/// What the kernel refuses.
-pub fn settle(socket: BorrowedFd<'_>, fixed: &TcpStatic) -> Result<(), RepairError> {
-    let options = &fixed.options;
-    if options.reuse_address {
-        set_int(socket, SOL_SOCKET, libc::SO_REUSEADDR, 1).at("SO_REUSEADDR")?;
-    }
-    if let Some(cap) = options.int(IPPROTO_TCP, TCP_RTO_MAX_MS) {
-        set_int(socket, IPPROTO_TCP, TCP_RTO_MAX_MS, cap).at("TCP_RTO_MAX_MS")?;
-    }
-    if options.notsent_lowat != 0 {
-        let value = options.notsent_lowat;
-        set_int(socket, IPPROTO_TCP, libc::TCP_NOTSENT_LOWAT, value).at("TCP_NOTSENT_LOWAT")?;
-    }
-    if fixed.receive_shut {
-        // SAFETY: no pointers are passed.
-        check(unsafe { libc::shutdown(socket.as_raw_fd(), libc::SHUT_RD) }).at("shutdown")?;
-    }
-    if !options.nonblocking {
-        set_blocking(socket).at("F_SETFL")?;
-    }
-    Ok(())
-}
-
-fn set_blocking(socket: BorrowedFd<'_>) -> io::Result<()> {
-    // SAFETY: F_GETFL takes no argument and touches no memory.
-    let flags = unsafe { libc::fcntl(socket.as_raw_fd(), libc::F_GETFL) };
-    check(flags)?;
-    // SAFETY: F_SETFL takes an int and touches no memory.
-    check(unsafe { libc::fcntl(socket.as_raw_fd(), libc::F_SETFL, flags & !libc::O_NONBLOCK) })
-}
-
-/// Ends a socket at the donor after its connection went to another host: nothing goes on the wire, and the address
-/// pair is free at once, even while a program keeps a descriptor (it reads as closed).
-///
-/// # Errors
-/// What the kernel refuses.
-pub fn abandon(socket: BorrowedFd<'_>) -> Result<(), RepairError> {
-    // In repair mode a disconnect is silent; otherwise it would reset the peer.
-    set_int(socket, IPPROTO_TCP, libc::TCP_REPAIR, REPAIR_ON).at("TCP_REPAIR")?;
-    disconnect(socket).at("disconnect")
-}
-
-/// Takes a frozen socket back at the donor after a failed handoff: it goes on, and unsent data is pushed at once.
-///
-/// # Errors
-/// What the kernel refuses.
-pub fn resume(socket: BorrowedFd<'_>, fixed: &TcpStatic) -> Result<(), RepairError> {
-    leave_repair(socket, fixed)?;
-    // Setting TCP_NODELAY pushes what is queued. A corked socket is left alone: the program will push.
-    let value = |name| fixed.options.int(IPPROTO_TCP, name).unwrap_or(0);
-    if value(libc::TCP_CORK) == 0 {
-        set_int(socket, IPPROTO_TCP, libc::TCP_NODELAY, 1).at("TCP_NODELAY")?;
-        if value(libc::TCP_NODELAY) == 0 {
-            set_int(socket, IPPROTO_TCP, libc::TCP_NODELAY, 0).at("TCP_NODELAY")?;
-        }
-    }
-    Ok(())
-}
-
-/// Repair mode off at the donor, and what that clears set again.
-pub(super) fn leave_repair(socket: BorrowedFd<'_>, fixed: &TcpStatic) -> Result<(), RepairError> {
-    set_int(socket, IPPROTO_TCP, libc::TCP_REPAIR, REPAIR_OFF_QUIET).at("TCP_REPAIR")?;
-    if fixed.options.reuse_address {
-        set_int(socket, SOL_SOCKET, libc::SO_REUSEADDR, 1).at("SO_REUSEADDR")?;
-    }
-    Ok(())
-}
-
-/// Moves the TCP clock of one connection ahead by `ticks` (its unit: milliseconds, or microseconds where the
-/// connection counts them; an even number). For tests: on one machine all namespaces share a clock, and this makes
-/// the connections of one node look as if its clock ran ahead of the others'. Nothing else in this module needs to
-/// know: `TCP_TIMESTAMP` is given and taken as the connection's own value, whatever a host's clock says.
-///
-/// # Errors
-/// What the kernel refuses.
-pub fn shift_timestamp_clock(socket: BorrowedFd<'_>, ticks: u32) -> Result<(), RepairError> {
-    let reuse = get_int(socket, SOL_SOCKET, libc::SO_REUSEADDR).at("SO_REUSEADDR")?;
-    set_int(socket, IPPROTO_TCP, libc::TCP_REPAIR, REPAIR_ON).at("TCP_REPAIR")?;
-    let now = get_int(socket, IPPROTO_TCP, libc::TCP_TIMESTAMP).at("TCP_TIMESTAMP")?;
-    let ahead = (now as u32).wrapping_add(ticks & !1) as i32;
-    let outcome = set_int(socket, IPPROTO_TCP, libc::TCP_TIMESTAMP, ahead).at("TCP_TIMESTAMP");
-    set_int(socket, IPPROTO_TCP, libc::TCP_REPAIR, REPAIR_OFF_QUIET).at("TCP_REPAIR")?;
-    set_int(socket, SOL_SOCKET, libc::SO_REUSEADDR, reuse).at("SO_REUSEADDR")?;
-    outcome
 }

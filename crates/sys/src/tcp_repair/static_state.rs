@@ -3,6 +3,7 @@
 use super::error::{At, RepairError, Unmovable};
 use super::options::{SocketOptions, read_text};
 use crate::address::{canonical, local, remote};
+use crate::netlink::Netlink;
 use crate::sockopt::{TCP_AO_INFO, get_bytes, get_int};
 use crate::tcp_info::{OPT_ECN, OPT_SACK, OPT_TIMESTAMPS, OPT_WSCALE, TcpInfo, TcpState};
 use libc::{IPPROTO_TCP, SOL_SOCKET};
@@ -41,13 +42,42 @@ pub struct TcpStatic {
 /// # Errors
 /// [`RepairError::Unmovable`] names the state or feature in the way.
 pub fn read_static(fd: BorrowedFd<'_>) -> Result<TcpStatic, RepairError> {
+    StaticReader::new()?.read(fd)
+}
+
+/// Reads many static states over one netlink socket of this network namespace.
+#[derive(Debug)]
+pub struct StaticReader {
+    netlink: Netlink,
+}
+
+impl StaticReader {
+    /// A reader for sockets of the calling thread's network namespace.
+    ///
+    /// # Errors
+    /// What making a netlink socket gives.
+    pub fn new() -> Result<Self, RepairError> {
+        let netlink = Netlink::new(libc::NETLINK_SOCK_DIAG).at("sock_diag")?;
+        Ok(Self { netlink })
+    }
+
+    /// [`read_static`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn read(&mut self, fd: BorrowedFd<'_>) -> Result<TcpStatic, RepairError> {
+        read_with(&mut self.netlink, fd)
+    }
+}
+
+fn read_with(netlink: &mut Netlink, fd: BorrowedFd<'_>) -> Result<TcpStatic, RepairError> {
     let v6_socket = check_kind(fd)?;
     let info = TcpInfo::read(fd).at("TCP_INFO")?;
     check_state(info.state)?;
     check_features(fd)?;
     let receive_shut = check_urgent(fd)? && !info.state.received_fin();
     let (local, remote) = addresses(fd)?;
-    crate::sock_diag::check_md5(fd, local, remote, v6_socket)?;
+    crate::sock_diag::check_md5(netlink, fd, local, remote, v6_socket)?;
     let negotiated = |bit| info.options & bit != 0;
     Ok(TcpStatic {
         local,

@@ -259,6 +259,8 @@ pub fn state(socket: impl AsFd) -> TcpState {
 /// A connection that has moved.
 pub struct Moved {
     pub socket: TcpStream,
+    /// Whether the descriptor was non-blocking when it was handed out.
+    pub nonblocking: bool,
     pub fixed: TcpStatic,
     pub state: TcpDynamic,
 }
@@ -295,8 +297,11 @@ pub fn hand_off(net: &Net, server: TcpStream) -> Moved {
     abandon(server.as_fd()).expect("abandoned");
     let fd = activate(restored, &fixed, &frozen, WindowProbe::No).expect("active");
     settle(fd.as_fd(), &fixed).expect("settled");
+    // SAFETY: F_GETFL takes no argument and touches no memory.
+    let flags = unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_GETFL) };
     Moved {
         socket: stream(fd),
+        nonblocking: flags & libc::O_NONBLOCK != 0,
         fixed,
         state: frozen,
     }

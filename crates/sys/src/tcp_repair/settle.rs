@@ -1,0 +1,60 @@
+//! What is put right on a moved connection's socket after the freeze.
+
+use super::error::{At, RepairError};
+use super::static_state::TcpStatic;
+use crate::sockopt::{TCP_RTO_MAX_MS, check, set_int};
+use crate::tcp_info::{TcpInfo, TcpState};
+use libc::{IPPROTO_TCP, SOL_SOCKET};
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd};
+
+/// Whether [`settle`] has to be called again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Settled {
+    /// All options are as they were.
+    Done,
+    /// No round trip was measured yet, so the cap on the retransmission timeout stays for now.
+    Later,
+}
+
+/// Sets what could not be set before [`super::activate`] and nothing waits for: `SO_REUSEADDR` (which leaving repair mode
+/// clears), `TCP_NOTSENT_LOWAT` (which would have kept the queue from being filled), `SHUT_RD`, `O_NONBLOCK`, and, once
+/// the new socket has measured a round trip, the longest retransmission timeout. Call it again, a second later or so,
+/// until it is done; all else is done the first time.
+///
+/// # Errors
+/// What the kernel refuses.
+pub fn settle(socket: BorrowedFd<'_>, fixed: &TcpStatic) -> Result<Settled, RepairError> {
+    let options = &fixed.options;
+    if options.reuse_address {
+        set_int(socket, SOL_SOCKET, libc::SO_REUSEADDR, 1).at("SO_REUSEADDR")?;
+    }
+    if options.notsent_lowat != 0 {
+        let value = options.notsent_lowat;
+        set_int(socket, IPPROTO_TCP, libc::TCP_NOTSENT_LOWAT, value).at("TCP_NOTSENT_LOWAT")?;
+    }
+    if fixed.receive_shut {
+        // SAFETY: no pointers are passed.
+        check(unsafe { libc::shutdown(socket.as_raw_fd(), libc::SHUT_RD) }).at("shutdown")?;
+    }
+    if !options.nonblocking {
+        set_blocking(socket).at("F_SETFL")?;
+    }
+    let Some(cap) = options.int(IPPROTO_TCP, TCP_RTO_MAX_MS) else {
+        return Ok(Settled::Done);
+    };
+    let info = TcpInfo::read(socket).at("TCP_INFO")?;
+    if info.rtt_us == 0 && info.state != TcpState::Close {
+        return Ok(Settled::Later);
+    }
+    set_int(socket, IPPROTO_TCP, TCP_RTO_MAX_MS, cap).at("TCP_RTO_MAX_MS")?;
+    Ok(Settled::Done)
+}
+
+fn set_blocking(socket: BorrowedFd<'_>) -> io::Result<()> {
+    // SAFETY: F_GETFL takes no argument and touches no memory.
+    let flags = unsafe { libc::fcntl(socket.as_raw_fd(), libc::F_GETFL) };
+    check(flags)?;
+    // SAFETY: F_SETFL takes an int and touches no memory.
+    check(unsafe { libc::fcntl(socket.as_raw_fd(), libc::F_SETFL, flags & !libc::O_NONBLOCK) })
+}

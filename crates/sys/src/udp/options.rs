@@ -1,0 +1,247 @@
+//! Addresses and options of a UDP socket.
+
+use super::membership::{Membership, join};
+use super::{At, UdpError};
+use crate::address::{RawAddress, bind, canonical, connect, local, remote};
+use crate::sockopt::{SO_BUF_LOCK, check, get_bytes, get_int, set_bytes, set_int};
+use libc::{IPPROTO_IP, IPPROTO_IPV6, IPPROTO_UDP, SOL_SOCKET};
+use serde::{Deserialize, Serialize};
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd};
+
+/// `UDP_CORK`, `UDP_ENCAP`, `UDP_NO_CHECK6_*`, `UDP_SEGMENT`, `UDP_GRO` (`linux/udp.h`).
+const UDP_CORK: i32 = 1;
+const UDP_ENCAP: i32 = 100;
+const UDP_NO_CHECK6_TX: i32 = 101;
+const UDP_NO_CHECK6_RX: i32 = 102;
+const UDP_SEGMENT: i32 = 103;
+const UDP_GRO: i32 = 104;
+const IP_RECVFRAGSIZE: i32 = 25;
+const IPV6_FREEBIND: i32 = 78;
+
+/// `int` options by their number in the encoded state; numbers never change meaning. The order is that of setting:
+/// TOS sets the priority too.
+const INTS: &[(u8, i32, i32)] = &[
+    (1, SOL_SOCKET, libc::SO_REUSEADDR),
+    (2, SOL_SOCKET, libc::SO_REUSEPORT),
+    (3, SOL_SOCKET, libc::SO_BROADCAST),
+    (4, IPPROTO_IP, libc::IP_TOS),
+    (5, IPPROTO_IPV6, libc::IPV6_TCLASS),
+    (6, SOL_SOCKET, libc::SO_PRIORITY),
+    (7, SOL_SOCKET, libc::SO_MARK),
+    (8, IPPROTO_IP, libc::IP_TTL),
+    (9, IPPROTO_IPV6, libc::IPV6_UNICAST_HOPS),
+    (10, IPPROTO_IP, libc::IP_MTU_DISCOVER),
+    (11, IPPROTO_IPV6, libc::IPV6_MTU_DISCOVER),
+    (12, IPPROTO_IP, libc::IP_PKTINFO),
+    (13, IPPROTO_IPV6, libc::IPV6_RECVPKTINFO),
+    (14, IPPROTO_IP, libc::IP_RECVERR),
+    (15, IPPROTO_IPV6, libc::IPV6_RECVERR),
+    (16, IPPROTO_IP, libc::IP_RECVTOS),
+    (17, IPPROTO_IPV6, libc::IPV6_RECVTCLASS),
+    (18, IPPROTO_IP, libc::IP_RECVTTL),
+    (19, IPPROTO_IPV6, libc::IPV6_RECVHOPLIMIT),
+    (20, IPPROTO_IP, libc::IP_RECVORIGDSTADDR),
+    (21, IPPROTO_IPV6, libc::IPV6_RECVORIGDSTADDR),
+    (22, IPPROTO_IP, IP_RECVFRAGSIZE),
+    (23, IPPROTO_IP, libc::IP_MULTICAST_TTL),
+    (24, IPPROTO_IP, libc::IP_MULTICAST_LOOP),
+    (25, IPPROTO_IP, libc::IP_MULTICAST_ALL),
+    (26, IPPROTO_IPV6, libc::IPV6_MULTICAST_HOPS),
+    (27, IPPROTO_IPV6, libc::IPV6_MULTICAST_LOOP),
+    (28, IPPROTO_IPV6, libc::IPV6_MULTICAST_ALL),
+    (29, IPPROTO_UDP, UDP_NO_CHECK6_TX),
+    (30, IPPROTO_UDP, UDP_NO_CHECK6_RX),
+    (31, IPPROTO_UDP, UDP_SEGMENT),
+    (32, IPPROTO_UDP, UDP_GRO),
+    (33, SOL_SOCKET, libc::SO_NO_CHECK),
+    (34, SOL_SOCKET, libc::SO_TIMESTAMP),
+    (35, SOL_SOCKET, libc::SO_TIMESTAMPNS),
+    (36, SOL_SOCKET, libc::SO_RXQ_OVFL),
+    (37, SOL_SOCKET, libc::SO_DONTROUTE),
+    (38, SOL_SOCKET, libc::SO_BUSY_POLL),
+    (39, IPPROTO_IPV6, libc::IPV6_V6ONLY),
+    (40, IPPROTO_IPV6, libc::IPV6_DONTFRAG),
+    (41, IPPROTO_IP, libc::IP_TRANSPARENT),
+    (42, IPPROTO_IP, libc::IP_FREEBIND),
+    (43, IPPROTO_IPV6, IPV6_FREEBIND),
+    (44, SOL_SOCKET, libc::SO_PEEK_OFF),
+];
+
+/// A UDP socket's addresses and options.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct UdpStatic {
+    /// Whether the socket is an IPv6 one.
+    pub v6_socket: bool,
+    /// What it is bound to; an unspecified address where it takes all.
+    pub local: SocketAddr,
+    /// Its peer, if connected.
+    pub remote: Option<SocketAddr>,
+    /// `int` options by number.
+    ints: Vec<(u8, i32)>,
+    /// `SO_SNDBUF` and `SO_RCVBUF`, as the kernel counts them.
+    pub buffers: (i32, i32),
+    /// `SO_BUF_LOCK`.
+    pub buffer_lock: i32,
+    /// `SO_BINDTODEVICE`, empty for none.
+    pub device: String,
+    /// Name of the interface that multicast leaves by (`IP_MULTICAST_IF`, `IPV6_MULTICAST_IF`), empty for the route's.
+    pub multicast_interface: String,
+    /// Groups it has joined, as the program says.
+    pub memberships: Vec<Membership>,
+}
+
+/// Reads a socket in use; touches nothing. `memberships` are the multicast groups the program joined, which the kernel
+/// does not tell.
+///
+/// # Errors
+/// What cannot move, by name.
+pub fn read_static(
+    fd: BorrowedFd<'_>,
+    memberships: Vec<Membership>,
+) -> Result<UdpStatic, UdpError> {
+    let domain = get_int(fd, SOL_SOCKET, libc::SO_DOMAIN).map_err(|_| UdpError::NotUdp)?;
+    let protocol = get_int(fd, SOL_SOCKET, libc::SO_PROTOCOL).at("SO_PROTOCOL")?;
+    if !matches!(domain, libc::AF_INET | libc::AF_INET6) || protocol != IPPROTO_UDP {
+        return Err(UdpError::NotUdp);
+    }
+    let v6_socket = domain == libc::AF_INET6;
+    let local = local(fd).at("getsockname")?;
+    if local.port() == 0 {
+        return Err(UdpError::NotBound);
+    }
+    if get_int(fd, IPPROTO_UDP, UDP_ENCAP).at("UDP_ENCAP")? != 0 {
+        return Err(UdpError::Encapsulation);
+    }
+    if get_int(fd, IPPROTO_UDP, UDP_CORK).at("UDP_CORK")? != 0 {
+        return Err(UdpError::Corked);
+    }
+    let buffer = |name, step| get_int(fd, SOL_SOCKET, name).at(step);
+    Ok(UdpStatic {
+        v6_socket,
+        local: canonical(local),
+        remote: remote(fd).ok().map(canonical),
+        ints: read_ints(fd)?,
+        buffers: (
+            buffer(libc::SO_SNDBUF, "SO_SNDBUF")?,
+            buffer(libc::SO_RCVBUF, "SO_RCVBUF")?,
+        ),
+        buffer_lock: buffer(SO_BUF_LOCK, "SO_BUF_LOCK")?,
+        device: read_device(fd)?,
+        multicast_interface: read_multicast_interface(fd, v6_socket)?,
+        memberships,
+    })
+}
+
+fn read_ints(fd: BorrowedFd<'_>) -> Result<Vec<(u8, i32)>, UdpError> {
+    let mut ints = Vec::with_capacity(INTS.len());
+    for (id, level, name) in INTS {
+        match get_int(fd, *level, *name) {
+            Ok(value) => ints.push((*id, value)),
+            Err(error) => match error.raw_os_error() {
+                Some(libc::ENOPROTOOPT | libc::EOPNOTSUPP | libc::ENOTCONN) => {}
+                _ => return Err(error).at("reading a socket option"),
+            },
+        }
+    }
+    Ok(ints)
+}
+
+fn read_device(fd: BorrowedFd<'_>) -> Result<String, UdpError> {
+    let mut raw = [0u8; libc::IFNAMSIZ];
+    let length =
+        get_bytes(fd, SOL_SOCKET, libc::SO_BINDTODEVICE, &mut raw).at("SO_BINDTODEVICE")?;
+    Ok(crate::net::name_of(&raw[..length.min(raw.len())]))
+}
+
+fn read_multicast_interface(fd: BorrowedFd<'_>, v6: bool) -> Result<String, UdpError> {
+    let index = if v6 {
+        get_int(fd, IPPROTO_IPV6, libc::IPV6_MULTICAST_IF).at("IPV6_MULTICAST_IF")?
+    } else {
+        // With room for a `struct ip_mreqn` the kernel tells the index; with less, only an address.
+        let mut raw = [0u8; 12];
+        let length =
+            get_bytes(fd, IPPROTO_IP, libc::IP_MULTICAST_IF, &mut raw).at("IP_MULTICAST_IF")?;
+        if length < raw.len() {
+            return Ok(String::new());
+        }
+        i32::from_ne_bytes([raw[8], raw[9], raw[10], raw[11]])
+    };
+    if index == 0 {
+        return Ok(String::new());
+    }
+    crate::net::interface_name(index as u32).at("if_indextoname")
+}
+
+/// Makes a socket with the same options, bound, connected where the old one was, and a member of the same groups. It
+/// receives at once what the host's filters let through, so arm the hold first.
+///
+/// # Errors
+/// What the kernel refuses; [`UdpError::DeviceAbsent`] where an interface is missing.
+pub fn prepare(fixed: &UdpStatic) -> Result<OwnedFd, UdpError> {
+    let family = if fixed.v6_socket {
+        libc::AF_INET6
+    } else {
+        libc::AF_INET
+    };
+    let kind = libc::SOCK_DGRAM | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
+    // SAFETY: no pointers are passed.
+    let fd = unsafe { libc::socket(family, kind, 0) };
+    check(fd).at("socket")?;
+    // SAFETY: the call succeeded, so `fd` is a new descriptor that nothing else owns.
+    let fd = unsafe { OwnedFd::from_raw_fd(fd) };
+    let socket = fd.as_fd();
+    if !fixed.device.is_empty() {
+        let name = fixed.device.as_bytes();
+        set_bytes(socket, SOL_SOCKET, libc::SO_BINDTODEVICE, name)
+            .map_err(|_| UdpError::DeviceAbsent(fixed.device.clone()))?;
+    }
+    apply_ints(socket, fixed)?;
+    let (send, receive) = fixed.buffers;
+    set_int(socket, SOL_SOCKET, libc::SO_SNDBUFFORCE, send / 2).at("SO_SNDBUFFORCE")?;
+    set_int(socket, SOL_SOCKET, libc::SO_RCVBUFFORCE, receive / 2).at("SO_RCVBUFFORCE")?;
+    set_int(socket, SOL_SOCKET, SO_BUF_LOCK, fixed.buffer_lock & 3).at("SO_BUF_LOCK")?;
+    apply_multicast_interface(socket, fixed)?;
+    bind(socket, &local_address(fixed)).at("bind")?;
+    if let Some(remote) = fixed.remote {
+        connect(socket, &RawAddress::for_family(remote, fixed.v6_socket)).at("connect")?;
+    }
+    for membership in &fixed.memberships {
+        join(socket, membership)?;
+    }
+    Ok(fd)
+}
+
+/// A wildcard stays one in the socket's own family: `::` on an IPv6 socket also takes IPv4.
+fn local_address(fixed: &UdpStatic) -> RawAddress {
+    RawAddress::for_family(fixed.local, fixed.v6_socket)
+}
+
+fn apply_ints(socket: BorrowedFd<'_>, fixed: &UdpStatic) -> Result<(), UdpError> {
+    for (id, level, name) in INTS {
+        let Some((_, value)) = fixed.ints.iter().find(|(known, _)| known == id) else {
+            continue;
+        };
+        // A fresh socket's own value needs no setting, and some are refused (IPv6 checksum flags where unset, -1).
+        let fresh = get_int(socket, *level, *name).ok();
+        if fresh != Some(*value) {
+            set_int(socket, *level, *name, *value).at("setting a socket option")?;
+        }
+    }
+    Ok(())
+}
+
+fn apply_multicast_interface(socket: BorrowedFd<'_>, fixed: &UdpStatic) -> Result<(), UdpError> {
+    if fixed.multicast_interface.is_empty() {
+        return Ok(());
+    }
+    let index = crate::net::interface_index(&fixed.multicast_interface)
+        .map_err(|_| UdpError::DeviceAbsent(fixed.multicast_interface.clone()))?;
+    if fixed.v6_socket {
+        return set_int(socket, IPPROTO_IPV6, libc::IPV6_MULTICAST_IF, index as i32)
+            .at("IPV6_MULTICAST_IF");
+    }
+    let mut raw = [0u8; 12];
+    raw[8..].copy_from_slice(&index.to_ne_bytes());
+    set_bytes(socket, IPPROTO_IP, libc::IP_MULTICAST_IF, &raw).at("IP_MULTICAST_IF")
+}

@@ -1,0 +1,160 @@
+//! Datagrams that were received and not read.
+
+use super::{At, UdpError};
+use crate::address::{RawAddress, canonical};
+use crate::packet::{MAX_UDP_PAYLOAD, udp_packet};
+use crate::sockopt::{check_length, get_int, set_int};
+use libc::SOL_SOCKET;
+use serde::{Deserialize, Serialize};
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::{AsRawFd, BorrowedFd};
+
+/// A received datagram.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Datagram {
+    /// Who sent it.
+    pub source: SocketAddr,
+    /// To which address, where the socket was bound to all and asked for it (`IP_PKTINFO`, `IPV6_RECVPKTINFO`).
+    pub destination: Option<IpAddr>,
+    /// Its payload.
+    #[serde(with = "serde_bytes")]
+    pub payload: Vec<u8>,
+}
+
+/// Takes all datagrams out of the queue, oldest first. Datagrams that the kernel had joined (`UDP_GRO`) come apart again.
+///
+/// # Errors
+/// What the kernel refuses; what was taken before is lost then, so call it only when the socket is given up.
+pub fn drain(socket: BorrowedFd<'_>) -> Result<Vec<Datagram>, UdpError> {
+    let mut found = Vec::new();
+    while let Some(batch) = receive(socket, 0)? {
+        found.extend(batch);
+    }
+    Ok(found)
+}
+
+/// Copies all datagrams and leaves them in the queue, by way of `SO_PEEK_OFF`, which is put back. The kernel shows a
+/// datagram without payload to the first such reading only.
+///
+/// # Errors
+/// What the kernel refuses.
+pub fn peek(socket: BorrowedFd<'_>) -> Result<Vec<Datagram>, UdpError> {
+    let before = get_int(socket, SOL_SOCKET, libc::SO_PEEK_OFF).at("SO_PEEK_OFF")?;
+    set_int(socket, SOL_SOCKET, libc::SO_PEEK_OFF, 0).at("SO_PEEK_OFF")?;
+    let mut found = Vec::new();
+    let mut outcome = Ok(());
+    loop {
+        match receive(socket, libc::MSG_PEEK) {
+            Ok(Some(batch)) => found.extend(batch),
+            Ok(None) => break,
+            Err(error) => {
+                outcome = Err(error);
+                break;
+            }
+        }
+    }
+    set_int(socket, SOL_SOCKET, libc::SO_PEEK_OFF, before).at("SO_PEEK_OFF")?;
+    outcome.map(|()| found)
+}
+
+/// The packet that brings a datagram back when it is written to a TUN device: `local` is what the socket is bound to.
+/// `None` where no address says where it was sent to.
+#[must_use]
+pub fn replay(datagram: &Datagram, local: SocketAddr) -> Option<Vec<u8>> {
+    let to = datagram.destination.unwrap_or(local.ip());
+    if to.is_unspecified() {
+        return None;
+    }
+    let to = canonical(SocketAddr::new(to, local.port()));
+    udp_packet(canonical(datagram.source), to, &datagram.payload)
+}
+
+/// Room for the control messages of one datagram, in words for alignment.
+const CONTROL_WORDS: usize = 64;
+/// `UDP_GRO` (`linux/udp.h`).
+const UDP_GRO: i32 = 104;
+
+/// One `recvmsg`: `None` when the queue is empty.
+fn receive(socket: BorrowedFd<'_>, flags: i32) -> Result<Option<Vec<Datagram>>, UdpError> {
+    let mut payload = vec![0u8; MAX_UDP_PAYLOAD + 20];
+    let mut control = [0u64; CONTROL_WORDS];
+    let mut from = RawAddress::empty();
+    let mut part = libc::iovec {
+        iov_base: payload.as_mut_ptr().cast(),
+        iov_len: payload.len(),
+    };
+    // SAFETY: all-zero bytes are a valid `msghdr`.
+    let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
+    let (name, length) = from.as_raw_mut();
+    message.msg_name = name.cast();
+    message.msg_namelen = *length;
+    message.msg_iov = &raw mut part;
+    message.msg_iovlen = 1;
+    message.msg_control = control.as_mut_ptr().cast();
+    message.msg_controllen = size_of_val(&control);
+    let flags = flags | libc::MSG_DONTWAIT;
+    // SAFETY: `message` points to `from`, `part` (over `payload`) and `control`, all writable and outliving the call.
+    let outcome = unsafe { libc::recvmsg(socket.as_raw_fd(), &raw mut message, flags) };
+    let length = match check_length(outcome) {
+        Ok(length) => length,
+        Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(None),
+        Err(error) => return Err(error).at("recvmsg"),
+    };
+    payload.truncate(length);
+    let Some(source) = from.to_socket_addr() else {
+        return Ok(Some(Vec::new()));
+    };
+    let (destination, segment) = controls(&message);
+    Ok(Some(split(source, destination, segment, payload)))
+}
+
+/// Cuts what the kernel joined.
+fn split(
+    source: SocketAddr,
+    destination: Option<IpAddr>,
+    segment: usize,
+    payload: Vec<u8>,
+) -> Vec<Datagram> {
+    let one = |payload| Datagram {
+        source,
+        destination,
+        payload,
+    };
+    if segment == 0 || payload.len() <= segment {
+        return vec![one(payload)];
+    }
+    payload
+        .chunks(segment)
+        .map(|part| one(part.to_vec()))
+        .collect()
+}
+
+/// Destination address and segment size from the control messages.
+fn controls(message: &libc::msghdr) -> (Option<IpAddr>, usize) {
+    let (mut destination, mut segment) = (None, 0);
+    // SAFETY: the kernel filled the control part, so headers and lengths are right, and each kind has the structure that
+    // is read.
+    unsafe {
+        let mut header = libc::CMSG_FIRSTHDR(message);
+        while !header.is_null() {
+            let data = libc::CMSG_DATA(header);
+            match ((*header).cmsg_level, (*header).cmsg_type) {
+                (libc::IPPROTO_IP, libc::IP_PKTINFO) => {
+                    let info = data.cast::<libc::in_pktinfo>().read_unaligned();
+                    destination = Some(IpAddr::from(info.ipi_addr.s_addr.to_ne_bytes()));
+                }
+                (libc::IPPROTO_IPV6, libc::IPV6_PKTINFO) => {
+                    let info = data.cast::<libc::in6_pktinfo>().read_unaligned();
+                    destination = Some(IpAddr::from(info.ipi6_addr.s6_addr));
+                }
+                (libc::IPPROTO_UDP, UDP_GRO) => {
+                    segment = data.cast::<libc::c_int>().read_unaligned() as usize;
+                }
+                _ => {}
+            }
+            header = libc::CMSG_NXTHDR(message, header);
+        }
+    }
+    (destination, segment)
+}

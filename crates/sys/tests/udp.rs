@@ -1,0 +1,250 @@
+//! UDP sockets move: options, addresses, memberships and the receive queue.
+
+mod common;
+
+use common::{Net, services};
+use holdfast_sys::sockopt::{get_int, set_int};
+use holdfast_sys::tun::{Tun, VnetHeader};
+use holdfast_sys::udp::{
+    Datagram, Membership, UdpError, UdpStatic, drain, peek, prepare, read_static, replay,
+};
+use libc::{IPPROTO_IP, IPPROTO_IPV6, IPPROTO_UDP, SOL_SOCKET};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};
+use std::os::fd::AsFd;
+
+const OPTIONS: &[(i32, i32, i32)] = &[
+    (SOL_SOCKET, libc::SO_BROADCAST, 1),
+    (SOL_SOCKET, libc::SO_REUSEADDR, 1),
+    (SOL_SOCKET, libc::SO_REUSEPORT, 1),
+    (SOL_SOCKET, libc::SO_MARK, 77),
+    (SOL_SOCKET, libc::SO_RXQ_OVFL, 1),
+    (IPPROTO_IP, libc::IP_TOS, 0x20),
+    (SOL_SOCKET, libc::SO_PRIORITY, 5),
+    (IPPROTO_IP, libc::IP_TTL, 33),
+    (IPPROTO_IP, libc::IP_MTU_DISCOVER, libc::IP_PMTUDISC_PROBE),
+    (IPPROTO_IP, libc::IP_PKTINFO, 1),
+    (IPPROTO_IP, libc::IP_RECVERR, 1),
+    (IPPROTO_IP, libc::IP_RECVTTL, 1),
+    (IPPROTO_UDP, 104, 1),
+    (IPPROTO_UDP, 103, 1200),
+];
+const V4_OPTIONS: &[(i32, i32, i32)] = &[
+    (IPPROTO_IP, libc::IP_MULTICAST_TTL, 9),
+    (IPPROTO_IP, libc::IP_MULTICAST_LOOP, 0),
+    (IPPROTO_IP, libc::IP_MULTICAST_ALL, 0),
+];
+const V6_OPTIONS: &[(i32, i32, i32)] = &[
+    (IPPROTO_IPV6, libc::IPV6_TCLASS, 0x40),
+    (IPPROTO_IPV6, libc::IPV6_UNICAST_HOPS, 44),
+    (IPPROTO_IPV6, libc::IPV6_RECVPKTINFO, 1),
+    (IPPROTO_IPV6, libc::IPV6_RECVERR, 1),
+    (IPPROTO_IPV6, libc::IPV6_MULTICAST_HOPS, 8),
+    (IPPROTO_IPV6, libc::IPV6_MULTICAST_LOOP, 0),
+];
+
+fn coded(fixed: &UdpStatic) -> UdpStatic {
+    postcard::from_bytes(&postcard::to_stdvec(fixed).expect("coded")).expect("decoded")
+}
+
+#[test]
+fn options_and_addresses_survive() {
+    let net = Net::new();
+    for service in services() {
+        for connected in [false, true] {
+            let socket = net.a.run(|| UdpSocket::bind(service).expect("bind"));
+            let mut options = OPTIONS.to_vec();
+            options.extend_from_slice(if service.is_ipv4() {
+                V4_OPTIONS
+            } else {
+                V6_OPTIONS
+            });
+            for (level, name, value) in &options {
+                set_int(socket.as_fd(), *level, *name, *value).expect("setsockopt");
+            }
+            set_int(socket.as_fd(), SOL_SOCKET, libc::SO_RCVBUF, 300_000).expect("buffer");
+            let far = SocketAddr::new(
+                if service.is_ipv4() {
+                    "10.77.1.2"
+                } else {
+                    "fd77:1::2"
+                }
+                .parse()
+                .expect("address"),
+                99,
+            );
+            if connected {
+                net.a.run(|| socket.connect(far).expect("connect"));
+            }
+            let fixed = coded(&read_static(socket.as_fd(), Vec::new()).expect("readable"));
+            let moved = UdpSocket::from(net.b.run(|| prepare(&fixed).expect("prepared")));
+            for (level, name, value) in &options {
+                let now = get_int(moved.as_fd(), *level, *name).expect("getsockopt");
+                assert_eq!(now, *value, "{level}/{name} on {service}");
+            }
+            assert_eq!(moved.local_addr().expect("bound"), service);
+            assert_eq!(moved.peer_addr().ok(), connected.then_some(far));
+            let again = read_static(moved.as_fd(), Vec::new()).expect("readable");
+            assert_eq!(again, fixed);
+        }
+    }
+}
+
+/// Those with a payload: the kernel shows an empty one to the first peek only.
+fn full(datagrams: Vec<Datagram>) -> Vec<Datagram> {
+    let has_payload = |one: &Datagram| !one.payload.is_empty();
+    datagrams.into_iter().filter(has_payload).collect()
+}
+
+#[test]
+fn the_receive_queue_survives() {
+    let net = Net::new();
+    for (service, wildcard) in services()
+        .into_iter()
+        .flat_map(|one| [(one, false), (one, true)])
+    {
+        net.route(common::To::A);
+        let any: IpAddr = if service.is_ipv4() {
+            Ipv4Addr::UNSPECIFIED.into()
+        } else {
+            "::".parse().expect("any")
+        };
+        let bound = SocketAddr::new(if wildcard { any } else { service.ip() }, service.port());
+        let socket = net.a.run(|| UdpSocket::bind(bound).expect("bind"));
+        if wildcard {
+            let (level, name) = if service.is_ipv4() {
+                (IPPROTO_IP, libc::IP_PKTINFO)
+            } else {
+                (IPPROTO_IPV6, libc::IPV6_RECVPKTINFO)
+            };
+            set_int(socket.as_fd(), level, name, 1).expect("pktinfo");
+        }
+        let clients: Vec<_> = (0..3)
+            .map(|_| net.client.run(|| UdpSocket::bind((any, 0)).expect("bind")))
+            .collect();
+        let payloads = [&b""[..], b"odd", &[7u8; 1400]];
+        for (client, payload) in clients.iter().zip(payloads) {
+            net.client
+                .run(|| client.send_to(payload, service).expect("sent"));
+        }
+        common::wait_for("all received", || {
+            full(peek(socket.as_fd()).expect("peeked")).len() == 2
+        });
+        let copies = full(peek(socket.as_fd()).expect("peeked"));
+        let fixed = coded(&read_static(socket.as_fd(), Vec::new()).expect("readable"));
+        let queue = drain(socket.as_fd()).expect("drained");
+        assert_eq!(full(queue.clone()), copies);
+        assert_eq!(queue.len(), 3);
+        assert_eq!(drain(socket.as_fd()).expect("empty"), []);
+        for (datagram, (client, payload)) in queue.iter().zip(clients.iter().zip(payloads)) {
+            assert_eq!(datagram.payload, payload);
+            assert_eq!(
+                datagram.source.port(),
+                client.local_addr().expect("bound").port()
+            );
+            assert_eq!(datagram.destination, wildcard.then_some(service.ip()));
+        }
+        drop(socket);
+        net.route(common::To::B);
+        let moved = UdpSocket::from(net.b.run(|| prepare(&fixed).expect("prepared")));
+        moved.set_nonblocking(false).expect("blocking");
+        moved
+            .set_read_timeout(Some(common::PATIENCE))
+            .expect("timeout");
+        net.b.run(|| {
+            let tun = Tun::open("hold").expect("a TUN");
+            for datagram in &queue {
+                let packet = replay(datagram, fixed.local).expect("a packet");
+                tun.write(VnetHeader::default(), &packet).expect("written");
+            }
+        });
+        for datagram in &queue {
+            let mut buffer = [0; 2000];
+            let (length, source) = moved.recv_from(&mut buffer).expect("a datagram");
+            assert_eq!(
+                (&buffer[..length], source),
+                (&datagram.payload[..], datagram.source)
+            );
+        }
+        net.b
+            .run(|| moved.send_to(b"answer", queue[1].source).expect("sent"));
+        let mut buffer = [0; 16];
+        clients[1]
+            .set_read_timeout(Some(common::PATIENCE))
+            .expect("timeout");
+        let (length, from) = clients[1].recv_from(&mut buffer).expect("an answer");
+        assert_eq!(&buffer[..length], b"answer");
+        assert!(wildcard || from == service);
+    }
+}
+
+#[test]
+fn joined_datagrams_come_apart() {
+    let net = Net::new();
+    let (receiver, sender) = net.a.run(|| {
+        let receiver = UdpSocket::bind("127.0.0.1:0").expect("bind");
+        set_int(receiver.as_fd(), IPPROTO_UDP, 104, 1).expect("UDP_GRO");
+        let sender = UdpSocket::bind("127.0.0.1:0").expect("bind");
+        set_int(sender.as_fd(), IPPROTO_UDP, 103, 100).expect("UDP_SEGMENT");
+        (receiver, sender)
+    });
+    let payload = common::pattern(1, 350);
+    sender
+        .send_to(&payload, receiver.local_addr().expect("bound"))
+        .expect("sent");
+    let mut queue: Vec<Datagram> = Vec::new();
+    common::wait_for("350 bytes", || {
+        queue.extend(drain(receiver.as_fd()).expect("drained"));
+        queue.iter().map(|one| one.payload.len()).sum::<usize>() == 350
+    });
+    let sizes: Vec<_> = queue.iter().map(|one| one.payload.len()).collect();
+    assert_eq!(sizes, [100, 100, 100, 50]);
+    let joined: Vec<u8> = queue.into_iter().flat_map(|one| one.payload).collect();
+    assert_eq!(joined, payload);
+}
+
+#[test]
+fn multicast_memberships_survive() {
+    let net = Net::new();
+    for (group, any) in [("239.7.7.7", "0.0.0.0"), ("ff15::77", "::")] {
+        let group: IpAddr = group.parse().expect("a group");
+        let bound = SocketAddr::new(any.parse().expect("any"), 7777);
+        let member = Membership {
+            group,
+            interface: "eth0".into(),
+            source: None,
+        };
+        let old = net.a.run(|| UdpSocket::bind(bound).expect("bind"));
+        let fixed = coded(&read_static(old.as_fd(), vec![member.clone()]).expect("readable"));
+        let moved = UdpSocket::from(net.b.run(|| prepare(&fixed).expect("prepared")));
+        let listed = net.b.run(|| {
+            let file = if group.is_ipv4() { "igmp" } else { "igmp6" };
+            std::fs::read_to_string(format!("/proc/thread-self/net/{file}")).expect("memberships")
+        });
+        let wanted = if group.is_ipv4() {
+            "070707EF"
+        } else {
+            "ff150000000000000000000000000077"
+        };
+        assert!(listed.contains(wanted), "{listed}");
+        drop(moved);
+        let mut absent = fixed.clone();
+        absent.memberships[0].interface = "no-such".into();
+        let refused = net.b.run(|| prepare(&absent).expect_err("no such device"));
+        assert!(matches!(refused, UdpError::DeviceAbsent(name) if name == "no-such"));
+    }
+}
+
+#[test]
+fn what_cannot_move_is_refused() {
+    let socket = UdpSocket::bind("127.0.0.1:0").expect("bind");
+    set_int(socket.as_fd(), IPPROTO_UDP, 1, 1).expect("UDP_CORK");
+    assert!(matches!(
+        read_static(socket.as_fd(), Vec::new()),
+        Err(UdpError::Corked)
+    ));
+    let tcp = std::net::TcpListener::bind("127.0.0.1:0").expect("listen");
+    assert!(matches!(
+        read_static(tcp.as_fd(), Vec::new()),
+        Err(UdpError::NotUdp)
+    ));
+}
