@@ -1,8 +1,11 @@
 //! The parts of `holdfastd`, the daemon of a node.
 #![forbid(unsafe_code)]
 
+pub mod app;
 pub mod channel;
 pub mod config;
 pub mod logs;
 pub mod metrics;
+pub mod queue;
+mod socket_path;
 pub mod tls;

@@ -21,7 +21,7 @@ use rustls::{
     ClientConfig, ClientConnection, RootCertStore, ServerConfig, ServerConnection, version::TLS13,
 };
 
-use crate::config::TlsConfig;
+use crate::config::{Config, TlsConfig};
 
 /// Why certificates cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -61,11 +61,19 @@ pub struct Tls {
 }
 
 impl Tls {
+    /// Reads the files that `config` names.
+    ///
+    /// # Errors
+    /// As [`Tls::from_files`].
+    pub fn load(config: &Config) -> Result<Tls, TlsError> {
+        Tls::from_files(&config.tls, &config.node.name)
+    }
+
     /// Reads the files of `config` for the node `name`.
     ///
     /// # Errors
     /// A file is missing or damaged, the certificate is another node's, or the files do not fit each other.
-    pub fn load(config: &TlsConfig, name: &str) -> Result<Tls, TlsError> {
+    pub fn from_files(config: &TlsConfig, name: &str) -> Result<Tls, TlsError> {
         let chain = certificates(&config.cert)?;
         let theirs = chain.first().and_then(node_name);
         if theirs.as_deref() != Some(name) {

@@ -86,7 +86,7 @@ impl Channel {
     pub fn start(options: Options, tls: Tls, metrics: Metrics) -> io::Result<(Peers, PeerEvents)> {
         let listener = listen::bind(options.address)?;
         let address = listener.local_addr()?;
-        let (events, receiver) = events::queue();
+        let (events, receiver) = crate::queue::queue();
         let table = Rc::new(peers::Table::new(options, address, tls, metrics, events));
         let mut tasks = vec![tokio::task::spawn_local(listen::run(
             table.clone(),

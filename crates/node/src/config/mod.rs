@@ -161,7 +161,7 @@ pub struct ChannelConfig {
 pub struct AppConfig {
     /// The group that owns the socket file (mode 0660); `None`: root's.
     pub group: Option<String>,
-    /// If not empty, only these users; the file's mode then admits everyone and the daemon checks.
+    /// If not empty, only these users and root; the file's mode then admits everyone and the daemon checks.
     pub allowed_uids: Vec<u32>,
 }
 

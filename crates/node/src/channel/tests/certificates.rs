@@ -19,7 +19,7 @@ fn another_authoritys_certificate_is_refused_on_both_sides() {
             ..tls_files(&other, "n2")
         };
         let n1 = group.start(1);
-        let n2 = group.start_as(group.options(2, 2), Tls::load(&files, "n2").unwrap());
+        let n2 = group.start_as(group.options(2, 2), Tls::from_files(&files, "n2").unwrap());
         let refused = |node: &super::group::Node| node.metrics.frames_rejected("certificate") > 0;
         eventually("n1 refuses", || refused(&n1)).await;
         eventually("n2 hears why", || refused(&n2)).await;
@@ -163,7 +163,7 @@ fn tls_before_1_3_is_refused() {
 fn files_that_do_not_fit_are_named() {
     let group = Group::new();
     let files = tls_files(&group.ca(), "n2");
-    let error = Tls::load(&files, "n1").err().unwrap();
+    let error = Tls::from_files(&files, "n1").err().unwrap();
     assert!(matches!(error, TlsError::OtherName { .. }), "{error}");
     assert!(
         error.to_string().contains("node `n2`, not of node `n1`"),
@@ -173,19 +173,19 @@ fn files_that_do_not_fit_are_named() {
         key: group.ca().join("n1.key"),
         ..files.clone()
     };
-    let error = Tls::load(&mixed, "n2").err().unwrap();
+    let error = Tls::from_files(&mixed, "n2").err().unwrap();
     assert!(matches!(error, TlsError::Unfit(_)), "{error}");
     let missing = TlsConfig {
         crl: Some(group.ca().join("none.crl")),
         ..files.clone()
     };
-    let error = Tls::load(&missing, "n2").err().unwrap().to_string();
+    let error = Tls::from_files(&missing, "n2").err().unwrap().to_string();
     assert!(error.contains("none.crl"), "{error}");
     let empty = TlsConfig {
         cert: files.key.clone(),
         ..files
     };
-    let error = Tls::load(&empty, "n2").err().unwrap();
+    let error = Tls::from_files(&empty, "n2").err().unwrap();
     assert!(matches!(error, TlsError::Empty(_)), "{error}");
-    Tls::load(&tls_files(&group.ca(), "n2"), "n2").unwrap();
+    Tls::from_files(&tls_files(&group.ca(), "n2"), "n2").unwrap();
 }

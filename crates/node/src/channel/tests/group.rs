@@ -74,7 +74,7 @@ impl Group {
     }
 
     pub(super) fn tls(&self, name: &str) -> Tls {
-        Tls::load(&tls_files(&self.ca(), name), name).unwrap()
+        Tls::from_files(&tls_files(&self.ca(), name), name).unwrap()
     }
 
     pub(super) fn options(&self, node: u16, boot: u64) -> Options {

@@ -1,0 +1,226 @@
+//! The socket of server programs: sessions with messages and descriptors (`holdfast_api::app`).
+//!
+//! One task for each session reads; [`AppServer::send`] writes at once, and a queue takes over when a program is slow to
+//! read. A session that breaks the protocol is told so and closed; the others do not notice. What the messages mean is
+//! the engine's business, except that `Open` is answered here.
+//!
+//! Everything runs on one thread, inside a `tokio::task::LocalSet`.
+
+mod ready;
+mod session;
+#[cfg(test)]
+mod tests;
+
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
+use std::rc::Rc;
+use std::time::Duration;
+
+use holdfast_api::app::{Channel, EncodeError, FromDaemon, Listener, ToDaemon, encode};
+use rustix::net::sockopt::socket_peercred;
+use tokio::task::JoinHandle;
+
+use crate::config::AppConfig;
+use crate::queue::{Queue, Receiver, queue};
+use crate::socket_path::{Access, SocketPath, take};
+use ready::Ready;
+use session::Session;
+
+/// One program's connection; never used again for another.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct SessionId(pub u64);
+
+/// What programs did. For one session: `Opened`, any number of `Message`, `Closed`.
+#[derive(Debug)]
+pub enum AppEvent {
+    /// A program opened a session.
+    Opened {
+        /// The session.
+        session: SessionId,
+        /// What the program calls itself.
+        name: String,
+        /// Its process, as the kernel told.
+        pid: u32,
+    },
+    /// A program said something (never `Open`), with as many descriptors as the message speaks of.
+    Message {
+        /// The session.
+        session: SessionId,
+        /// The message.
+        message: ToDaemon,
+        /// In the order of the message's items; closed when dropped.
+        descriptors: Vec<OwnedFd>,
+    },
+    /// The session is over: the program closed it, died, or broke the protocol.
+    Closed {
+        /// The session.
+        session: SessionId,
+    },
+}
+
+/// Why a message was not sent.
+#[derive(Debug, thiserror::Error)]
+pub enum AppSendError {
+    /// No such session, or it ends.
+    #[error("session {} is closed", .0.0)]
+    Closed(SessionId),
+    /// The message is too long.
+    #[error(transparent)]
+    Encode(#[from] EncodeError),
+}
+
+/// The server of the socket.
+pub struct AppServer {
+    table: Rc<Table>,
+    events: Receiver<AppEvent>,
+    accepting: JoinHandle<()>,
+    _path: SocketPath,
+}
+
+/// What the sessions' tasks share.
+struct Table {
+    node: String,
+    allowed_uids: Vec<u32>,
+    events: Rc<Queue<AppEvent>>,
+    sessions: RefCell<BTreeMap<SessionId, Rc<Session>>>,
+    next: Cell<u64>,
+}
+
+impl AppServer {
+    /// Listens at `path` for the node called `node`. Call within a `LocalSet`.
+    ///
+    /// # Errors
+    /// Another daemon listens there, the path cannot be written, or the configured group does not exist.
+    pub fn bind(path: &Path, config: &AppConfig, node: &str) -> io::Result<AppServer> {
+        let access = Access {
+            mode: match config.allowed_uids.is_empty() {
+                true => 0o660,
+                false => 0o666,
+            },
+            group: config.group.as_deref().map(group_id).transpose()?,
+        };
+        let (listener, path) = take(path, access, |path| Listener::bind(path))?;
+        listener.set_nonblocking(true)?;
+        let listener = Ready::new(listener)?;
+        let (sender, events) = queue();
+        let table = Rc::new(Table {
+            node: node.to_owned(),
+            allowed_uids: config.allowed_uids.clone(),
+            events: sender,
+            sessions: RefCell::default(),
+            next: Cell::new(1),
+        });
+        let accepting = tokio::task::spawn_local(accept(table.clone(), listener));
+        Ok(AppServer {
+            table,
+            events,
+            accepting,
+            _path: path,
+        })
+    }
+
+    /// The next event. Dropping the future loses nothing.
+    pub async fn recv(&self) -> AppEvent {
+        self.events.recv().await
+    }
+
+    /// The next event, if one waits.
+    pub fn try_recv(&self) -> Option<AppEvent> {
+        self.events.try_recv()
+    }
+
+    /// Sends a message with descriptors, without waiting; what the program does not take yet is queued. Order is kept.
+    ///
+    /// # Errors
+    /// The session is closed, or the message too long. The descriptors are closed in either case.
+    pub fn send(
+        &self,
+        session: SessionId,
+        message: &FromDaemon,
+        descriptors: Vec<OwnedFd>,
+    ) -> Result<(), AppSendError> {
+        let sessions = self.table.sessions.borrow();
+        let found = sessions.get(&session);
+        let found = found.ok_or(AppSendError::Closed(session))?;
+        match found.send(encode(message)?, descriptors) {
+            true => Ok(()),
+            false => Err(AppSendError::Closed(session)),
+        }
+    }
+
+    /// Messages that wait for the program to read.
+    pub fn queued(&self, session: SessionId) -> usize {
+        let sessions = self.table.sessions.borrow();
+        sessions.get(&session).map_or(0, |session| session.queued())
+    }
+
+    /// Ends a session; `Closed` follows.
+    pub fn close(&self, session: SessionId) {
+        if let Some(session) = self.table.sessions.borrow().get(&session) {
+            session.close("the daemon closed the session".to_owned());
+        }
+    }
+}
+
+impl Drop for AppServer {
+    fn drop(&mut self) {
+        self.accepting.abort();
+        for session in self.table.sessions.take().into_values() {
+            session.close("the daemon ends".to_owned());
+        }
+    }
+}
+
+async fn accept(table: Rc<Table>, listener: Ready<Listener>) {
+    loop {
+        match listener.read(Listener::accept).await {
+            Ok(channel) => {
+                if let Err(error) = open(&table, channel) {
+                    tracing::warn!(%error, "refused a server program");
+                }
+            }
+            Err(error) => {
+                tracing::error!(%error, "cannot accept server programs");
+                tokio::time::sleep(Duration::from_millis(100)).await;
+            }
+        }
+    }
+}
+
+fn open(table: &Rc<Table>, channel: Channel) -> io::Result<()> {
+    let credentials = socket_peercred(channel.as_fd())?;
+    let uid = credentials.uid.as_raw();
+    let pid = credentials.pid.as_raw_nonzero().get().unsigned_abs();
+    channel.set_nonblocking(true)?;
+    if !table.admits(uid) {
+        let text = format!("user {uid} may not open sessions; add it to [app] allowed_uids");
+        session::refuse(&channel, &text);
+        return Err(io::Error::new(io::ErrorKind::PermissionDenied, text));
+    }
+    let id = SessionId(table.next.get());
+    table.next.set(id.0 + 1);
+    let session = Rc::new(Session::new(channel)?);
+    table.sessions.borrow_mut().insert(id, session.clone());
+    let table = table.clone();
+    tokio::task::spawn_local(async move { session::run(&table, id, pid, &session).await });
+    Ok(())
+}
+
+impl Table {
+    fn admits(&self, uid: u32) -> bool {
+        uid == 0 || self.allowed_uids.is_empty() || self.allowed_uids.contains(&uid)
+    }
+}
+
+fn group_id(name: &str) -> io::Result<u32> {
+    match nix::unistd::Group::from_name(name)? {
+        Some(group) => Ok(group.gid.as_raw()),
+        None => Err(io::Error::new(
+            io::ErrorKind::NotFound,
+            format!("there is no group `{name}`; make it, or correct [app] group"),
+        )),
+    }
+}

@@ -1,0 +1,226 @@
+//! One program's session.
+
+use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::Duration;
+
+use holdfast_api::app::{Channel, FromDaemon, Packet, ToDaemon, decode, encode};
+use tokio::sync::Notify;
+
+use super::ready::Ready;
+use super::{AppEvent, SessionId, Table};
+
+/// What may wait for a program that does not read. More, and it is given up: its connections are safe with it.
+const QUEUED_BYTES_MAX: usize = 64 << 20;
+const QUEUED_DESCRIPTORS_MAX: usize = 32_768;
+
+/// The kernel bounds the descriptors that are in messages not yet read, and gives no sign when there is room again.
+const DESCRIPTORS_RETRY: Duration = Duration::from_millis(1);
+
+pub(super) struct Session {
+    channel: Ready<Channel>,
+    queue: RefCell<VecDeque<(Vec<u8>, Vec<OwnedFd>)>>,
+    queued_bytes: Cell<usize>,
+    queued_descriptors: Cell<usize>,
+    stall_begins: Notify,
+    closing: RefCell<Option<String>>,
+    close_begins: Notify,
+}
+
+impl Session {
+    pub(super) fn new(channel: Channel) -> io::Result<Session> {
+        Ok(Session {
+            channel: Ready::new(channel)?,
+            queue: RefCell::default(),
+            queued_bytes: Cell::new(0),
+            queued_descriptors: Cell::new(0),
+            stall_begins: Notify::new(),
+            closing: RefCell::default(),
+            close_begins: Notify::new(),
+        })
+    }
+
+    pub(super) fn queued(&self) -> usize {
+        self.queue.borrow().len()
+    }
+
+    /// Sends or queues; false if the session ends.
+    pub(super) fn send(&self, bytes: Vec<u8>, descriptors: Vec<OwnedFd>) -> bool {
+        if self.closing.borrow().is_some() {
+            return false;
+        }
+        if self.queue.borrow().is_empty() {
+            match send(self.channel.get(), &bytes, &descriptors) {
+                Ok(()) => return true,
+                Err(error) if is_full(&error) => {}
+                Err(error) => {
+                    self.close(format!("sending failed: {error}"));
+                    return false;
+                }
+            }
+        }
+        self.count(bytes.len() as isize, descriptors.len() as isize);
+        self.queue.borrow_mut().push_back((bytes, descriptors));
+        self.stall_begins.notify_one();
+        if self.queued_bytes.get() > QUEUED_BYTES_MAX
+            || self.queued_descriptors.get() > QUEUED_DESCRIPTORS_MAX
+        {
+            self.close("the program does not read its messages".to_owned());
+            return false;
+        }
+        true
+    }
+
+    fn count(&self, bytes: isize, descriptors: isize) {
+        let queued = self.queued_bytes.get();
+        self.queued_bytes.set(queued.saturating_add_signed(bytes));
+        let queued = self.queued_descriptors.get();
+        self.queued_descriptors
+            .set(queued.saturating_add_signed(descriptors));
+    }
+
+    /// Sends what is queued until nothing is left, then waits for more; ends only with an error.
+    async fn drain(&self) -> io::Error {
+        loop {
+            if self.queue.borrow().is_empty() {
+                self.stall_begins.notified().await;
+                continue;
+            }
+            match self.channel.write(|channel| self.send_first(channel)).await {
+                Ok(()) => {}
+                Err(error) if is_full(&error) => tokio::time::sleep(DESCRIPTORS_RETRY).await,
+                Err(error) => return error,
+            }
+        }
+    }
+
+    fn send_first(&self, channel: &Channel) -> io::Result<()> {
+        let mut queue = self.queue.borrow_mut();
+        let Some((bytes, descriptors)) = queue.front() else {
+            return Ok(());
+        };
+        send(channel, bytes, descriptors)?;
+        self.count(-(bytes.len() as isize), -(descriptors.len() as isize));
+        queue.pop_front();
+        Ok(())
+    }
+
+    async fn receive(&self) -> io::Result<Option<Packet>> {
+        self.channel.read(Channel::receive).await
+    }
+
+    pub(super) fn close(&self, why: String) {
+        self.closing.borrow_mut().get_or_insert(why);
+        self.close_begins.notify_one();
+    }
+
+    async fn closed(&self) -> String {
+        loop {
+            if let Some(why) = self.closing.borrow().clone() {
+                return why;
+            }
+            self.close_begins.notified().await;
+        }
+    }
+}
+
+/// Serves a session to its end.
+pub(super) async fn run(table: &Table, id: SessionId, pid: u32, session: &Session) {
+    let mut opened = false;
+    let why = loop {
+        let packet = tokio::select! {
+            packet = session.receive() => packet,
+            error = session.drain() => Err(error),
+            why = session.closed() => break Some(why),
+        };
+        let message = match packet {
+            Ok(Some(packet)) => understand(packet, opened),
+            Ok(None) => break None,
+            Err(error) if error.kind() == io::ErrorKind::InvalidData => Err(error.to_string()),
+            Err(error) => break Some(error.to_string()),
+        };
+        match message {
+            Ok((ToDaemon::Open { name }, _)) => {
+                opened = true;
+                let node = table.node.clone();
+                if let Ok(answer) = encode(&FromDaemon::Opened { node }) {
+                    session.send(answer, Vec::new());
+                }
+                let session = id;
+                table.events.put(AppEvent::Opened { session, name, pid });
+            }
+            Ok((message, descriptors)) => table.events.put(AppEvent::Message {
+                session: id,
+                message,
+                descriptors,
+            }),
+            Err(text) => {
+                refuse(session.channel.get(), &text);
+                break Some(text);
+            }
+        }
+        tokio::select! {
+            () = table.events.room() => {}
+            why = session.closed() => break Some(why),
+        }
+    };
+    if let Some(why) = why {
+        tracing::warn!(
+            session = id.0,
+            pid,
+            why,
+            "closed a server program's session"
+        );
+    }
+    table.sessions.borrow_mut().remove(&id);
+    if opened {
+        table.events.put(AppEvent::Closed { session: id });
+    }
+}
+
+/// Decodes a packet and checks what the engine relies on.
+fn understand(packet: Packet, opened: bool) -> Result<(ToDaemon, Vec<OwnedFd>), String> {
+    let Packet { bytes, descriptors } = packet;
+    let message: ToDaemon = decode(&bytes).map_err(|error| error.to_string())?;
+    match (&message, opened) {
+        (ToDaemon::Open { .. }, true) => return Err("the session is open already".to_owned()),
+        (ToDaemon::Open { .. }, false) | (_, true) => {}
+        (_, false) => return Err("the first message of a session is Open".to_owned()),
+    }
+    let named = match &message {
+        ToDaemon::HandOff { items, .. } => items.iter().filter(|item| item.descriptor).count(),
+        ToDaemon::Reclaim { items } => items.iter().filter(|item| item.descriptor).count(),
+        _ => 0,
+    };
+    match descriptors.len() == named {
+        true => Ok((message, descriptors)),
+        false => Err(format!(
+            "a message that speaks of {named} descriptors came with {}",
+            descriptors.len()
+        )),
+    }
+}
+
+/// Tells the program why its session ends, if it reads.
+pub(super) fn refuse(channel: &Channel, text: &str) {
+    let text = format!("{text}; the session is closed");
+    if let Ok(bytes) = encode(&FromDaemon::Error { text }) {
+        let _ = channel.send(&bytes, &[]);
+    }
+    // What is left unread when the socket closes would reset the session, and the reset would hide the error.
+    let _ = rustix::net::shutdown(channel, rustix::net::Shutdown::Read);
+    while let Ok(Some(_)) = channel.receive() {}
+}
+
+fn send(channel: &Channel, bytes: &[u8], descriptors: &[OwnedFd]) -> io::Result<()> {
+    let borrowed: Vec<BorrowedFd<'_>> = descriptors.iter().map(AsFd::as_fd).collect();
+    channel.send(bytes, &borrowed)
+}
+
+/// Whether a message may be sent later: the socket is full, or too many descriptors are on their way.
+fn is_full(error: &io::Error) -> bool {
+    error.kind() == io::ErrorKind::WouldBlock
+        || error.raw_os_error() == Some(rustix::io::Errno::TOOMANYREFS.raw_os_error())
+}

@@ -1,0 +1,358 @@
+use std::fs;
+use std::io::{Read, Write};
+use std::os::fd::AsFd;
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+
+use holdfast_api::Drain;
+use holdfast_api::app::{HandOffItem, PROTOCOL_VERSION, decode};
+
+use super::*;
+
+const FLOW: &str = "tcp:10.0.0.1:80-10.0.1.2:4242";
+
+struct Server {
+    dir: tempfile::TempDir,
+    server: AppServer,
+}
+
+impl Server {
+    fn start(config: &AppConfig) -> Server {
+        let dir = tempfile::tempdir().unwrap();
+        fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o755)).unwrap();
+        let server = AppServer::bind(&dir.path().join("app.sock"), config, "n1").unwrap();
+        Server { dir, server }
+    }
+
+    fn path(&self) -> PathBuf {
+        self.dir.path().join("app.sock")
+    }
+
+    /// A program that has opened a session.
+    async fn open(&self, name: &'static str) -> (SessionId, Channel) {
+        let path = self.path();
+        let channel = aside(move || {
+            let channel = Channel::connect(path).unwrap();
+            say(&channel, &open_as(name));
+            assert!(matches!(hear(&channel), Some(FromDaemon::Opened { node }) if node == "n1"));
+            channel
+        })
+        .await;
+        match self.server.recv().await {
+            AppEvent::Opened {
+                session,
+                name: told,
+                pid,
+            } => {
+                assert_eq!((told.as_str(), pid), (name, std::process::id()));
+                (session, channel)
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+fn run(test: impl Future<Output = ()>) {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .unwrap();
+    tokio::task::LocalSet::new().block_on(&runtime, test);
+}
+
+async fn aside<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
+    tokio::task::spawn_blocking(work).await.unwrap()
+}
+
+fn open_as(name: &str) -> ToDaemon {
+    let name = name.to_owned();
+    ToDaemon::Open { name }
+}
+
+fn say(channel: &Channel, message: &ToDaemon) {
+    channel.send(&encode(message).unwrap(), &[]).unwrap();
+}
+
+fn hear(channel: &Channel) -> Option<FromDaemon> {
+    let packet = channel.receive().unwrap()?;
+    Some(decode(&packet.bytes).unwrap())
+}
+
+fn hand_off(descriptor: bool) -> ToDaemon {
+    ToDaemon::HandOff {
+        batch: 1,
+        to: "n2".to_owned(),
+        drain: Drain::None,
+        items: vec![HandOffItem {
+            flow: FLOW.parse().unwrap(),
+            application_state: vec![1, 2, 3],
+            descriptor,
+        }],
+        last: true,
+    }
+}
+
+fn kept(reason: usize) -> FromDaemon {
+    FromDaemon::Kept {
+        flows: vec![FLOW.parse().unwrap()],
+        reason: reason.to_string(),
+    }
+}
+
+#[test]
+fn messages_and_descriptors_go_both_ways() {
+    run(async {
+        let server = Server::start(&AppConfig::default());
+        let mode = fs::metadata(server.path()).unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, 0o660);
+        let (session, program) = server.open("fileserver").await;
+
+        let (mine, theirs) = UnixStream::pair().unwrap();
+        let bytes = encode(&hand_off(true)).unwrap();
+        program.send(&bytes, &[theirs.as_fd()]).unwrap();
+        drop(theirs);
+        match server.server.recv().await {
+            AppEvent::Message {
+                session: from,
+                message,
+                descriptors,
+            } => {
+                assert_eq!((from, message), (session, hand_off(true)));
+                let [given] = <[OwnedFd; 1]>::try_from(descriptors).unwrap();
+                UnixStream::from(given).write_all(b"through").unwrap();
+            }
+            other => panic!("{other:?}"),
+        }
+        let mut got = String::new();
+        (&mine).read_to_string(&mut got).unwrap();
+        assert_eq!(got, "through");
+
+        let sent = server.server.send(session, &kept(1), vec![mine.into()]);
+        sent.unwrap();
+        let packet = aside(move || program.receive().unwrap().unwrap()).await;
+        assert_eq!(decode::<FromDaemon>(&packet.bytes).unwrap(), kept(1));
+        assert_eq!(packet.descriptors.len(), 1);
+        // The program's end of the session went with the closure.
+        assert!(
+            matches!(server.server.recv().await, AppEvent::Closed { session: s } if s == session)
+        );
+        let late = server.server.send(session, &kept(2), Vec::new());
+        assert!(matches!(late, Err(AppSendError::Closed(s)) if s == session));
+    });
+}
+
+/// `packets` must end their own session with an error that contains `text`.
+async fn refused(server: &Server, packets: Vec<(Vec<u8>, usize)>, text: &'static str) {
+    let path = server.path();
+    aside(move || {
+        let channel = Channel::connect(path).unwrap();
+        let stdin = std::io::stdin();
+        for (packet, descriptors) in packets {
+            let descriptors = vec![stdin.as_fd(); descriptors];
+            // The daemon may have closed already.
+            let _ = channel.send(&packet, &descriptors);
+        }
+        loop {
+            match hear(&channel) {
+                Some(FromDaemon::Opened { .. }) => {}
+                Some(FromDaemon::Error { text: told }) => {
+                    assert!(told.contains(text), "{told}");
+                    break;
+                }
+                other => panic!("{other:?}"),
+            }
+        }
+        assert!(hear(&channel).is_none());
+    })
+    .await;
+}
+
+#[test]
+fn a_malformed_message_ends_its_own_session_only() {
+    run(async {
+        let server = Server::start(&AppConfig::default());
+        let (session, program) = server.open("good").await;
+        let open = || (encode(&open_as("bad")).unwrap(), 0);
+        let garbage = vec![PROTOCOL_VERSION, 0xff, 0xff];
+        let version = vec![PROTOCOL_VERSION + 1, 0];
+        let early = encode(&hand_off(false)).unwrap();
+
+        refused(&server, vec![(garbage.clone(), 0)], "malformed").await;
+        refused(&server, vec![(version, 0)], "update the older side").await;
+        refused(&server, vec![(early.clone(), 0)], "is Open").await;
+        let mut opened = 0;
+        for (packet, text) in [
+            ((garbage, 0), "malformed"),
+            (open(), "open already"),
+            ((early.clone(), 1), "speaks of 0 descriptors came with 1"),
+            (
+                (encode(&hand_off(true)).unwrap(), 0),
+                "speaks of 1 descriptors came with 0",
+            ),
+        ] {
+            opened += 1;
+            refused(&server, vec![open(), packet], text).await;
+        }
+
+        // Each that was opened is closed; those that were not are never heard of.
+        for _ in 0..opened {
+            let AppEvent::Opened { session: bad, .. } = server.server.recv().await else {
+                panic!("not opened");
+            };
+            let closed = server.server.recv().await;
+            assert!(
+                matches!(closed, AppEvent::Closed { session } if session == bad),
+                "{closed:?}"
+            );
+        }
+        say(&program, &ToDaemon::Withdraw { service: 3 });
+        let message = server.server.recv().await;
+        assert!(
+            matches!(message, AppEvent::Message { session: s, message: ToDaemon::Withdraw { service: 3 }, .. } if s == session),
+            "{message:?}"
+        );
+        assert!(server.server.try_recv().is_none());
+    });
+}
+
+#[test]
+fn what_a_slow_program_does_not_read_waits_in_order() {
+    run(async {
+        let server = Server::start(&AppConfig::default());
+        let (session, program) = server.open("slow").await;
+        const MESSAGES: usize = 5_000;
+        for number in 0..MESSAGES {
+            let (_, theirs) = UnixStream::pair().unwrap();
+            let descriptors = if number % 10 == 0 {
+                vec![theirs.into()]
+            } else {
+                Vec::new()
+            };
+            server
+                .server
+                .send(session, &kept(number), descriptors)
+                .unwrap();
+        }
+        assert!(server.server.queued(session) > 0);
+        aside(move || {
+            for number in 0..MESSAGES {
+                let packet = program.receive().unwrap().unwrap();
+                assert_eq!(decode::<FromDaemon>(&packet.bytes).unwrap(), kept(number));
+                assert_eq!(packet.descriptors.len(), usize::from(number % 10 == 0));
+            }
+            program
+        })
+        .await;
+        assert_eq!(server.server.queued(session), 0);
+    });
+}
+
+#[test]
+fn a_program_that_never_reads_is_given_up() {
+    run(async {
+        let server = Server::start(&AppConfig::default());
+        let (session, _program) = server.open("stuck").await;
+        let big = FromDaemon::Error {
+            text: "x".repeat(50_000),
+        };
+        let mut taken = 0;
+        while server.server.send(session, &big, Vec::new()).is_ok() {
+            taken += 1;
+            assert!(taken < 4_000, "{taken} messages taken");
+        }
+        assert!(taken > 1_000, "{taken}");
+        assert!(
+            matches!(server.server.recv().await, AppEvent::Closed { session: s } if s == session)
+        );
+    });
+}
+
+#[test]
+fn the_daemon_can_close_a_session() {
+    run(async {
+        let server = Server::start(&AppConfig::default());
+        let (session, program) = server.open("unwanted").await;
+        server.server.close(session);
+        assert!(
+            matches!(server.server.recv().await, AppEvent::Closed { session: s } if s == session)
+        );
+        aside(move || assert!(hear(&program).is_none())).await;
+    });
+}
+
+#[test]
+fn users_not_named_are_refused() {
+    run(async {
+        const NOBODY: u32 = 65_534;
+        const SOMEBODY: u32 = 65_533;
+        let server = Server::start(&AppConfig {
+            group: None,
+            allowed_uids: vec![SOMEBODY],
+        });
+        let mode = fs::metadata(server.path()).unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, 0o666);
+        let answer = |uid: u32, path: PathBuf| {
+            aside(move || {
+                // Of this thread alone, which ends with it; a test run by someone else is a stranger anyway.
+                let connect = move || {
+                    if rustix::process::getuid().is_root() {
+                        let uid = rustix::process::Uid::from_raw(uid);
+                        rustix::thread::set_thread_uid(uid).unwrap();
+                    }
+                    let channel = Channel::connect(path).unwrap();
+                    let _ = channel.send(&encode(&open_as("x")).unwrap(), &[]);
+                    hear(&channel)
+                };
+                std::thread::spawn(connect).join().unwrap()
+            })
+        };
+        match answer(NOBODY, server.path()).await {
+            Some(FromDaemon::Error { text }) => assert!(text.contains("allowed_uids"), "{text}"),
+            other => panic!("{other:?}"),
+        }
+        assert!(server.server.try_recv().is_none());
+        if rustix::process::getuid().is_root() {
+            let answer = answer(SOMEBODY, server.path()).await;
+            assert!(
+                matches!(answer, Some(FromDaemon::Opened { .. })),
+                "{answer:?}"
+            );
+        }
+    });
+}
+
+#[test]
+fn a_group_must_exist() {
+    run(async {
+        let dir = tempfile::tempdir().unwrap();
+        let config = AppConfig {
+            group: Some("no-such-group".to_owned()),
+            allowed_uids: Vec::new(),
+        };
+        let path = dir.path().join("app.sock");
+        let error = AppServer::bind(&path, &config, "n1").err().unwrap();
+        assert!(
+            error.to_string().contains("no group `no-such-group`"),
+            "{error}"
+        );
+        assert!(!path.exists());
+    });
+}
+
+#[test]
+fn programs_can_come_again_after_a_restart() {
+    run(async {
+        let Server { dir, server } = Server::start(&AppConfig::default());
+        let path = dir.path().join("app.sock");
+        let taken = AppServer::bind(&path, &AppConfig::default(), "n1");
+        assert_eq!(taken.err().unwrap().kind(), io::ErrorKind::AddrInUse);
+        let server = Server { dir, server };
+        let (_, program) = server.open("first").await;
+        let Server { dir, server } = server;
+        drop(server);
+        aside(move || assert!(hear(&program).is_none())).await;
+        let server = AppServer::bind(&path, &AppConfig::default(), "n1").unwrap();
+        Server { dir, server }.open("second").await;
+    });
+}
