@@ -1,0 +1,11 @@
+//! What the documents show is what the tests compile.
+
+#[test]
+fn the_handoff_guide_shows_the_counter_example() {
+    let guide = include_str!("../../../docs/handoff.md");
+    let example = include_str!("../examples/counter.rs");
+    assert!(
+        guide.contains(&format!("```rust\n{example}```\n")),
+        "copy examples/counter.rs into docs/handoff.md"
+    );
+}
