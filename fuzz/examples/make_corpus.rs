@@ -1,0 +1,215 @@
+//! Writes the corpus: one frame of each kind, streams of several, flows and packets.
+#![forbid(unsafe_code)]
+
+use bytes::Bytes;
+use holdfast_fuzz::handoff::flow;
+use holdfast_wire::frame::{AcceptorTimes, PrepareFlow, StateFlow};
+use holdfast_wire::{
+    BatchId, Change, ChangeKind, Frame, NodeId, Record, RecordState, Refusal, encode,
+};
+use std::path::Path;
+
+fn main() -> std::io::Result<()> {
+    let frames = frames();
+    for frame in &frames {
+        let name = frame.name().to_lowercase();
+        write(
+            "frame",
+            &format!("stream-{name}"),
+            &stream(254, std::slice::from_ref(frame)),
+        )?;
+        let body = &stream(1, std::slice::from_ref(frame))[6..];
+        write("frame", &format!("body-{name}"), &[&[1], body].concat())?;
+    }
+    write("frame", "stream-all", &stream(6, &frames))?;
+    // 0: this node holds the table; 1 and 2: a peer does. Below 64 node 2 speaks first, then node 3.
+    for choice in [0, 1, 2, 64, 65, 66] {
+        write(
+            "handoff",
+            &format!("all-{choice}"),
+            &stream(choice, &frames),
+        )?;
+    }
+    write("handoff", "given", &stream(0, &given()))?;
+    write("handoff", "taken", &stream(66, &taken()))?;
+    let texts = [
+        "tcp:10.0.0.1:80-10.0.1.2:4242",
+        "udp:[fd00::1]:53-[fd00::2]:4242",
+        "tcp:[::ffff:10.0.0.1]:80-[::ffff:10.0.1.2]:4242",
+    ];
+    for (index, text) in texts.iter().enumerate() {
+        write("flow", &format!("{index}"), text.as_bytes())?;
+    }
+    packets()
+}
+
+fn write(target: &str, name: &str, data: &[u8]) -> std::io::Result<()> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("corpus")
+        .join(target);
+    std::fs::create_dir_all(&folder)?;
+    std::fs::write(folder.join(name), data)
+}
+
+fn stream(choice: u8, frames: &[Frame]) -> Vec<u8> {
+    let mut bytes = vec![choice];
+    for frame in frames {
+        encode(frame, &mut bytes).expect("small");
+    }
+    bytes
+}
+
+fn batch(donor: u16, seq: u64) -> BatchId {
+    let donor = NodeId(donor);
+    BatchId {
+        donor,
+        boot: 1,
+        seq,
+    }
+}
+
+fn prepare(donor: u16) -> Frame {
+    let flows = (11..14).map(|port| PrepareFlow {
+        flow: flow(port),
+        epoch: 1,
+        static_state: Bytes::from_static(b"static"),
+    });
+    let flows = flows.collect();
+    Frame::Prepare {
+        batch: batch(donor, 5),
+        flows,
+    }
+}
+
+fn state(donor: u16) -> Frame {
+    let flows = (0..3).map(|index| StateFlow {
+        index,
+        dynamic: Bytes::from_static(b"dynamic"),
+        application: Bytes::from_static(b"application"),
+    });
+    let flows = flows.collect();
+    Frame::State {
+        batch: batch(donor, 5),
+        flows,
+        last: true,
+    }
+}
+
+fn frames() -> Vec<Frame> {
+    let kinds = [
+        ChangeKind::Establish,
+        ChangeKind::Divert {
+            acceptor: NodeId(2),
+        },
+        ChangeKind::Commit,
+        ChangeKind::Rollback,
+        ChangeKind::Remove,
+    ];
+    let changes = kinds.map(|kind| Change {
+        flow: flow(1),
+        kind,
+        epoch: 2,
+    });
+    let owned = Record::owned(NodeId(2), 3);
+    let transit = Record {
+        epoch: 2,
+        state: RecordState::Transit {
+            donor: NodeId(1),
+            acceptor: NodeId(2),
+        },
+    };
+    let refused = Err(Refusal {
+        current: Some(transit),
+    });
+    vec![
+        Frame::Hello {
+            node: NodeId(2),
+            boot: 1,
+            group: "lab".to_owned(),
+        },
+        prepare(2),
+        Frame::Prepared {
+            batch: batch(1, 3),
+            results: vec![Ok(()), Err("full".to_owned()), Ok(())],
+        },
+        Frame::Ask {
+            request: 1,
+            changes: changes.to_vec(),
+        },
+        Frame::Answer {
+            request: 4,
+            results: vec![Ok(Some(owned)), Ok(None), refused],
+        },
+        state(2),
+        done(3),
+        Frame::Abort {
+            batch: batch(2, 5),
+            reason: "enough".to_owned(),
+        },
+        Frame::Query {
+            request: 1,
+            flows: vec![flow(1), flow(2)],
+        },
+        Frame::QueryAnswer {
+            request: 1,
+            records: vec![Some(owned), None],
+        },
+        Frame::Ping { token: 1 },
+        Frame::Pong { token: 1 },
+    ]
+}
+
+fn done(seq: u64) -> Frame {
+    let times = AcceptorTimes {
+        restore_us: 300,
+        commit_us: 200,
+    };
+    let results = vec![Ok(3), Err("no".to_owned()), Ok(3)];
+    Frame::Done {
+        batch: batch(1, seq),
+        results,
+        times,
+    }
+}
+
+/// What an acceptor says to the batch that the machine gives.
+fn given() -> Vec<Frame> {
+    let prepared = |seq| Frame::Prepared {
+        batch: batch(1, seq),
+        results: vec![Ok(()); 3],
+    };
+    let ping = Frame::Ping { token: 1 };
+    let mut frames = Vec::new();
+    for seq in 1..9 {
+        frames.extend([prepared(seq), ping.clone(), done(seq), ping.clone()]);
+    }
+    frames
+}
+
+/// What a donor says of a batch that the machine takes; node 3 is its donor and speaks first.
+fn taken() -> Vec<Frame> {
+    let ping = Frame::Ping { token: 1 };
+    vec![prepare(3), ping.clone(), state(3), ping]
+}
+
+fn packets() -> std::io::Result<()> {
+    // IPv4 and TCP, with one byte of payload; lengths and headers right, checksums not looked at.
+    let mut v4 = vec![
+        0x45, 0, 0, 41, 0, 0, 0x40, 0, 64, 6, 0, 0, 10, 0, 1, 2, 10, 0, 0, 1,
+    ];
+    let tcp = [
+        16, 146, 0, 80, 0, 0, 0, 1, 0, 0, 0, 2, 0x50, 0x18, 1, 0, 0, 0, 0, 0, b'x',
+    ];
+    v4.extend(tcp);
+    write("packet", "tcp4", &v4)?;
+    let mut v6 = vec![0x60, 0, 0, 0, 0, 21, 6, 64];
+    v6.extend([0xfd, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 2]);
+    v6.extend([0xfd, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1]);
+    v6.extend(tcp);
+    write("packet", "tcp6", &v6)?;
+    let mut udp = vec![
+        0x45, 0, 0, 29, 0, 0, 0x40, 0, 64, 17, 0, 0, 10, 0, 1, 2, 10, 0, 0, 1,
+    ];
+    udp.extend([16, 146, 0, 53, 0, 9, 0, 0, b'x']);
+    write("packet", "udp4", &udp)
+}

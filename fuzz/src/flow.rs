@@ -1,0 +1,19 @@
+//! The text of a flow.
+
+use holdfast_wire::Flow;
+
+/// Any text is a flow, whose text is read back as the same flow, or an error that says what to write.
+pub fn run(data: &[u8]) -> bool {
+    let text = String::from_utf8_lossy(data);
+    match text.parse::<Flow>() {
+        Ok(flow) => {
+            assert_eq!(flow.to_string().parse(), Ok(flow), "{text:?}");
+            assert_eq!(flow.local.is_ipv6(), flow.remote.is_ipv6(), "{text:?}");
+            true
+        }
+        Err(error) => {
+            assert!(!error.to_string().is_empty());
+            false
+        }
+    }
+}

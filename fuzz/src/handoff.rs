@@ -1,0 +1,118 @@
+//! The handoff machine, given any frames.
+
+use crate::frame::decode;
+use bytes::Bytes;
+use holdfast_proto::handoff::{
+    Command, Completion, Config, Drain, FrozenFlow, Handoff, Output, Request, Results,
+    SendQueueInfo, StaticFlow, Token,
+};
+use holdfast_proto::ownership;
+use holdfast_wire::{Flow, NodeId};
+use std::time::Duration;
+
+/// A machine that gives some flows away gets the frames of the stream, in turn from one peer and the other, each
+/// command carried out at once. Whatever they say, it does not panic, and it comes to rest.
+pub fn run(data: &[u8]) -> bool {
+    let Some((choice, rest)) = data.split_first() else {
+        return false;
+    };
+    let holder = NodeId(u16::from(choice % 3) + 1);
+    let config = Config::new(NodeId(1), 1, holder, [NodeId(2), NodeId(3)]);
+    let mut machine = Handoff::new(config);
+    let mut now = Duration::ZERO;
+    let flows = (1..4).map(flow).collect();
+    let request = Request {
+        flows,
+        to: NodeId(2),
+        drain: Drain::Yes,
+    };
+    machine
+        .handle_request(now, request)
+        .expect("node 2 is known");
+    carry_out(&mut machine, now);
+    let frames = decode(rest, 1 << 20);
+    let any = !frames.is_empty();
+    for (index, frame) in frames.into_iter().enumerate() {
+        now += Duration::from_millis(u64::from(*choice));
+        let from = NodeId(2 + (index as u16 + u16::from(choice / 64)) % 2);
+        machine.handle_frame(now, from, frame);
+        carry_out(&mut machine, now);
+        if machine.poll_timeout().is_some_and(|due| due <= now) {
+            machine.handle_timeout(now);
+            carry_out(&mut machine, now);
+        }
+    }
+    machine.handle_peer_lost(now, NodeId(2));
+    machine.handle_peer_lost(now, NodeId(3));
+    carry_out(&mut machine, now);
+    any
+}
+
+/// A flow that corpus and request share.
+pub fn flow(port: u16) -> Flow {
+    let text = format!("tcp:10.0.0.1:80-10.0.1.2:{port}");
+    text.parse().expect("a flow")
+}
+
+fn carry_out(machine: &mut Handoff, now: Duration) {
+    let mut steps = 0;
+    while let Some(output) = machine.poll_output() {
+        steps += 1;
+        assert!(steps < 1_000_000, "it never comes to rest");
+        if let Output::Do(command) = output {
+            let (token, results) = results(&command);
+            machine.handle_done(now, Completion { token, results });
+        }
+    }
+}
+
+/// Success, except that the holder knows no flow.
+fn results(command: &Command) -> (Token, Results) {
+    match command {
+        Command::ReadStatic { token, flows } => {
+            let state = StaticFlow {
+                epoch: 1,
+                static_state: Bytes::from_static(b"static"),
+                queue: SendQueueInfo::default(),
+            };
+            (*token, Results::ReadStatic(vec![Ok(state); flows.len()]))
+        }
+        Command::Drain { token, flows, .. } => (
+            *token,
+            Results::Drained(vec![SendQueueInfo::default(); flows.len()]),
+        ),
+        Command::Freeze { token, flows, .. } => {
+            let state = FrozenFlow {
+                dynamic: Bytes::from_static(b"dynamic"),
+                application: Bytes::new(),
+            };
+            (*token, Results::Frozen(vec![Ok(state); flows.len()]))
+        }
+        Command::Resume { token, flows, .. } => {
+            (*token, Results::Resumed(vec![Ok(()); flows.len()]))
+        }
+        Command::Close { token, flows, .. } => (*token, Results::Closed(vec![Ok(()); flows.len()])),
+        Command::PrepareSockets { token, flows, .. } => {
+            (*token, Results::PreparedSockets(vec![Ok(()); flows.len()]))
+        }
+        Command::Restore { token, flows, .. } => {
+            (*token, Results::Restored(vec![Ok(()); flows.len()]))
+        }
+        Command::Activate { token, flows } => {
+            (*token, Results::Activated(vec![Ok(()); flows.len()]))
+        }
+        Command::Discard { token, .. } => (*token, Results::Discarded),
+        Command::Arbitrate {
+            token,
+            asker,
+            changes,
+        } => {
+            let apply = |change| ownership::apply(None, change, *asker);
+            (
+                *token,
+                Results::Arbitrated(changes.iter().map(apply).collect()),
+            )
+        }
+        Command::Lookup { token, flows } => (*token, Results::LookedUp(vec![None; flows.len()])),
+    }
+}

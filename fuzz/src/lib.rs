@@ -1,0 +1,9 @@
+//! Random and mutated input for every parser; see README.md.
+#![forbid(unsafe_code)]
+
+pub mod driver;
+pub mod flow;
+pub mod frame;
+pub mod handoff;
+mod mutate;
+pub mod packet;
