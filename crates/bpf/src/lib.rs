@@ -25,6 +25,27 @@ use shared::{
 };
 pub use table::Table;
 
+/// The programs' events.
+pub struct Events<'a> {
+    ring: RingBuffer<'a>,
+}
+
+impl Events<'_> {
+    /// Hands over the events that wait.
+    pub fn consume(&self) {
+        // A callback that ends early is the only error, and ours does not.
+        let _ = self.ring.consume();
+    }
+}
+
+impl AsFd for Events<'_> {
+    /// Readable when events wait.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        // SAFETY: the descriptor belongs to the ring, which outlives the borrow.
+        unsafe { BorrowedFd::borrow_raw(self.ring.epoll_fd()) }
+    }
+}
+
 /// What can go wrong between this crate and the kernel.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
@@ -228,14 +249,14 @@ impl Dataplane {
             .collect()
     }
 
-    /// A reader of the programs' events; `handle` is called for each by [`RingBuffer::consume`].
+    /// A reader of the programs' events; `handle_event` is called for each by [`Events::consume`].
     ///
     /// # Errors
     /// The kernel's refusal.
     pub fn events<'a>(
         &self,
         mut handle_event: impl FnMut(Event) + 'a,
-    ) -> Result<RingBuffer<'a>, Error> {
+    ) -> Result<Events<'a>, Error> {
         let map = handle(&self.object, "events")?;
         let mut builder = RingBufferBuilder::new();
         let refused = |e: libbpf_rs::Error| Error::Map {
@@ -250,7 +271,7 @@ impl Dataplane {
                 0
             })
             .map_err(refused)?;
-        builder.build().map_err(refused)
+        Ok(Events { ring: builder.build().map_err(refused)? })
     }
 
     /// Detaches everything and removes the pins: the node gives up all its flows.

@@ -1,0 +1,39 @@
+//! Between the vocabulary of `wire` and the bytes of the maps.
+
+use holdfast_bpf::shared::{FlowKey, RECORD_OWNED, RECORD_TRANSIT, Record as MapRecord};
+use holdfast_wire::{Flow, NodeId, Protocol, Record, RecordState};
+
+/// The map key of a flow.
+#[must_use]
+pub fn key_of(flow: &Flow) -> FlowKey {
+    FlowKey::new(flow.protocol.number(), flow.local, flow.remote)
+}
+
+/// The flow of a map key; `None` for a protocol no program writes.
+#[must_use]
+pub fn flow_of(key: &FlowKey) -> Option<Flow> {
+    Flow::new(Protocol::from_number(key.protocol)?, key.local(), key.remote()).ok()
+}
+
+/// The holder's record as the steering table has it.
+#[must_use]
+pub fn record_to_map(record: &Record) -> MapRecord {
+    let (state, owner, acceptor) = match record.state {
+        RecordState::Owned { owner } => (RECORD_OWNED, owner, NodeId(0)),
+        RecordState::Transit { donor, acceptor } => (RECORD_TRANSIT, donor, acceptor),
+    };
+    MapRecord { epoch: record.epoch, owner: owner.0, acceptor: acceptor.0, state, pad: [0; 3] }
+}
+
+/// The record behind the steering table's bytes; `None` for a state no program writes.
+#[must_use]
+pub fn record_from_map(record: &MapRecord) -> Option<Record> {
+    let state = match record.state {
+        RECORD_OWNED => RecordState::Owned { owner: NodeId(record.owner) },
+        RECORD_TRANSIT => {
+            RecordState::Transit { donor: NodeId(record.owner), acceptor: NodeId(record.acceptor) }
+        }
+        _ => return None,
+    };
+    Some(Record { epoch: record.epoch, state })
+}

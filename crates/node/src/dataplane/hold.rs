@@ -1,0 +1,89 @@
+//! The TUN that holds packets in transit and takes them back.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+
+use holdfast_sys::packet::udp_packet;
+use holdfast_sys::tun::{MAX_PACKET, Tun, VNET_HEADER, VnetHeader};
+use holdfast_wire::{Flow, Inbound};
+
+use super::HeldPacket;
+
+/// Why there is no hold.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot make the TUN that holds packets in transit: {0}. Is /dev/net/tun there, and the daemon root?")]
+pub struct HoldError(io::Error);
+
+/// The hold.
+pub struct Hold {
+    tun: Tun,
+    buffer: Vec<u8>,
+}
+
+impl Hold {
+    /// Makes the TUN.
+    ///
+    /// # Errors
+    /// The kernel's refusal.
+    pub fn new(name: &str) -> Result<Self, HoldError> {
+        let tun = Tun::open(name).map_err(HoldError)?;
+        Ok(Self { tun, buffer: vec![0; MAX_PACKET] })
+    }
+
+    /// For the ingress program.
+    pub fn ifindex(&self) -> u32 {
+        self.tun.interface().index
+    }
+
+    /// The next packet and its flow; `None` when nothing waits.
+    pub fn read(&mut self) -> Option<(Flow, HeldPacket)> {
+        loop {
+            let (header, packet) = self.tun.read(&mut self.buffer).ok()?;
+            let Some(inbound) = Inbound::parse(packet) else { continue };
+            let header = header.for_reinjection(packet);
+            let mut bytes = Vec::with_capacity(VNET_HEADER + packet.len());
+            bytes.extend_from_slice(&header.to_bytes());
+            bytes.extend_from_slice(packet);
+            return Some((inbound.flow, HeldPacket { bytes, segment: inbound.segment }));
+        }
+    }
+
+    /// Gives a packet that was held to the stack.
+    pub fn replay(&self, bytes: &[u8]) {
+        let Some(header) = VnetHeader::parse(bytes) else { return };
+        if let Err(error) = self.tun.write(header, &bytes[VNET_HEADER..]) {
+            tracing::debug!(%error, "a held packet was not taken back");
+        }
+    }
+
+    /// As [`Hold::replay`], for a packet that another node held: it must be this flow's.
+    pub fn replay_for(&self, flow: &Flow, bytes: &[u8]) {
+        let inbound = bytes.get(VNET_HEADER..).and_then(Inbound::parse);
+        if inbound.is_some_and(|inbound| inbound.flow == *flow) {
+            self.replay(bytes);
+        } else {
+            tracing::warn!(%flow, "the donor sent a packet of another flow");
+        }
+    }
+
+    /// Gives a packet made here, with full checksums, to the stack.
+    pub fn inject(&self, packet: &[u8]) {
+        if let Err(error) = self.tun.write(VnetHeader::default(), packet) {
+            tracing::debug!(%error, "a packet was not taken");
+        }
+    }
+
+    /// Gives a datagram of a flow to the stack.
+    pub fn inject_datagram(&self, flow: &Flow, payload: &[u8]) {
+        match udp_packet(flow.remote, flow.local, payload) {
+            Some(packet) => self.inject(&packet),
+            None => tracing::warn!(%flow, "a datagram is too long to be delivered"),
+        }
+    }
+}
+
+impl AsFd for Hold {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.tun.as_fd()
+    }
+}

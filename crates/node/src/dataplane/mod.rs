@@ -1,0 +1,126 @@
+//! What the daemon does with the kernel maps: services, nodes, placement, and the state of each flow.
+//!
+//! Decides nothing about ownership: it writes what the machine of `proto::handoff` asked for.
+
+mod convert;
+mod group;
+mod placement;
+mod hold;
+mod order;
+
+pub use convert::{flow_of, key_of, record_from_map, record_to_map};
+pub use hold::{Hold, HoldError};
+pub use order::{HeldPacket, in_order};
+pub use group::NodePath;
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use holdfast_bpf::shared::{FlowKey, FlowState, FlowValue};
+use holdfast_bpf::{Dataplane as Programs, Error};
+use holdfast_wire::{Flow, NodeId};
+
+/// The kernel side of one node.
+pub struct Dataplane {
+    /// The loaded programs and their maps.
+    pub programs: Programs,
+    generations: BTreeMap<u16, u8>,
+}
+
+/// What the ingress and egress filters are told about one flow.
+#[derive(Clone, Copy, Debug)]
+pub struct Entry {
+    /// The flow.
+    pub flow: Flow,
+    /// Its epoch.
+    pub epoch: u32,
+    /// The other node of a handoff; [`NodeId`] 0 where there is none.
+    pub peer: NodeId,
+    /// The hold slot of an incoming flow.
+    pub hold_slot: u32,
+}
+
+impl Dataplane {
+    /// Loads the programs and adopts what an earlier daemon pinned.
+    ///
+    /// # Errors
+    /// The kernel refuses the programs.
+    pub fn load(pins: &Path, flows_max: u32) -> Result<Self, Error> {
+        Ok(Self { programs: Programs::load(pins, flows_max)?, generations: BTreeMap::new() })
+    }
+
+    /// Puts flows into `state` with one system call.
+    ///
+    /// # Errors
+    /// The flow table is full, or the kernel refuses.
+    pub fn set_flows(&self, entries: &[Entry], state: FlowState) -> Result<(), Error> {
+        let seen_s = monotonic_s();
+        let keys: Vec<FlowKey> = entries.iter().map(|entry| key_of(&entry.flow)).collect();
+        let values: Vec<FlowValue> = entries
+            .iter()
+            .map(|entry| FlowValue {
+                epoch: entry.epoch,
+                state: state as u8,
+                pad: 0,
+                peer: entry.peer.0,
+                hold_slot: entry.hold_slot,
+                seen_s,
+            })
+            .collect();
+        self.programs.flows.set_many(&keys, &values)
+    }
+
+    /// What the filters know of a flow.
+    #[must_use]
+    pub fn flow(&self, flow: &Flow) -> Option<(FlowState, FlowValue)> {
+        let value = self.programs.flows.get(&key_of(flow)).ok()??;
+        Some((FlowState::from_raw(value.state)?, value))
+    }
+
+    /// Whether this node owns the flow, so that its packets belong to the stack.
+    #[must_use]
+    pub fn is_ours(&self, flow: &Flow) -> bool {
+        use FlowState::{Closing, Flushing, Owned, Prepared};
+        matches!(self.flow(flow), Some((Owned | Prepared | Flushing | Closing, _)))
+    }
+
+    /// Forgets a flow; its packets are then those of an unknown flow.
+    ///
+    /// # Errors
+    /// The kernel refuses.
+    pub fn forget(&self, flow: &Flow) -> Result<(), Error> {
+        self.programs.flows.remove(&key_of(flow))
+    }
+
+    /// Every flow the filters know.
+    #[must_use]
+    pub fn flows(&self) -> Vec<(Flow, FlowState, FlowValue)> {
+        self.programs
+            .flows
+            .entries()
+            .into_iter()
+            .filter_map(|(key, value)| Some((flow_of(&key)?, FlowState::from_raw(value.state)?, value)))
+            .collect()
+    }
+}
+
+impl Entry {
+    /// The entry of a flow as the filters have it.
+    #[must_use]
+    pub fn of(flow: Flow, value: &FlowValue) -> Self {
+        Self { flow, epoch: value.epoch, peer: NodeId(value.peer), hold_slot: value.hold_slot }
+    }
+}
+
+/// Seconds of the monotonic clock, as the programs count them.
+#[must_use]
+pub fn monotonic_s() -> u32 {
+    u32::try_from(monotonic_ns() / 1_000_000_000).unwrap_or(u32::MAX)
+}
+
+/// Nanoseconds of the monotonic clock.
+#[must_use]
+pub fn monotonic_ns() -> u64 {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    u64::try_from(now.tv_sec).unwrap_or(0) * 1_000_000_000 + u64::try_from(now.tv_nsec).unwrap_or(0)
+}

@@ -1,0 +1,396 @@
+//! The acceptor's commands: what happens to connections that this node takes.
+
+use std::collections::BTreeMap;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use holdfast_api::app::{DESCRIPTORS_MAX, FromDaemon, IncomingItem};
+use holdfast_bpf::shared::FlowState;
+use holdfast_proto::handoff::{Completion, FlowEpoch, RestoreFlow, Results, Token};
+use holdfast_sys::tcp_repair::{self, PreparedSocket, RestoredSocket, TcpStatic, WindowProbe};
+use holdfast_wire::frame::{BatchId, PrepareFlow};
+use holdfast_wire::{Flow, NodeId};
+
+use super::blob::{DynamicBlob, StaticBlob, decode};
+use super::{Engine, text_of};
+use crate::app::SessionId;
+use crate::dataplane::{Entry, HeldPacket, in_order, monotonic_ns};
+
+/// Ids a `Go` or `Cancel` names at most: ten bytes each at worst, so that it fits a message.
+const IDS_MAX: usize = 4096;
+
+/// A connection on its way to this node.
+pub struct Arrival {
+    /// The program that takes it.
+    pub session: SessionId,
+    /// Our number for it.
+    pub id: u64,
+    /// Whether the program has its descriptor and state.
+    pub received: bool,
+    /// How far its socket is.
+    pub socket: Socket,
+    /// Its options.
+    pub fixed: Option<TcpStatic>,
+    /// Its state, once it came.
+    pub state: DynamicBlob,
+    /// Slot of the hold counters.
+    pub slot: u32,
+    /// The donor.
+    pub donor: NodeId,
+    /// What came for it in the meantime.
+    pub held: Vec<HeldPacket>,
+    /// Packets are no longer kept but given to the stack.
+    pub released: bool,
+}
+
+/// How far an arriving connection's socket is.
+pub enum Socket {
+    /// A flow of the program's shared UDP socket.
+    Shared,
+    /// Bound, in repair mode.
+    Prepared(PreparedSocket),
+    /// Connected, in repair mode.
+    Restored(RestoredSocket),
+    /// Restored by an earlier daemon, which may have woken it.
+    Reclaimed(OwnedFd),
+    /// In use.
+    Live(OwnedFd),
+    /// Failed, and is closed.
+    Gone,
+}
+
+/// A `PrepareSockets` that waits for programs to take descriptors and state.
+pub struct Preparing {
+    token: Token,
+    flows: Vec<Flow>,
+    results: Vec<Result<(), String>>,
+}
+
+impl Engine {
+    pub(super) fn prepare_sockets(&mut self, token: Token, batch: BatchId, flows: &[PrepareFlow]) {
+        let mut entries = Vec::with_capacity(flows.len());
+        let mut states = Vec::with_capacity(flows.len());
+        let results: Vec<Result<(), String>> = flows
+            .iter()
+            .map(|of| {
+                let (entry, application) = self.prepare_one(batch.donor, of)?;
+                entries.push(entry);
+                states.push((of.flow, application));
+                Ok(())
+            })
+            .collect();
+        self.journal.prepared(batch, flows);
+        if let Err(error) = self.dataplane.set_flows(&entries, FlowState::TransitIn) {
+            let failed = flows.iter().map(|_| Err(error.to_string())).collect();
+            return self.done(Completion { token, results: Results::PreparedSockets(failed) });
+        }
+        self.offer(&states);
+        let flows = flows.iter().map(|of| of.flow).collect();
+        self.preparing.push(Preparing { token, flows, results });
+        self.poll_preparing();
+    }
+
+    fn prepare_one(&mut self, donor: NodeId, of: &PrepareFlow) -> Result<(Entry, Vec<u8>), String> {
+        let blob: StaticBlob = decode(&of.static_state)?;
+        let (session, service) = self.programs.taker(&of.flow).ok_or_else(|| {
+            format!("no server program on node {} serves {}; start one there", self.config.node.name, of.flow.local)
+        })?;
+        let socket = match &blob.tcp {
+            Some(fixed) if fixed.local == of.flow.local && fixed.remote == of.flow.remote => {
+                Socket::Prepared(self.preparer.prepare(fixed).map_err(|error| error.to_string())?)
+            }
+            Some(_) => return Err("its state is another flow's".into()),
+            None => Socket::Shared,
+        };
+        let slot = self.slots.take().ok_or("too many connections are in transit here; try again")?;
+        self.dataplane.programs.holds.reset(slot);
+        let id = self.next_arrival;
+        self.next_arrival += 1;
+        let arrival = Arrival {
+            session,
+            id,
+            received: false,
+            socket,
+            fixed: blob.tcp,
+            state: DynamicBlob::default(),
+            slot,
+            donor,
+            held: Vec::new(),
+            released: false,
+        };
+        if let Some(older) = self.arrivals.insert(of.flow, arrival) {
+            self.slots.give_back(older.slot);
+        }
+        self.arrival_ids.insert(id, (of.flow, service));
+        Ok((Entry { flow: of.flow, epoch: of.epoch + 1, peer: donor, hold_slot: slot }, blob.application.into_vec()))
+    }
+
+    /// Gives descriptors and application state to the programs that take the flows.
+    fn offer(&mut self, states: &[(Flow, Vec<u8>)]) {
+        let mut by_session: BTreeMap<SessionId, Vec<Flow>> = BTreeMap::new();
+        for (flow, _) in states {
+            if let Some(arrival) = self.arrivals.get(flow) {
+                by_session.entry(arrival.session).or_default().push(*flow);
+            }
+        }
+        for (session, flows) in by_session {
+            for flows in flows.chunks(DESCRIPTORS_MAX) {
+                self.offer_some(session, flows);
+            }
+        }
+        for (flow, application) in states {
+            let Some(arrival) = self.arrivals.get(flow) else { continue };
+            let (session, id) = (arrival.session, arrival.id);
+            let state = FromDaemon::State {
+                id,
+                application_state: application.clone(),
+                unread: Vec::new(),
+                last: true,
+            };
+            self.tell(session, &state, Vec::new());
+        }
+    }
+
+    fn offer_some(&mut self, session: SessionId, flows: &[Flow]) {
+        let mut descriptors: Vec<OwnedFd> = Vec::with_capacity(flows.len());
+        let mut items = Vec::with_capacity(flows.len());
+        for flow in flows {
+            let Some(arrival) = self.arrivals.get(flow) else { continue };
+            let service = self.arrival_ids.get(&arrival.id).map_or(0, |(_, service)| *service);
+            let duplicate = match &arrival.socket {
+                Socket::Prepared(socket) => socket.as_fd().try_clone_to_owned().ok(),
+                _ => None,
+            };
+            items.push(IncomingItem { id: arrival.id, service, flow: text_of(flow), descriptor: duplicate.is_some() });
+            descriptors.extend(duplicate);
+        }
+        self.tell(session, &FromDaemon::Incoming { items }, descriptors);
+    }
+
+    /// A program has descriptor and state of these arrivals.
+    pub(super) fn received(&mut self, ids: &[u64]) {
+        for id in ids {
+            if let Some((flow, _)) = self.arrival_ids.get(id)
+                && let Some(arrival) = self.arrivals.get_mut(flow)
+                && arrival.id == *id
+            {
+                arrival.received = true;
+            }
+        }
+        self.poll_preparing();
+    }
+
+    /// A program does not take these arrivals.
+    pub(super) fn refused(&mut self, ids: &[u64], reason: &str) {
+        for id in ids {
+            let Some((flow, _)) = self.arrival_ids.get(id) else { continue };
+            for preparing in &mut self.preparing {
+                for (of, result) in preparing.flows.iter().zip(&mut preparing.results) {
+                    if of == flow && result.is_ok() {
+                        *result = Err(format!("its server program refused: {reason}"));
+                    }
+                }
+            }
+        }
+        self.poll_preparing();
+    }
+
+    /// Ends the prepares whose programs have taken everything, or are gone.
+    pub(super) fn poll_preparing(&mut self) {
+        for mut preparing in std::mem::take(&mut self.preparing) {
+            let mut waiting = false;
+            for (flow, result) in preparing.flows.iter().zip(&mut preparing.results) {
+                if result.is_err() {
+                    continue;
+                }
+                match self.arrivals.get(flow) {
+                    Some(arrival) if self.programs.get(arrival.session).is_none() => {
+                        *result = Err("the server program that was to take it has ended".into());
+                    }
+                    Some(arrival) if !arrival.received => waiting = true,
+                    Some(_) => {}
+                    None => *result = Err("it was given up meanwhile".into()),
+                }
+            }
+            if waiting {
+                self.preparing.push(preparing);
+            } else {
+                let results = Results::PreparedSockets(preparing.results);
+                self.done(Completion { token: preparing.token, results });
+            }
+        }
+    }
+
+    pub(super) fn restore(&mut self, token: Token, batch: BatchId, flows: &[RestoreFlow]) {
+        let results = flows.iter().map(|of| self.restore_one(of)).collect();
+        self.journal.restored(batch, flows);
+        self.done(Completion { token, results: Results::Restored(results) });
+    }
+
+    fn restore_one(&mut self, of: &RestoreFlow) -> Result<(), String> {
+        let arrival = self.arrivals.get_mut(&of.flow).ok_or("it was never prepared")?;
+        arrival.state = decode(&of.dynamic)?;
+        match std::mem::replace(&mut arrival.socket, Socket::Gone) {
+            Socket::Prepared(prepared) => {
+                let fixed = arrival.fixed.as_ref().ok_or("it has no options")?;
+                let state = arrival.state.tcp.as_ref().ok_or("it has no state")?;
+                self.congestion.announce(&self.dataplane, &of.flow, state);
+                let socket = tcp_repair::restore(prepared, fixed, state).map_err(|error| error.to_string())?;
+                self.congestion.give(socket.as_fd(), fixed);
+                arrival.socket = Socket::Restored(socket);
+            }
+            Socket::Shared => arrival.socket = Socket::Shared,
+            Socket::Restored(_) | Socket::Reclaimed(_) | Socket::Live(_) | Socket::Gone => {
+                return Err("it was restored before".into());
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn activate(&mut self, token: Token, flows: &[FlowEpoch]) {
+        let entry = |of: &FlowEpoch, slot| Entry { flow: of.flow, epoch: of.epoch, peer: NodeId(0), hold_slot: slot };
+        let entries: Vec<Entry> = flows
+            .iter()
+            .filter_map(|of| Some(entry(of, self.arrivals.get(&of.flow)?.slot)))
+            .collect();
+        if let Err(error) = self.dataplane.set_flows(&entries, FlowState::Flushing) {
+            let failed = flows.iter().map(|_| Err(error.to_string())).collect();
+            return self.done(Completion { token, results: Results::Activated(failed) });
+        }
+        let results: Vec<Result<(), String>> = flows.iter().map(|of| self.activate_one(&of.flow)).collect();
+        self.active_at_ns = monotonic_ns();
+        self.go(flows);
+        self.flush(flows);
+        let settled: Vec<Entry> = entries.iter().map(|entry| Entry { hold_slot: 0, ..*entry }).collect();
+        if let Err(error) = self.dataplane.set_flows(&settled, FlowState::Owned) {
+            tracing::error!(%error, "flows stay in the hold's care");
+        }
+        // What slipped into the hold between the last look and the change.
+        self.read_hold();
+        self.settle(flows);
+        self.done(Completion { token, results: Results::Activated(results) });
+    }
+
+    fn activate_one(&mut self, flow: &Flow) -> Result<(), String> {
+        let Some(arrival) = self.arrivals.get_mut(flow) else { return self.awaited(flow) };
+        match std::mem::replace(&mut arrival.socket, Socket::Gone) {
+            Socket::Restored(socket) => {
+                let fixed = arrival.fixed.as_ref().ok_or("it has no options")?;
+                let state = arrival.state.tcp.as_ref().ok_or("it has no state")?;
+                if let Some(packet) = tcp_repair::injection(fixed, state) {
+                    self.hold.inject(&packet);
+                }
+                for packet in &arrival.state.packets {
+                    self.hold.replay_for(flow, packet);
+                }
+                let live = tcp_repair::activate(socket, fixed, state, WindowProbe::No);
+                arrival.socket = Socket::Live(live.map_err(|error| error.to_string())?);
+            }
+            Socket::Reclaimed(socket) => {
+                let fixed = arrival.fixed.as_ref().ok_or("it has no options")?;
+                let state = arrival.state.tcp.as_ref().ok_or("it has no state")?;
+                let live = tcp_repair::activate_again(socket, fixed, state);
+                arrival.socket = Socket::Live(live.map_err(|error| error.to_string())?);
+            }
+            Socket::Shared => {
+                for datagram in &arrival.state.packets {
+                    self.hold.inject_datagram(flow, datagram);
+                }
+            }
+            Socket::Prepared(_) => return Err("it was never restored".into()),
+            live @ (Socket::Live(_) | Socket::Gone) => arrival.socket = live,
+        }
+        Ok(())
+    }
+
+    /// Tells the programs that the flows are theirs.
+    fn go(&mut self, flows: &[FlowEpoch]) {
+        for (session, ids) in self.ids_by_session(flows.iter().map(|of| of.flow)) {
+            for ids in ids.chunks(IDS_MAX) {
+                self.tell(session, &FromDaemon::Go { ids: ids.to_vec() }, Vec::new());
+            }
+        }
+    }
+
+    fn ids_by_session(&self, flows: impl Iterator<Item = Flow>) -> BTreeMap<SessionId, Vec<u64>> {
+        let mut ids: BTreeMap<SessionId, Vec<u64>> = BTreeMap::new();
+        for flow in flows {
+            if let Some(arrival) = self.arrivals.get(&flow) {
+                ids.entry(arrival.session).or_default().push(arrival.id);
+            }
+        }
+        ids
+    }
+
+    /// Replays what was held, in order.
+    fn flush(&mut self, flows: &[FlowEpoch]) {
+        self.read_hold();
+        for of in flows {
+            let Some(arrival) = self.arrivals.get_mut(&of.flow) else { continue };
+            arrival.released = true;
+            let mut held = std::mem::take(&mut arrival.held);
+            let (slot, count) = (arrival.slot, held.len());
+            in_order(&mut held);
+            for packet in &held {
+                self.hold.replay(&packet.bytes);
+            }
+            for _ in 0..count {
+                self.dataplane.programs.holds.replayed(slot);
+            }
+        }
+        self.read_hold();
+    }
+
+    /// What nothing waited for: late options, books.
+    fn settle(&mut self, flows: &[FlowEpoch]) {
+        for of in flows {
+            let Some(arrival) = self.arrivals.remove(&of.flow) else { continue };
+            self.arrival_ids.remove(&arrival.id);
+            if let (Socket::Live(socket), Some(fixed)) = (&arrival.socket, &arrival.fixed)
+                && let Err(error) = tcp_repair::settle(socket.as_fd(), fixed)
+            {
+                tracing::warn!(flow = %of.flow, %error, "an option of a moved socket could not be set");
+            }
+            self.programs.has(arrival.session, of.flow);
+            self.congestion.forget(&self.dataplane, &of.flow);
+            self.slots.give_back(arrival.slot);
+        }
+    }
+
+    pub(super) fn discard(&mut self, token: Token, flows: &[Flow]) {
+        let reason = "the handoff was given up";
+        for (session, ids) in self.ids_by_session(flows.iter().copied()) {
+            for ids in ids.chunks(IDS_MAX) {
+                let cancel = FromDaemon::Cancel { ids: ids.to_vec(), reason: reason.into() };
+                self.tell(session, &cancel, Vec::new());
+            }
+        }
+        for flow in flows {
+            if let Some(arrival) = self.arrivals.remove(flow) {
+                self.arrival_ids.remove(&arrival.id);
+                self.slots.give_back(arrival.slot);
+                self.congestion.forget(&self.dataplane, flow);
+                silence(&arrival.socket);
+            }
+            // Only our own arming is undone: the flow may have become ours, or a tombstone, in another way.
+            if matches!(self.dataplane.flow(flow), Some((FlowState::TransitIn, _)))
+                && let Err(error) = self.dataplane.forget(flow)
+            {
+                tracing::warn!(%flow, %error, "a flow that is not coming stays in the table");
+            }
+        }
+        self.done(Completion { token, results: Results::Discarded });
+    }
+}
+
+/// Ends a socket that is not to live, also where the program has a duplicate.
+fn silence(socket: &Socket) {
+    let descriptor: Option<BorrowedFd<'_>> = match socket {
+        Socket::Prepared(socket) => Some(socket.as_fd()),
+        Socket::Restored(socket) => Some(socket.as_fd()),
+        Socket::Live(socket) | Socket::Reclaimed(socket) => Some(socket.as_fd()),
+        Socket::Shared | Socket::Gone => None,
+    };
+    if let Some(Err(error)) = descriptor.map(tcp_repair::abandon) {
+        tracing::warn!(%error, "a socket that is not to live could not be ended");
+    }
+}

@@ -1,0 +1,59 @@
+//! The congestion window and threshold of a connection, given to its new socket (see `bpf/c/congestion.bpf.c`).
+
+use std::os::fd::BorrowedFd;
+
+use holdfast_bpf::shared::Congestion as MapCongestion;
+use holdfast_sys::tcp_repair::{self, TcpDynamic, TcpStatic};
+use holdfast_wire::Flow;
+
+use crate::dataplane::{Dataplane, key_of};
+
+/// The kernel's "no threshold yet".
+const NO_THRESHOLD: u32 = 0x7fff_ffff;
+
+/// Gives sockets the window they had; does nothing where the kernel has no struct_ops.
+pub struct Congestion {
+    restorer: Option<String>,
+}
+
+impl Congestion {
+    /// With the restorer that the data plane registered, if it could.
+    pub fn new(dataplane: &Dataplane) -> Self {
+        let restorer = dataplane.programs.congestion_restorer().map(str::to_owned);
+        if restorer.is_none() {
+            tracing::warn!("this kernel takes no congestion control in eBPF: moved connections learn their path anew");
+        }
+        Self { restorer }
+    }
+
+    /// What the flow's socket is to get.
+    pub fn announce(&self, dataplane: &Dataplane, flow: &Flow, state: &TcpDynamic) {
+        let (Some(_), Some(table)) = (&self.restorer, &dataplane.programs.congestion) else { return };
+        let had = &state.congestion;
+        let value = MapCongestion {
+            cwnd: had.window.max(1),
+            ssthresh: had.threshold.unwrap_or(NO_THRESHOLD),
+            ecn: u32::from(state.ecn),
+        };
+        if let Err(error) = table.set(&key_of(flow), &value) {
+            tracing::debug!(%flow, %error, "the congestion window is not restored");
+        }
+    }
+
+    /// Lets the restored socket take it. A socket that does not goes on with the kernel's initial window.
+    pub fn give(&self, socket: BorrowedFd<'_>, fixed: &TcpStatic) {
+        let Some(restorer) = &self.restorer else { return };
+        let given = tcp_repair::set_congestion_control(socket, restorer)
+            .and_then(|()| tcp_repair::set_congestion_control(socket, &fixed.options.congestion_control));
+        if let Err(error) = given {
+            tracing::debug!(%error, "the congestion window is not restored");
+        }
+    }
+
+    /// The flow's socket has what it was to get, or is not coming.
+    pub fn forget(&self, dataplane: &Dataplane, flow: &Flow) {
+        if let Some(table) = &dataplane.programs.congestion {
+            let _ = table.remove(&key_of(flow));
+        }
+    }
+}

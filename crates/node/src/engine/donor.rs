@@ -1,0 +1,280 @@
+//! The donor's commands: what happens to connections that this node gives.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::time::Duration;
+
+use holdfast_api::app::FromDaemon;
+use holdfast_bpf::shared::FlowState;
+use holdfast_proto::handoff::{
+    Completion, FlowEpoch, FrozenFlow, Reason, Results, SendQueueInfo, StaticFlow, Token,
+};
+use holdfast_sys::tcp_repair::{self, TcpStatic};
+use holdfast_wire::{Flow, NodeId, Protocol};
+use serde_bytes::ByteBuf;
+
+use super::blob::{DynamicBlob, StaticBlob, encode};
+use super::{Engine, text_of};
+use crate::app::SessionId;
+use crate::dataplane::{Entry, HeldPacket, monotonic_ns, monotonic_s};
+
+/// How long a tombstone forwards stragglers, seconds: longer than a segment lives in practice.
+const TOMBSTONE_S: u32 = 30;
+
+/// How often a draining send queue is looked at.
+const DRAIN_POLL: Duration = Duration::from_micros(500);
+
+/// A connection that a program gives away.
+pub struct Donation {
+    /// The program.
+    pub session: SessionId,
+    /// Our duplicate of its descriptor; none for a flow of a shared UDP socket.
+    pub socket: Option<OwnedFd>,
+    /// What the program wants its successor to know.
+    pub application: Vec<u8>,
+    /// Read in *prepare*.
+    pub fixed: Option<TcpStatic>,
+    /// Copies of what came out of order since.
+    pub out_of_order: Vec<HeldPacket>,
+    /// UDP: what the program had not read; `None` until it has said.
+    pub unread: Option<Vec<ByteBuf>>,
+    /// When it was frozen, by the monotonic clock.
+    pub frozen_at_ns: Option<u64>,
+    /// The holder has not said yet whether it was diverted.
+    pub in_doubt: bool,
+    /// The program was told that it keeps the connection.
+    pub told: bool,
+}
+
+/// A `Drain` under way.
+pub struct Draining {
+    token: Token,
+    flows: Vec<Flow>,
+    deadline: Duration,
+}
+
+/// A UDP `Freeze` that waits for the program to empty its socket.
+pub struct Collecting {
+    pub(super) token: Token,
+    pub(super) flows: Vec<FlowEpoch>,
+}
+
+impl Engine {
+    pub(super) fn read_static(&mut self, token: Token, flows: &[Flow]) {
+        let mut prepared = Vec::new();
+        let results = flows
+            .iter()
+            .map(|flow| {
+                let (read, entry) = self.read_one(flow)?;
+                prepared.push(entry);
+                Ok(read)
+            })
+            .collect();
+        if let Err(error) = self.dataplane.set_flows(&prepared, FlowState::Prepared) {
+            tracing::warn!(%error, "out-of-order segments will not be copied");
+        }
+        self.done(Completion { token, results: Results::ReadStatic(results) });
+    }
+
+    fn read_one(&mut self, flow: &Flow) -> Result<(StaticFlow, Entry), Reason> {
+        let (state, value) = self.dataplane.flow(flow).ok_or(Reason::UnknownFlow)?;
+        match state {
+            FlowState::Owned | FlowState::Prepared | FlowState::Flushing => {}
+            FlowState::Closing => return Err(Reason::UnknownFlow),
+            FlowState::Moved => return Err(Reason::OwnedElsewhere(None)),
+            FlowState::TransitIn | FlowState::TransitOut => return Err(Reason::AlreadyMoving),
+        }
+        let donation = self.donations.get_mut(flow).ok_or(Reason::UnknownFlow)?;
+        let mut queue = SendQueueInfo::default();
+        if flow.protocol == Protocol::Tcp {
+            let socket = donation.socket.as_ref().ok_or_else(|| unmovable("the program gave no descriptor"))?;
+            let fixed = tcp_repair::read_static(socket.as_fd()).map_err(unmovable)?;
+            if fixed.local != flow.local || fixed.remote != flow.remote {
+                return Err(unmovable("the descriptor given is another connection's"));
+            }
+            queue = send_queue(socket);
+            donation.fixed = Some(fixed);
+        }
+        let blob = StaticBlob {
+            tcp: donation.fixed.clone(),
+            application: ByteBuf::from(std::mem::take(&mut donation.application)),
+        };
+        let static_state = encode(&blob).map_err(unmovable)?;
+        donation.application = blob.application.into_vec();
+        let entry = Entry { flow: *flow, epoch: value.epoch, peer: NodeId(0), hold_slot: 0 };
+        Ok((StaticFlow { epoch: value.epoch, static_state, queue }, entry))
+    }
+
+    pub(super) fn drain(&mut self, token: Token, flows: Vec<Flow>, deadline: Duration) {
+        self.draining.push(Draining { token, flows, deadline });
+        self.poll_drains();
+    }
+
+    /// Ends the drains whose queues are empty or whose time is over.
+    pub(super) fn poll_drains(&mut self) {
+        let now = self.now();
+        for drain in std::mem::take(&mut self.draining) {
+            let queues: Vec<SendQueueInfo> = drain.flows.iter().map(|flow| self.queue_of(flow)).collect();
+            let empty = queues.iter().all(|queue| queue.unsent == 0 && queue.unacked == 0);
+            if empty || now >= drain.deadline {
+                self.done(Completion { token: drain.token, results: Results::Drained(queues) });
+            } else {
+                self.draining.push(drain);
+            }
+        }
+    }
+
+    /// When to look at the drains again.
+    pub(super) fn next_drain_poll(&self) -> Option<Duration> {
+        (!self.draining.is_empty()).then(|| self.now() + DRAIN_POLL)
+    }
+
+    fn queue_of(&self, flow: &Flow) -> SendQueueInfo {
+        let socket = self.donations.get(flow).and_then(|donation| donation.socket.as_ref());
+        socket.map(send_queue).unwrap_or_default()
+    }
+
+    pub(super) fn freeze(&mut self, token: Token, acceptor: NodeId, flows: Vec<FlowEpoch>) {
+        let frozen_at_ns = monotonic_ns();
+        let entries: Vec<Entry> = flows
+            .iter()
+            .map(|of| Entry { flow: of.flow, epoch: of.epoch, peer: acceptor, hold_slot: 0 })
+            .collect();
+        if let Err(error) = self.dataplane.set_flows(&entries, FlowState::TransitOut) {
+            let failed = flows.iter().map(|_| Err(error.to_string())).collect();
+            return self.done(Completion { token, results: Results::Frozen(failed) });
+        }
+        for of in &flows {
+            if let Some(donation) = self.donations.get_mut(&of.flow) {
+                donation.frozen_at_ns = Some(frozen_at_ns);
+            }
+        }
+        self.read_hold();
+        let datagrams: Vec<Flow> =
+            flows.iter().map(|of| of.flow).filter(|flow| flow.protocol == Protocol::Udp).collect();
+        if datagrams.is_empty() {
+            return self.finish_freeze(token, &flows);
+        }
+        for flow in datagrams {
+            if let Some(donation) = self.donations.get(&flow) {
+                let session = donation.session;
+                self.tell(session, &FromDaemon::Collect { flows: vec![text_of(&flow)] }, Vec::new());
+            }
+        }
+        self.collecting.push(Collecting { token, flows });
+        self.poll_collecting();
+    }
+
+    /// Ends the freezes whose programs have emptied their sockets.
+    pub(super) fn poll_collecting(&mut self) {
+        for collecting in std::mem::take(&mut self.collecting) {
+            let ready = collecting.flows.iter().all(|of| {
+                // A program that is gone has nothing more to say.
+                of.flow.protocol == Protocol::Tcp
+                    || self.donations.get(&of.flow).is_none_or(|donation| donation.unread.is_some())
+            });
+            if ready {
+                self.finish_freeze(collecting.token, &collecting.flows);
+            } else {
+                self.collecting.push(collecting);
+            }
+        }
+    }
+
+    fn finish_freeze(&mut self, token: Token, flows: &[FlowEpoch]) {
+        let results = flows.iter().map(|of| self.extract(&of.flow)).collect();
+        self.done(Completion { token, results: Results::Frozen(results) });
+    }
+
+    fn extract(&mut self, flow: &Flow) -> Result<FrozenFlow, String> {
+        let donation = self.donations.get_mut(flow).ok_or("its program is gone")?;
+        let mut blob = DynamicBlob::default();
+        if let (Some(socket), Some(fixed)) = (&donation.socket, &donation.fixed) {
+            let state = tcp_repair::extract(socket.as_fd(), fixed).map_err(|error| error.to_string())?;
+            let missing = |packet: &HeldPacket| {
+                packet.segment.is_some_and(|segment| {
+                    segment.sequence.wrapping_add(segment.length).wrapping_sub(state.rcv_nxt).cast_signed() > 0
+                })
+            };
+            let copies = std::mem::take(&mut donation.out_of_order);
+            blob.packets = copies.into_iter().filter(missing).map(|packet| ByteBuf::from(packet.bytes)).collect();
+            blob.tcp = Some(state);
+        }
+        if let Some(unread) = donation.unread.take() {
+            blob.packets = unread;
+        }
+        Ok(FrozenFlow { dynamic: encode(&blob)?, application: bytes::Bytes::new() })
+    }
+
+    pub(super) fn resume(&mut self, token: Token, flows: &[FlowEpoch], in_doubt: bool) {
+        let results = flows.iter().map(|of| self.resume_one(of, in_doubt)).collect();
+        self.done(Completion { token, results: Results::Resumed(results) });
+    }
+
+    fn resume_one(&mut self, of: &FlowEpoch, in_doubt: bool) -> Result<(), String> {
+        let current = self.dataplane.flow(&of.flow);
+        if current.is_some_and(|(_, value)| value.epoch > of.epoch) {
+            return Ok(());
+        }
+        let Some(donation) = self.donations.get_mut(&of.flow) else {
+            return self.awaited(&of.flow);
+        };
+        donation.in_doubt = in_doubt;
+        let state = if in_doubt { FlowState::Prepared } else { FlowState::Owned };
+        // The filters first: what the socket sends when it wakes must pass.
+        let entry = Entry { flow: of.flow, epoch: of.epoch, peer: NodeId(0), hold_slot: 0 };
+        self.dataplane.set_flows(&[entry], state).map_err(|error| error.to_string())?;
+        if let (Some(socket), Some(_)) = (&donation.socket, donation.frozen_at_ns.take()) {
+            let fixed = donation.fixed.as_ref().ok_or("it was never read")?;
+            tcp_repair::resume(socket.as_fd(), fixed).map_err(|error| error.to_string())?;
+        }
+        if donation.told && !in_doubt {
+            self.donations.remove(&of.flow);
+        }
+        Ok(())
+    }
+
+    pub(super) fn close(&mut self, token: Token, acceptor: NodeId, flows: &[FlowEpoch]) {
+        let entries: Vec<Entry> = flows
+            .iter()
+            .map(|of| Entry { flow: of.flow, epoch: of.epoch, peer: acceptor, hold_slot: 0 })
+            .collect();
+        if let Err(error) = self.dataplane.set_flows(&entries, FlowState::Moved) {
+            let failed = flows.iter().map(|_| Err(error.to_string())).collect();
+            return self.done(Completion { token, results: Results::Closed(failed) });
+        }
+        let to = self.name_of(acceptor);
+        let results = flows.iter().map(|of| self.close_one(&of.flow, &to)).collect();
+        self.done(Completion { token, results: Results::Closed(results) });
+    }
+
+    fn close_one(&mut self, flow: &Flow, to: &str) -> Result<(), String> {
+        self.tombstones.push_back((monotonic_s() + TOMBSTONE_S, *flow));
+        self.programs.lost(flow);
+        let Some(donation) = self.donations.remove(flow) else {
+            return self.awaited(flow);
+        };
+        if let Some(frozen_at_ns) = donation.frozen_at_ns {
+            self.operations.frozen(flow, frozen_at_ns);
+        }
+        if let Some(socket) = &donation.socket {
+            tcp_repair::abandon(socket.as_fd()).map_err(|error| error.to_string())?;
+        }
+        self.gone.entry((donation.session, to.to_owned())).or_default().push(text_of(flow));
+        Ok(())
+    }
+}
+
+fn unmovable(why: impl ToString) -> Reason {
+    Reason::Unmovable(why.to_string())
+}
+
+fn send_queue(socket: &OwnedFd) -> SendQueueInfo {
+    let Ok(queue) = tcp_repair::send_queue(socket.as_fd()) else { return SendQueueInfo::default() };
+    SendQueueInfo {
+        unsent: queue.unsent,
+        unacked: queue.unacknowledged,
+        unread: queue.unread,
+        delivery_rate: queue.delivery_rate,
+        rtt: Duration::from_micros(u64::from(queue.srtt_us)),
+    }
+}

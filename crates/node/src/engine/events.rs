@@ -1,0 +1,161 @@
+//! What the machine and the kernel programs tell.
+
+use holdfast_api::app::FromDaemon;
+use holdfast_bpf::shared::{
+    EVENT_CLOSED, EVENT_ESTABLISHED, EVENT_FLOWS_FULL, Event as KernelEvent, FlowState,
+};
+use holdfast_proto::handoff::{Event, Outcome};
+use holdfast_wire::frame::BatchId;
+use holdfast_wire::{Change, ChangeKind, Flow, Protocol, Record, Refusal};
+
+use super::{Engine, text_of};
+use crate::dataplane::flow_of;
+
+/// `TCP_LAST_ACK`: the client closed first, so no TIME_WAIT follows here.
+const LAST_ACK: u8 = 9;
+
+impl Engine {
+    pub(super) fn handle_event(&mut self, event: Event) {
+        match event {
+            Event::Outcome { batch, flows, .. } => {
+                for (flow, outcome) in flows {
+                    self.outcome(batch, &flow, &outcome);
+                }
+            }
+            Event::BatchFinished { batch, acceptor, moved, kept, bytes, phases, .. } => {
+                tracing::info!(%batch, %acceptor, moved, kept, bytes, freeze_us = phases.freeze().as_micros(), "handed off");
+                if moved > 0 {
+                    self.metrics.frozen_for(phases.freeze());
+                }
+                self.operations.batch_ended(batch, bytes, &phases);
+            }
+            Event::Accepted { batch, flows } => {
+                tracing::info!(batch = batch.map(|b| b.to_string()), flows = flows.len(), "accepted");
+                for (flow, _) in flows {
+                    self.metrics.handoff_ended("accepted");
+                    self.counts.accepted += 1;
+                    self.journal.ended(&flow);
+                    self.recovered.remove(&flow);
+                }
+            }
+            Event::Discarded { batch, flows, why } => {
+                tracing::warn!(batch = batch.map(|b| b.to_string()), flows = flows.len(), why, "given up as acceptor");
+                for flow in flows {
+                    self.journal.ended(&flow);
+                    self.recovered.remove(&flow);
+                }
+            }
+            Event::Changed { change, result } => self.changed(&change, &result),
+            Event::HolderSilent { holder, changes } => {
+                tracing::warn!(%holder, changes, "the holder does not answer; asking again");
+            }
+            Event::Failed { flow, command, why } => tracing::error!(%flow, command, why, "could not be carried out"),
+            Event::Ignored { from, what, why } => tracing::debug!(%from, what, why, "ignored"),
+            Event::RequestFinished { .. } => {}
+        }
+    }
+
+    fn outcome(&mut self, batch: Option<BatchId>, flow: &Flow, outcome: &Outcome) {
+        self.recovered.remove(flow);
+        match outcome {
+            Outcome::Moved { .. } => {
+                self.metrics.handoff_ended("moved");
+                self.counts.donated += 1;
+            }
+            Outcome::Kept { reason } => {
+                self.metrics.handoff_ended("kept");
+                self.counts.kept += 1;
+                tracing::info!(%flow, %reason, "kept");
+                if let Some(donation) = self.donations.get_mut(flow) {
+                    let session = donation.session;
+                    // While the holder has not answered, our duplicate of the descriptor is still needed.
+                    donation.told = true;
+                    if !donation.in_doubt {
+                        self.donations.remove(flow);
+                    }
+                    self.programs.has(session, *flow);
+                    let kept = FromDaemon::Kept { flows: vec![text_of(flow)], reason: reason.to_string() };
+                    self.tell(session, &kept, Vec::new());
+                }
+            }
+            Outcome::Gone => {
+                if let Some(donation) = self.donations.remove(flow) {
+                    let gone = FromDaemon::Gone { flows: vec![text_of(flow)], to: String::new() };
+                    self.tell(donation.session, &gone, Vec::new());
+                }
+            }
+        }
+        if let Some(operation) = self.operations.ended(batch, flow, outcome) {
+            self.ask_programs(operation);
+        }
+    }
+
+    /// The holder has recorded, or not, that a flow began or ended.
+    fn changed(&mut self, change: &Change, result: &Result<Option<Record>, Refusal>) {
+        let flow = &change.flow;
+        match (change.kind, result) {
+            (ChangeKind::Establish, Ok(Some(record))) => {
+                if let Some((state, mut value)) = self.dataplane.flow(flow)
+                    && state == FlowState::Owned
+                    && value.epoch != record.epoch
+                {
+                    value.epoch = record.epoch;
+                    let key = crate::dataplane::key_of(flow);
+                    if let Err(error) = self.dataplane.programs.flows.set(&key, &value) {
+                        tracing::warn!(%flow, %error, "its epoch is not known to the filters");
+                    }
+                }
+            }
+            (ChangeKind::Establish, refused) => {
+                tracing::warn!(%flow, ?refused, "the holder does not record a new flow");
+            }
+            (_, Err(refusal)) => tracing::debug!(%flow, %refusal, "the holder has it otherwise"),
+            _ => {}
+        }
+    }
+
+    /// Takes what the kernel programs told.
+    pub(super) fn handle_kernel(&mut self, events: &[KernelEvent]) {
+        let mut changes = Vec::new();
+        for event in events {
+            let Some(flow) = flow_of(&event.flow) else { continue };
+            match event.kind {
+                EVENT_ESTABLISHED => {
+                    changes.push(Change { flow, kind: ChangeKind::Establish, epoch: event.epoch });
+                }
+                EVENT_CLOSED if event.detail == LAST_ACK => {
+                    self.end_of_flow(&flow);
+                    changes.extend(self.removal(&flow));
+                }
+                EVENT_CLOSED => self.end_of_flow(&flow),
+                EVENT_FLOWS_FULL => {
+                    tracing::error!(%flow, "the flow table is full; raise node.capacity");
+                }
+                // A stray packet was dropped; the counters tell how many.
+                _ => {}
+            }
+        }
+        if !changes.is_empty() {
+            let now = self.now();
+            self.machine.handle_changes(now, changes);
+        }
+    }
+
+    fn end_of_flow(&mut self, flow: &Flow) {
+        if flow.protocol == Protocol::Tcp {
+            self.programs.lost(flow);
+        }
+    }
+
+    /// The change that tells the holder a closed flow is no more; the entry here goes too.
+    pub(super) fn removal(&mut self, flow: &Flow) -> Option<Change> {
+        let (state, value) = self.dataplane.flow(flow)?;
+        if state != FlowState::Closing {
+            return None;
+        }
+        if let Err(error) = self.dataplane.forget(flow) {
+            tracing::warn!(%flow, %error, "a closed flow stays in the table");
+        }
+        Some(Change { flow: *flow, kind: ChangeKind::Remove, epoch: value.epoch })
+    }
+}

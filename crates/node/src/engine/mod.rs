@@ -1,0 +1,207 @@
+//! The event loop: feeds the handoff machine with what peers, programs, the kernel and the operator say, and carries
+//! out what it asks.
+//!
+//! One task, one thread: an input is handled to its end, including every command it leads to, before the next one.
+
+mod acceptor;
+mod blob;
+mod congestion;
+mod donor;
+mod events;
+mod holder;
+mod journal;
+mod operations;
+mod programs;
+mod query;
+mod recover;
+mod sessions;
+mod setup;
+mod slots;
+mod upkeep;
+
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::os::fd::OwnedFd;
+use std::time::{Duration, Instant};
+
+use holdfast_api::{Drain, FlowText};
+use holdfast_api::app::FromDaemon;
+use holdfast_api::control::HandoffCounts;
+use holdfast_proto::handoff::{Command, Completion, Handoff, Output, Results};
+use holdfast_sys::tcp_repair::Preparer;
+use holdfast_wire::{Flow, NodeId, Protocol};
+
+pub use setup::{SetupError, start};
+
+use crate::app::{AppServer, SessionId};
+use crate::channel::Peers;
+use crate::config::Config;
+use crate::dataplane::{Dataplane, Hold};
+use crate::metrics::Metrics;
+use acceptor::{Arrival, Preparing};
+use congestion::Congestion;
+use donor::{Collecting, Donation, Draining};
+use holder::Holder;
+use journal::{Journal, Journaled};
+use operations::Operations;
+use programs::Programs;
+use slots::Slots;
+
+/// The daemon's state.
+pub struct Engine {
+    config: Config,
+    started: Instant,
+    dataplane: Dataplane,
+    hold: Hold,
+    machine: Handoff,
+    holder: Option<Holder>,
+    peers: Peers,
+    apps: AppServer,
+    metrics: Metrics,
+    preparer: Preparer,
+    congestion: Congestion,
+    programs: Programs,
+    donations: HashMap<Flow, Donation>,
+    arrivals: HashMap<Flow, Arrival>,
+    arrival_ids: HashMap<u64, (Flow, u32)>,
+    next_arrival: u64,
+    slots: Slots,
+    journal: Journal,
+    journaled: BTreeMap<Flow, Journaled>,
+    preparing: Vec<Preparing>,
+    draining: Vec<Draining>,
+    collecting: Vec<Collecting>,
+    /// `Gone` messages of the command under way, sent together.
+    gone: BTreeMap<(SessionId, String), Vec<FlowText>>,
+    /// `Asked` messages of the input under way, likewise.
+    asked: HashMap<(SessionId, String, Drain), Vec<FlowText>>,
+    operations: Operations,
+    tombstones: VecDeque<(u32, Flow)>,
+    /// Flows that an earlier daemon left in transit, until when their programs may come back for them.
+    recovered: HashMap<Flow, Duration>,
+    weights: BTreeMap<u16, BTreeMap<NodeId, u32>>,
+    placement_epoch: u32,
+    counts: HandoffCounts,
+    active_at_ns: u64,
+    problems: Vec<String>,
+}
+
+impl Engine {
+    /// The machine's time: since this daemon started.
+    fn now(&self) -> Duration {
+        self.started.elapsed()
+    }
+
+    fn done(&mut self, completion: Completion) {
+        let now = self.now();
+        self.machine.handle_done(now, completion);
+    }
+
+    /// Carries out everything the machine asks for.
+    fn pump(&mut self) {
+        while let Some(output) = self.machine.poll_output() {
+            match output {
+                Output::Send { to, frame } => {
+                    if let Err(error) = self.peers.send(to, &frame) {
+                        tracing::debug!(%to, frame = frame.name(), %error, "a frame was dropped");
+                    }
+                }
+                Output::Do(command) => self.carry_out(command),
+                Output::Event(event) => self.handle_event(event),
+            }
+        }
+        self.tell_gone();
+        self.tell_asked();
+    }
+
+    fn carry_out(&mut self, command: Command) {
+        match command {
+            Command::ReadStatic { token, flows } => self.read_static(token, &flows),
+            Command::Drain { token, flows, deadline } => self.drain(token, flows, deadline),
+            Command::Freeze { token, acceptor, flows } => self.freeze(token, acceptor, flows),
+            Command::Resume { token, flows, in_doubt } => self.resume(token, &flows, in_doubt),
+            Command::Close { token, acceptor, flows } => self.close(token, acceptor, &flows),
+            Command::PrepareSockets { token, batch, flows } => self.prepare_sockets(token, batch, &flows),
+            Command::Restore { token, batch, flows } => self.restore(token, batch, &flows),
+            Command::Activate { token, flows } => self.activate(token, &flows),
+            Command::Discard { token, flows } => self.discard(token, &flows),
+            Command::Arbitrate { token, asker, changes } => {
+                let results = match &mut self.holder {
+                    Some(holder) => changes
+                        .iter()
+                        .map(|change| holder.arbitrate(&self.dataplane.programs, asker, change))
+                        .collect(),
+                    None => changes.iter().map(|_| Err(holdfast_wire::Refusal { current: None })).collect(),
+                };
+                self.done(Completion { token, results: Results::Arbitrated(results) });
+            }
+            Command::Lookup { token, flows } => {
+                let programs = &self.dataplane.programs;
+                let records = flows.iter().map(|flow| Holder::lookup(programs, flow)).collect();
+                self.done(Completion { token, results: Results::LookedUp(records) });
+            }
+        }
+    }
+
+    fn tell(&mut self, session: SessionId, message: &FromDaemon, descriptors: Vec<OwnedFd>) {
+        if let Err(error) = self.apps.send(session, message, descriptors) {
+            tracing::debug!(?session, %error, "a server program was not told");
+        }
+    }
+
+    /// Sends the `Gone` messages gathered, few flows at a time so that each fits.
+    fn tell_gone(&mut self) {
+        for ((session, to), flows) in std::mem::take(&mut self.gone) {
+            for flows in flows.chunks(FLOWS_PER_MESSAGE) {
+                let gone = FromDaemon::Gone { flows: flows.to_vec(), to: to.clone() };
+                self.tell(session, &gone, Vec::new());
+            }
+        }
+    }
+
+    /// Takes what waits in the hold to where it belongs.
+    fn read_hold(&mut self) {
+        while let Some((flow, packet)) = self.hold.read() {
+            if let Some(arrival) = self.arrivals.get_mut(&flow) {
+                if arrival.released {
+                    self.hold.replay(&packet.bytes);
+                    self.dataplane.programs.holds.replayed(arrival.slot);
+                } else {
+                    arrival.held.push(packet);
+                }
+            } else if let Some(donation) = self.donations.get_mut(&flow) {
+                donation.out_of_order.push(packet);
+            } else if self.dataplane.is_ours(&flow) {
+                self.hold.replay(&packet.bytes);
+            }
+        }
+    }
+
+    fn name_of(&self, node: NodeId) -> String {
+        self.config.name_of(node).map_or_else(|| format!("node {node}"), str::to_owned)
+    }
+}
+
+/// Flows in one message to a program: 40 bytes each at most, so that it fits.
+const FLOWS_PER_MESSAGE: usize = 1024;
+
+/// A flow in the API's vocabulary.
+fn text_of(flow: &Flow) -> FlowText {
+    let protocol = match flow.protocol {
+        Protocol::Tcp => holdfast_api::Protocol::Tcp,
+        Protocol::Udp => holdfast_api::Protocol::Udp,
+    };
+    // Both forms keep the same rule about families, so one always has the other.
+    FlowText::new(protocol, flow.local, flow.remote).expect("a flow has one family")
+}
+
+/// A flow of the API in ours.
+fn flow_of(text: &FlowText) -> Option<Flow> {
+    Flow::new(protocol_of(text.protocol()), text.local(), text.remote()).ok()
+}
+
+fn protocol_of(protocol: holdfast_api::Protocol) -> Protocol {
+    match protocol {
+        holdfast_api::Protocol::Tcp => Protocol::Tcp,
+        holdfast_api::Protocol::Udp => Protocol::Udp,
+    }
+}

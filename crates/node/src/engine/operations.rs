@@ -1,0 +1,197 @@
+//! Handoffs as the control API sees them: which flows were asked to move, and what became of each.
+
+use std::collections::{BTreeMap, HashMap, VecDeque};
+
+use holdfast_api::control::{
+    FlowOutcome, FlowResult, HandoffState, HandoffStatus, HandoffSummary, PhasesUs,
+};
+use holdfast_api::Drain;
+use holdfast_proto::handoff::{Outcome, Phases, Reason};
+use holdfast_wire::frame::BatchId;
+use holdfast_wire::Flow;
+
+use super::text_of;
+use crate::dataplane::monotonic_ns;
+
+/// Finished handoffs that are remembered.
+const REMEMBERED: usize = 64;
+
+/// Flows of one handoff whose programs have been asked and whose outcome is not known: enough to keep batches filled,
+/// few enough that a program goes on serving the others meanwhile.
+const ASKED_MAX: usize = 192;
+
+/// A handoff of many flows.
+struct Operation {
+    status: HandoffStatus,
+    index: HashMap<Flow, usize>,
+    /// Flows whose program has not been asked.
+    waiting: VecDeque<Flow>,
+    asked: usize,
+    drain: Drain,
+}
+
+impl Operation {
+    fn result(&mut self, flow: &Flow) -> Option<&mut FlowResult> {
+        self.status.results.get_mut(*self.index.get(flow)?)
+    }
+}
+
+/// All handoffs of this daemon, the finished ones as far as remembered.
+#[derive(Default)]
+pub struct Operations {
+    operations: BTreeMap<u64, Operation>,
+    last: u64,
+    by_flow: HashMap<Flow, u64>,
+    by_batch: HashMap<BatchId, Vec<(u64, usize)>>,
+}
+
+impl Operations {
+    /// Begins a handoff; the flows are asked for by [`Operations::next_to_ask`].
+    pub fn begin(&mut self, flows: Vec<Flow>, to: String, drain: Drain, by_operator: bool) -> u64 {
+        self.last += 1;
+        let id = self.last;
+        let index = flows.iter().enumerate().map(|(index, flow)| (*flow, index)).collect();
+        for flow in &flows {
+            self.by_flow.insert(*flow, id);
+        }
+        let summary = HandoffSummary {
+            id,
+            to,
+            asked_by_operator: by_operator,
+            state: HandoffState::Running,
+            total: flows.len() as u64,
+            moved: 0,
+            kept: 0,
+            started_at_ns: monotonic_ns(),
+            finished_at_ns: None,
+        };
+        let results = flows.iter().map(pending).collect();
+        let status = HandoffStatus { summary, results };
+        let (waiting, asked) = if by_operator { (flows.into(), 0) } else { (VecDeque::new(), flows.len()) };
+        self.operations.insert(id, Operation { status, index, waiting, asked, drain });
+        self.forget_old();
+        id
+    }
+
+    /// Whether a handoff that runs names this flow.
+    pub fn has(&self, flow: &Flow) -> bool {
+        self.by_flow.contains_key(flow)
+    }
+
+    /// The flows whose programs are to be asked next, with the acceptor's name.
+    pub fn next_to_ask(&mut self, id: u64) -> (Vec<Flow>, String, Drain) {
+        let Some(operation) = self.operations.get_mut(&id) else { return (Vec::new(), String::new(), Drain::default()) };
+        let room = ASKED_MAX.saturating_sub(operation.asked).min(operation.waiting.len());
+        // Asking for a few at a time would make small batches: wait until there is room for a good one.
+        if room < operation.waiting.len().min(ASKED_MAX / 3) {
+            return (Vec::new(), String::new(), Drain::default());
+        }
+        operation.asked += room;
+        let flows = operation.waiting.drain(..room).collect();
+        (flows, operation.status.summary.to.clone(), operation.drain)
+    }
+
+    /// The flow was frozen at this instant.
+    pub fn frozen(&mut self, flow: &Flow, at_ns: u64) {
+        if let Some(result) = self.result(flow) {
+            result.frozen_at_ns = Some(at_ns);
+        }
+    }
+
+    fn result(&mut self, flow: &Flow) -> Option<&mut FlowResult> {
+        self.operations.get_mut(self.by_flow.get(flow)?)?.result(flow)
+    }
+
+    /// A flow's handoff has ended. Gives the handoff it belonged to.
+    pub fn ended(&mut self, batch: Option<BatchId>, flow: &Flow, outcome: &Outcome) -> Option<u64> {
+        let id = self.by_flow.remove(flow)?;
+        let operation = self.operations.get_mut(&id)?;
+        let index = *operation.index.get(flow)?;
+        let result = operation.status.results.get_mut(index)?;
+        result.outcome = match outcome {
+            Outcome::Moved { .. } => FlowOutcome::Moved,
+            Outcome::Kept { reason } => FlowOutcome::Kept { reason: reason.to_string() },
+            Outcome::Gone => FlowOutcome::Kept { reason: "it was closed meanwhile".into() },
+        };
+        let summary = &mut operation.status.summary;
+        match result.outcome {
+            FlowOutcome::Moved => summary.moved += 1,
+            _ => summary.kept += 1,
+        }
+        operation.asked = operation.asked.saturating_sub(1);
+        if summary.moved + summary.kept == summary.total {
+            summary.state = HandoffState::Finished;
+            summary.finished_at_ns = Some(monotonic_ns());
+        }
+        if let Some(batch) = batch {
+            self.by_batch.entry(batch).or_default().push((id, index));
+        }
+        Some(id)
+    }
+
+    /// A flow never came as far as the machine. Gives the handoff it belonged to.
+    pub fn refused(&mut self, flow: &Flow, why: &str) -> Option<u64> {
+        let reason = Reason::Unmovable(why.to_owned());
+        let id = self.ended(None, flow, &Outcome::Kept { reason })?;
+        if let Some(result) = self.operations.get_mut(&id).and_then(|operation| operation.result(flow)) {
+            result.outcome = FlowOutcome::Kept { reason: why.to_owned() };
+        }
+        Some(id)
+    }
+
+    /// A batch has ended: its times are those of each of its flows.
+    pub fn batch_ended(&mut self, batch: BatchId, bytes: usize, phases: &Phases) {
+        let us = |duration: std::time::Duration| duration.as_secs_f64() * 1e6;
+        let members = self.by_batch.remove(&batch).unwrap_or_default();
+        let share = bytes as u64 / members.len().max(1) as u64;
+        for (id, index) in members {
+            let Some(operation) = self.operations.get_mut(&id) else { continue };
+            let Some(result) = operation.status.results.get_mut(index) else { continue };
+            result.freeze_us = Some(us(phases.freeze()));
+            result.phases_us = PhasesUs {
+                prepare: us(phases.prepare),
+                divert: us(phases.divert),
+                extract: us(phases.extract),
+                transfer: us(phases.transfer),
+                restore: us(phases.restore),
+                commit: us(phases.commit),
+            };
+            result.bytes_transferred = share;
+            result.drained = !phases.drain.is_zero();
+            let freeze_ns = u64::try_from(phases.freeze().as_nanos()).unwrap_or(u64::MAX);
+            result.active_at_ns = result.frozen_at_ns.map(|at| at.saturating_add(freeze_ns));
+        }
+    }
+
+    /// One handoff.
+    pub fn get(&self, id: u64) -> Option<&HandoffStatus> {
+        self.operations.get(&id).map(|operation| &operation.status)
+    }
+
+    /// All that are remembered, the oldest first.
+    pub fn summaries(&self) -> Vec<HandoffSummary> {
+        self.operations.values().map(|operation| operation.status.summary.clone()).collect()
+    }
+
+    fn forget_old(&mut self) {
+        while self.operations.len() > REMEMBERED {
+            let finished = |operation: &Operation| operation.status.summary.state == HandoffState::Finished;
+            let Some(id) = self.operations.iter().find(|(_, o)| finished(o)).map(|(id, _)| *id) else { return };
+            self.operations.remove(&id);
+        }
+    }
+}
+
+fn pending(flow: &Flow) -> FlowResult {
+    FlowResult {
+        flow: text_of(flow),
+        outcome: FlowOutcome::Pending,
+        freeze_us: None,
+        phases_us: PhasesUs::default(),
+        bytes_transferred: 0,
+        send_queue_bytes: 0,
+        drained: false,
+        frozen_at_ns: None,
+        active_at_ns: None,
+    }
+}

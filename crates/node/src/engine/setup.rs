@@ -1,0 +1,337 @@
+//! Start-up: from the configuration to a node whose filters are attached and whose channels are open.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use std::net::IpAddr;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use holdfast_api::control::HandoffCounts;
+use holdfast_bpf::shared::{Config as MapConfig, Event as KernelEvent, REACH_BROADCAST, REACH_STEER};
+use holdfast_proto::handoff::{Config as MachineConfig, Handoff};
+use holdfast_sys::caps::{Capability, keep_only, missing};
+use holdfast_sys::net::{self, Interface};
+use holdfast_sys::sysctl;
+use holdfast_sys::tcp_repair::Preparer;
+use holdfast_sys::watch::Watch;
+
+use super::congestion::Congestion;
+use super::holder::Holder;
+use super::journal::Journal;
+use super::operations::Operations;
+use super::programs::Programs;
+use super::slots::Slots;
+use super::Engine;
+use crate::app::AppServer;
+use crate::channel::{Channel, Options, PeerEvents};
+use crate::config::{Config, Reach};
+use crate::control::ControlServer;
+use crate::dataplane::{Dataplane, Hold, NodePath};
+use crate::metrics::Metrics;
+use crate::tls::Tls;
+
+/// What the daemon needs: repair mode, filters and addresses; loading programs, and tracing for CO-RE helpers.
+pub const CAPABILITIES: [Capability; 5] = [
+    Capability::NetAdmin,
+    Capability::NetRaw,
+    Capability::NetBindService,
+    Capability::Bpf,
+    Capability::Perfmon,
+];
+
+/// 2020-01-01, seconds since 1970.
+const YEAR_2020: u64 = 1_577_836_800;
+
+/// How long a neighbour may take to answer at start; later it is asked again.
+const NEIGHBOUR_PATIENCE: Duration = Duration::from_millis(300);
+
+/// The node cannot start.
+#[derive(Debug, thiserror::Error)]
+pub enum SetupError {
+    /// The daemon lacks rights.
+    #[error("holdfastd lacks {0}; run it as root, or give it these capabilities (docs/configuration.md)")]
+    Capabilities(String),
+    /// The kernel refuses something.
+    #[error("{what}: {source}")]
+    System {
+        /// What was tried.
+        what: String,
+        /// What the kernel said.
+        source: std::io::Error,
+    },
+    /// Anything with a text of its own.
+    #[error(transparent)]
+    Other(#[from] Box<dyn std::error::Error>),
+}
+
+fn system(what: impl Into<String>) -> impl FnOnce(std::io::Error) -> SetupError {
+    let what = what.into();
+    move |source| SetupError::System { what, source }
+}
+
+fn other(error: impl std::error::Error + 'static) -> SetupError {
+    SetupError::Other(Box::new(error))
+}
+
+/// Everything the event loop waits for.
+struct Inputs {
+    peers: PeerEvents,
+    control: ControlServer,
+}
+
+/// Runs the node until it is told to stop. Call within a `LocalSet`.
+///
+/// # Errors
+/// The node cannot start.
+pub async fn start(config: Config) -> Result<(), SetupError> {
+    check_capabilities()?;
+    let (mut engine, inputs) = assemble(config)?;
+    engine.recover();
+    engine.pump();
+    keep_only(&CAPABILITIES).map_err(system("dropping capabilities"))?;
+    let kernel_events = std::rc::Rc::new(std::cell::RefCell::new(Vec::<KernelEvent>::new()));
+    let sink = kernel_events.clone();
+    // The reader borrows nothing from the engine: it has its own handle of the map.
+    let ring = engine.dataplane.programs.events(move |event| sink.borrow_mut().push(event)).map_err(other)?;
+    tracing::info!(node = engine.config.node.name, "ready");
+    run(engine, inputs, ring, kernel_events).await
+}
+
+fn check_capabilities() -> Result<(), SetupError> {
+    let lacking = missing(&CAPABILITIES).map_err(system("reading capabilities"))?;
+    if lacking.is_empty() {
+        return Ok(());
+    }
+    let names: Vec<String> = lacking.iter().map(ToString::to_string).collect();
+    Err(SetupError::Capabilities(names.join(", ")))
+}
+
+fn assemble(config: Config) -> Result<(Engine, Inputs), SetupError> {
+    let interface = Interface::find(&config.node.interface)
+        .map_err(system(format!("interface {} (node.interface)", config.node.interface)))?;
+    let mut dataplane = Dataplane::load(&config.node.bpffs, config.node.capacity).map_err(other)?;
+    let hold = Hold::new("hf-hold").map_err(other)?;
+    configure(&config, &interface, &hold, &mut dataplane, false)?;
+    // Filters first, addresses after: from the first packet on, what is not ours never reaches the stack.
+    dataplane.programs.attach_interface(interface.index, true).map_err(other)?;
+    dataplane.programs.attach_cgroup(&config.node.cgroup().map_err(other)?).map_err(other)?;
+    add_addresses(&config, &interface)?;
+    configure(&config, &interface, &hold, &mut dataplane, true)?;
+
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    let boot = u64::try_from(now.as_nanos()).unwrap_or(u64::MAX);
+    let floor = u32::try_from(now.as_secs().saturating_sub(YEAR_2020)).unwrap_or(1);
+    let ids: BTreeSet<_> = config.peers.iter().map(|peer| peer.id).collect();
+    let mut machine = MachineConfig::new(config.node.id, boot, config.group.contact, ids);
+    machine.epoch_floor = floor;
+    let metrics = Metrics::new();
+    let tls = Tls::load(&config).map_err(other)?;
+    let (peers, peer_events) = Channel::start(Options::new(&config, boot), tls, metrics.clone())
+        .map_err(system(format!("listening on {}", config.node.address)))?;
+    let apps = AppServer::bind(&config.app_socket(), &config.app, &config.node.name).map_err(system("the socket of server programs"))?;
+    let control = ControlServer::bind(&config, metrics.clone()).map_err(other)?;
+    let (journal, journaled) = Journal::open(&config.node.run_dir).map_err(system("the journal of arrivals"))?;
+    let holder = config.is_holder().then(|| Holder::new(&dataplane.programs, floor));
+    let congestion = Congestion::new(&dataplane);
+    let weights = (0u16..).zip(config.services.iter().map(|service| service.weights.clone())).collect();
+    let engine = Engine {
+        machine: Handoff::new(machine),
+        preparer: Preparer::new().map_err(other)?,
+        config,
+        started: Instant::now(),
+        dataplane,
+        hold,
+        holder,
+        peers,
+        apps,
+        metrics,
+        congestion,
+        programs: Programs::default(),
+        donations: HashMap::new(),
+        arrivals: HashMap::new(),
+        arrival_ids: HashMap::new(),
+        next_arrival: boot,
+        slots: Slots::new(),
+        journal,
+        journaled,
+        preparing: Vec::new(),
+        draining: Vec::new(),
+        collecting: Vec::new(),
+        gone: BTreeMap::new(),
+        asked: HashMap::new(),
+        operations: Operations::default(),
+        tombstones: VecDeque::new(),
+        recovered: HashMap::new(),
+        weights,
+        placement_epoch: 0,
+        counts: HandoffCounts::default(),
+        active_at_ns: 0,
+        problems: Vec::new(),
+    };
+    Ok((engine, Inputs { peers: peer_events, control }))
+}
+
+fn configure(
+    config: &Config,
+    interface: &Interface,
+    hold: &Hold,
+    dataplane: &mut Dataplane,
+    ready: bool,
+) -> Result<(), SetupError> {
+    let paths = paths(config, interface);
+    for (id, path) in &paths {
+        dataplane.set_node(*id, path).map_err(other)?;
+    }
+    if ready {
+        for (index, service) in (0u16..).zip(&config.services) {
+            dataplane.set_service(index, service).map_err(other)?;
+        }
+    }
+    let outer = paths.iter().filter(|(_, path)| path.routed).map(|(_, path)| header(path.address)).max();
+    let clamp = |headers: u16| outer.map_or(0, |outer| mtu(interface).saturating_sub(outer + headers));
+    let (reach, shared_link) = match config.group.reach {
+        Reach::Steer => (REACH_STEER, [0; 6]),
+        Reach::Broadcast { shared_mac } => (REACH_BROADCAST, shared_mac),
+    };
+    let map = MapConfig {
+        own_id: config.node.id.0,
+        reach,
+        holder: u8::from(config.is_holder()),
+        hold_ifindex: hold.ifindex(),
+        mss_clamp_v4: clamp(40),
+        mss_clamp_v6: clamp(60),
+        mtu: mtu(interface),
+        shared_link,
+        ready: u32::from(ready),
+    };
+    dataplane.programs.set_config(&map).map_err(other)
+}
+
+fn mtu(interface: &Interface) -> u16 {
+    u16::try_from(interface.mtu).unwrap_or(u16::MAX)
+}
+
+/// Bytes of an outer header.
+fn header(address: IpAddr) -> u16 {
+    if address.is_ipv6() { 40 } else { 20 }
+}
+
+/// How each node is reached; a node that does not answer yet is found later.
+pub(super) fn paths(config: &Config, interface: &Interface) -> Vec<(holdfast_wire::NodeId, NodePath)> {
+    let own = NodePath {
+        address: config.node.address,
+        link: interface.mac,
+        own_link: interface.mac,
+        ifindex: interface.index,
+        routed: false,
+    };
+    let peers = config.peers.iter().filter_map(|peer| match path_to(peer.address.ip()) {
+        Ok(path) => Some((peer.id, path)),
+        Err(error) => {
+            tracing::debug!(peer = peer.name, %error, "not reached yet");
+            None
+        }
+    });
+    std::iter::once((config.node.id, own)).chain(peers).collect()
+}
+
+fn path_to(address: IpAddr) -> std::io::Result<NodePath> {
+    let route = net::route_to(address)?;
+    let next = route.gateway.unwrap_or(address);
+    let link = net::resolve_neighbour(route.interface, next, NEIGHBOUR_PATIENCE)?;
+    let own = Interface::by_index(route.interface)?;
+    Ok(NodePath {
+        address,
+        link,
+        own_link: own.mac,
+        ifindex: route.interface,
+        routed: route.gateway.is_some(),
+    })
+}
+
+/// The holder has the service addresses on its interface and answers for them; the others have them where nobody asks.
+fn add_addresses(config: &Config, interface: &Interface) -> Result<(), SetupError> {
+    let name = &config.node.interface;
+    for (setting, value) in [("arp_ignore", "1"), ("arp_announce", "2")] {
+        sysctl::write(&format!("net/ipv4/conf/{name}/{setting}"), value)
+            .map_err(system(format!("net.ipv4.conf.{name}.{setting}")))?;
+    }
+    let here = config.is_holder() && config.group.reach == Reach::Steer;
+    let on = if here { interface.index } else { Interface::find("lo").map_err(system("lo"))?.index };
+    let addresses: BTreeSet<IpAddr> = config.services.iter().map(|service| service.address.ip()).collect();
+    for address in addresses {
+        let prefix = if address.is_ipv6() { 128 } else { 32 };
+        net::add_address(on, address, prefix).map_err(system(format!("service address {address}")))?;
+    }
+    Ok(())
+}
+
+async fn run(
+    mut engine: Engine,
+    mut inputs: Inputs,
+    events: holdfast_bpf::Events<'_>,
+    kernel_events: std::rc::Rc<std::cell::RefCell<Vec<KernelEvent>>>,
+) -> Result<(), SetupError> {
+    let kernel_ready = watch(events.as_fd(), "waiting for kernel events")?;
+    let hold_ready = watch(engine.hold.as_fd(), "waiting for the hold")?;
+    let mut second = tokio::time::interval(Duration::from_secs(1));
+    second.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    let mut stop = Stop::new().map_err(system("signals"))?;
+    loop {
+        let wake = engine.next_wake();
+        tokio::select! {
+            biased;
+            event = inputs.peers.recv() => {
+                engine.handle_peer(event);
+                while let Some(event) = inputs.peers.try_recv() {
+                    engine.handle_peer(event);
+                }
+            }
+            event = engine.apps.recv() => engine.handle_app(event),
+            _ = kernel_ready.readable() => events.consume(),
+            _ = hold_ready.readable() => engine.read_hold(),
+            request = inputs.control.recv() => engine.handle_control(request),
+            () = sleep_until(wake) => engine.handle_time(),
+            _ = second.tick() => engine.upkeep(),
+            () = stop.recv() => break,
+        }
+        let told = std::mem::take(&mut *kernel_events.borrow_mut());
+        if !told.is_empty() {
+            engine.handle_kernel(&told);
+        }
+        engine.pump();
+    }
+    // Filters, maps and addresses stay: flows go on without a daemon, and its successor adopts them.
+    engine.peers.shutdown();
+    Ok(())
+}
+
+fn watch(descriptor: BorrowedFd<'_>, what: &str) -> Result<Watch, SetupError> {
+    descriptor.try_clone_to_owned().and_then(Watch::new).map_err(system(what))
+}
+
+async fn sleep_until(wake: Option<Instant>) {
+    match wake {
+        Some(wake) => tokio::time::sleep_until(wake.into()).await,
+        None => std::future::pending().await,
+    }
+}
+
+/// SIGTERM and SIGINT.
+struct Stop {
+    terminate: tokio::signal::unix::Signal,
+    interrupt: tokio::signal::unix::Signal,
+}
+
+impl Stop {
+    fn new() -> std::io::Result<Self> {
+        use tokio::signal::unix::{SignalKind, signal};
+        Ok(Self { terminate: signal(SignalKind::terminate())?, interrupt: signal(SignalKind::interrupt())? })
+    }
+
+    async fn recv(&mut self) {
+        tokio::select! {
+            _ = self.terminate.recv() => {}
+            _ = self.interrupt.recv() => {}
+        }
+    }
+}

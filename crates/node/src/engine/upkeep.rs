@@ -1,0 +1,78 @@
+//! What is done once a second: tombstones, closed flows, idle datagram flows, gauges.
+
+use holdfast_bpf::shared::FlowState;
+use holdfast_wire::Protocol;
+
+use super::Engine;
+use crate::dataplane::monotonic_s;
+
+/// How long the last packets of a closed TCP connection may come: TIME_WAIT of Linux, seconds.
+const TIME_WAIT_S: u32 = 60;
+
+/// Silence after which a datagram association is forgotten, seconds.
+const UDP_IDLE_S: u32 = 120;
+
+/// Seconds between two sweeps of the whole flow table.
+const SWEEP_S: u32 = 10;
+
+impl Engine {
+    pub(super) fn upkeep(&mut self) {
+        let now_s = monotonic_s();
+        while self.tombstones.front().is_some_and(|(until, _)| *until <= now_s) {
+            let Some((_, flow)) = self.tombstones.pop_front() else { break };
+            // The flow may have come back meanwhile.
+            if matches!(self.dataplane.flow(&flow), Some((FlowState::Moved, _)))
+                && let Err(error) = self.dataplane.forget(&flow)
+            {
+                tracing::warn!(%flow, %error, "a tombstone stays");
+            }
+        }
+        if now_s.is_multiple_of(SWEEP_S) {
+            self.sweep(now_s);
+        }
+        self.give_up_recovered();
+        for (name, count) in self.dataplane.programs.counters() {
+            if let Some(reason) = name.strip_prefix("drop_") {
+                self.metrics.set_drops(reason, count);
+            }
+        }
+        for peer in self.peers.ids().collect::<Vec<_>>() {
+            if let Some(stats) = self.peers.stats(peer) {
+                let name = self.name_of(peer);
+                self.metrics.set_connected(&name, self.peers.is_up(peer));
+                if let Some(round_trip) = stats.round_trip {
+                    self.metrics.set_round_trip(&name, round_trip);
+                }
+            }
+        }
+    }
+
+    fn sweep(&mut self, now_s: u32) {
+        let mut changes = Vec::new();
+        let mut owned = 0;
+        for (flow, state, value) in self.dataplane.flows() {
+            let silent_s = now_s.saturating_sub(value.seen_s);
+            match state {
+                FlowState::Closing if silent_s >= TIME_WAIT_S => changes.extend(self.removal(&flow)),
+                FlowState::Owned if flow.protocol == Protocol::Udp && silent_s >= UDP_IDLE_S => {
+                    self.programs.lost(&flow);
+                    let closing = crate::dataplane::Entry::of(flow, &value);
+                    if self.dataplane.set_flows(&[closing], FlowState::Closing).is_ok() {
+                        changes.extend(self.removal(&flow));
+                    }
+                }
+                FlowState::Owned => owned += 1,
+                // An earlier daemon's tombstone.
+                FlowState::Moved if silent_s >= 2 * TIME_WAIT_S => {
+                    let _ = self.dataplane.forget(&flow);
+                }
+                _ => {}
+            }
+        }
+        self.metrics.set_flows_owned(owned);
+        if !changes.is_empty() {
+            let now = self.now();
+            self.machine.handle_changes(now, changes);
+        }
+    }
+}
