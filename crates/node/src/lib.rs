@@ -4,6 +4,7 @@
 pub mod app;
 pub mod channel;
 pub mod config;
+pub mod control;
 pub mod logs;
 pub mod metrics;
 pub mod queue;

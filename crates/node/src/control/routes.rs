@@ -1,0 +1,182 @@
+//! From HTTP to requests and back.
+
+use axum::Router;
+use axum::body::Bytes;
+use axum::extract::rejection::{BytesRejection, QueryRejection};
+use axum::extract::{DefaultBodyLimit, Path, Query, State};
+use axum::http::{StatusCode, header};
+use axum::response::{IntoResponse, Json, Response};
+use axum::routing::get;
+use holdfast_api::FlowText;
+use holdfast_api::control::{ErrorBody, FlowQuery, openapi};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use tokio::sync::{mpsc, oneshot};
+
+use super::{ControlRequest, Reply};
+use crate::metrics::Metrics;
+
+/// A handoff may name tens of thousands of flows, at up to 100 bytes each.
+const BODY_BYTES_MAX: usize = 16 << 20;
+
+/// The content type of OpenMetrics, which `prometheus-client` writes.
+const METRICS_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+
+type Sender = mpsc::Sender<ControlRequest>;
+type Engine = State<Sender>;
+
+/// An answer that is not the wanted one.
+struct Refusal(StatusCode, ErrorBody);
+
+/// Every route of `holdfast_api::control::ROUTES`.
+pub(super) fn router(engine: Sender, metrics: Metrics) -> Router {
+    Router::new()
+        .route("/v1/status", get(status))
+        .route("/v1/flows", get(flows))
+        .route("/v1/flows/{flow}", get(flow))
+        .route("/v1/handoffs", get(handoffs).post(start_handoff))
+        .route("/v1/handoffs/{id}", get(handoff))
+        .route("/v1/nodes", get(nodes))
+        .route("/v1/drops", get(drops))
+        .route("/v1/placement", get(placement).post(set_placement))
+        .route("/openapi.json", get(async || Json(openapi())))
+        .layer(DefaultBodyLimit::max(BODY_BYTES_MAX))
+        .with_state(engine)
+        .merge(metrics_only(metrics))
+        .fallback(unknown)
+        .method_not_allowed_fallback(wrong_method)
+}
+
+/// `/metrics` alone.
+pub(super) fn metrics_only(metrics: Metrics) -> Router {
+    let answer = async move || ([(header::CONTENT_TYPE, METRICS_TYPE)], metrics.encode());
+    Router::new().route("/metrics", get(answer))
+}
+
+async fn status(State(engine): Engine) -> Response {
+    ask(&engine, ControlRequest::Status, StatusCode::CONFLICT).await
+}
+
+async fn flows(State(engine): Engine, query: Result<Query<FlowQuery>, QueryRejection>) -> Response {
+    let Query(query) = match query {
+        Ok(query) => query,
+        Err(rejection) => return bad_request(rejection.body_text()).into_response(),
+    };
+    let request = |reply| ControlRequest::Flows(query, reply);
+    ask(&engine, request, StatusCode::CONFLICT).await
+}
+
+async fn flow(State(engine): Engine, Path(text): Path<String>) -> Response {
+    let flow: FlowText = match text.parse() {
+        Ok(flow) => flow,
+        Err(error) => return bad_request(format!("`{text}`: {error}")).into_response(),
+    };
+    let request = |reply| ControlRequest::Flow(flow, reply);
+    ask(&engine, request, StatusCode::NOT_FOUND).await
+}
+
+async fn start_handoff(State(engine): Engine, body: Result<Bytes, BytesRejection>) -> Response {
+    let wanted = match read(body) {
+        Ok(wanted) => wanted,
+        Err(refusal) => return refusal.into_response(),
+    };
+    let request = |reply| ControlRequest::StartHandoff(wanted, reply);
+    let answer = ask(&engine, request, StatusCode::CONFLICT).await;
+    match answer.status() {
+        StatusCode::OK => (StatusCode::ACCEPTED, answer).into_response(),
+        _ => answer,
+    }
+}
+
+async fn handoffs(State(engine): Engine) -> Response {
+    ask(&engine, ControlRequest::Handoffs, StatusCode::CONFLICT).await
+}
+
+async fn handoff(State(engine): Engine, Path(text): Path<String>) -> Response {
+    let Ok(id) = text.parse() else {
+        return bad_request(format!("`{text}` is not the number of a handoff")).into_response();
+    };
+    let request = |reply| ControlRequest::Handoff(id, reply);
+    ask(&engine, request, StatusCode::NOT_FOUND).await
+}
+
+async fn nodes(State(engine): Engine) -> Response {
+    ask(&engine, ControlRequest::Nodes, StatusCode::CONFLICT).await
+}
+
+async fn drops(State(engine): Engine) -> Response {
+    ask(&engine, ControlRequest::Drops, StatusCode::CONFLICT).await
+}
+
+async fn placement(State(engine): Engine) -> Response {
+    ask(&engine, ControlRequest::Placement, StatusCode::CONFLICT).await
+}
+
+async fn set_placement(State(engine): Engine, body: Result<Bytes, BytesRejection>) -> Response {
+    let wanted = match read(body) {
+        Ok(wanted) => wanted,
+        Err(refusal) => return refusal.into_response(),
+    };
+    let request = |reply| ControlRequest::SetPlacement(wanted, reply);
+    ask(&engine, request, StatusCode::CONFLICT).await
+}
+
+/// Asks the engine; what it refuses has the status `refused`.
+async fn ask<T: Serialize>(
+    engine: &Sender,
+    request: impl FnOnce(Reply<T>) -> ControlRequest,
+    refused: StatusCode,
+) -> Response {
+    let (reply, answer) = oneshot::channel();
+    let sent = engine.send(request(reply)).await;
+    let answer = match sent {
+        Ok(()) => answer.await.ok(),
+        Err(_) => None,
+    };
+    match answer {
+        Some(Ok(answer)) => Json(answer).into_response(),
+        Some(Err(body)) => Refusal(refused, body).into_response(),
+        None => Refusal(
+            StatusCode::SERVICE_UNAVAILABLE,
+            ErrorBody {
+                error: "the daemon is stopping".to_owned(),
+                what_to_do: "ask again when it has been started".to_owned(),
+            },
+        )
+        .into_response(),
+    }
+}
+
+/// Reads a JSON body, whatever content type it claims to have.
+fn read<T: DeserializeOwned>(body: Result<Bytes, BytesRejection>) -> Result<T, Refusal> {
+    let bytes =
+        body.map_err(|rejection| Refusal(rejection.status(), body_of(rejection.body_text())))?;
+    serde_json::from_slice(&bytes).map_err(|error| bad_request(format!("the body: {error}")))
+}
+
+async fn unknown() -> Refusal {
+    let error = "there is no such path".to_owned();
+    Refusal(StatusCode::NOT_FOUND, body_of(error))
+}
+
+async fn wrong_method() -> Refusal {
+    let error = "the path has no such method".to_owned();
+    Refusal(StatusCode::METHOD_NOT_ALLOWED, body_of(error))
+}
+
+fn bad_request(error: String) -> Refusal {
+    Refusal(StatusCode::BAD_REQUEST, body_of(error))
+}
+
+fn body_of(error: String) -> ErrorBody {
+    ErrorBody {
+        error,
+        what_to_do: "GET /openapi.json describes every request".to_owned(),
+    }
+}
+
+impl IntoResponse for Refusal {
+    fn into_response(self) -> Response {
+        (self.0, Json(self.1)).into_response()
+    }
+}

@@ -1,0 +1,293 @@
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+
+use holdfast_api::Drain;
+use holdfast_api::control::{Client, ClientError, FlowFilter, ROUTES, Selection};
+use serde_json::{Value, json};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpStream, UnixStream};
+
+use super::*;
+
+const FLOW: &str = "tcp:[fd00::1]:80-[fd00::2]:4242";
+
+const CONFIG: &str = "[node]\nname = \"n1\"\nid = 1\naddress = \"10.0.0.1\"\ninterface = \"eth0\"\n\
+                      run_dir = \"RUN\"\n[group]\nname = \"g\"\nreach = \"steer\"\ncontact = \"n1\"\n\
+                      [tls]\nca = \"a\"\ncert = \"b\"\nkey = \"c\"\n";
+
+fn config(dir: &Path) -> Config {
+    let text = CONFIG.replace("RUN", dir.to_str().unwrap());
+    Config::parse(Path::new("/holdfast.toml"), &text).unwrap()
+}
+
+fn refusal() -> ErrorBody {
+    ErrorBody {
+        error: "no".to_owned(),
+        what_to_do: "something else".to_owned(),
+    }
+}
+
+/// An engine that knows one handoff (7), one flow, and refuses everything else that can be refused.
+async fn engine(mut server: ControlServer) {
+    loop {
+        match server.recv().await {
+            ControlRequest::Status(reply) => drop(reply.send(Ok(a_status()))),
+            ControlRequest::Flows(query, reply) => {
+                let total = query.limit.unwrap_or(0);
+                let next = query.after;
+                let flows = Vec::new();
+                let list = FlowList { flows, total, next };
+                drop(reply.send(Ok(list)));
+            }
+            ControlRequest::Flow(_, reply) => drop(reply.send(Err(refusal()))),
+            ControlRequest::StartHandoff(request, reply) => {
+                let answer = match (request.to.as_str(), request.selection) {
+                    ("n2", Selection::Flows(flows)) => {
+                        let flows = flows.len() as u64;
+                        Ok(HandoffAccepted { id: 7, flows })
+                    }
+                    ("n3", _) => continue,
+                    _ => Err(refusal()),
+                };
+                drop(reply.send(answer));
+            }
+            ControlRequest::Handoffs(reply) => drop(reply.send(Ok(HandoffList::default()))),
+            ControlRequest::Handoff(_, reply) => drop(reply.send(Err(refusal()))),
+            ControlRequest::Nodes(reply) => drop(reply.send(Ok(NodeList::default()))),
+            ControlRequest::Drops(reply) => drop(reply.send(Ok(DropList::default()))),
+            ControlRequest::Placement(reply) => drop(reply.send(Ok(Placement::default()))),
+            ControlRequest::SetPlacement(request, reply) => {
+                let (weights, epoch) = (request.weights, 2);
+                drop(reply.send(Ok(Placement { weights, epoch })));
+            }
+        }
+    }
+}
+
+fn a_status() -> Status {
+    serde_json::from_value(json!({
+        "node": "n1", "node_id": 1, "group": "g", "version": "0", "uptime_s": 0, "reach": "steer",
+        "contact_node": "n1", "services": [], "programs": [],
+        "flows": {"owned": 1, "transit": 0, "moved": 0},
+        "handoffs": {"donated": 0, "accepted": 0, "kept": 0},
+        "peers_connected": 0, "peers_total": 2, "problems": []
+    }))
+    .unwrap()
+}
+
+struct Daemon {
+    _dir: tempfile::TempDir,
+    socket: PathBuf,
+    metrics: Metrics,
+    engine: JoinHandle<()>,
+}
+
+impl Daemon {
+    fn start() -> Daemon {
+        let dir = tempfile::tempdir().unwrap();
+        let config = config(dir.path());
+        let metrics = Metrics::new();
+        let server = ControlServer::bind(&config, metrics.clone()).unwrap();
+        Daemon {
+            socket: config.control_socket(),
+            engine: tokio::spawn(engine(server)),
+            metrics,
+            _dir: dir,
+        }
+    }
+
+    /// Status and body of the answer to a request written by hand.
+    async fn raw(&self, method: &str, path: &str, body: &str) -> (u16, String) {
+        let stream = UnixStream::connect(&self.socket).await.unwrap();
+        raw(stream, method, path, body).await
+    }
+}
+
+async fn raw<S>(mut stream: S, method: &str, path: &str, body: &str) -> (u16, String)
+where
+    S: AsyncReadExt + AsyncWriteExt + Unpin,
+{
+    let length = body.len();
+    let head = format!(
+        "{method} {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {length}\r\n\r\n"
+    );
+    stream.write_all((head + body).as_bytes()).await.unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).await.unwrap();
+    let (head, body) = answer.split_once("\r\n\r\n").unwrap();
+    let status = head.split(' ').nth(1).unwrap().parse().unwrap();
+    (status, body.to_owned())
+}
+
+fn refused(result: Result<impl std::fmt::Debug, ClientError>) -> (u16, ErrorBody) {
+    match result {
+        Err(ClientError::Refused { status, body }) => (status, body),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[tokio::test(flavor = "current_thread")]
+async fn the_client_gets_what_the_engine_says() {
+    let daemon = Daemon::start();
+    let client = Client::new(&daemon.socket);
+    assert_eq!(client.status().await.unwrap(), a_status());
+    let flow: FlowText = FLOW.parse().unwrap();
+    let query = FlowQuery {
+        limit: Some(9),
+        after: Some(flow),
+        ..FlowQuery::default()
+    };
+    let list = client.flows(&query).await.unwrap();
+    assert_eq!((list.total, list.next), (9, Some(flow)));
+    assert_eq!(refused(client.flow(&flow).await), (404, refusal()));
+    assert_eq!(refused(client.handoff(8).await), (404, refusal()));
+    assert_eq!(client.nodes().await.unwrap(), NodeList::default());
+    assert_eq!(client.drops().await.unwrap(), DropList::default());
+    assert_eq!(client.handoffs().await.unwrap(), HandoffList::default());
+    assert_eq!(client.placement().await.unwrap(), Placement::default());
+    let weights = [("n2".to_owned(), 3)].into();
+    let placed = client.place(&PlacementRequest { weights }).await.unwrap();
+    assert_eq!((placed.epoch, placed.weights["n2"]), (2, 3));
+}
+
+#[tokio::test(flavor = "current_thread")]
+async fn handoffs_are_accepted_refused_or_cut_off() {
+    let daemon = Daemon::start();
+    let client = Client::new(&daemon.socket);
+    let mut request = HandoffRequest {
+        selection: Selection::Flows(vec![FLOW.parse().unwrap(); 20_000]),
+        to: "n2".to_owned(),
+        drain: Drain::None,
+    };
+    let accepted = client.hand_off(&request).await.unwrap();
+    assert_eq!(
+        accepted,
+        HandoffAccepted {
+            id: 7,
+            flows: 20_000
+        }
+    );
+    request.selection = Selection::AllOf(FlowFilter::default());
+    assert_eq!(refused(client.hand_off(&request).await), (409, refusal()));
+    request.to = "n3".to_owned();
+    let (status, body) = refused(client.hand_off(&request).await);
+    assert_eq!(
+        (status, body.error.as_str()),
+        (503, "the daemon is stopping")
+    );
+}
+
+#[tokio::test(flavor = "current_thread")]
+async fn every_route_is_served_with_its_status() {
+    let daemon = Daemon::start();
+    for route in ROUTES {
+        let path = route.path.replace("{flow}", FLOW).replace("{id}", "7");
+        let body = match (route.method, route.path) {
+            ("POST", "/v1/handoffs") => json!({"flows": [FLOW], "to": "n2"}).to_string(),
+            ("POST", "/v1/placement") => json!({"weights": {"n1": 1}}).to_string(),
+            _ => String::new(),
+        };
+        let (status, body) = daemon.raw(route.method, &path, &body).await;
+        // The engine of this test refuses the two that name something.
+        let expected = if route.path.contains('{') {
+            404
+        } else {
+            route.status
+        };
+        assert_eq!(status, expected, "{} {path}: {body}", route.method);
+        if expected == 404 {
+            assert_eq!(serde_json::from_str::<ErrorBody>(&body).unwrap(), refusal());
+        }
+    }
+}
+
+#[tokio::test(flavor = "current_thread")]
+async fn bad_requests_say_what_to_do() {
+    let daemon = Daemon::start();
+    for (method, path, body, status, text) in [
+        ("GET", "/v1/nothing", "", 404, "no such path"),
+        ("DELETE", "/v1/status", "", 405, "no such method"),
+        ("GET", "/v1/flows/tcp:nonsense", "", 400, "tcp:nonsense"),
+        ("GET", "/v1/flows?limit=many", "", 400, "limit"),
+        (
+            "GET",
+            "/v1/handoffs/seven",
+            "",
+            400,
+            "`seven` is not the number",
+        ),
+        ("POST", "/v1/handoffs", "{", 400, "the body"),
+        ("POST", "/v1/handoffs", "{\"to\": \"n2\"}", 400, "the body"),
+        ("POST", "/v1/placement", "{\"weight\": {}}", 400, "weight"),
+    ] {
+        let (got, answer) = daemon.raw(method, path, body).await;
+        assert_eq!(got, status, "{method} {path}: {answer}");
+        let answer: ErrorBody = serde_json::from_str(&answer).unwrap();
+        assert!(answer.error.contains(text), "{method} {path}: {answer}");
+        assert!(answer.what_to_do.contains("/openapi.json"), "{answer}");
+    }
+    let long = "x".repeat(17 << 20);
+    let stream = UnixStream::connect(&daemon.socket).await.unwrap();
+    let (mut read, mut write) = stream.into_split();
+    let head = format!(
+        "POST /v1/handoffs HTTP/1.1\r\nHost: x\r\nContent-Length: {}\r\n\r\n",
+        long.len()
+    );
+    write.write_all(head.as_bytes()).await.unwrap();
+    // It may answer before all has come, and close.
+    let sending = tokio::spawn(async move { write.write_all(long.as_bytes()).await });
+    let mut status = [0; 12];
+    read.read_exact(&mut status).await.unwrap();
+    assert_eq!(&status, b"HTTP/1.1 413");
+    sending.abort();
+}
+
+#[tokio::test(flavor = "current_thread")]
+async fn description_and_metrics_are_served() {
+    let daemon = Daemon::start();
+    let (_, description) = daemon.raw("GET", "/openapi.json", "").await;
+    let description: Value = serde_json::from_str(&description).unwrap();
+    assert_eq!(description, holdfast_api::control::openapi());
+    daemon.metrics.handoff_ended("moved");
+    let text = Client::new(&daemon.socket).metrics().await.unwrap();
+    assert!(
+        text.contains("holdfast_handoffs_total{outcome=\"moved\"} 1"),
+        "{text}"
+    );
+}
+
+#[tokio::test(flavor = "current_thread")]
+async fn metrics_are_served_over_tcp_where_wanted_and_nothing_else_is() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut config = config(dir.path());
+    // An address of this process alone.
+    let [high, low] = (std::process::id() as u16 | 0x0100).to_be_bytes();
+    let address = SocketAddr::from(([127, high, low, 9], 9400));
+    let taken_by_other = std::net::TcpListener::bind(address).unwrap();
+    config.metrics_listen = Some(address);
+    let taken = ControlServer::bind(&config, Metrics::new()).err().unwrap();
+    assert!(taken.to_string().contains("[metrics] listen"), "{taken}");
+    drop(taken_by_other);
+    let _server = ControlServer::bind(&config, Metrics::new()).unwrap();
+    for (path, expected) in [("/metrics", 200), ("/v1/status", 404)] {
+        let stream = TcpStream::connect(address).await.unwrap();
+        let (status, _) = raw(stream, "GET", path, "").await;
+        assert_eq!(status, expected, "{path}");
+    }
+}
+
+#[tokio::test(flavor = "current_thread")]
+async fn the_socket_is_private_and_has_one_owner() {
+    let daemon = Daemon::start();
+    let mode = std::fs::metadata(&daemon.socket)
+        .unwrap()
+        .permissions()
+        .mode();
+    assert_eq!(mode & 0o777, 0o600);
+    let config = config(daemon.socket.parent().unwrap());
+    let second = ControlServer::bind(&config, Metrics::new()).err().unwrap();
+    assert_eq!(second.kind(), io::ErrorKind::AddrInUse);
+    daemon.engine.abort();
+    let _ = daemon.engine.await;
+    assert!(!daemon.socket.exists());
+}
