@@ -147,3 +147,17 @@ fn a_frozen_socket_goes_on_after_rollback() {
         assert_eq!(state(&server), TcpState::Established);
     }
 }
+
+#[test]
+fn negotiated_ecn_is_told() {
+    let net = Net::new();
+    for host in [&net.client, &net.a, &net.b] {
+        host.write_sysctl("net/ipv4/tcp_ecn", "1");
+    }
+    let (mut client, mut server) = net.connection(services()[0]);
+    exchange(&mut client, &mut server, &pattern(1, 1000));
+    let mut moved = hand_off(&net, server);
+    assert!(moved.fixed.ecn && moved.state.ecn);
+    exchange(&mut client, &mut moved.socket, &pattern(2, 1000));
+    exchange(&mut moved.socket, &mut client, &pattern(3, 1000));
+}

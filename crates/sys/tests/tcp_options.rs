@@ -6,7 +6,7 @@ use common::{Namespace, Net, SERVICE_V4, To, exchange, hand_off, pattern, servic
 use holdfast_sys::address::{RawAddress, bind};
 use holdfast_sys::sockopt::{get_bytes, get_int, set_bytes, set_int};
 use holdfast_sys::tcp_repair::{
-    RepairError, Settled, Unmovable, extract, prepare, read_static, settle,
+    RepairError, Settled, Unmovable, extract, extract_all, prepare, read_static, settle,
 };
 use libc::{IPPROTO_IP, IPPROTO_IPV6, IPPROTO_TCP, SOL_SOCKET};
 use std::io::{Read, Write};
@@ -333,6 +333,39 @@ fn the_acceptor_refuses_what_it_lacks() {
         refused,
         RepairError::Unmovable(Unmovable::CongestionControlAbsent(_))
     ));
+}
+
+#[test]
+fn urgent_data_that_arrives_late_is_found_in_the_freeze() {
+    let net = Net::new();
+    let (client, mut server) = net.connection(services()[0]);
+    let fixed = net.a.run(|| read_static(server.as_fd()).expect("static"));
+    for (bytes, flags) in [(b"one", 0), (b"two", libc::MSG_OOB), (b"six", 0)] {
+        // SAFETY: the bytes outlive the call.
+        let sent = unsafe { libc::send(client.as_raw_fd(), bytes.as_ptr().cast(), 3, flags) };
+        assert_eq!(sent, 3);
+    }
+    common::wait_for("all received", || {
+        let info = holdfast_sys::tcp_info::TcpInfo::read(server.as_fd());
+        info.expect("TCP_INFO").bytes_received == 9
+    });
+    let refused = extract(server.as_fd(), &fixed).expect_err("urgent data");
+    assert!(matches!(
+        refused,
+        RepairError::Unmovable(Unmovable::UrgentData)
+    ));
+    let many = [(server.as_fd(), &fixed)];
+    let refused = extract_all(&many, &mut Vec::new(), 1)
+        .pop()
+        .expect("one outcome");
+    assert!(matches!(
+        refused,
+        Err(RepairError::Unmovable(Unmovable::UrgentData))
+    ));
+    assert_eq!(int(&server, IPPROTO_TCP, libc::TCP_REPAIR), 0);
+    let mut rest = [0; 8];
+    server.read_exact(&mut rest).expect("read");
+    assert_eq!(&rest, b"onetwsix");
 }
 
 #[test]

@@ -144,27 +144,7 @@ fn the_receive_queue_survives() {
             assert_eq!(datagram.destination, wildcard.then_some(service.ip()));
         }
         drop(socket);
-        net.route(common::To::B);
-        let moved = UdpSocket::from(net.b.run(|| prepare(&fixed).expect("prepared")));
-        moved.set_nonblocking(false).expect("blocking");
-        moved
-            .set_read_timeout(Some(common::PATIENCE))
-            .expect("timeout");
-        net.b.run(|| {
-            let tun = Tun::open("hold").expect("a TUN");
-            for datagram in &queue {
-                let packet = replay(datagram, fixed.local).expect("a packet");
-                tun.write(VnetHeader::default(), &packet).expect("written");
-            }
-        });
-        for datagram in &queue {
-            let mut buffer = [0; 2000];
-            let (length, source) = moved.recv_from(&mut buffer).expect("a datagram");
-            assert_eq!(
-                (&buffer[..length], source),
-                (&datagram.payload[..], datagram.source)
-            );
-        }
+        let moved = replay_at_b(&net, &fixed, &queue);
         net.b
             .run(|| moved.send_to(b"answer", queue[1].source).expect("sent"));
         let mut buffer = [0; 16];
@@ -175,6 +155,30 @@ fn the_receive_queue_survives() {
         assert_eq!(&buffer[..length], b"answer");
         assert!(wildcard || from == service);
     }
+}
+
+/// A socket at `b` that has received the datagrams of `queue`, and gave them to the test.
+fn replay_at_b(net: &Net, fixed: &UdpStatic, queue: &[Datagram]) -> UdpSocket {
+    net.route(common::To::B);
+    let moved = UdpSocket::from(net.b.run(|| prepare(fixed).expect("prepared")));
+    moved.set_nonblocking(false).expect("blocking");
+    moved
+        .set_read_timeout(Some(common::PATIENCE))
+        .expect("timeout");
+    net.b.run(|| {
+        let tun = Tun::open("hold").expect("a TUN");
+        for datagram in queue {
+            let packet = replay(datagram, fixed.local).expect("a packet");
+            tun.write(VnetHeader::default(), &packet).expect("written");
+        }
+    });
+    for datagram in queue {
+        let mut buffer = [0; 2000];
+        let (length, source) = moved.recv_from(&mut buffer).expect("a datagram");
+        assert_eq!(buffer[..length], datagram.payload);
+        assert_eq!(source, datagram.source);
+    }
+    moved
 }
 
 #[test]

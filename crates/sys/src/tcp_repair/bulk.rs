@@ -1,8 +1,10 @@
 //! The steps for many connections at once, on one or two threads. A failure of one connection is its own.
 
+use super::dynamic_state::extract_polled;
+use super::static_state::{poll_entry, poll_now};
 use super::{
     PreparedSocket, Preparer, RepairError, RestoredSocket, StaticReader, TcpDynamic, TcpStatic,
-    WindowProbe, activate, extract_into, restore,
+    WindowProbe, activate, restore,
 };
 use std::os::fd::{BorrowedFd, OwnedFd};
 
@@ -65,16 +67,28 @@ pub fn prepare_all(
     each(fixed.iter().collect(), threads, |one| preparer.prepare(one))
 }
 
-/// [`extract_into`] for each; `states` is made as long as `connections` and its buffers are used again.
+/// [`super::extract_into`] for each; `states` is made as long as `connections` and its buffers are used again.
 pub fn extract_all(
     connections: &[(BorrowedFd<'_>, &TcpStatic)],
     states: &mut Vec<TcpDynamic>,
     threads: usize,
 ) -> Vec<Result<(), RepairError>> {
     states.resize_with(connections.len(), TcpDynamic::default);
-    let items: Vec<_> = connections.iter().zip(states.iter_mut()).collect();
-    each(items, threads, |((fd, fixed), state)| {
-        extract_into(*fd, fixed, state)
+    let mut polls: Vec<_> = connections.iter().map(|(fd, _)| poll_entry(*fd)).collect();
+    if let Err(RepairError::Kernel { step, source }) = poll_now(&mut polls) {
+        let refuse = |_: &(BorrowedFd<'_>, &TcpStatic)| {
+            let source = std::io::Error::from(source.kind());
+            Err(RepairError::Kernel { step, source })
+        };
+        return connections.iter().map(refuse).collect();
+    }
+    let items: Vec<_> = connections
+        .iter()
+        .zip(states.iter_mut())
+        .zip(polls)
+        .collect();
+    each(items, threads, |(((fd, fixed), state), poll)| {
+        extract_polled(*fd, fixed, state, poll.revents)
     })
 }
 

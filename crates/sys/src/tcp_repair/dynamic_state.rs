@@ -1,7 +1,7 @@
 //! The part of a connection's state that changes with every segment, taken in the freeze.
 
 use super::error::{At, RepairError, Unmovable};
-use super::static_state::TcpStatic;
+use super::static_state::{TcpStatic, poll_entry, poll_now};
 use super::{RECEIVE_QUEUE, REPAIR_ON, SEND_QUEUE, TCP_REPAIR_WINDOW};
 use crate::sockopt::{check_length, get_bytes, get_int, ioctl_int, set_int};
 use crate::tcp_info::{TcpInfo, TcpState};
@@ -158,6 +158,22 @@ pub fn extract_into(
     fixed: &TcpStatic,
     state: &mut TcpDynamic,
 ) -> Result<(), RepairError> {
+    let mut entry = [poll_entry(fd)];
+    poll_now(&mut entry)?;
+    extract_polled(fd, fixed, state, entry[0].revents)
+}
+
+/// [`extract_into`] after a `poll` that asked for urgent data. Where there is some, the receive queue's length says
+/// nothing about what lies behind it, so the socket is left alone.
+pub(super) fn extract_polled(
+    fd: BorrowedFd<'_>,
+    fixed: &TcpStatic,
+    state: &mut TcpDynamic,
+    events: libc::c_short,
+) -> Result<(), RepairError> {
+    if events & libc::POLLPRI != 0 {
+        return Err(Unmovable::UrgentData.into());
+    }
     set_int(fd, IPPROTO_TCP, libc::TCP_REPAIR, REPAIR_ON).at("TCP_REPAIR")?;
     let outcome = take(fd, fixed, state);
     if outcome.is_err() {

@@ -29,6 +29,14 @@ pub struct RestoredSocket {
     pub(super) fd: OwnedFd,
 }
 
+impl PreparedSocket {
+    /// A socket that [`Preparer::prepare`] made in an earlier process: its descriptor was kept elsewhere.
+    #[must_use]
+    pub fn reclaim(fd: OwnedFd) -> Self {
+        Self { fd }
+    }
+}
+
 impl AsFd for PreparedSocket {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()

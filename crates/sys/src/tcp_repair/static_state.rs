@@ -149,10 +149,9 @@ fn check_features(fd: BorrowedFd<'_>) -> Result<(), RepairError> {
 
 /// Refuses urgent data; tells whether the receiving direction is shut.
 fn check_urgent(fd: BorrowedFd<'_>) -> Result<bool, RepairError> {
-    let mut poll = poll_entry(fd);
-    // SAFETY: one valid entry; a timeout of zero returns at once.
-    let outcome = unsafe { libc::poll(&raw mut poll, 1, 0) };
-    crate::sockopt::check(outcome).at("poll")?;
+    let mut entry = [poll_entry(fd)];
+    poll_now(&mut entry)?;
+    let [poll] = entry;
     if poll.revents & libc::POLLPRI != 0 {
         return Err(Unmovable::UrgentData.into());
     }
@@ -166,6 +165,13 @@ pub(super) fn poll_entry(fd: BorrowedFd<'_>) -> libc::pollfd {
         events: libc::POLLPRI | libc::POLLRDHUP,
         revents: 0,
     }
+}
+
+/// `poll` without waiting.
+pub(super) fn poll_now(entries: &mut [libc::pollfd]) -> Result<(), RepairError> {
+    // SAFETY: the entries are valid and outlive the call; a timeout of zero returns at once.
+    let outcome = unsafe { libc::poll(entries.as_mut_ptr(), entries.len() as libc::nfds_t, 0) };
+    crate::sockopt::check(outcome).at("poll")
 }
 
 fn addresses(fd: BorrowedFd<'_>) -> Result<(SocketAddr, SocketAddr), RepairError> {

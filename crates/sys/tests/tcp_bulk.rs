@@ -1,0 +1,171 @@
+//! Many connections at once, and what a move puts on the wire: nothing.
+
+mod common;
+
+use common::{Net, To, exchange, pattern, services, stream, wait_for};
+use holdfast_sys::tcp_info::TcpInfo;
+use holdfast_sys::tcp_repair::{
+    Preparer, RestoredSocket, TcpDynamic, TcpStatic, WindowProbe, abandon, activate, activate_all,
+    each, extract, extract_all, prepare, prepare_all, read_static, read_static_all, restore,
+    restore_all, settle,
+};
+use std::io::Read;
+use std::net::TcpListener;
+use std::os::fd::AsFd;
+
+/// Connections moved together.
+const MANY: usize = 200;
+
+#[test]
+fn each_keeps_the_order_on_any_number_of_threads() {
+    for count in [0, 1, 31, 32, 33, 1000] {
+        for threads in [0, 1, 2, 3, 7] {
+            let doubled = each((0..count).collect(), threads, |number| number * 2);
+            assert_eq!(
+                doubled,
+                (0..count).map(|number| number * 2).collect::<Vec<_>>()
+            );
+        }
+    }
+}
+
+/// Freezes on two threads and checks what each socket gave.
+fn freeze(net: &Net, servers: &[std::net::TcpStream]) -> (Vec<TcpStatic>, Vec<TcpDynamic>) {
+    let sockets: Vec<_> = servers.iter().map(AsFd::as_fd).collect();
+    let fixed = net.a.run(|| read_static_all(&sockets).expect("a reader"));
+    let fixed: Vec<_> = fixed
+        .into_iter()
+        .map(|one| one.expect("static state"))
+        .collect();
+    net.route(To::Nowhere);
+    let pairs: Vec<_> = sockets.iter().copied().zip(&fixed).collect();
+    let mut states = Vec::new();
+    for outcome in extract_all(&pairs, &mut states, 2) {
+        outcome.expect("dynamic state");
+    }
+    for (at, state) in states.iter().enumerate() {
+        assert_eq!(state.unread, pattern(at as u32, 100));
+    }
+    (fixed, states)
+}
+
+#[test]
+fn many_move_at_once_on_two_threads() {
+    let net = Net::new();
+    for service in services() {
+        net.route(To::A);
+        let listener = net.a.run(|| TcpListener::bind(service).expect("listen"));
+        let (mut clients, servers): (Vec<_>, Vec<_>) =
+            (0..MANY).map(|_| net.connect_to(&listener)).unzip();
+        for (at, client) in clients.iter_mut().enumerate() {
+            std::io::Write::write_all(client, &pattern(at as u32, 100)).expect("write");
+        }
+        wait_for("all received", || {
+            servers
+                .iter()
+                .all(|one| TcpInfo::read(one.as_fd()).expect("TCP_INFO").bytes_received >= 100)
+        });
+        let (fixed, states) = freeze(&net, &servers);
+        let moved = net.b.run(|| {
+            let prepared = prepare_all(&Preparer::new().expect("a preparer"), &fixed, 2);
+            let work = prepared.into_iter().zip(&fixed).zip(&states);
+            let work =
+                work.map(|((socket, fixed), state)| (socket.expect("prepared"), fixed, state));
+            let restored = restore_all(work.collect(), 2);
+            let work = restored.into_iter().zip(&fixed).zip(&states);
+            let work =
+                work.map(|((socket, fixed), state)| (socket.expect("restored"), fixed, state));
+            activate_all(work.collect(), WindowProbe::No, 2)
+        });
+        net.route(To::B);
+        for server in &servers {
+            abandon(server.as_fd()).expect("abandoned");
+        }
+        for (at, (client, moved)) in clients.iter_mut().zip(moved).enumerate() {
+            let mut moved = stream(moved.expect("active"));
+            let mut unread = [0; 100];
+            moved.read_exact(&mut unread).expect("read");
+            assert!(unread[..] == pattern(at as u32, 100));
+            exchange(client, &mut moved, &pattern(1, 500));
+            exchange(&mut moved, client, &pattern(2, 500));
+        }
+    }
+}
+
+/// TCP segments the host has sent, resets included.
+fn sent_segments(host: &common::Namespace) -> u64 {
+    let text =
+        host.run(|| std::fs::read_to_string("/proc/thread-self/net/snmp").expect("counters"));
+    let mut lines = text.lines().filter(|line| line.starts_with("Tcp:"));
+    let (names, values) = (lines.next().expect("names"), lines.next().expect("values"));
+    let value = |wanted| {
+        let mut both = names.split_whitespace().zip(values.split_whitespace());
+        let (_, value) = both.find(|(name, _)| *name == wanted).expect("a counter");
+        value.parse::<u64>().expect("a number")
+    };
+    value("OutSegs") + value("OutRsts")
+}
+
+#[test]
+fn a_drained_connection_moves_without_a_packet() {
+    let net = Net::new();
+    for (service, probe) in services()
+        .into_iter()
+        .flat_map(|one| [(one, WindowProbe::No), (one, WindowProbe::Yes)])
+    {
+        net.route(To::A);
+        let (mut client, mut server) = net.connection(service);
+        exchange(&mut server, &mut client, &pattern(1, 1000));
+        wait_for("drained", || {
+            TcpInfo::read(server.as_fd()).expect("TCP_INFO").unacked == 0
+        });
+        let fixed = net.a.run(|| read_static(server.as_fd()).expect("static"));
+        let before = (sent_segments(&net.a), sent_segments(&net.b));
+        let prepared = net.b.run(|| prepare(&fixed).expect("prepared"));
+        let state = extract(server.as_fd(), &fixed).expect("frozen");
+        let restored: RestoredSocket = net
+            .b
+            .run(|| restore(prepared, &fixed, &state).expect("restored"));
+        net.route(To::B);
+        let active = activate(restored, &fixed, &state, probe).expect("active");
+        settle(active.as_fd(), &fixed).expect("settled");
+        abandon(server.as_fd()).expect("abandoned");
+        assert!(
+            server.read(&mut [0; 1]).is_err(),
+            "the old descriptor is dead"
+        );
+        drop(server);
+        let probes = u64::from(probe == WindowProbe::Yes);
+        let after = (sent_segments(&net.a), sent_segments(&net.b));
+        assert_eq!(after, (before.0, before.1 + probes), "{probe:?}");
+        exchange(&mut client, &mut stream(active), &pattern(2, 1000));
+    }
+}
+
+#[test]
+fn a_connection_comes_back_to_where_it_was() {
+    let net = Net::new();
+    for service in services() {
+        net.route(To::A);
+        let (mut client, first) = net.connection(service);
+        // The program at `a` keeps its descriptor of the socket that left.
+        let kept = first.try_clone().expect("clone");
+        let mut there = common::hand_off(&net, first).socket;
+        exchange(&mut client, &mut there, &pattern(1, 5000));
+        let fixed = net.b.run(|| read_static(there.as_fd()).expect("static"));
+        let prepared = net.a.run(|| prepare(&fixed).expect("prepared"));
+        net.route(To::Nowhere);
+        let state = extract(there.as_fd(), &fixed).expect("frozen");
+        let restored = net
+            .a
+            .run(|| restore(prepared, &fixed, &state).expect("restored"));
+        abandon(there.as_fd()).expect("abandoned");
+        net.route(To::A);
+        let back = activate(restored, &fixed, &state, WindowProbe::No).expect("active");
+        settle(back.as_fd(), &fixed).expect("settled");
+        let mut back = stream(back);
+        drop(kept);
+        exchange(&mut client, &mut back, &pattern(2, 50_000));
+        exchange(&mut back, &mut client, &pattern(3, 50_000));
+    }
+}
