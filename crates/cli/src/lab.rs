@@ -89,7 +89,12 @@ struct ExecArgs {
     /// Where to run it
     host: String,
     /// The command and its arguments
-    #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "CMD")]
+    #[arg(
+        required = true,
+        trailing_var_arg = true,
+        allow_hyphen_values = true,
+        value_name = "CMD"
+    )]
     command: Vec<std::ffi::OsString>,
 }
 
@@ -180,8 +185,13 @@ fn topology(args: &UpArgs) -> Result<Topology> {
         loss_pct: args.loss_pct,
         ..LinkEntry::of(&args.link)
     };
-    let says_something = args.delay_ms.is_some() || args.rate_mbit.is_some() || args.loss_pct.is_some();
-    Ok(if says_something { topology.with(entry) } else { topology })
+    let says_something =
+        args.delay_ms.is_some() || args.rate_mbit.is_some() || args.loss_pct.is_some();
+    Ok(if says_something {
+        topology.with(entry)
+    } else {
+        topology
+    })
 }
 
 fn exec(args: &ExecArgs) -> Result<()> {
@@ -194,7 +204,10 @@ fn exec(args: &ExecArgs) -> Result<()> {
 fn status(args: &StatusArgs) -> Result<()> {
     let status = Lab::open(&args.lab.name)?.status()?;
     if args.json {
-        println!("{}", serde_json::to_string_pretty(&status).context("encode the status")?);
+        println!(
+            "{}",
+            serde_json::to_string_pretty(&status).context("encode the status")?
+        );
     } else {
         print_table(&status);
     }
@@ -204,8 +217,14 @@ fn status(args: &StatusArgs) -> Result<()> {
 fn list(args: &ListArgs) -> Result<()> {
     let labs = holdfast_lab::list()?;
     if args.json {
-        let labs: Vec<_> = labs.iter().map(|(name, up)| serde_json::json!({"name": name, "up": up})).collect();
-        println!("{}", serde_json::to_string_pretty(&labs).context("encode the list")?);
+        let labs: Vec<_> = labs
+            .iter()
+            .map(|(name, up)| serde_json::json!({"name": name, "up": up}))
+            .collect();
+        println!(
+            "{}",
+            serde_json::to_string_pretty(&labs).context("encode the list")?
+        );
         return Ok(());
     }
     for (name, up) in labs {
@@ -216,12 +235,27 @@ fn list(args: &ListArgs) -> Result<()> {
 
 fn print_table(status: &Status) {
     let (service4, service6) = status.service;
-    println!("lab {}, number {}: service {service4} {service6}", status.name, status.plan.number);
-    println!("{:<6}{:<9}{:<16}{:<24}{:<19}state", "host", "segment", "IPv4", "IPv6", "link address");
+    println!(
+        "lab {}, number {}: service {service4} {service6}",
+        status.name, status.plan.number
+    );
+    println!(
+        "{:<6}{:<9}{:<16}{:<24}{:<19}state",
+        "host", "segment", "IPv4", "IPv6", "link address"
+    );
     for host in &status.hosts {
         let place = &host.host;
-        let (v4, v6, mac) = (place.v4.to_string(), place.v6.to_string(), place.mac.to_string());
-        println!("{:<6}{:<9}{v4:<16}{v6:<24}{mac:<19}{}", place.name, place.segment, state(host));
+        let (v4, v6, mac) = (
+            place.v4.to_string(),
+            place.v6.to_string(),
+            place.mac.to_string(),
+        );
+        println!(
+            "{:<6}{:<9}{v4:<16}{v6:<24}{mac:<19}{}",
+            place.name,
+            place.segment,
+            state(host)
+        );
     }
     for (a, b) in &status.cut_between {
         println!("cut between {a} and {b}");
@@ -232,14 +266,21 @@ fn print_table(status: &Status) {
 }
 
 fn state(host: &HostStatus) -> String {
-    let mut words = vec![if host.alive { format!("{} processes", host.processes) } else { "gone".into() }];
+    let mut words = vec![if host.alive {
+        format!("{} processes", host.processes)
+    } else {
+        "gone".into()
+    }];
     if host.cut {
         words.push("cut".into());
     }
     if let Some(counters) = host.counters {
         for (name, path) in [("up", counters.up), ("down", counters.down)] {
             let link = path.link;
-            words.push(format!("{name} {} passed {} lost {} dropped", link.left, link.lost, link.dropped));
+            words.push(format!(
+                "{name} {} passed {} lost {} dropped",
+                link.left, link.lost, link.dropped
+            ));
         }
     }
     words.join(", ")

@@ -12,7 +12,7 @@ use crate::{
     plan::{Host, Plan, SWITCH},
     spec::{Reach, Spec, check_name},
     state::{self, Lock, State},
-    up,
+    up, wiring,
 };
 
 /// A lab that is up. One made by [`Lab::up`] goes down when it is dropped, unless its [`Spec`] says to keep it; one found
@@ -158,6 +158,14 @@ impl Lab {
             .in_net(|| up::route_service(&self.state.plan, host))
     }
 
+    /// The interface that leads to a host, in the switch's network namespace: what the host sends comes in here.
+    ///
+    /// # Errors
+    /// [`Error::NoHost`].
+    pub fn far_end(&self, host: &str) -> Result<String> {
+        self.host(host).map(wiring::near)
+    }
+
     /// A host's control group, as a path on the machine. Inside the host it is `/sys/fs/cgroup`.
     ///
     /// # Errors
@@ -223,7 +231,9 @@ fn take_down(name: &str, mut children: Vec<Child>) -> Result<()> {
 /// [`Error::NoLab`] when nothing of this name is left; otherwise what the system answers.
 pub fn down(name: &str) -> Result<()> {
     check_name(name)?;
-    take_down(name, Vec::new())
+    let done = take_down(name, Vec::new());
+    state::remove_root_if_empty();
+    done
 }
 
 /// The names of all labs, also of those of which a killed process left only a part, and whether they are up.
@@ -265,5 +275,6 @@ pub fn prune() -> Result<Vec<String>> {
         up::remove_all(&name, &cgroup::base()?.join(&name), &mut Vec::new())?;
         removed.push(name);
     }
+    state::remove_root_if_empty();
     Ok(removed)
 }

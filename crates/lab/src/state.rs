@@ -6,6 +6,8 @@ use std::{
     io,
     os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
+    thread,
+    time::{Duration, Instant},
 };
 
 use nix::fcntl::{Flock, FlockArg};
@@ -20,6 +22,9 @@ use crate::{
 };
 
 const ROOT: &str = "/run/holdfast/lab";
+
+/// How long to wait for a lock that a lab's last owner may still have.
+const PATIENCE: Duration = Duration::from_secs(10);
 
 /// A lab as other processes see it.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -128,10 +133,23 @@ impl Lock {
             .ok_or_else(|| Error::Busy("(all)".into()))
     }
 
-    /// Locks a lab that is being made. Makes its directory.
+    /// Locks a lab that is being made, if nobody else has it. Makes its directory.
     pub(crate) fn create(name: &str) -> Result<Lock> {
         Lock::take(&directory(name), true, FlockArg::LockExclusiveNonblock)?
             .ok_or_else(|| Error::Busy(name.into()))
+    }
+
+    /// The same, with some patience: what a killed process was just starting may hold its lock a moment longer.
+    pub(crate) fn create_patiently(name: &str) -> Result<Lock> {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            match Lock::create(name) {
+                Err(Error::Busy(_)) if Instant::now() < deadline => {
+                    thread::sleep(Duration::from_millis(10))
+                }
+                taken => return taken,
+            }
+        }
     }
 
     /// Locks a lab that exists, after waiting for whoever has it.
@@ -176,9 +194,14 @@ pub(crate) fn remove(name: &str) -> Result<()> {
         }
         _ => {}
     }
+    remove_root_if_empty();
+    Ok(())
+}
+
+/// Removes the directories above those of the labs if no lab is left.
+pub(crate) fn remove_root_if_empty() {
     // Not empty: another lab is up, or a daemon keeps files there, which is fine.
     if fs::remove_dir(ROOT).is_ok() {
         let _ = fs::remove_dir("/run/holdfast");
     }
-    Ok(())
 }

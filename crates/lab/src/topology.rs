@@ -283,4 +283,19 @@ mod tests {
             assert!(error.to_string().contains(names), "{text}: {error}");
         }
     }
+
+    #[test]
+    fn the_example_in_the_documentation_means_what_it_says() {
+        let page = include_str!("../../../docs/lab.md");
+        let (_, rest) = page.split_once("```toml\n").unwrap();
+        let (example, _) = rest.split_once("```").unwrap();
+        let links = Topology::parse(example).unwrap().resolve(&hosts()).unwrap();
+        let c1 = &links["c1"];
+        assert_eq!(
+            (c1.up.delay, c1.down.delay),
+            (Duration::from_millis(10), Duration::from_millis(10))
+        );
+        assert_eq!((c1.up.queue_packets, c1.down.queue_packets), (50, 1000));
+        assert_eq!((c1.up.seed, c1.down.loss), (7, 0));
+    }
 }

@@ -5,7 +5,7 @@ use std::{
     fs,
     io::ErrorKind,
     net::{IpAddr, UdpSocket},
-    path::Path,
+    path::{Path, PathBuf},
     process::{Child, Command},
     thread,
     time::{Duration, Instant},
@@ -45,19 +45,37 @@ pub(crate) fn up(spec: &Spec) -> Result<Raised> {
             "a lab needs root: it makes network namespaces and mounts".into(),
         ));
     }
+    let _lock = Lock::create_patiently(&spec.name)?;
     let all = Lock::all()?;
-    let _lock = Lock::create(&spec.name)?;
     clear(&spec.name)?;
+    let mut children = Vec::new();
+    let group = base.join(&spec.name);
+    let raised = describe(spec, trial, program, group.clone()).and_then(|mut state| {
+        drop(all);
+        raise(&mut state, &mut children).map(|()| state)
+    });
+    match raised {
+        Ok(state) => Ok(Raised { state, children }),
+        Err(error) => {
+            // The first error is the one to tell; what cannot be removed now, `prune` removes later.
+            let _ = remove_all(&spec.name, &group, &mut children);
+            Err(error)
+        }
+    }
+}
+
+/// Chooses a number and writes down what is about to be made.
+fn describe(spec: &Spec, trial: Plan, program: PathBuf, group: PathBuf) -> Result<State> {
     let number = free_number(&spec.name)?;
     let plan = Plan { number, ..trial };
-    let mut state = State {
+    let state = State {
         name: spec.name.clone(),
         plan,
         reach: spec.reach,
         keep: spec.keep,
         owner: ProcessId::own()?,
         program,
-        cgroup: base.join(&spec.name),
+        cgroup: group,
         inits: BTreeMap::new(),
         links: spec.topology.resolve(&plan.hosts())?,
         link_program: None,
@@ -66,16 +84,7 @@ pub(crate) fn up(spec: &Spec) -> Result<Raised> {
         ready: false,
     };
     state.save()?;
-    drop(all);
-    let mut children = Vec::new();
-    match raise(&mut state, &mut children) {
-        Ok(()) => Ok(Raised { state, children }),
-        Err(error) => {
-            // The first error is the one to tell; what cannot be removed now, `prune` removes later.
-            let _ = remove_all(&state.name, &state.cgroup, &mut children);
-            Err(error)
-        }
-    }
+    Ok(state)
 }
 
 /// Kills and removes everything that belongs to a lab.
