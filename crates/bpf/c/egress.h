@@ -6,6 +6,7 @@
 
 #include "ingress.h"
 
+#define EEXIST 17
 #define OPTION_END 0
 #define OPTION_NOP 1
 #define OPTION_MSS 2
@@ -41,23 +42,29 @@ static __always_inline void clamp_mss(struct __sk_buff *skb, const struct packet
 	}
 }
 
+/* A refusal answers a SYN that was ours to answer: it acknowledges and takes no sequence number. */
+static __always_inline int is_refusal(const struct packet *p)
+{
+	return p->tcp_rst && p->seq == 0;
+}
+
 static __always_inline int egress_unknown(struct __sk_buff *skb, struct config *config, struct packet *p)
 {
 	if (p->flow.protocol == IPPROTO_UDP) {
 		/* An answer makes the association ours, so that a change of the table does not move it. */
-		struct flow_value value = {.epoch = now_s(), .state = FLOW_OWNED, .seen_s = now_s()};
-		if (bpf_map_update_elem(&flows, &p->flow, &value, BPF_NOEXIST))
-			count(DROP_FLOWS_FULL); /* the datagram passes all the same */
-		else
+		struct flow_value value = {.epoch = first_epoch(), .state = FLOW_OWNED, .seen_s = now_s()};
+		long refused = bpf_map_update_elem(&flows, &p->flow, &value, BPF_NOEXIST);
+		if (!refused)
 			emit(&p->flow, value.epoch, EVENT_ESTABLISHED, 0);
+		else if (refused != -EEXIST)
+			count(DROP_FLOWS_FULL); /* the datagram passes all the same */
 		return NEXT;
 	}
 	if (p->tcp_syn) {
 		clamp_mss(skb, p, p->v6 ? config->mss_clamp_v6 : config->mss_clamp_v4);
 		return NEXT;
 	}
-	/* A refusal answers a SYN that was ours to answer: it acknowledges and takes no sequence number. */
-	if (p->tcp_rst && p->seq == 0)
+	if (is_refusal(p))
 		return NEXT;
 	return drop(DROP_EGRESS_NOT_OWNER);
 }
@@ -68,9 +75,8 @@ int holdfast_egress(struct __sk_buff *skb)
 	struct config *config = get_config();
 	if (!config)
 		return NEXT;
-	bpf_skb_pull_data(skb, skb->len < 128 ? skb->len : 128);
 	struct packet p;
-	int what = parse(&p, (void *)(long)skb->data, (void *)(long)skb->data_end, EGRESS);
+	int what = parse_skb(skb, &p, EGRESS);
 	if (what != PARSE_FLOW)
 		return NEXT;
 	struct service *service = service_of(&p.flow);
@@ -89,7 +95,7 @@ int holdfast_egress(struct __sk_buff *skb)
 			clamp_mss(skb, &p, p.v6 ? config->mss_clamp_v6 : config->mss_clamp_v4);
 			return NEXT;
 		}
-		return drop(DROP_EGRESS_NOT_OWNER);
+		return is_refusal(&p) ? NEXT : drop(DROP_EGRESS_NOT_OWNER);
 	default:
 		if (p.tcp_syn)
 			clamp_mss(skb, &p, p.v6 ? config->mss_clamp_v6 : config->mss_clamp_v4);

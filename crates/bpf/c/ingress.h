@@ -21,6 +21,36 @@ static __always_inline int drop(__u32 reason)
 	return DROP;
 }
 
+/* Epochs of one pair of ports must grow from connection to connection, on whichever node: start from the clock. */
+static __always_inline __u32 first_epoch(void)
+{
+	return bpf_ktime_get_tai_ns() / 1000000000ull;
+}
+
+/* Forwarders age packets, or two nodes whose tables differ for a moment would pass one on for ever. */
+static __always_inline int age(struct __sk_buff *skb, const struct packet *p)
+{
+	const __u32 l3 = sizeof(struct ethhdr);
+	if (p->v6) {
+		__u32 at = l3 + __builtin_offsetof(struct ipv6hdr, hop_limit);
+		__u8 hops;
+		if (bpf_skb_load_bytes(skb, at, &hops, 1) || hops <= 1)
+			return 0;
+		hops--;
+		return !bpf_skb_store_bytes(skb, at, &hops, 1, BPF_F_RECOMPUTE_CSUM);
+	}
+	__u32 at = l3 + __builtin_offsetof(struct iphdr, ttl);
+	__u8 word[2]; /* the checksum is over 16 bits: TTL and protocol */
+	if (bpf_skb_load_bytes(skb, at, word, 2) || word[0] <= 1)
+		return 0;
+	__u16 old, new;
+	__builtin_memcpy(&old, word, 2);
+	word[0]--;
+	__builtin_memcpy(&new, word, 2);
+	bpf_l3_csum_replace(skb, l3 + __builtin_offsetof(struct iphdr, check), old, new, 2);
+	return !bpf_skb_store_bytes(skb, at, word, 2, 0);
+}
+
 static __always_inline int hold(struct config *config, struct flow_value *flow)
 {
 	__u32 slot = flow->hold_slot;
@@ -41,7 +71,12 @@ static __always_inline int forward(struct __sk_buff *skb, struct config *config,
 	struct node *node = node_of(to), *self = node_of(config->self);
 	if (!node || !self)
 		return drop(DROP_NO_NODE);
+	if (!age(skb, p))
+		return drop(DROP_HOPS_USED_UP);
 	if (node->flags & NODE_ENCAP) {
+		/* What the stack put together from segments (GSO) is taken apart into smaller ones. */
+		if (!skb->gso_size && config->mtu && p->l3_length + encap_size(node) > config->mtu)
+			return drop(DROP_TOO_BIG);
 		__u8 v6 = node->flags & NODE_V6 ? 1 : 0;
 		__u64 flags = v6 ? BPF_F_ADJ_ROOM_ENCAP_L3_IPV6 : BPF_F_ADJ_ROOM_ENCAP_L3_IPV4;
 		if (bpf_skb_adjust_room(skb, encap_size(node), BPF_ADJ_ROOM_MAC, flags))
@@ -104,35 +139,57 @@ static __always_inline void copy_out_of_order(struct __sk_buff *skb, struct conf
 }
 
 #define TCP_LISTEN_STATE 10
+#define TCP_NEW_SYN_RECV_STATE 12
+
+enum awaited {
+	AWAITED_BY_NOBODY,
+	AWAITED_BY_LISTENER, /* the end of a handshake: a half-open connection, or a SYN cookie */
+	AWAITED_BY_SOCKET,
+};
+
+static __always_inline int is_cookie(struct __sk_buff *skb, const struct packet *p, struct bpf_sock *listener)
+{
+	void *data = (void *)(long)skb->data, *end = (void *)(long)skb->data_end;
+	if (!p->tcp_ack || p->tcp_rst || p->fragment)
+		return 0;
+	if (p->v6) {
+		struct ipv6hdr *ip = data + sizeof(struct ethhdr);
+		struct tcphdr *tcp = (void *)(ip + 1);
+		return (void *)(tcp + 1) <= end && ip->nexthdr == IPPROTO_TCP &&
+		       !bpf_tcp_check_syncookie(listener, ip, sizeof(*ip), tcp, sizeof(*tcp));
+	}
+	struct iphdr *ip = data + sizeof(struct ethhdr);
+	struct tcphdr *tcp = (void *)(ip + 1);
+	return (void *)(tcp + 1) <= end && ip->ihl == 5 &&
+	       !bpf_tcp_check_syncookie(listener, ip, sizeof(*ip), tcp, sizeof(*tcp));
+}
+
+/* Who waits for a TCP packet that is no SYN. */
+static __noinline enum awaited awaited(struct __sk_buff *skb, const struct packet *p)
+{
+	struct bpf_sock *socket = lookup_socket(skb, p, 1);
+	if (!socket)
+		return AWAITED_BY_NOBODY;
+	enum awaited by = AWAITED_BY_SOCKET;
+	if (socket->state == TCP_LISTEN_STATE)
+		by = is_cookie(skb, p, socket) ? AWAITED_BY_LISTENER : AWAITED_BY_NOBODY;
+	else if (socket->state == TCP_NEW_SYN_RECV_STATE)
+		by = AWAITED_BY_LISTENER;
+	bpf_sk_release(socket);
+	return by;
+}
 
 /* A packet of no known flow that is not a SYN: only a socket that waits for it may see it. */
 static __always_inline int unknown(struct __sk_buff *skb, struct config *config, struct service *service,
 				   const struct packet *p)
 {
-	struct bpf_sock *socket = lookup_socket(skb, p, 1);
-	int waited_for = 0;
-	if (socket) {
-		waited_for = socket->state != TCP_LISTEN_STATE;
-		if (!waited_for && p->tcp_ack && !p->tcp_rst && !p->fragment) {
-			void *data = (void *)(long)skb->data, *end = (void *)(long)skb->data_end;
-			if (p->v6) {
-				struct ipv6hdr *ip = data + sizeof(struct ethhdr);
-				struct tcphdr *tcp = (void *)(ip + 1);
-				if ((void *)(tcp + 1) <= end && ip->nexthdr == IPPROTO_TCP)
-					waited_for = !bpf_tcp_check_syncookie(socket, ip, sizeof(*ip), tcp, sizeof(*tcp));
-			} else {
-				struct iphdr *ip = data + sizeof(struct ethhdr);
-				struct tcphdr *tcp = (void *)(ip + 1);
-				if ((void *)(tcp + 1) <= end && ip->ihl == 5)
-					waited_for = !bpf_tcp_check_syncookie(socket, ip, sizeof(*ip), tcp, sizeof(*tcp));
-			}
-		}
-		bpf_sk_release(socket);
-	}
-	if (waited_for)
+	if (awaited(skb, p) != AWAITED_BY_NOBODY)
 		return NEXT;
+	/* With broadcast every node sees the packets of all flows. */
+	if (config->reach == REACH_BROADCAST)
+		return drop(DROP_OTHER_OWNER);
 	/* The table may have changed between this flow's SYN and its entry at the holder: ask who had it before. */
-	if (service->has_previous && config->reach == REACH_STEER) {
+	if (service->has_previous) {
 		__u16 before = place(service, &p->flow, 1);
 		if (before && before != config->self && place(service, &p->flow, 0) == config->self) {
 			count(COUNT_PASSED_PREVIOUS);
@@ -143,9 +200,17 @@ static __always_inline int unknown(struct __sk_buff *skb, struct config *config,
 	return drop(DROP_NO_SOCKET);
 }
 
-static __always_inline int known(struct __sk_buff *skb, struct config *config, struct flow_value *flow,
-				 const struct packet *p)
+static __always_inline void seen(struct flow_value *flow)
 {
+	__u32 now = now_s();
+	if (flow->seen_s != now)
+		flow->seen_s = now;
+}
+
+static __always_inline int known(struct __sk_buff *skb, struct config *config, struct flow_value *flow,
+				 const struct packet *p, int what)
+{
+	seen(flow);
 	switch (flow->state) {
 	case FLOW_PREPARED:
 		copy_out_of_order(skb, config, p);
@@ -153,8 +218,10 @@ static __always_inline int known(struct __sk_buff *skb, struct config *config, s
 	case FLOW_TRANSIT_OUT:
 		return forward(skb, config, p, flow->peer);
 	case FLOW_MOVED:
-		/* A SYN that was steered here begins a new connection between the same ports. */
+		/* A SYN that was steered here begins a new connection between the same ports; its handshake ends here too. */
 		if (p->tcp_syn && !p->tcp_ack)
+			return NEXT;
+		if (what == PARSE_FLOW && p->flow.protocol == IPPROTO_TCP && awaited(skb, p) == AWAITED_BY_LISTENER)
 			return NEXT;
 		return forward(skb, config, p, flow->peer);
 	case FLOW_TRANSIT_IN:
@@ -168,14 +235,18 @@ static __always_inline int known(struct __sk_buff *skb, struct config *config, s
 		return NEXT;
 	}
 	default:
-		flow->seen_s = now_s();
 		return NEXT;
 	}
 }
 
+/* Whether a packet that may begin a flow is ours to take. With broadcast, what is known of the flow comes before the table. */
 static __always_inline int is_mine(struct config *config, struct service *service, const struct packet *p)
 {
-	return config->reach == REACH_STEER || place(service, &p->flow, 0) == config->self;
+	if (config->reach == REACH_STEER)
+		return 1;
+	struct record *record = bpf_map_lookup_elem(&steering, &p->flow);
+	__u16 owner = record ? record->owner : place(service, &p->flow, 0);
+	return owner == config->self;
 }
 
 static __always_inline int decide(struct __sk_buff *skb, struct config *config, struct service *service,
@@ -183,12 +254,22 @@ static __always_inline int decide(struct __sk_buff *skb, struct config *config, 
 {
 	struct flow_value *flow = bpf_map_lookup_elem(&flows, &p->flow);
 	if (flow)
-		return known(skb, config, flow, p);
+		return known(skb, config, flow, p, what);
 	if (what == PARSE_ICMP || p->flow.protocol == IPPROTO_UDP)
 		return is_mine(config, service, p) ? NEXT : drop(DROP_OTHER_OWNER);
 	if (p->tcp_syn && !p->tcp_ack)
 		return is_mine(config, service, p) ? NEXT : drop(DROP_OTHER_OWNER);
 	return unknown(skb, config, service, p);
+}
+
+/* Parses what is linear; only where that is too little, makes more of the packet linear (a copy). */
+static __always_inline int parse_skb(struct __sk_buff *skb, struct packet *p, enum direction d)
+{
+	int what = parse(p, (void *)(long)skb->data, (void *)(long)skb->data_end, d);
+	if (what != PARSE_MALFORMED)
+		return what;
+	bpf_skb_pull_data(skb, skb->len < 256 ? skb->len : 256);
+	return parse(p, (void *)(long)skb->data, (void *)(long)skb->data_end, d);
 }
 
 SEC("tc")
@@ -197,17 +278,13 @@ int holdfast_ingress(struct __sk_buff *skb)
 	struct config *config = get_config();
 	if (!config)
 		return NEXT;
-	bpf_skb_pull_data(skb, skb->len < 256 ? skb->len : 256);
-	void *data = (void *)(long)skb->data, *end = (void *)(long)skb->data_end;
 	if (config->reach == REACH_BROADCAST && config->holder) {
 		int answered = answer_neighbour(skb, config);
 		if (answered)
 			return answered;
-		data = (void *)(long)skb->data;
-		end = (void *)(long)skb->data_end;
 	}
 	struct packet p;
-	int what = parse(&p, data, end, INGRESS);
+	int what = parse_skb(skb, &p, INGRESS);
 	if (what == PARSE_OTHER || what == PARSE_MALFORMED)
 		return NEXT; /* the stack counts and drops what is malformed */
 	if (what == PARSE_FRAGMENT_UNKNOWN) {

@@ -27,17 +27,6 @@ struct solicitation {
 	__u8 link[6];
 } __attribute__((packed));
 
-/* A service address of any port is in the table under port 0 and each protocol. */
-static __always_inline int is_service_address(const __u8 *address)
-{
-	struct service_key any = {.protocol = IPPROTO_TCP};
-	__builtin_memcpy(any.address, address, 16);
-	if (bpf_map_lookup_elem(&services, &any))
-		return 1;
-	any.protocol = IPPROTO_UDP;
-	return bpf_map_lookup_elem(&services, &any) != 0;
-}
-
 static __always_inline int answer_arp(struct __sk_buff *skb, struct config *config, struct node *self)
 {
 	void *data = (void *)(long)skb->data, *end = (void *)(long)skb->data_end;

@@ -44,8 +44,8 @@ struct packet {
 	__u16 l3_length; /* bytes of the network layer as its header says */
 	__u8 v6;
 	__u8 fragment;
+	__u8 later_fragment; /* not the first of its datagram */
 	__u8 tcp_syn, tcp_ack, tcp_rst;
-	__u8 pad;
 	__u32 seq;
 	__u32 payload; /* TCP bytes that take sequence space */
 };
@@ -89,12 +89,20 @@ static __always_inline int recall_fragment(struct packet *p, __u32 id, enum dire
 	struct fragment_key key = {.id = id, .protocol = p->flow.protocol};
 	__builtin_memcpy(key.source, d == INGRESS ? p->flow.remote : p->flow.local, 16);
 	__builtin_memcpy(key.destination, d == INGRESS ? p->flow.local : p->flow.remote, 16);
+	p->later_fragment = 1;
 	struct fragment_ports *value = bpf_map_lookup_elem(&fragments, &key);
 	if (!value)
 		return PARSE_FRAGMENT_UNKNOWN;
 	ports(&p->flow, value->source, value->destination, d);
 	return PARSE_FLOW;
 }
+
+struct extension {
+	__u8 next;
+	__u8 length;
+	__u16 offset; /* of a fragment header */
+	__u32 id;
+};
 
 /* An ICMP error quotes a packet we sent: its source is our side. */
 static __always_inline int quoted_v4(struct packet *p, void *at, void *end, enum direction d)
@@ -120,15 +128,24 @@ static __always_inline int quoted_v6(struct packet *p, void *at, void *end, enum
 	if ((void *)(ip + 1) > end)
 		return PARSE_OTHER;
 	__u16 *port = (void *)(ip + 1);
+	__u8 next = ip->nexthdr;
+	if (next == IPPROTO_FRAGMENT) {
+		/* Only the first fragment of what we sent has ports. */
+		struct extension *fragment = (void *)(ip + 1);
+		if ((void *)(fragment + 1) > end || (fragment->offset & bpf_htons(0xfff8)))
+			return PARSE_OTHER;
+		next = fragment->next;
+		port = (void *)(fragment + 1);
+	}
 	if ((void *)(port + 2) > end)
 		return PARSE_OTHER;
-	if (ip->nexthdr != IPPROTO_TCP && ip->nexthdr != IPPROTO_UDP)
+	if (next != IPPROTO_TCP && next != IPPROTO_UDP)
 		return PARSE_OTHER;
 	/* It was sent by us, so the quoted source is local when the error comes in. */
 	__builtin_memcpy(p->flow.local, d == INGRESS ? &ip->saddr : &ip->daddr, 16);
 	__builtin_memcpy(p->flow.remote, d == INGRESS ? &ip->daddr : &ip->saddr, 16);
 	ports(&p->flow, port[0], port[1], d == INGRESS ? EGRESS : INGRESS);
-	p->flow.protocol = ip->nexthdr;
+	p->flow.protocol = next;
 	return PARSE_ICMP;
 }
 
@@ -193,13 +210,6 @@ static __always_inline int parse_v4(struct packet *p, void *at, void *end, enum 
 		remember_fragment(p, id, d);
 	return result;
 }
-
-struct extension {
-	__u8 next;
-	__u8 length;
-	__u16 offset; /* of a fragment header */
-	__u32 id;
-};
 
 static __always_inline int parse_v6(struct packet *p, void *at, void *end, enum direction d)
 {
@@ -274,6 +284,17 @@ static __always_inline struct service *service_of(const struct flow_key *flow)
 	struct service_key key = {.port = flow->local_port, .protocol = flow->protocol};
 	__builtin_memcpy(key.address, flow->local, 16);
 	return bpf_map_lookup_elem(&services, &key);
+}
+
+/* A service address of any port is in the table under port 0 and each protocol. */
+static __always_inline int is_service_address(const __u8 *address)
+{
+	struct service_key any = {.protocol = IPPROTO_TCP};
+	__builtin_memcpy(any.address, address, 16);
+	if (bpf_map_lookup_elem(&services, &any))
+		return 1;
+	any.protocol = IPPROTO_UDP;
+	return bpf_map_lookup_elem(&services, &any) != 0;
 }
 
 /* One hash for every node: multiply and fold over the whole key. */

@@ -34,9 +34,8 @@ static __always_inline void flow_of(struct flow_key *flow, struct bpf_sock_ops *
 
 static __always_inline void established(struct flow_key *flow)
 {
-	/* Epochs of one pair of ports must grow from connection to connection: start from the clock. */
 	struct flow_value value = {
-		.epoch = bpf_ktime_get_tai_ns() / 1000000000ull,
+		.epoch = first_epoch(),
 		.state = FLOW_OWNED,
 		.seen_s = now_s(),
 	};

@@ -8,11 +8,18 @@
 #include "too_big.h"
 
 
+/* What cannot be rewritten cannot be passed on. */
+static __always_inline int unwritable(void)
+{
+	count(DROP_MALFORMED);
+	return XDP_DROP;
+}
+
 static __always_inline int steer_link(struct xdp_md *context, const struct node *node)
 {
 	struct ethhdr *link = (void *)(long)context->data;
 	if ((void *)(link + 1) > (void *)(long)context->data_end)
-		return XDP_DROP;
+		return unwritable();
 	link_header(link, node, link->h_proto);
 	count(COUNT_STEERED_LINK);
 	return bpf_redirect(node->ifindex, 0);
@@ -24,26 +31,44 @@ static __always_inline int steer_encap(struct xdp_md *context, const struct node
 	__u8 v6 = node->flags & NODE_V6 ? 1 : 0;
 	int grow = v6 ? sizeof(struct ipv6hdr) : sizeof(struct iphdr);
 	if (bpf_xdp_adjust_head(context, -grow))
-		return XDP_DROP;
+		return unwritable();
 	void *data = (void *)(long)context->data, *end = (void *)(long)context->data_end;
 	struct ethhdr *link = data;
 	if ((void *)(link + 1) > end)
-		return XDP_DROP;
+		return unwritable();
 	if (v6) {
 		struct ipv6hdr *ip = (void *)(link + 1);
 		if ((void *)(ip + 1) > end)
-			return XDP_DROP;
+			return unwritable();
 		link_header(link, node, bpf_htons(ETH_P_IPV6));
 		outer_v6(ip, p->l3_length, p->v6, self->address, node->address);
 	} else {
 		struct iphdr *ip = (void *)(link + 1);
 		if ((void *)(ip + 1) > end)
-			return XDP_DROP;
+			return unwritable();
 		link_header(link, node, bpf_htons(ETH_P_IP));
 		outer_v4(ip, p->l3_length, p->v6, unmap_v4(self->address), unmap_v4(node->address));
 	}
 	count(COUNT_STEERED_ENCAP);
 	return bpf_redirect(node->ifindex, 0);
+}
+
+/* Peers encapsulate nothing but packets to service addresses; whoever speaks in their name gets no further. */
+static __always_inline int is_to_a_service(const void *at, const void *end, __u8 inner)
+{
+	__u8 address[16];
+	if (inner == IPPROTO_IPIP) {
+		const struct iphdr *ip = at;
+		if ((void *)(ip + 1) > end)
+			return 0;
+		map_v4(address, ip->daddr);
+	} else {
+		const struct ipv6hdr *ip = at;
+		if ((void *)(ip + 1) > end)
+			return 0;
+		__builtin_memcpy(address, &ip->daddr, 16);
+	}
+	return is_service_address(address);
 }
 
 /* Strips the outer header of a packet a peer encapsulated for us. 1: stripped, 0: not such a packet, -1: drop. */
@@ -83,10 +108,15 @@ static __always_inline int decapsulate(struct xdp_md *context, const struct node
 	struct ethhdr saved = *link;
 	saved.h_proto = inner == IPPROTO_IPIP ? bpf_htons(ETH_P_IP) : bpf_htons(ETH_P_IPV6);
 	if (bpf_xdp_adjust_head(context, outer))
-		return -1;
+		return unwritable(), -1;
 	link = (void *)(long)context->data;
-	if ((void *)(link + 1) > (void *)(long)context->data_end)
+	end = (void *)(long)context->data_end;
+	if ((void *)(link + 1) > end)
+		return unwritable(), -1;
+	if (!is_to_a_service(link + 1, end, inner)) {
+		count(DROP_NOT_A_SERVICE);
 		return -1;
+	}
 	*link = saved;
 	count(COUNT_DECAPSULATED);
 	return 1;
@@ -138,7 +168,7 @@ int holdfast_steer(struct xdp_md *context)
 	if (!(node->flags & NODE_ENCAP))
 		return steer_link(context, node);
 	if (config->mtu && p.l3_length + encap_size(node) > config->mtu)
-		return too_big(context, &p, config->mtu - encap_size(node));
+		return too_big(context, &p, what, config->mtu - encap_size(node));
 	return steer_encap(context, node, self, &p);
 }
 

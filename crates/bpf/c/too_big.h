@@ -110,12 +110,13 @@ static __noinline int too_big_packet(struct xdp_md *context, __u16 mtu, __u8 v6)
 	return v6 ? too_big_v6(context, mtu) : too_big_v4(context, mtu);
 }
 
-static __always_inline int too_big(struct xdp_md *context, const struct packet *p, __u16 mtu)
+/* Packets that may be fragmented are answered too: their sender then makes smaller fragments. */
+static __always_inline int too_big(struct xdp_md *context, const struct packet *p, int what, __u16 mtu)
 {
-	/* ICMP errors are never answered with ICMP errors, and only the first fragment quotes ports. */
-	if (p->fragment)
-		return XDP_DROP;
 	count(DROP_TOO_BIG);
+	/* No ICMP error answers an ICMP error (RFC 1122, section 3.2.2) or a fragment other than the first. */
+	if (what == PARSE_ICMP || p->later_fragment)
+		return XDP_DROP;
 	return too_big_packet(context, mtu, p->v6);
 }
 

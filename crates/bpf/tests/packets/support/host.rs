@@ -32,6 +32,10 @@ impl Host {
         &self.namespace
     }
 
+    pub fn is_node(&self) -> bool {
+        self.cgroup.is_some()
+    }
+
     /// The cgroup of a node.
     pub fn cgroup(&self) -> &PathBuf {
         self.cgroup.as_ref().expect("only nodes have a cgroup")
