@@ -95,7 +95,7 @@ fn state(donor: u16) -> Frame {
     }
 }
 
-fn frames() -> Vec<Frame> {
+fn changes() -> Vec<Change> {
     let kinds = [
         ChangeKind::Establish,
         ChangeKind::Divert {
@@ -110,6 +110,10 @@ fn frames() -> Vec<Frame> {
         kind,
         epoch: 2,
     });
+    changes.to_vec()
+}
+
+fn frames() -> Vec<Frame> {
     let owned = Record::owned(NodeId(2), 3);
     let transit = Record {
         epoch: 2,
@@ -134,7 +138,7 @@ fn frames() -> Vec<Frame> {
         },
         Frame::Ask {
             request: 1,
-            changes: changes.to_vec(),
+            changes: changes(),
         },
         Frame::Answer {
             request: 4,

@@ -23,9 +23,12 @@ mod drain;
 mod event;
 mod give;
 mod holder;
+mod lane;
 mod recover;
 mod repeat;
 mod settle;
+mod take;
+mod transfer;
 
 pub use command::{
     Command, Completion, FlowEpoch, FrozenFlow, RestoreFlow, Results, SendQueueInfo, StaticFlow,

@@ -2,11 +2,14 @@
 //!
 //! `HOLDFAST_SEED=n` runs that seed alone; `HOLDFAST_SEEDS=n` runs so many; `HOLDFAST_TRACE=1` prints all.
 
+mod daemon;
 mod fault;
 mod net;
 mod node;
 mod oracle;
+mod people;
 mod rng;
+mod wires;
 mod world;
 
 use fault::Fault;

@@ -127,8 +127,8 @@ impl Node {
             (Command::ReadStatic { .. }, Results::ReadStatic(results)) => {
                 results.push(self.read_static(flow, fails, rng));
             }
-            (Command::Drain { .. }, Results::Drained(results)) => {
-                results.push(SendQueueInfo::default());
+            (Command::Drain { .. }, Results::Drained(queues)) => {
+                queues.push(SendQueueInfo::default())
             }
             (
                 Command::Freeze {
@@ -156,8 +156,7 @@ impl Node {
                 results.push(self.prepare(flow, epoch, batch.donor, fails));
             }
             (Command::Restore { flows, .. }, Results::Restored(results)) => {
-                let bytes: [u8; 8] = flows[index].dynamic[..].try_into().expect("8 bytes");
-                results.push(self.restore(flow, u64::from_le_bytes(bytes), fails, fault));
+                results.push(self.restore(flow, &flows[index].dynamic, fails, fault));
             }
             (Command::Activate { flows, .. }, Results::Activated(results)) => {
                 results.push(failing(fails, || self.activate(flow, flows[index].epoch)));
@@ -267,7 +266,7 @@ impl Node {
     fn restore(
         &mut self,
         flow: Flow,
-        content: u64,
+        dynamic: &[u8],
         fails: bool,
         fault: Fault,
     ) -> Result<(), String> {
@@ -275,6 +274,7 @@ impl Node {
         if fails {
             return Err("the repair failed".to_owned());
         }
+        let content = u64::from_le_bytes(dynamic.try_into().expect("8 bytes"));
         let times = if fault == Fault::RestoresTwice { 2 } else { 1 };
         socket.content += content * times;
         socket.restored = true;

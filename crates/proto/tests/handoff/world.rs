@@ -2,12 +2,9 @@
 
 use crate::fault::Fault;
 use crate::net::Net;
-use crate::node::{Entry, Node, Running, Socket, State, flows_of, start};
+use crate::node::Node;
 use crate::rng::Rng;
-use holdfast_proto::handoff::{
-    Command, Completion, Config, Drain, Event, Handoff, Output, Request, Results, Token,
-};
-use holdfast_proto::ownership;
+use holdfast_proto::handoff::{Completion, Handoff, Output, Token};
 use holdfast_wire::{Change, ChangeKind, Flow, Frame, NodeId, Protocol, Record, RecordState};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -108,8 +105,8 @@ pub struct World {
     trace: bool,
     queue: BTreeMap<(Duration, u64), What>,
     number: u64,
-    asked: BTreeSet<(usize, u64, u64)>,
-    batch_flows_max: usize,
+    pub asked: BTreeSet<(usize, u64, u64)>,
+    pub batch_flows_max: usize,
 }
 
 impl World {
@@ -157,7 +154,7 @@ impl World {
         self.queue.insert((self.now + delay, self.number), what);
     }
 
-    fn micros(&mut self, low: u64, high: u64) -> Duration {
+    pub fn micros(&mut self, low: u64, high: u64) -> Duration {
         Duration::from_micros(self.rng.range(low, high))
     }
 
@@ -181,6 +178,9 @@ impl World {
         if self.trace {
             println!("{:?} {what:?}", self.now);
         }
+        if self.is_past(&what) {
+            return;
+        }
         match what {
             What::Deliver {
                 from,
@@ -193,7 +193,7 @@ impl World {
                 life,
                 token,
                 index,
-            } if self.nodes[node].life == life => {
+            } => {
                 let (flaky, fault) = (self.flaky, self.fault);
                 let flow = self.nodes[node].effect(token, index, &mut self.rng, flaky, fault);
                 self.dirty.push(flow);
@@ -202,24 +202,18 @@ impl World {
                     self.at(delay, What::Complete { node, life, token });
                 }
             }
-            What::Arbitrate { node, life, token } if self.nodes[node].life == life => {
-                self.arbitrate(node, token);
-            }
-            What::Complete { node, life, token } if self.nodes[node].life == life => {
+            What::Arbitrate { node, token, .. } => self.arbitrate(node, token),
+            What::Complete { node, token, .. } => {
                 let running = self.nodes[node].running.remove(&token).expect("runs");
                 let results = running.results;
                 self.input(node, |machine, now| {
                     machine.handle_done(now, Completion { token, results });
                 });
             }
-            What::Wake { node, life } if self.nodes[node].life == life => {
+            What::Wake { node, .. } => {
                 self.nodes[node].wake = None;
                 self.input(node, |machine, now| machine.handle_timeout(now));
             }
-            What::Effect { .. }
-            | What::Arbitrate { .. }
-            | What::Complete { .. }
-            | What::Wake { .. } => {}
             What::Lost { node, peer } => self.learn_lost(node, peer),
             What::Connect { a, b } => self.connect(a, b),
             What::Crash { node } => self.crash(node),
@@ -239,8 +233,19 @@ impl World {
         }
     }
 
+    /// Whether it was a daemon's that has died since.
+    fn is_past(&self, what: &What) -> bool {
+        match what {
+            What::Effect { node, life, .. }
+            | What::Arbitrate { node, life, .. }
+            | What::Complete { node, life, .. }
+            | What::Wake { node, life } => self.nodes[*node].life != *life,
+            _ => false,
+        }
+    }
+
     /// Gives a daemon an input, if it lives, and carries out what it says.
-    fn input(&mut self, node: usize, give: impl FnOnce(&mut Handoff, Duration)) {
+    pub fn input(&mut self, node: usize, give: impl FnOnce(&mut Handoff, Duration)) {
         let now = self.now;
         let Some(machine) = self.nodes[node].machine.as_mut() else {
             return;
@@ -273,481 +278,6 @@ impl World {
         }
     }
 
-    fn send(&mut self, from: usize, to: usize, frame: Frame) {
-        assert_ne!(from, to, "seed {}: a frame to oneself", self.seed);
-        if let Frame::Ask { request, changes } = &frame {
-            self.asks(from, changes);
-            let life = self.nodes[from].life;
-            let again = !self.asked.insert((from, life, *request));
-            if again && self.fault == Fault::AsksOnce {
-                return;
-            }
-        }
-        let frame = match frame {
-            Frame::Done {
-                batch,
-                results,
-                times,
-            } if self.fault == Fault::DoneLies => {
-                // The donor's own epochs are not known here; one that is refused is enough.
-                let best = results.iter().flatten().max().copied().unwrap_or(3);
-                let results = results
-                    .into_iter()
-                    .map(|result| Ok(result.unwrap_or(best)))
-                    .collect();
-                Frame::Done {
-                    batch,
-                    results,
-                    times,
-                }
-            }
-            frame => frame,
-        };
-        if !self.net.channel(from, to).up {
-            return;
-        }
-        let copies = match self.hostile {
-            true if self.rng.percent(3) => 0,
-            true if self.rng.percent(3) => 2,
-            _ => 1,
-        };
-        for _ in 0..copies {
-            let slow = if self.rng.percent(3) { 200_000 } else { 600 };
-            let mut arrival = self.now + self.micros(50, slow);
-            let in_order = !(self.hostile && self.rng.percent(5));
-            let channel = self.net.channel(from, to);
-            let life = channel.life;
-            if in_order {
-                let last = &mut channel.last[usize::from(from > to)];
-                arrival = arrival.max(*last);
-                *last = arrival;
-            }
-            let frame = frame.clone();
-            self.at(
-                arrival - self.now,
-                What::Deliver {
-                    from,
-                    to,
-                    life,
-                    frame,
-                },
-            );
-        }
-    }
-
-    fn deliver(&mut self, from: usize, to: usize, life: u64, frame: Frame) {
-        let channel = self.net.channel(from, to);
-        if !channel.up || channel.life != life {
-            return;
-        }
-        if self.fault == Fault::ClosesEarly && matches!(frame, Frame::Prepared { .. }) {
-            let entries = self.nodes[to].kernel.iter();
-            let prepared = entries.filter(|(_, entry)| entry.state == State::Prepared);
-            let prepared: Vec<Flow> = prepared.map(|(flow, _)| *flow).collect();
-            for flow in prepared {
-                self.nodes[to].close(flow, id(from));
-            }
-        }
-        self.input(to, |machine, now| {
-            machine.handle_frame(now, id(from), frame)
-        });
-    }
-
-    fn begin(&mut self, node: usize, command: Command) {
-        let life = self.nodes[node].life;
-        let (token, results) = start(&command);
-        if let Command::Arbitrate { asker, changes, .. } = &command {
-            if index(*asker) == node {
-                let changes = changes.clone();
-                self.asks(node, &changes);
-            }
-            let until = self.nodes[node]
-                .arbitrates_until
-                .max(self.now + self.micros(1, 50));
-            self.nodes[node].arbitrates_until = until;
-            self.at(until - self.now, What::Arbitrate { node, life, token });
-        }
-        let flows = flows_of(&command);
-        for (index, flow) in flows.iter().enumerate() {
-            let slow = if self.rng.percent(2) { 400_000 } else { 60 };
-            let mut at = self.now + self.micros(1, slow);
-            // Flow by flow, and never before what was commanded earlier for the flow.
-            for earlier in &flows[..=index] {
-                let until = self.nodes[node].busy_until.get(earlier);
-                at = at.max(until.copied().unwrap_or_default());
-            }
-            self.nodes[node].busy_until.insert(*flow, at);
-            self.at(
-                at - self.now,
-                What::Effect {
-                    node,
-                    life,
-                    token,
-                    index,
-                },
-            );
-        }
-        let left = flows.len();
-        let running = Running {
-            command,
-            results,
-            left,
-        };
-        self.nodes[node].running.insert(token, running);
-    }
-
-    /// The daemon of the holder applies changes to the kernel's table.
-    fn arbitrate(&mut self, node: usize, token: Token) {
-        assert_eq!(
-            node, self.holder,
-            "seed {}: only the holder arbitrates",
-            self.seed
-        );
-        let life = self.nodes[node].life;
-        let running = &self.nodes[node].running[&token];
-        let Command::Arbitrate { asker, changes, .. } = &running.command else {
-            panic!("not an arbitration");
-        };
-        let (asker, changes) = (*asker, changes.clone());
-        let mut results = Vec::new();
-        for mut change in changes {
-            let current = self.steering.get(&change.flow).copied();
-            self.bend(current, &mut change);
-            let mut result = ownership::apply(current, &change, asker);
-            if let Some(record) = current
-                && self.fault == Fault::CommitAfterRollback
-                && change.kind == ChangeKind::Commit
-            {
-                result = Ok(Some(Record::owned(asker, record.epoch + 1)));
-            }
-            if let Ok(record) = &result {
-                match record {
-                    Some(record) => self.steering.insert(change.flow, *record),
-                    None => self.steering.remove(&change.flow),
-                };
-                self.dirty.push(change.flow);
-            }
-            self.tally_change(&change, result.is_ok());
-            results.push(result);
-        }
-        let node_state = &mut self.nodes[node];
-        node_state.running.get_mut(&token).expect("runs").results = Results::Arbitrated(results);
-        let delay = self.micros(0, 50);
-        self.at(delay, What::Complete { node, life, token });
-    }
-
-    fn bend(&self, current: Option<Record>, change: &mut Change) {
-        match (self.fault, change.kind, current) {
-            (Fault::NoFloors, ChangeKind::Establish, _) => change.epoch = 1,
-            (Fault::StaleEpochAccepted, ChangeKind::Establish, _) => {}
-            (Fault::StaleEpochAccepted, _, Some(record)) => change.epoch = record.epoch,
-            _ => {}
-        }
-    }
-
-    fn tally_change(&mut self, change: &Change, ok: bool) {
-        let kind = match change.kind {
-            ChangeKind::Divert { .. } => "divert".to_owned(),
-            kind => format!("{kind:?}").to_lowercase(),
-        };
-        self.count(&format!(
-            "{kind} {}",
-            if ok { "granted" } else { "refused" }
-        ));
-    }
-
-    /// The machine asks the holder: where the faults that do not wait for the answer come in.
-    fn asks(&mut self, node: usize, changes: &[Change]) {
-        for change in changes {
-            let flow = change.flow;
-            match (self.fault, change.kind) {
-                (Fault::ActivatesBeforeCommitted, ChangeKind::Commit) => {
-                    self.nodes[node].activate(flow, change.epoch + 1);
-                    self.dirty.push(flow);
-                }
-                (Fault::ResumesUnasked, ChangeKind::Rollback) => {
-                    if let Some(entry) = self.nodes[node].kernel.get_mut(&flow)
-                        && entry.state == State::Out
-                    {
-                        entry.state = State::Owned;
-                        self.dirty.push(flow);
-                    }
-                }
-                _ => {}
-            }
-        }
-    }
-
-    fn event(&mut self, node: usize, event: Event) {
-        match event {
-            Event::Outcome { request, flows, .. } => {
-                for (flow, outcome) in flows {
-                    self.count_outcome(&outcome);
-                    let Some(request) = request else {
-                        continue;
-                    };
-                    let open = self.nodes[node].open.get_mut(&request);
-                    let open = open.unwrap_or_else(|| panic!("an outcome of no request"));
-                    let place = open.iter().position(|other| *other == flow);
-                    open.remove(
-                        place.unwrap_or_else(|| {
-                            panic!("seed {}: two outcomes of {flow}", self.seed)
-                        }),
-                    );
-                }
-            }
-            Event::RequestFinished { request, .. } => {
-                let open = self.nodes[node].open.remove(&request);
-                assert_eq!(
-                    open,
-                    Some(vec![]),
-                    "seed {}: a request ended early",
-                    self.seed
-                );
-            }
-            Event::Changed { change, result } => self.changed(node, change, result.ok().flatten()),
-            Event::Failed { command, .. } => self.count(&format!("{command} failed for good")),
-            Event::Accepted { batch: None, .. } => self.count("activated after restart"),
-            Event::Discarded { batch: None, .. } => self.count("discarded after restart"),
-            Event::Ignored { what, .. } => self.count(&format!("ignored {what}")),
-            Event::HolderSilent { .. } => self.count("holder silent"),
-            Event::Accepted { .. } | Event::Discarded { .. } | Event::BatchFinished { .. } => {}
-        }
-    }
-
-    /// The daemon notes what the holder said to an establish or a removal.
-    fn changed(&mut self, node: usize, change: Change, record: Option<Record>) {
-        let flow = change.flow;
-        let kernel = &mut self.nodes[node].kernel;
-        let Some(entry) = kernel.get_mut(&flow) else {
-            return;
-        };
-        match (change.kind, record) {
-            (ChangeKind::Establish, Some(record)) if entry.speaks() => {
-                entry.epoch = entry.epoch.max(record.epoch);
-            }
-            (ChangeKind::Remove, _) if entry.state == State::Closing => {
-                kernel.remove(&flow);
-            }
-            _ => {}
-        }
-        self.dirty.push(flow);
-    }
-
-    fn break_channel(&mut self, a: usize, b: usize, slow: u64) {
-        let channel = self.net.channel(a, b);
-        if !channel.up {
-            return;
-        }
-        channel.up = false;
-        channel.life += 1;
-        channel.unaware = vec![a, b];
-        for (node, peer) in [(a, b), (b, a)] {
-            let delay = self.micros(10, slow);
-            self.at(delay, What::Lost { node, peer });
-        }
-        self.at(Duration::from_millis(5), What::Connect { a, b });
-    }
-
-    fn learn_lost(&mut self, node: usize, peer: usize) {
-        self.net
-            .channel(node, peer)
-            .unaware
-            .retain(|other| *other != node);
-        self.input(node, |machine, now| machine.handle_peer_lost(now, id(peer)));
-    }
-
-    fn connect(&mut self, a: usize, b: usize) {
-        let alive = self.nodes[a].machine.is_some() && self.nodes[b].machine.is_some();
-        let channel = self.net.channel(a, b);
-        if channel.up || channel.cut || !alive {
-            return;
-        }
-        if !channel.unaware.is_empty() {
-            return self.at(Duration::from_millis(10), What::Connect { a, b });
-        }
-        channel.up = true;
-        channel.last = [self.now; 2];
-        for (node, peer) in [(a, b), (b, a)] {
-            self.input(node, |machine, now| {
-                machine.handle_peer_connected(now, id(peer))
-            });
-        }
-    }
-
-    fn crash(&mut self, node: usize) {
-        if self.nodes[node].machine.is_none() {
-            return;
-        }
-        self.count("crash");
-        let states: Vec<State> = self.nodes[node]
-            .kernel
-            .values()
-            .map(|entry| entry.state)
-            .collect();
-        for state in states {
-            self.count(&format!("crash with a flow {state:?}"));
-        }
-        self.nodes[node].crash();
-        for peer in (0..self.nodes.len()).filter(|peer| *peer != node) {
-            self.break_channel(node, peer, 2_000);
-        }
-    }
-
-    fn restart(&mut self, node: usize) {
-        if self.nodes[node].machine.is_some() {
-            return;
-        }
-        let peers = (0..self.nodes.len()).map(id);
-        let life = self.nodes[node].life;
-        let mut config = Config::new(id(node), life, id(self.holder), peers);
-        config.batch_flows_max = self.batch_flows_max;
-        let highest = self.steering.values().map(|record| record.epoch).max();
-        config.epoch_floor = (self.now.as_secs() as u32 * 1_000 + 1).max(highest.unwrap_or(0) + 1);
-        config.epoch_floor = config.epoch_floor.max(life as u32 * 10_000);
-        self.nodes[node].machine = Some(Handoff::new(config));
-        let mut recovered = self.nodes[node].recovered();
-        for flow in &recovered {
-            let role = format!("recovered {:?}", flow.role);
-            self.count(&role);
-        }
-        if self.fault == Fault::RestartResumes {
-            for entry in self.nodes[node].kernel.values_mut() {
-                if entry.state == State::Out {
-                    entry.state = State::Owned;
-                }
-            }
-            self.dirty.extend(recovered.iter().map(|flow| flow.flow));
-            recovered.retain(|flow| self.nodes[node].kernel[&flow.flow].state != State::Owned);
-        }
-        if self.fault != Fault::RestartForgets {
-            self.input(node, |machine, now| {
-                machine.handle_recovered(now, recovered)
-            });
-        }
-        let entries = self.nodes[node].kernel.iter();
-        let reports = entries.filter_map(|(flow, entry)| match entry.state {
-            State::Closing => Some(change(*flow, ChangeKind::Remove, entry.epoch)),
-            State::Owned if entry.epoch == 0 => Some(change(*flow, ChangeKind::Establish, 1)),
-            _ => None,
-        });
-        let reports = reports.collect();
-        self.input(node, |machine, now| machine.handle_changes(now, reports));
-        for peer in (0..self.nodes.len()).filter(|peer| *peer != node) {
-            let delay = self.micros(100, 20_000);
-            self.at(delay, What::Connect { a: node, b: peer });
-        }
-    }
-
-    fn request(&mut self) {
-        let node = self.rng.index(self.nodes.len());
-        let to = self.rng.index(self.nodes.len());
-        let everything = self.rng.percent(70);
-        let mut flows = Vec::new();
-        for flow in self.flows.clone() {
-            let here = self.nodes[node]
-                .kernel
-                .get(&flow)
-                .is_some_and(Entry::speaks);
-            if (here && everything) || self.rng.percent(10) {
-                flows.push(flow);
-            }
-        }
-        let drain = match self.rng.range(0, 3) {
-            0 => Drain::No,
-            1 => Drain::Yes,
-            _ => Drain::Within(Duration::from_millis(3)),
-        };
-        let now = self.now;
-        let Some(machine) = self.nodes[node].machine.as_mut() else {
-            return;
-        };
-        let request = Request {
-            flows: flows.clone(),
-            to: id(to),
-            drain,
-        };
-        match machine.handle_request(now, request) {
-            Ok(request) => {
-                self.nodes[node].open.insert(request, flows);
-            }
-            Err(_) => assert!(node == to || flows.is_empty(), "seed {}", self.seed),
-        }
-        self.input(node, |_, _| {});
-    }
-
-    /// The server program does something on each connection it may.
-    fn work(&mut self) {
-        for flow in self.flows.clone() {
-            for node in &mut self.nodes {
-                if node.kernel.get(&flow).is_some_and(Entry::speaks)
-                    && let Some(socket) = node.sockets.get_mut(&flow)
-                    && let Some(truth) = self.truths.get_mut(&flow)
-                {
-                    socket.content += 1;
-                    truth.content += 1;
-                }
-            }
-            self.dirty.push(flow);
-        }
-    }
-
-    /// A client and its server program close a connection.
-    fn close(&mut self) {
-        let flow = self.flows[self.rng.index(self.flows.len())];
-        for index in 0..self.nodes.len() {
-            let node = &mut self.nodes[index];
-            let Some(entry) = node.kernel.get_mut(&flow) else {
-                continue;
-            };
-            if !entry.speaks() || node.machine.is_none() {
-                continue;
-            }
-            entry.state = State::Closing;
-            let epoch = entry.epoch;
-            node.sockets.remove(&flow);
-            if let Some(truth) = self.truths.get_mut(&flow) {
-                truth.alive = false;
-            }
-            self.count("closed");
-            let report = vec![change(flow, ChangeKind::Remove, epoch)];
-            self.input(index, |machine, now| machine.handle_changes(now, report));
-        }
-    }
-
-    /// A client connects, with addresses and ports that may have been used before.
-    fn open(&mut self) {
-        let free = self.flows.iter().find(|flow| {
-            let busy = |node: &Node| {
-                node.kernel
-                    .get(flow)
-                    .is_some_and(|entry| entry.state != State::Moved)
-            };
-            !self.steering.contains_key(flow) && !self.nodes.iter().any(busy)
-        });
-        let Some(&flow) = free else {
-            return;
-        };
-        let index = self.rng.index(self.nodes.len());
-        if self.nodes[index].machine.is_none() {
-            return;
-        }
-        self.count("opened");
-        let (state, epoch, peer) = (State::Owned, 0, NodeId(0));
-        self.nodes[index]
-            .kernel
-            .insert(flow, Entry { state, epoch, peer });
-        let (content, restored) = (0, true);
-        self.nodes[index]
-            .sockets
-            .insert(flow, Socket { content, restored });
-        let truth = self.truths.entry(flow).or_default();
-        truth.alive = true;
-        truth.content = 0;
-        let report = vec![change(flow, ChangeKind::Establish, 1)];
-        self.input(index, |machine, now| machine.handle_changes(now, report));
-    }
-
     pub fn count(&mut self, what: &str) {
         match self.tally.counts.get_mut(what) {
             Some(count) => *count += 1,
@@ -766,7 +296,7 @@ pub fn index(id: NodeId) -> usize {
     usize::from(id.0) - 1
 }
 
-fn change(flow: Flow, kind: ChangeKind, epoch: u32) -> Change {
+pub fn change(flow: Flow, kind: ChangeKind, epoch: u32) -> Change {
     Change { flow, kind, epoch }
 }
 
