@@ -138,12 +138,10 @@ fn a_command_inside_behaves_as_if_it_were_outside() {
     assert_eq!(child.wait_with_output().unwrap().stdout, b"/usr\nthrough\n");
 }
 
-/// Starts a shell in `n1` that says its own id, as the host sees it, and then runs `rest`.
-fn long_running(lab: &Lab, rest: &str) -> (std::process::Child, String) {
+/// Starts a shell in `n1` and returns the first line it says: its own id, as the host sees it.
+fn long_running(lab: &Lab, script: &str) -> (std::process::Child, String) {
     let mut command = lab.command("n1").unwrap();
-    command
-        .args(["sh", "-c", &format!("echo $$; {rest}")])
-        .stdout(Stdio::piped());
+    command.args(["sh", "-c", script]).stdout(Stdio::piped());
     let mut child = command.spawn().unwrap();
     let mut line = String::new();
     BufReader::new(child.stdout.as_mut().unwrap())
@@ -168,12 +166,15 @@ fn killing_the_command_kills_the_program() {
         return;
     }
     let lab = Lab::up(&spec("kill")).unwrap();
-    let (mut child, pid) = long_running(&lab, "exec sleep 1000");
+    let (mut child, pid) = long_running(&lab, "echo $$; exec sleep 1000");
     child.kill().unwrap();
     child.wait().unwrap();
     wait_until_gone(&lab, &pid);
     // A signal that can be handled is passed on, and what the program makes of it comes back.
-    let (mut child, _) = long_running(&lab, "trap 'exit 9' TERM; while :; do sleep 0.05; done");
+    let (mut child, _) = long_running(
+        &lab,
+        "trap 'exit 9' TERM; echo $$; while :; do sleep 0.05; done",
+    );
     let id = nix::unistd::Pid::from_raw(child.id() as i32);
     nix::sys::signal::kill(id, nix::sys::signal::Signal::SIGTERM).unwrap();
     assert_eq!(child.wait().unwrap().code(), Some(9));
@@ -185,7 +186,7 @@ fn killing_init_kills_the_host_and_it_alone() {
         return;
     }
     let lab = Lab::up(&spec("init").nodes(2)).unwrap();
-    let (mut child, _) = long_running(&lab, "exec sleep 1000");
+    let (mut child, _) = long_running(&lab, "echo $$; exec sleep 1000");
     let init = nix::unistd::Pid::from_raw(lab.init_process("n1").unwrap());
     nix::sys::signal::kill(init, nix::sys::signal::Signal::SIGKILL).unwrap();
     assert_eq!(child.wait().unwrap().code(), Some(137));
