@@ -280,7 +280,7 @@ pub fn unmapped(octets: [u8; 16]) -> IpAddr {
 }
 
 /// Names of the counters, in the order of `enum counter`; those of drops begin with `drop_`.
-pub const COUNTER_NAMES: [&str; 21] = [
+pub const COUNTER_NAMES: [&str; 23] = [
     "steered_link",
     "steered_encap",
     "steered_self",
@@ -302,6 +302,8 @@ pub const COUNTER_NAMES: [&str; 21] = [
     "drop_not_ready",
     "drop_too_big",
     "drop_flows_full",
+    "drop_not_a_service",
+    "drop_hops_used_up",
 ];
 
 const _: () = {
