@@ -5,6 +5,8 @@ pub mod app;
 pub mod channel;
 pub mod config;
 pub mod control;
+pub mod dataplane;
+pub mod engine;
 pub mod logs;
 pub mod metrics;
 pub mod queue;

@@ -3,7 +3,7 @@
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
 
-use holdfast_api::app::FromDaemon;
+use holdfast_api::app::{FromDaemon, Piece};
 use holdfast_bpf::shared::FlowState;
 use holdfast_proto::handoff::{
     Completion, FlowEpoch, FrozenFlow, Reason, Results, SendQueueInfo, StaticFlow, Token,
@@ -35,6 +35,8 @@ pub struct Donation {
     pub fixed: Option<TcpStatic>,
     /// Copies of what came out of order since.
     pub out_of_order: Vec<HeldPacket>,
+    /// UDP: what the program has said so far of that.
+    pub pieces: Vec<Piece>,
     /// UDP: what the program had not read; `None` until it has said.
     pub unread: Option<Vec<ByteBuf>>,
     /// When it was frozen, by the monotonic clock.

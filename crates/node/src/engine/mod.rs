@@ -6,6 +6,7 @@
 mod acceptor;
 mod blob;
 mod congestion;
+mod control;
 mod donor;
 mod events;
 mod holder;

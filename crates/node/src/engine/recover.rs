@@ -89,6 +89,7 @@ impl Engine {
                     application: Vec::new(),
                     fixed,
                     out_of_order: Vec::new(),
+                    pieces: Vec::new(),
                     unread: Some(Vec::new()),
                     // The socket may be in repair mode: resuming it is harmless if it is not.
                     frozen_at_ns: Some(0),

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use holdfast_api::Drain;
 use holdfast_api::FlowText;
-use holdfast_api::app::{FromDaemon, HandOffItem, ToDaemon, join_pieces};
+use holdfast_api::app::{FromDaemon, HandOffItem, Piece, ToDaemon, join_pieces};
 use holdfast_proto::handoff::{Drain as MachineDrain, Request};
 use holdfast_wire::Flow;
 use serde_bytes::ByteBuf;
@@ -80,7 +80,7 @@ impl Engine {
             }
             ToDaemon::HandOff { to, drain, items, .. } => self.hand_off(session, &to, drain, items, descriptors),
             ToDaemon::Declined { flows, reason } => self.declined(&flows, &reason),
-            ToDaemon::Collected { flow, unread, .. } => self.collected(&flow, unread),
+            ToDaemon::Collected { flow, unread, last } => self.collected(&flow, unread, last),
             ToDaemon::Received { ids } => self.received(&ids),
             ToDaemon::Refused { ids, reason } => self.refused(&ids, &reason),
             ToDaemon::Reclaim { items } => {
@@ -116,6 +116,7 @@ impl Engine {
                 application: item.application_state,
                 fixed: None,
                 out_of_order: Vec::new(),
+                pieces: Vec::new(),
                 unread: None,
                 frozen_at_ns: None,
                 in_doubt: false,
@@ -173,11 +174,14 @@ impl Engine {
         }
     }
 
-    fn collected(&mut self, flow: &FlowText, unread: Vec<holdfast_api::app::Piece>) {
+    fn collected(&mut self, flow: &FlowText, unread: Vec<Piece>, last: bool) {
         let Some(flow) = flow_of(flow) else { return };
         if let Some(donation) = self.donations.get_mut(&flow) {
-            let datagrams = join_pieces(unread).unwrap_or_default();
-            donation.unread.get_or_insert_default().extend(datagrams.into_iter().map(ByteBuf::from));
+            donation.pieces.extend(unread);
+            if last {
+                let datagrams = join_pieces(std::mem::take(&mut donation.pieces)).unwrap_or_default();
+                donation.unread = Some(datagrams.into_iter().map(ByteBuf::from).collect());
+            }
         }
         self.poll_collecting();
     }

@@ -128,7 +128,7 @@ fn assemble(config: Config) -> Result<(Engine, Inputs), SetupError> {
     let (peers, peer_events) = Channel::start(Options::new(&config, boot), tls, metrics.clone())
         .map_err(system(format!("listening on {}", config.node.address)))?;
     let apps = AppServer::bind(&config.app_socket(), &config.app, &config.node.name).map_err(system("the socket of server programs"))?;
-    let control = ControlServer::bind(&config, metrics.clone()).map_err(other)?;
+    let control = ControlServer::bind(&config, metrics.clone()).map_err(system("the control socket"))?;
     let (journal, journaled) = Journal::open(&config.node.run_dir).map_err(system("the journal of arrivals"))?;
     let holder = config.is_holder().then(|| Holder::new(&dataplane.programs, floor));
     let congestion = Congestion::new(&dataplane);
