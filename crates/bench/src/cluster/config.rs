@@ -1,0 +1,93 @@
+//! A node's configuration file.
+
+use anyhow::Result;
+use holdfast_lab::{Reach, SHARED_MAC};
+use toml::{Table, Value};
+
+use super::{Cluster, Family, Service};
+
+/// The group's name.
+pub const GROUP: &str = "lab";
+
+/// The file of `docs/configuration.md` for one node.
+pub fn text(cluster: &Cluster, node: &str) -> Result<String> {
+    let spec = cluster.spec();
+    let directory = cluster.directory();
+    let mut group = table([("name", GROUP.into()), ("contact", "n1".into())]);
+    match spec.reach {
+        Reach::Steer => group.insert("reach".into(), "steer".into()),
+        Reach::Broadcast => {
+            group.insert("shared_mac".into(), SHARED_MAC.to_string().into());
+            group.insert("reach".into(), "broadcast".into())
+        }
+    };
+    let tls = directory.join("ca");
+    let file = |name: String| Value::from(tls.join(name).display().to_string());
+    let mut peers = Vec::new();
+    for peer in cluster.nodes() {
+        let address = cluster.address(&peer, spec.underlay)?.to_string();
+        peers.push(table([("name", peer.into()), ("address", address.into())]).into());
+    }
+    let families = [Family::V4, Family::V6].into_iter();
+    let services = families.flat_map(|family| spec.services.iter().map(move |each| (family, each)));
+    let services = services.map(|(family, each)| service(cluster, family, each).into());
+    let state = directory.join(node).display().to_string();
+    let whole = table([
+        (
+            "node",
+            table([
+                ("name", node.into()),
+                ("interface", "eth0".into()),
+                ("state_dir", state.into()),
+            ])
+            .into(),
+        ),
+        ("group", group.into()),
+        (
+            "tls",
+            table([
+                ("ca", file("ca.pem".into())),
+                ("cert", file(format!("{node}.pem"))),
+                ("key", file(format!("{node}.key"))),
+            ])
+            .into(),
+        ),
+        ("peer", Value::Array(peers)),
+        ("service", Value::Array(services.collect())),
+        ("log", table([("filter", spec.log.as_str().into())]).into()),
+    ]);
+    Ok(toml::to_string(&whole)?)
+}
+
+fn service(cluster: &Cluster, family: Family, service: &Service) -> Table {
+    let mut entry = table([
+        ("name", service.pool.as_str().into()),
+        (
+            "address",
+            cluster.service_address(family).to_string().into(),
+        ),
+        ("port", i64::from(service.port).into()),
+        ("protocol", service.protocol.to_string().into()),
+    ]);
+    let weights = service.weights.iter();
+    let weights: Table = weights
+        .map(|(node, weight)| (node.clone(), i64::from(*weight).into()))
+        .collect();
+    if !weights.is_empty() {
+        entry.insert("weights".into(), weights.into());
+    }
+    if let Some(drain_ms) = service.drain_ms {
+        entry.insert(
+            "drain_ms".into(),
+            i64::try_from(drain_ms).unwrap_or(i64::MAX).into(),
+        );
+    }
+    entry
+}
+
+fn table<const N: usize>(entries: [(&str, Value); N]) -> Table {
+    entries
+        .into_iter()
+        .map(|(key, value)| (key.to_owned(), value))
+        .collect()
+}

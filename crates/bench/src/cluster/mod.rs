@@ -1,0 +1,311 @@
+//! A running group in a lab: daemons on every node, server programs, and the ways to disturb them.
+
+mod config;
+mod ready;
+mod spec;
+mod supervise;
+
+use std::fs;
+use std::net::IpAddr;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail};
+use holdfast_api::ca::{Authority, NODE_DAYS};
+use holdfast_api::control::{BlockingClient, Client};
+use holdfast_lab::{Kind, Lab, Spec};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+pub use spec::{ClusterSpec, Family, Program, Service};
+use supervise::{Order, Supervised};
+
+/// The environment variable that shifts the TCP timestamps of a daemon's host, in milliseconds: for tests of handoffs
+/// between hosts whose clocks differ.
+pub const CLOCK_SHIFT_VARIABLE: &str = "HOLDFAST_TEST_CLOCK_SHIFT";
+
+/// The environment variable that makes a cluster leave its files (configurations, certificates, logs) behind.
+pub const KEEP_VARIABLE: &str = "HOLDFAST_KEEP_LOGS";
+
+/// Lines of each log that are shown after a failure.
+const LINES_SHOWN: usize = 25;
+
+/// A group that runs. Dropped, it is taken down with everything that belongs to it; after a panic its logs are shown.
+pub struct Cluster {
+    spec: ClusterSpec,
+    /// None only while it is dropped.
+    lab: Option<Lab>,
+    directory: tempfile::TempDir,
+    daemons: Vec<Supervised>,
+    programs: Vec<Supervised>,
+}
+
+impl Cluster {
+    /// Brings a group up; returns when every daemon is connected to every other and has its server programs.
+    ///
+    /// # Errors
+    /// What the lab answers; a program that is not there or does not start, with the end of its log.
+    pub fn up(spec: ClusterSpec) -> Result<Self> {
+        // What a killed run left would take away addresses and names.
+        holdfast_lab::prune().context("remove what killed runs left")?;
+        let directory = tempfile::Builder::new().prefix("holdfast-").tempdir()?;
+        let mut lab_spec = Spec::new(&spec.name)
+            .nodes(spec.nodes)
+            .clients(spec.clients)
+            .segments(spec.segments)
+            .topology(spec.topology.clone());
+        lab_spec.reach = spec.reach;
+        let lab = Lab::up(&lab_spec).context("bring the lab up")?;
+        let mut cluster = Self {
+            spec,
+            lab: Some(lab),
+            directory,
+            daemons: Vec::new(),
+            programs: Vec::new(),
+        };
+        match cluster.start() {
+            Ok(()) => Ok(cluster),
+            Err(error) => Err(cluster.with_logs(error)),
+        }
+    }
+
+    fn start(&mut self) -> Result<()> {
+        let authority_dir = self.directory.path().join("ca");
+        let authority = Authority::init(&authority_dir, config::GROUP)?;
+        for node in self.nodes() {
+            authority.issue(&node, &[], NODE_DAYS)?;
+            let path = self.config_path(&node);
+            fs::write(&path, config::text(self, &node)?)?;
+            let daemon = self.daemon_order(&node)?;
+            self.daemons.push(Supervised::start(daemon)?);
+        }
+        ready::daemons(self)?;
+        for node in self.nodes() {
+            for program in &self.spec.programs {
+                let order = self.program_order(&node, program)?;
+                self.programs.push(Supervised::start(order)?);
+            }
+        }
+        ready::programs(self)
+    }
+
+    fn daemon_order(&self, node: &str) -> Result<Order> {
+        let mut command = self.lab().command(node)?;
+        command
+            .arg(find_program("holdfastd")?)
+            .arg("--config")
+            .arg(self.config_path(node));
+        if let Some(shift_ms) = self.spec.clock_shift_ms.get(node) {
+            command.env(CLOCK_SHIFT_VARIABLE, shift_ms.to_string());
+        }
+        Ok(Order::new(
+            node,
+            "holdfastd",
+            &command,
+            self.directory.path(),
+            true,
+        ))
+    }
+
+    fn program_order(&self, node: &str, program: &Program) -> Result<Order> {
+        let mut command = self.lab().command(node)?;
+        command
+            .arg(find_program(program.name())?)
+            .args(program.arguments(self));
+        command.env("RUST_LOG", &self.spec.program_log);
+        Ok(Order::new(
+            node,
+            program.name(),
+            &command,
+            self.directory.path(),
+            false,
+        ))
+    }
+
+    fn config_path(&self, node: &str) -> PathBuf {
+        self.directory.path().join(format!("{node}.toml"))
+    }
+
+    /// What it was made from.
+    pub fn spec(&self) -> &ClusterSpec {
+        &self.spec
+    }
+
+    /// The lab it runs in: for commands in its hosts, for cuts and heals.
+    pub fn lab(&self) -> &Lab {
+        self.lab.as_ref().expect("there until it is dropped")
+    }
+
+    /// Where its files are: configurations, `ca/`, logs.
+    pub fn directory(&self) -> &Path {
+        self.directory.path()
+    }
+
+    /// The names of its nodes: `n1`, `n2`, ...
+    pub fn nodes(&self) -> Vec<String> {
+        let hosts = self.lab().hosts().iter();
+        hosts
+            .filter(|host| host.kind == Kind::Node)
+            .map(|host| host.name.clone())
+            .collect()
+    }
+
+    /// The service address that clients connect to.
+    pub fn service_address(&self, family: Family) -> IpAddr {
+        let (v4, v6) = self.lab().service_address();
+        family.of(v4, v6)
+    }
+
+    /// A host's own address.
+    ///
+    /// # Errors
+    /// There is no such host.
+    pub fn address(&self, host: &str, family: Family) -> Result<IpAddr> {
+        let (v4, v6) = self.lab().address(host)?;
+        Ok(family.of(v4, v6))
+    }
+
+    /// A file of a host's `/run`, as a path on the machine.
+    ///
+    /// # Errors
+    /// There is no such host.
+    pub fn run_file(&self, host: &str, name: &str) -> Result<PathBuf> {
+        let init = self.lab().init_process(host)?;
+        Ok(format!("/proc/{init}/root/run/holdfast/{name}").into())
+    }
+
+    /// A client of a node's control API.
+    ///
+    /// # Errors
+    /// There is no such node.
+    pub fn control(&self, node: &str) -> Result<Client> {
+        Ok(Client::new(self.run_file(node, "control.sock")?))
+    }
+
+    /// The same for code without an asynchronous runtime.
+    ///
+    /// # Errors
+    /// There is no such node, or the system gives no descriptors.
+    pub fn control_blocking(&self, node: &str) -> Result<BlockingClient> {
+        Ok(BlockingClient::new(self.run_file(node, "control.sock")?)?)
+    }
+
+    /// The process id of a node's daemon, as the machine knows it; none while it is down.
+    ///
+    /// # Errors
+    /// There is no such node.
+    pub fn daemon_pid(&self, node: &str) -> Result<Option<i32>> {
+        self.pid_of(node, "holdfastd")
+    }
+
+    /// The process id of a program (`fileserver`, `echo`) on a node, likewise.
+    ///
+    /// # Errors
+    /// There is no such node.
+    pub fn program_pid(&self, node: &str, program: &str) -> Result<Option<i32>> {
+        self.pid_of(node, program)
+    }
+
+    fn pid_of(&self, node: &str, name: &str) -> Result<Option<i32>> {
+        let is_it = |pid: &i32| {
+            fs::read_to_string(format!("/proc/{pid}/comm"))
+                .is_ok_and(|comm| comm.trim_end() == name)
+        };
+        Ok(self.lab().processes(node)?.into_iter().find(is_it))
+    }
+
+    /// Kills a node's daemon with SIGKILL. The supervisor starts another after 200 ms, unless it was told not to.
+    ///
+    /// # Errors
+    /// There is no such node, or its daemon is down.
+    pub fn kill_daemon(&self, node: &str) -> Result<()> {
+        self.signal_daemon(node, Signal::SIGKILL)
+    }
+
+    /// Sends a signal to a node's daemon.
+    ///
+    /// # Errors
+    /// There is no such node, or its daemon is down.
+    pub fn signal_daemon(&self, node: &str, signal: Signal) -> Result<()> {
+        let Some(pid) = self.daemon_pid(node)? else {
+            bail!("the daemon of {node} is down");
+        };
+        kill(Pid::from_raw(pid), signal)
+            .with_context(|| format!("{signal} to the daemon of {node}"))
+    }
+
+    /// Whether a node's daemon is started again when it ends. Turned on, one that is down is started at once.
+    pub fn restart_daemon(&self, node: &str, restart: bool) {
+        for daemon in self.daemons.iter().filter(|daemon| daemon.host() == node) {
+            daemon.restart(restart);
+        }
+    }
+
+    /// How often a node's daemon has been started.
+    pub fn daemon_starts(&self, node: &str) -> u32 {
+        let daemon = self.daemons.iter().find(|daemon| daemon.host() == node);
+        daemon.map_or(0, Supervised::starts)
+    }
+
+    /// Waits until every daemon answers, is connected to every other, and has its server programs.
+    ///
+    /// # Errors
+    /// It takes more than a minute.
+    pub fn wait_ready(&self) -> Result<()> {
+        ready::daemons(self)?;
+        ready::programs(self)
+    }
+
+    /// The ends of all logs.
+    pub fn logs(&self) -> String {
+        let all = self.daemons.iter().chain(&self.programs);
+        all.map(|supervised| supervised.log_end(LINES_SHOWN))
+            .collect()
+    }
+
+    /// Adds the ends of all logs to an error.
+    pub fn with_logs(&self, error: anyhow::Error) -> anyhow::Error {
+        anyhow::anyhow!("{error:#}\n{}", self.logs())
+    }
+}
+
+impl Drop for Cluster {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            eprintln!("{}", self.logs());
+        }
+        if std::env::var_os(KEEP_VARIABLE).is_some() {
+            self.directory.disable_cleanup(true);
+            eprintln!(
+                "{KEEP_VARIABLE}: files are in {}",
+                self.directory.path().display()
+            );
+        }
+        for supervised in self.daemons.iter().chain(&self.programs) {
+            supervised.stop();
+        }
+        // Kills everything in it, so that the supervisors see their children end.
+        drop(self.lab.take());
+    }
+}
+
+/// Finds a program of this workspace: in the directory named by `HOLDFAST_BIN_DIR`, in that of the running program, or in
+/// the one above (Cargo puts tests one level deeper).
+///
+/// # Errors
+/// It is in none of them.
+pub fn find_program(name: &str) -> Result<PathBuf> {
+    let own = std::env::current_exe().context("find the running program")?;
+    let named = std::env::var_os("HOLDFAST_BIN_DIR").map(PathBuf::from);
+    let near = own.ancestors().skip(1).take(2).map(Path::to_owned);
+    let candidate = named
+        .into_iter()
+        .chain(near)
+        .map(|directory| directory.join(name));
+    candidate.into_iter().find(|path| path.is_file()).with_context(|| {
+        format!(
+            "the program {name} is not beside {}; build it with `cargo build --workspace --bins` (same profile), or set \
+             HOLDFAST_BIN_DIR",
+            own.display()
+        )
+    })
+}

@@ -1,0 +1,69 @@
+//! When a cluster is ready.
+
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, bail};
+use holdfast_api::control::Status;
+
+use super::Cluster;
+
+/// Far more than it takes, for a machine that is very busy.
+const LIMIT: Duration = Duration::from_secs(60);
+/// A daemon that has been started so often does not start.
+const STARTS_MAX: u32 = 5;
+
+/// Waits until every daemon is connected to every other.
+pub fn daemons(cluster: &Cluster) -> Result<()> {
+    wait(cluster, |status| {
+        let missing = status.peers_total - status.peers_connected;
+        (missing > 0).then(|| format!("is not connected to {missing} other nodes"))
+    })
+}
+
+/// Waits until every daemon has a session of every server program.
+pub fn programs(cluster: &Cluster) -> Result<()> {
+    wait(cluster, |status| {
+        let has = |pool: &str| {
+            status
+                .programs
+                .iter()
+                .any(|program| program.pools.iter().any(|p| p == pool))
+        };
+        let mut wanted = cluster.spec().programs.iter().map(|program| program.pool());
+        let pool = wanted.find(|pool| !has(pool))?;
+        Some(format!("has no server program of the pool {pool}"))
+    })
+}
+
+/// Waits until `lacks` has nothing to say about any node.
+fn wait(cluster: &Cluster, lacks: impl Fn(&Status) -> Option<String>) -> Result<()> {
+    let deadline = Instant::now() + LIMIT;
+    for node in cluster.nodes() {
+        let control = cluster.control_blocking(&node)?;
+        loop {
+            let problem = match control.run(|client| client.status()) {
+                Ok(status) => match lacks(&status) {
+                    Some(problem) => problem,
+                    None => break,
+                },
+                Err(error) => format!("does not answer: {error}"),
+            };
+            if cluster
+                .daemons
+                .iter()
+                .any(|daemon| daemon.starts() > STARTS_MAX && daemon.restarts())
+            {
+                bail!("a daemon ends whenever it is started");
+            }
+            if let Some(program) = cluster.programs.iter().find(|program| program.has_ended()) {
+                bail!("{} on {} has ended", program.name(), program.host());
+            }
+            if Instant::now() > deadline {
+                bail!("after {} s, {node} {problem}", LIMIT.as_secs());
+            }
+            sleep(Duration::from_millis(10));
+        }
+    }
+    Ok(())
+}
