@@ -89,7 +89,7 @@ mod tests {
     }
 
     fn ca(dir: &str, words: &[&str]) -> anyhow::Result<()> {
-        let line = ["ca"].iter().chain(words).chain(&["--dir", dir]);
+        let line = [&["ca"], words, &["--dir", dir]].concat();
         run(Line::try_parse_from(line)?.args)
     }
 
