@@ -110,6 +110,12 @@ impl Connection {
         }
     }
 
+    /// A connection of which nothing was seen.
+    pub(crate) fn none() -> Self {
+        let nobody = SocketAddr::from(([0, 0, 0, 0], 0));
+        Self::new(nobody, nobody)
+    }
+
     /// Segments sent again in either direction, tail-loss probes not counted.
     pub fn sent_again(&self) -> u64 {
         let again = |direction: &Direction| direction.retransmitted + direction.late;

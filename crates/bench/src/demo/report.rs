@@ -1,0 +1,191 @@
+//! What was seen.
+
+use std::time::Duration;
+
+use holdfast_api::control::PhasesUs;
+use serde::Serialize;
+
+use super::spec::DemoSpec;
+use super::{Passage, verdict};
+use crate::capture::{Connection, Direction};
+
+/// How long after a freeze began the client's gap is looked for: the packet after the freeze may come late.
+const GAP_LOOKED_FOR_NS: u64 = 20_000_000;
+
+/// What was seen.
+#[derive(Debug, Serialize)]
+pub struct Report {
+    /// What was asked for.
+    pub spec: DemoSpec,
+    /// Everything is as promised.
+    pub passed: bool,
+    /// What is not as promised.
+    pub problems: Vec<String>,
+    /// Bytes that arrived.
+    pub bytes: u64,
+    /// Digest of the source, made independently.
+    pub sha256_source: String,
+    /// Digest of what arrived.
+    pub sha256_arrived: String,
+    /// Seconds that the transfer took.
+    pub transfer_s: f64,
+    /// Seconds that everything took.
+    pub total_s: f64,
+    /// Every handoff.
+    pub handoffs: Vec<Handoff>,
+    /// Why the connection stayed where it was, each time that it did.
+    pub kept: Vec<String>,
+    /// Median of the freezes, microseconds.
+    pub freeze_us_median: Option<f64>,
+    /// The longest.
+    pub freeze_us_max: Option<f64>,
+    /// Median of the longest pause in the client's data around each freeze, microseconds.
+    pub client_gap_us_median: Option<f64>,
+    /// The longest.
+    pub client_gap_us_max: Option<f64>,
+    /// The capture of the transfer with handoffs.
+    pub wire: Wire,
+    /// The capture of the one without.
+    pub control: Wire,
+}
+
+/// One handoff.
+#[derive(Clone, Debug, Serialize)]
+pub struct Handoff {
+    /// From 1.
+    pub number: usize,
+    /// The donor.
+    pub from: String,
+    /// The acceptor.
+    pub to: String,
+    /// The freeze, microseconds.
+    pub freeze_us: Option<f64>,
+    /// Its parts, and the preparation.
+    pub phases_us: PhasesUs,
+    /// What went from donor to acceptor.
+    pub bytes_transferred: u64,
+    /// From the operator's request to the answer that it is done, milliseconds.
+    pub total_ms: f64,
+    /// The longest pause in the client's data around the freeze, microseconds.
+    pub client_gap_us: Option<f64>,
+    /// When the freeze began, CLOCK_MONOTONIC.
+    pub frozen_at_ns: Option<u64>,
+}
+
+/// What a capture at the client's interface says about one transfer.
+#[derive(Debug, Serialize)]
+pub struct Wire {
+    /// SYNs to the service, of whatever connection.
+    pub syns: u64,
+    /// Resets in both directions.
+    pub resets: u64,
+    /// Segments sent again in both directions, tail-loss probes of the client not counted.
+    pub sent_again: u64,
+    /// The client's tail-loss probes.
+    pub client_probes: u64,
+    /// The longest pause between two segments with data, microseconds.
+    pub data_gap_us_max: Option<f64>,
+    /// The whole count.
+    pub connection: Connection,
+}
+
+impl Wire {
+    fn new(passage: &mut Passage, upload: bool) -> Self {
+        let connection = std::mem::replace(&mut passage.connection, Connection::none());
+        let data = data(&connection, upload);
+        Self {
+            syns: passage.syns,
+            resets: connection.to_server.resets + connection.to_client.resets,
+            // A probe of the server's is none that a handoff may cause.
+            sent_again: connection.sent_again() + connection.to_client.tail_loss_probes,
+            client_probes: connection.to_server.tail_loss_probes,
+            data_gap_us_max: data.gap_max.map(|gap| gap.length_ns as f64 / 1e3),
+            connection,
+        }
+    }
+}
+
+/// The direction that the data takes.
+fn data(connection: &Connection, upload: bool) -> &Direction {
+    if upload {
+        &connection.to_server
+    } else {
+        &connection.to_client
+    }
+}
+
+impl Report {
+    pub(super) fn new(
+        spec: &DemoSpec,
+        sha256_source: String,
+        (mut control, mut measured): (Passage, Passage),
+        total: Duration,
+    ) -> Self {
+        let mut handoffs = std::mem::take(&mut measured.round.handoffs);
+        for handoff in &mut handoffs {
+            handoff.client_gap_us = client_gap_us(&measured, handoff, spec.upload);
+        }
+        let freezes: Vec<f64> = handoffs
+            .iter()
+            .filter_map(|handoff| handoff.freeze_us)
+            .collect();
+        let gaps: Vec<f64> = handoffs
+            .iter()
+            .filter_map(|handoff| handoff.client_gap_us)
+            .collect();
+        let mut report = Self {
+            spec: spec.clone(),
+            passed: false,
+            problems: Vec::new(),
+            bytes: measured.transfer.bytes,
+            sha256_source,
+            sha256_arrived: measured.transfer.sha256.clone(),
+            transfer_s: measured.transfer.elapsed.as_secs_f64(),
+            total_s: total.as_secs_f64(),
+            handoffs,
+            kept: std::mem::take(&mut measured.round.kept),
+            freeze_us_median: median(&freezes),
+            freeze_us_max: freezes.iter().copied().reduce(f64::max),
+            client_gap_us_median: median(&gaps),
+            client_gap_us_max: gaps.iter().copied().reduce(f64::max),
+            wire: Wire::new(&mut measured, spec.upload),
+            control: Wire::new(&mut control, spec.upload),
+        };
+        report.problems = verdict::problems(&report);
+        report.passed = report.problems.is_empty();
+        report
+    }
+}
+
+fn client_gap_us(passage: &Passage, handoff: &Handoff, upload: bool) -> Option<f64> {
+    let frozen_at = i128::from(handoff.frozen_at_ns?) + passage.clock_offset_ns;
+    let from = u64::try_from(frozen_at).ok()?;
+    let freeze_ns = (handoff.freeze_us.unwrap_or(0.0) * 1e3) as u64;
+    let until = from + freeze_ns + GAP_LOOKED_FOR_NS;
+    let gap = data(&passage.connection, upload).gap_within(from, until)?;
+    Some(gap.length_ns as f64 / 1e3)
+}
+
+/// The middle value; the mean of the two middle ones.
+pub fn median(values: &[f64]) -> Option<f64> {
+    let mut sorted = values.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    let middle = sorted.len() / 2;
+    match sorted.len() {
+        0 => None,
+        length if length % 2 == 1 => Some(sorted[middle]),
+        _ => Some((sorted[middle - 1] + sorted[middle]) / 2.0),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::median;
+
+    #[test]
+    fn medians() {
+        assert_eq!(median(&[]), None);
+        assert_eq!(median(&[3.0, 1.0, 2.0]), Some(2.0));
+        assert_eq!(median(&[4.0, 1.0, 2.0, 3.0]), Some(2.5));
+    }
+}

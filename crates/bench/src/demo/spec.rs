@@ -1,0 +1,142 @@
+//! What is to be shown.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use anyhow::{Result, ensure};
+use holdfast_lab::{LinkEntry, Reach, Topology};
+use serde::Serialize;
+
+use crate::cluster::{ClusterSpec, Family, Program};
+
+/// Where the file servers listen.
+pub const PORT: u16 = 80;
+
+/// What is to be shown, and under which circumstances.
+#[derive(Clone, Debug, Serialize)]
+pub struct DemoSpec {
+    /// The lab's name.
+    pub name: String,
+    /// How many nodes; at least two.
+    pub nodes: u16,
+    /// Over how many segments they are spread.
+    pub segments: u16,
+    /// How packets reach the owner.
+    pub reach: Reach,
+    /// What the client connects by.
+    pub family: Family,
+    /// How much is transferred while the connection goes round.
+    pub bytes: u64,
+    /// How much is transferred without handoffs.
+    pub control_bytes: u64,
+    /// How long the transfer of `bytes` takes at the rate the sender keeps to.
+    pub duration: Duration,
+    /// From one handoff's begin to the next.
+    pub interval: Duration,
+    /// So many handoffs are promised.
+    pub handoffs_min: usize,
+    /// The client sends.
+    pub upload: bool,
+    /// Loss on the client's link, in each direction, in percent. Then segments are sent again, and that is no fault.
+    pub loss_pct: f64,
+    /// By how much the TCP timestamps of nodes are shifted, in milliseconds, by the node's name.
+    pub clock_shift_ms: BTreeMap<String, i64>,
+}
+
+impl Default for DemoSpec {
+    /// What `holdfast demo` shows: 1 GiB in about 17 s over three nodes.
+    fn default() -> Self {
+        Self {
+            name: format!("demo-{}", std::process::id()),
+            nodes: 3,
+            segments: 1,
+            reach: Reach::Steer,
+            family: Family::V4,
+            bytes: 1 << 30,
+            control_bytes: 128 << 20,
+            duration: Duration::from_secs(17),
+            interval: Duration::from_millis(600),
+            handoffs_min: 20,
+            upload: false,
+            loss_pct: 0.0,
+            clock_shift_ms: BTreeMap::new(),
+        }
+    }
+}
+
+impl DemoSpec {
+    /// Refuses what cannot be shown.
+    ///
+    /// # Errors
+    /// Too few nodes, no bytes, no time.
+    pub fn check(&self) -> Result<()> {
+        ensure!(
+            self.nodes >= 2,
+            "a handoff needs two nodes: --nodes 2 or more"
+        );
+        ensure!(
+            self.bytes > 0 && self.control_bytes > 0,
+            "nothing to transfer: --bytes 1 or more"
+        );
+        ensure!(
+            !self.duration.is_zero() && !self.interval.is_zero(),
+            "the transfer needs time"
+        );
+        ensure!(
+            (0.0..50.0).contains(&self.loss_pct),
+            "a loss of {} % lets nothing through",
+            self.loss_pct
+        );
+        Ok(())
+    }
+
+    /// The rate that the sender keeps to, Mbit/s.
+    pub fn rate_mbit(&self) -> u32 {
+        let rate = self.bytes as f64 * 8.0 / 1e6 / self.duration.as_secs_f64();
+        rate.ceil().clamp(1.0, 1e6) as u32
+    }
+
+    /// In words: for the first line on the screen.
+    pub fn describe(&self) -> String {
+        let mut words = format!("{} nodes", self.nodes);
+        if self.segments > 1 {
+            words += &format!(" on {} segments", self.segments);
+        }
+        words += match self.reach {
+            Reach::Steer => ", reach steer",
+            Reach::Broadcast => ", reach broadcast",
+        };
+        words += match self.family {
+            Family::V4 => ", IPv4",
+            Family::V6 => ", IPv6",
+        };
+        if self.loss_pct > 0.0 {
+            words += &format!(", {} % loss", self.loss_pct);
+        }
+        if !self.clock_shift_ms.is_empty() {
+            words += ", TCP clocks that differ";
+        }
+        words
+    }
+
+    pub(super) fn cluster(&self) -> ClusterSpec {
+        let rate_mbit = (!self.upload).then(|| self.rate_mbit());
+        let mut spec = ClusterSpec::new(&self.name).program(Program::FileServer {
+            port: PORT,
+            rate_mbit,
+        });
+        spec.nodes = self.nodes;
+        spec.segments = self.segments;
+        spec.reach = self.reach;
+        spec.underlay = self.family;
+        spec.clock_shift_ms = self.clock_shift_ms.clone();
+        if self.loss_pct > 0.0 {
+            let entry = LinkEntry {
+                loss_pct: Some(self.loss_pct),
+                ..LinkEntry::of("clients")
+            };
+            spec.topology = Topology::default().with(entry);
+        }
+        spec
+    }
+}

@@ -1,0 +1,205 @@
+//! The client: stock `curl` inside a host of the lab.
+
+use std::io::{BufWriter, Read, Write};
+use std::net::SocketAddr;
+use std::process::{Child, ChildStderr, ChildStdin, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use sha2::{Digest, Sha256};
+
+use super::source::{Source, hex};
+use super::{DemoSpec, Event, Watch};
+use crate::cluster::Cluster;
+
+/// How much is read or written at once.
+const PIECE_BYTES: usize = 64 * 1024;
+/// How often progress is told.
+const TOLD_EVERY: Duration = Duration::from_millis(150);
+/// A transfer that does not come on for so long has failed (seconds).
+const STALLED_S: &str = "60";
+
+/// What a transfer ended with.
+pub struct Transfer {
+    /// SHA-256 of what arrived, in hexadecimal: at the client, or (upload) as the server says.
+    pub sha256: String,
+    /// How much arrived.
+    pub bytes: u64,
+    /// How long it took.
+    pub elapsed: Duration,
+}
+
+/// A transfer under way. Dropped, it is ended.
+pub struct Begun {
+    child: Child,
+    started: Instant,
+    total: u64,
+    rate_bytes_per_s: u64,
+    upload: bool,
+}
+
+/// Starts `curl` on the first client.
+pub fn begin(cluster: &Cluster, spec: &DemoSpec, server: SocketAddr, bytes: u64) -> Result<Begun> {
+    let mut command = cluster.lab().command("c1")?;
+    command.args([
+        "curl",
+        "-q",
+        "--silent",
+        "--show-error",
+        "--fail",
+        "--noproxy",
+        "*",
+    ]);
+    // A handoff that hangs shall not hang those who look at it.
+    command.args([
+        "--connect-timeout",
+        STALLED_S,
+        "--speed-limit",
+        "1",
+        "--speed-time",
+        STALLED_S,
+    ]);
+    match spec.upload {
+        true => command
+            .args(["--upload-file", "-"])
+            .arg(format!("http://{server}/digest")),
+        false => command.arg(format!("http://{server}/synthetic/{bytes}")),
+    };
+    command.stdin(if spec.upload {
+        Stdio::piped()
+    } else {
+        Stdio::null()
+    });
+    command.stdout(Stdio::piped()).stderr(Stdio::piped());
+    Ok(Begun {
+        child: command.spawn().context("start curl")?,
+        started: Instant::now(),
+        total: bytes,
+        rate_bytes_per_s: u64::from(spec.rate_mbit()) * 125_000,
+        upload: spec.upload,
+    })
+}
+
+impl Begun {
+    /// Carries it to its end.
+    ///
+    /// # Errors
+    /// `curl` failed; what it says is told.
+    pub fn finish(mut self, watch: Watch<'_>) -> Result<Transfer> {
+        let complaints = self.child.stderr.take().context("curl's messages")?;
+        let complaints = thread::spawn(move || read_all(complaints));
+        let moved = if self.upload {
+            self.send(watch)
+        } else {
+            self.receive(watch)
+        };
+        let status = self.child.wait().context("wait for curl")?;
+        let elapsed = self.started.elapsed();
+        if !status.success() {
+            let said = complaints.join().unwrap_or_default();
+            bail!("curl failed ({status}): {}", said.trim());
+        }
+        let (sha256, bytes) = moved?;
+        Ok(Transfer {
+            sha256,
+            bytes,
+            elapsed,
+        })
+    }
+
+    fn receive(&mut self, watch: Watch<'_>) -> Result<(String, u64)> {
+        let mut stdout = self.child.stdout.take().context("curl's output")?;
+        let (mut hash, mut bytes) = (Sha256::new(), 0);
+        let mut buffer = vec![0; PIECE_BYTES];
+        let mut progress = Progress::new(self.started, self.total);
+        loop {
+            let length = stdout.read(&mut buffer)?;
+            if length == 0 {
+                return Ok((hex(&hash.finalize()), bytes));
+            }
+            hash.update(&buffer[..length]);
+            bytes += length as u64;
+            progress.tell(bytes, watch);
+        }
+    }
+
+    fn send(&mut self, watch: Watch<'_>) -> Result<(String, u64)> {
+        let stdin = self.child.stdin.take().context("curl's input")?;
+        // `curl` that fails early closes its input; its exit code tells.
+        let _ = self.feed(stdin, watch);
+        let mut stdout = self.child.stdout.take().context("curl's output")?;
+        let mut answer = String::new();
+        stdout.read_to_string(&mut answer)?;
+        let mut words = answer.split_whitespace();
+        let said = words
+            .next()
+            .zip(words.next().and_then(|bytes| bytes.parse().ok()));
+        let (digest, bytes) = said.with_context(|| format!("the server's answer {answer:?}"))?;
+        Ok((digest.to_owned(), bytes))
+    }
+
+    /// Writes the stream at its rate.
+    fn feed(&self, stdin: ChildStdin, watch: Watch<'_>) -> std::io::Result<()> {
+        let mut stdin = BufWriter::with_capacity(PIECE_BYTES, stdin);
+        let mut source = Source::default();
+        let mut buffer = vec![0; PIECE_BYTES];
+        let mut progress = Progress::new(self.started, self.total);
+        let mut sent: u64 = 0;
+        while sent < self.total {
+            let left = self.total - sent;
+            let length = usize::try_from(left).map_or(PIECE_BYTES, |left| left.min(PIECE_BYTES));
+            source.fill(&mut buffer[..length]);
+            stdin.write_all(&buffer[..length])?;
+            sent += length as u64;
+            progress.tell(sent, watch);
+            let due =
+                self.started + Duration::from_secs_f64(sent as f64 / self.rate_bytes_per_s as f64);
+            thread::sleep(due.saturating_duration_since(Instant::now()));
+        }
+        stdin.flush()
+    }
+}
+
+impl Drop for Begun {
+    fn drop(&mut self) {
+        // Ended already, unless `finish` was left early: then nobody waits for it.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn read_all(mut from: ChildStderr) -> String {
+    let mut said = String::new();
+    // What it said until the error is all there is to tell.
+    let _ = from.read_to_string(&mut said);
+    said
+}
+
+struct Progress {
+    started: Instant,
+    total: u64,
+    told: Instant,
+}
+
+impl Progress {
+    fn new(started: Instant, total: u64) -> Self {
+        Self {
+            started,
+            total,
+            told: started,
+        }
+    }
+
+    fn tell(&mut self, bytes: u64, watch: Watch<'_>) {
+        if self.told.elapsed() >= TOLD_EVERY || bytes == self.total {
+            self.told = Instant::now();
+            let elapsed_s = self.started.elapsed().as_secs_f64();
+            watch(&Event::Progress {
+                bytes,
+                total: self.total,
+                elapsed_s,
+            });
+        }
+    }
+}
