@@ -18,6 +18,8 @@ const RTA_DST: u16 = 1;
 const RTA_OIF: u16 = 4;
 const RTA_GATEWAY: u16 = 5;
 const RTA_PREFSRC: u16 = 7;
+/// Longest wait for an added address's route.
+const ROUTE_PATIENCE: Duration = Duration::from_secs(5);
 /// States in which a neighbour's link address is good: permanent, no ARP, reachable, probe, stale, delay.
 const NUD_VALID: u16 = 0x80 | 0x40 | 0x02 | 0x10 | 0x04 | 0x08;
 
@@ -111,14 +113,41 @@ pub fn set_queue_length(name: &str, packets: i32) -> io::Result<()> {
     .map(|_| ())
 }
 
-/// Adds an address; one that is already there is no error. IPv6 addresses are usable at once (no duplicate address
-/// detection: the caller knows why several hosts have it).
+/// Adds an address; one that is already there is no error. There is no duplicate address detection: the caller knows why
+/// several hosts have it. When this returns, packets to the address are delivered: the kernel adds an IPv6 address's
+/// route from a work queue, a moment after the address.
+///
+/// # Errors
+/// What netlink gives; `TimedOut` when the route does not appear within seconds (an interface that is down).
+pub fn add_address(interface: u32, address: IpAddr, prefix: u8) -> io::Result<()> {
+    let flags = libc::NLM_F_CREATE | libc::NLM_F_REPLACE;
+    change_address(libc::RTM_NEWADDR, flags, interface, address, prefix)?;
+    let start = Instant::now();
+    while !is_local(address)? {
+        if start.elapsed() > ROUTE_PATIENCE {
+            return Err(io::Error::new(
+                io::ErrorKind::TimedOut,
+                format!("{address} was added, but packets to it are not delivered"),
+            ));
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    Ok(())
+}
+
+/// Whether this host delivers packets to `address` to itself.
 ///
 /// # Errors
 /// What netlink gives.
-pub fn add_address(interface: u32, address: IpAddr, prefix: u8) -> io::Result<()> {
-    let flags = libc::NLM_F_CREATE | libc::NLM_F_REPLACE;
-    change_address(libc::RTM_NEWADDR, flags, interface, address, prefix)
+pub fn is_local(address: IpAddr) -> io::Result<bool> {
+    let mut local = false;
+    match ask_route(address, |body| {
+        local = body.get(7) == Some(&libc::RTN_LOCAL)
+    }) {
+        Err(error) if error.kind() == io::ErrorKind::NetworkUnreachable => Ok(false),
+        Err(error) if error.kind() == io::ErrorKind::HostUnreachable => Ok(false),
+        outcome => outcome.map(|()| local),
+    }
 }
 
 /// Removes an address; one that is not there is no error.
@@ -167,12 +196,8 @@ pub struct Route {
 /// # Errors
 /// `ENETUNREACH` and others when there is none.
 pub fn route_to(address: IpAddr) -> io::Result<Route> {
-    let mut fixed = [0u8; 12];
-    fixed[0] = family(address);
-    fixed[1] = if address.is_ipv4() { 32 } else { 128 };
-    let message = Message::new(libc::RTM_GETROUTE, 0, &fixed).attribute(RTA_DST, &octets(address));
     let mut route = None;
-    Netlink::new(libc::NETLINK_ROUTE)?.ask(message, 0, |_, body| {
+    ask_route(address, |body| {
         let mut found = Route {
             interface: 0,
             gateway: None,
@@ -189,6 +214,15 @@ pub fn route_to(address: IpAddr) -> io::Result<Route> {
         route = Some(found);
     })?;
     route.ok_or_else(|| io::Error::from_raw_os_error(libc::ENETUNREACH))
+}
+
+/// Asks for the route to `address`; `each` gets the `struct rtmsg` and its attributes.
+fn ask_route(address: IpAddr, mut each: impl FnMut(&[u8])) -> io::Result<()> {
+    let mut fixed = [0u8; 12];
+    fixed[0] = family(address);
+    fixed[1] = if address.is_ipv4() { 32 } else { 128 };
+    let message = Message::new(libc::RTM_GETROUTE, 0, &fixed).attribute(RTA_DST, &octets(address));
+    Netlink::new(libc::NETLINK_ROUTE)?.ask(message, 0, |_, body| each(body))
 }
 
 /// The link address of `address` on the link of `interface`, if the kernel knows it; asks nobody.

@@ -134,16 +134,21 @@ impl Netlink {
 
     fn receive(&mut self) -> io::Result<usize> {
         let buffer = &mut self.buffer;
-        // SAFETY: `buffer` is writable for its length and outlives the call.
-        let outcome = unsafe {
-            libc::recv(
-                self.fd.as_raw_fd(),
-                buffer.as_mut_ptr().cast(),
-                buffer.len(),
-                0,
-            )
-        };
-        check_length(outcome)
+        loop {
+            // SAFETY: `buffer` is writable for its length and outlives the call.
+            let outcome = unsafe {
+                libc::recv(
+                    self.fd.as_raw_fd(),
+                    buffer.as_mut_ptr().cast(),
+                    buffer.len(),
+                    0,
+                )
+            };
+            match check_length(outcome) {
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                other => return other,
+            }
+        }
     }
 }
 

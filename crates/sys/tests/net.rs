@@ -4,7 +4,7 @@ mod common;
 
 use common::{Net, SERVICE_V4, exchange, pattern, services};
 use holdfast_sys::net::{
-    Interface, add_address, neighbour, remove_address, resolve_neighbour, route_to,
+    Interface, add_address, is_local, neighbour, remove_address, resolve_neighbour, route_to,
 };
 use holdfast_sys::sock_diag::tcp_connections;
 use holdfast_sys::tcp_info::TcpState;
@@ -21,14 +21,17 @@ fn addresses_come_and_go() {
         for text in ["10.5.5.5", "fd05::5"] {
             let address: IpAddr = text.parse().expect("an address");
             let prefix = if address.is_ipv4() { 32 } else { 128 };
+            assert!(!is_local(address).expect("told"));
             assert!(UdpSocket::bind((address, 0)).is_err());
             for _ in 0..2 {
                 add_address(lo.index, address, prefix).expect("added");
             }
+            assert!(is_local(address).expect("told"));
             UdpSocket::bind((address, 0)).expect("usable at once");
             for _ in 0..2 {
                 remove_address(lo.index, address, prefix).expect("removed");
             }
+            assert!(!is_local(address).expect("told"));
             assert!(UdpSocket::bind((address, 0)).is_err());
         }
     });

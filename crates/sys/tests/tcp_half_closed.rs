@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{Net, To, exchange, fill, hand_off, pattern, services, state, wait_for};
+use common::{Net, To, at_end, exchange, fill, hand_off, pattern, services, state, wait_for};
 use holdfast_sys::tcp_info::{TcpInfo, TcpState};
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpStream};
@@ -10,10 +10,6 @@ use std::os::fd::AsFd;
 
 fn wait_for_state(socket: &TcpStream, wanted: TcpState) {
     wait_for(&format!("{wanted:?}"), || state(socket) == wanted);
-}
-
-fn at_end(socket: &mut TcpStream) -> bool {
-    socket.read(&mut [0; 1]).expect("end of stream") == 0
 }
 
 #[test]

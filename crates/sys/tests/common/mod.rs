@@ -325,3 +325,8 @@ pub fn fill(server: &mut TcpStream, bytes: &[u8]) -> usize {
     });
     written
 }
+
+/// Whether the stream ends here (reading as the standard library does, over interruptions).
+pub fn at_end(socket: &mut TcpStream) -> bool {
+    socket.read_to_end(&mut Vec::new()).expect("end of stream") == 0
+}
