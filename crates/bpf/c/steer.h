@@ -53,19 +53,21 @@ static __always_inline int steer_encap(struct xdp_md *context, const struct node
 	return bpf_redirect(node->ifindex, 0);
 }
 
-/* Peers encapsulate nothing but packets to service addresses; whoever speaks in their name gets no further. */
+/* Peers encapsulate nothing but packets to service addresses; whoever speaks in their name gets no further.
+ * 1: to a service, 0: not, -1: too short to tell.
+ */
 static __always_inline int is_to_a_service(const void *at, const void *end, __u8 inner)
 {
 	__u8 address[16];
 	if (inner == IPPROTO_IPIP) {
 		const struct iphdr *ip = at;
 		if ((void *)(ip + 1) > end)
-			return 0;
+			return -1;
 		map_v4(address, ip->daddr);
 	} else {
 		const struct ipv6hdr *ip = at;
 		if ((void *)(ip + 1) > end)
-			return 0;
+			return -1;
 		__builtin_memcpy(address, &ip->daddr, 16);
 	}
 	return is_service_address(address);
@@ -113,8 +115,9 @@ static __always_inline int decapsulate(struct xdp_md *context, const struct node
 	end = (void *)(long)context->data_end;
 	if ((void *)(link + 1) > end)
 		return unwritable(), -1;
-	if (!is_to_a_service(link + 1, end, inner)) {
-		count(DROP_NOT_A_SERVICE);
+	int to_a_service = is_to_a_service(link + 1, end, inner);
+	if (to_a_service <= 0) {
+		count(to_a_service ? DROP_MALFORMED : DROP_NOT_A_SERVICE);
 		return -1;
 	}
 	*link = saved;

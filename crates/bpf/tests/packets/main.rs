@@ -1,5 +1,12 @@
 //! The data plane on real packets: namespaces, bridges and sockets made by the tests themselves. Needs root, `ip` and
 //! `ethtool`.
 
+mod broadcast;
+mod encap;
+mod fragments;
+mod ownership;
+mod placement;
+mod restart;
 mod steer;
 mod support;
+mod transit;

@@ -4,9 +4,11 @@ pub mod client;
 pub mod host;
 pub mod lab;
 pub mod pool;
+pub mod raw;
 pub mod server;
 pub mod tun;
 
-pub use client::{Client, Datagrams, any, flow, open, option, path_mtu, pattern, set_option};
-pub use lab::{Lab, Place, eventually};
+pub use client::{Client, Datagrams, any, flow, open, path_mtu, pattern, set_option};
+pub use lab::{Place, eventually};
 pub use pool::{Options, Pool, TCP, UDP, service};
+pub use raw::RawPeer;

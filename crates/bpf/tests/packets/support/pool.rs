@@ -261,23 +261,13 @@ impl Pool {
 
     /// Sets every service at every node; `like` gives the fields other than the row.
     pub fn set_services(&self, slots: &[u16; PLACEMENT_SLOTS], like: Service) {
-        self.each_plane(|_, plane| {
-            for (index, protocol, address) in services() {
-                plane
-                    .set_placement(index, like.generation, slots)
-                    .expect("placement");
-                let value = Service { index, ..like };
-                for port in [address.port(), 0] {
-                    let key = ServiceKey {
-                        address: mapped(address.ip()),
-                        port: port.to_be_bytes(),
-                        protocol,
-                        pad: 0,
-                    };
-                    plane.services.set(&key, &value).expect("service");
-                }
-            }
-        });
+        self.each_plane(|_, plane| set_services(plane, slots, like));
+    }
+
+    /// The same at one node.
+    pub fn set_services_at(&self, name: &str, slots: &[u16; PLACEMENT_SLOTS], like: Service) {
+        self.node(name)
+            .plane(|plane| set_services(plane, slots, like));
     }
 
     /// A permanent neighbour entry for an address that only a test speaks for, at all nodes and the router.
@@ -302,6 +292,24 @@ impl Pool {
             if let Some(router) = &self.lab.router {
                 router.ip(&format!("{entry} dev {device}"));
             }
+        }
+    }
+}
+
+fn set_services(plane: &Dataplane, slots: &[u16; PLACEMENT_SLOTS], like: Service) {
+    for (index, protocol, address) in services() {
+        plane
+            .set_placement(index, like.generation, slots)
+            .expect("placement");
+        let value = Service { index, ..like };
+        for port in [address.port(), 0] {
+            let key = ServiceKey {
+                address: mapped(address.ip()),
+                port: port.to_be_bytes(),
+                protocol,
+                pad: 0,
+            };
+            plane.services.set(&key, &value).expect("service");
         }
     }
 }

@@ -1,0 +1,175 @@
+//! Reach `steer` across segments: IP in IP to the owner, which answers the client directly.
+
+use holdfast_bpf::shared::{EVENT_ESTABLISHED, FlowState};
+
+use super::support::raw::{self, ACK, network, packet, tcp, udp};
+use super::support::*;
+
+const SEGMENTS: &[&[&str]] = &[&["n1", "c1"], &["n2"], &["c2"]];
+
+fn pool(outer_v6: bool, clamp: bool) -> Pool {
+    let pool = Pool::new(
+        SEGMENTS,
+        Options {
+            outer_v6,
+            clamp,
+            ..Options::default()
+        },
+    );
+    pool.place_all(2);
+    pool
+}
+
+#[test]
+fn connections_and_datagrams_reach_an_owner_behind_a_router() {
+    for outer_v6 in [false, true] {
+        let pool = pool(outer_v6, true);
+        let (contact, owner) = (pool.node("n1"), pool.node("n2"));
+        for (host, v6) in [("c1", false), ("c1", true), ("c2", false), ("c2", true)] {
+            let mut client = Client::connect(pool.lab.host(host), v6);
+            assert_eq!(client.owner, 2);
+            client.echo(&pattern(200_000));
+            let key = client.key();
+            eventually("established", || owner.has_event(EVENT_ESTABLISHED, &key));
+            drop(client);
+            eventually("closing", || owner.state(&key) == Some(FlowState::Closing));
+            let datagrams = Datagrams::new(pool.lab.host(host), any(v6));
+            assert_eq!(datagrams.ask(&pattern(1000)), 2);
+        }
+        assert!(contact.count("steered_encap") > 0);
+        assert_eq!(contact.count("steered_link"), 0);
+        assert_eq!(owner.count("decapsulated"), contact.count("steered_encap"));
+        assert_eq!(
+            contact.count("too_big_sent"),
+            0,
+            "the clamp keeps segments small"
+        );
+    }
+}
+
+#[test]
+fn the_offered_mss_leaves_room_for_the_outer_header() {
+    for outer_v6 in [false, true] {
+        let pool = pool(outer_v6, true);
+        for v6 in [false, true] {
+            let hop = pool.lab.place("n1").link();
+            let mut peer = RawPeer::new(&pool, "c1", if v6 { 150 } else { 151 }, v6, hop);
+            let offered = peer.handshake(5000).mss;
+            assert_eq!(
+                offered,
+                Some(1500 - pool.outer_size() - if v6 { 60 } else { 40 })
+            );
+        }
+    }
+}
+
+/// Without the clamp a full segment does not fit: the client is told, and goes on with smaller ones.
+#[test]
+fn a_client_is_told_what_is_too_big_and_recovers() {
+    for outer_v6 in [false, true] {
+        let pool = pool(outer_v6, false);
+        let contact = pool.node("n1");
+        let fits = i32::from(1500 - pool.outer_size());
+        for (host, v6) in [("c1", false), ("c1", true), ("c2", false), ("c2", true)] {
+            let told = contact.count("too_big_sent");
+            let mut client = Client::connect(pool.lab.host(host), v6);
+            client.echo(&pattern(100_000));
+            assert!(contact.count("too_big_sent") > told, "TCP was told");
+            assert_eq!(path_mtu(&client.stream, v6), fits);
+        }
+        assert_eq!(contact.count("drop_too_big"), contact.count("too_big_sent"));
+    }
+}
+
+/// Datagrams that must not be fragmented, from clients that know nothing of the path yet; then those that may.
+#[test]
+fn datagrams_that_do_not_fit_are_answered_too() {
+    let pool = pool(false, true);
+    let contact = pool.node("n1");
+    for (host, v6) in [("c1", false), ("c2", true)] {
+        let told = contact.count("too_big_sent");
+        let datagrams = Datagrams::new(pool.lab.host(host), any(v6));
+        let (level, name) = if v6 {
+            (libc::IPPROTO_IPV6, libc::IPV6_MTU_DISCOVER)
+        } else {
+            (libc::IPPROTO_IP, libc::IP_MTU_DISCOVER)
+        };
+        set_option(&datagrams.0, level, name, libc::IP_PMTUDISC_DO);
+        let full = pattern(1500 - if v6 { 48 } else { 28 });
+        datagrams.0.send(&full).expect("send");
+        eventually("told", || contact.count("too_big_sent") == told + 1);
+        eventually("learnt", || path_mtu(&datagrams.0, v6) == 1480);
+        let refused = datagrams.0.send(&full).or_else(|_| datagrams.0.send(&full));
+        assert_eq!(
+            refused.expect_err("too long now").raw_os_error(),
+            Some(libc::EMSGSIZE)
+        );
+        // What may be fragmented is, to the size that fits.
+        set_option(&datagrams.0, level, name, libc::IP_PMTUDISC_WANT);
+        assert_eq!(datagrams.ask(&pattern(4000)), 2);
+    }
+}
+
+/// The first fragment of a datagram is answered, so that the next datagram's fragments fit; this one is lost.
+#[test]
+fn fragments_that_do_not_fit_teach_the_client() {
+    let pool = pool(false, true);
+    for (host, v6) in [("c1", false), ("c2", true)] {
+        let datagrams = Datagrams::new(pool.lab.host(host), any(v6));
+        assert_eq!(datagrams.ask(&pattern(4000)), 2);
+    }
+    assert!(pool.node("n1").count("drop_too_big") > pool.node("n1").count("too_big_sent"));
+}
+
+#[test]
+fn only_peers_may_encapsulate_and_only_to_services() {
+    for outer_v6 in [false, true] {
+        let pool = pool(outer_v6, true);
+        let owner = pool.node("n2");
+        let (outside, router) = (pool.lab.place("c1"), pool.lab.place("n1"));
+        let hop = Place {
+            number: support_router(),
+            ..outside
+        }
+        .link();
+        let peer = RawPeer::new(&pool, "c1", 150, false, hop);
+        let node = pool.lab.place("n2").address(outer_v6);
+        let inner_to = |to| packet(peer.ip(), to, UDP, &udp(5000, service(false).port(), b"x"));
+        let wrap = |from, inner: &[u8]| network(from, node, 4, 0, inner);
+
+        peer.send(&wrap(
+            outside.address(outer_v6),
+            &inner_to(service(false).ip()),
+        ));
+        eventually("not a peer", || owner.count("drop_not_a_peer") == 1);
+        peer.send(&wrap(
+            router.address(outer_v6),
+            &inner_to(pool.lab.place("n2").v4().into()),
+        ));
+        eventually("not a service", || owner.count("drop_not_a_service") == 1);
+        let refused = packet(
+            peer.ip(),
+            service(false).ip(),
+            TCP,
+            &tcp(5000, 7000, 1, 1, ACK, &[]),
+        );
+        peer.send(&wrap(router.address(outer_v6), &refused));
+        eventually("decapsulated, but no flow", || {
+            owner.count("drop_no_socket") == 1
+        });
+        assert_eq!(owner.count("decapsulated"), 1);
+        peer.send(&wrap(
+            router.address(outer_v6),
+            &inner_to(service(false).ip()),
+        ));
+        let key = flow(UDP, service(false), peer.address(5000));
+        eventually("answered", || owner.state(&key) == Some(FlowState::Owned));
+        peer.send(&wrap(router.address(outer_v6), &[0x45]));
+        eventually("malformed", || owner.count("drop_malformed") == 1);
+        assert!(raw::ICMP != raw::ICMP_V6);
+    }
+}
+
+fn support_router() -> u8 {
+    super::support::lab::ROUTER
+}

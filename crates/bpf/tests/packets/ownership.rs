@@ -1,0 +1,253 @@
+//! What is not ours reaches no stack, and what we do not own is not said.
+
+use std::io::{ErrorKind, Write};
+use std::net::{Ipv6Addr, SocketAddr};
+use std::os::fd::AsRawFd;
+use std::time::Duration;
+
+use holdfast_bpf::shared::{Config, EVENT_FLOWS_FULL, EVENT_NO_SOCKET, FlowState};
+
+use super::support::pool::SILENT_PORT;
+use super::support::raw::{self, ACK, FIN, RST, SYN, tcp};
+use super::support::*;
+
+fn pool() -> Pool {
+    let pool = Pool::new(&[&["n1", "n2", "c1"]], Options::default());
+    pool.place_all(2);
+    pool
+}
+
+fn peer(pool: &Pool, v6: bool) -> RawPeer {
+    RawPeer::new(
+        pool,
+        "c1",
+        if v6 { 150 } else { 151 },
+        v6,
+        pool.lab.place("n1").link(),
+    )
+}
+
+#[test]
+fn a_packet_of_no_flow_is_dropped_and_never_reset() {
+    let pool = pool();
+    let (node, host) = (pool.node("n2"), pool.lab.host("n2"));
+    for v6 in [false, true] {
+        let peer = peer(&pool, v6);
+        let (resets, dropped) = (host.snmp("Tcp", "OutRsts"), node.count("drop_no_socket"));
+        for (port, flags) in [
+            (5000, ACK),
+            (5001, ACK | FIN),
+            (5002, RST),
+            (5003, SYN | ACK),
+        ] {
+            peer.segment(port, flags, 0, &[]);
+            let key = flow(TCP, service(v6), peer.address(port));
+            eventually("told", || node.has_event(EVENT_NO_SOCKET, &key));
+        }
+        assert_eq!(node.count("drop_no_socket"), dropped + 4);
+        assert_eq!(host.snmp("Tcp", "OutRsts"), resets);
+        assert_eq!(peer.answer(5000, 50), None);
+    }
+}
+
+#[test]
+fn a_handshake_leaves_an_entry_only_when_complete() {
+    let pool = pool();
+    let node = pool.node("n2");
+    for cookies in ["1", "2"] {
+        pool.lab
+            .host("n2")
+            .sysctl("net/ipv4/tcp_syncookies", cookies);
+        for v6 in [false, true] {
+            let mut peer = peer(&pool, v6);
+            let port = 5000 + cookies.parse::<u16>().expect("a digit");
+            let key = flow(TCP, service(v6), peer.address(port));
+            peer.segment(port, SYN, 0, &[]);
+            let answer = peer.answer(port, 60_000).expect("a SYN-ACK");
+            assert_eq!(node.flow(&key), None);
+            // An acknowledgement of something else is no end of a handshake.
+            let dropped = node.count("drop_no_socket");
+            if cookies == "2" {
+                peer.ack = answer.seq.wrapping_add(77_777);
+                peer.segment(port, ACK, 1, &[]);
+                eventually("refused", || node.count("drop_no_socket") == dropped + 1);
+            }
+            peer.ack = answer.seq.wrapping_add(1);
+            peer.segment(port, ACK, 1, &[]);
+            eventually("established", || node.state(&key) == Some(FlowState::Owned));
+        }
+    }
+}
+
+#[test]
+fn a_flood_of_syns_leaves_nothing() {
+    let pool = pool();
+    for v6 in [false, true] {
+        let peer = peer(&pool, v6);
+        for port in 10_000..10_600 {
+            peer.segment(port, SYN, 0, &[]);
+        }
+        let mut client = Client::connect(pool.lab.host("c1"), v6);
+        client.echo(b"still here");
+        assert!(
+            pool.node("n2").flow_count() <= 2,
+            "{}",
+            pool.node("n2").flow_count()
+        );
+        assert_eq!(pool.node("n1").flow_count(), 0);
+    }
+}
+
+#[test]
+fn a_port_without_listener_refuses() {
+    let pool = pool();
+    for v6 in [false, true] {
+        let to = SocketAddr::new(service(v6).ip(), SILENT_PORT);
+        let refused = open(pool.lab.host("c1"), to).expect_err("nobody listens");
+        assert_eq!(refused.kind(), ErrorKind::ConnectionRefused);
+    }
+    assert_eq!(pool.node("n2").count("drop_egress_not_owner"), 0);
+}
+
+/// A listener for both families: its IPv4 connections have IPv4 flows.
+#[test]
+fn a_dual_stack_listener_makes_flows_of_both_families() {
+    let pool = pool();
+    let node = pool.node("n2");
+    node.server.tcp(
+        pool.lab.host("n2"),
+        (Ipv6Addr::UNSPECIFIED, SILENT_PORT).into(),
+        2,
+    );
+    for v6 in [false, true] {
+        let to = SocketAddr::new(service(v6).ip(), SILENT_PORT);
+        let stream = open(pool.lab.host("c1"), to).expect("connect");
+        let key = flow(TCP, to, stream.local_addr().expect("address"));
+        eventually("owned", || node.state(&key) == Some(FlowState::Owned));
+        drop(stream);
+        eventually("closing", || node.state(&key) == Some(FlowState::Closing));
+    }
+}
+
+/// Data that TCP has been given and has not sent.
+fn unsent(socket: &impl AsRawFd) -> i32 {
+    const SIOCOUTQNSD: libc::c_ulong = 0x894b;
+    let mut bytes = 0i32;
+    // SAFETY: the request writes one int.
+    let asked = unsafe { libc::ioctl(socket.as_raw_fd(), SIOCOUTQNSD, &raw mut bytes) };
+    assert_eq!(asked, 0, "SIOCOUTQNSD: {}", std::io::Error::last_os_error());
+    bytes
+}
+
+#[test]
+fn who_does_not_own_is_silent_and_loses_nothing() {
+    let pool = pool();
+    let node = pool.node("n2");
+    for v6 in [false, true] {
+        for (state, reason) in [
+            (FlowState::TransitOut, "drop_egress_transit"),
+            (FlowState::TransitIn, "drop_egress_transit"),
+            (FlowState::Moved, "drop_egress_not_owner"),
+        ] {
+            let mut client = Client::connect(pool.lab.host("c1"), v6);
+            client.echo(b"before");
+            let mut server = node.server.connection(client.address());
+            let dropped = node.count(reason);
+            node.set_state(&client.key(), state, 1, 3);
+            server.write_all(b"later").expect("write");
+            assert_eq!(
+                unsent(&server),
+                5,
+                "{state:?}: TCP keeps what was refused as unsent"
+            );
+            assert!(node.count(reason) > dropped);
+            client
+                .stream
+                .set_read_timeout(Some(Duration::from_millis(50)))
+                .expect("timeout");
+            let mut byte = [0];
+            std::io::Read::read(&mut client.stream, &mut byte).expect_err("nothing was said");
+            client
+                .stream
+                .set_read_timeout(Some(Duration::from_secs(60)))
+                .expect("timeout");
+            node.set_state(&client.key(), FlowState::Owned, 0, 0);
+            client.expect(b"later");
+            client.echo(b"after");
+        }
+    }
+}
+
+#[test]
+fn a_node_that_is_not_ready_takes_nothing() {
+    let pool = pool();
+    let node = pool.node("n2");
+    let config = pool.config(node);
+    node.plane(|plane| plane.set_config(&Config { ready: 0, ..config }))
+        .expect("config");
+    let peer = peer(&pool, false);
+    peer.segment(5000, SYN, 0, &[]);
+    eventually("not ready", || node.count("drop_not_ready") == 1);
+    node.plane(|plane| plane.set_config(&config))
+        .expect("config");
+    peer.segment(5000, SYN, 0, &[]);
+    assert!(peer.answer(5000, 60_000).is_some());
+}
+
+#[test]
+fn a_node_nobody_knows_gets_nothing() {
+    let pool = pool();
+    pool.place_all(9);
+    let peer = peer(&pool, true);
+    peer.segment(5000, SYN, 0, &[]);
+    eventually("counted", || pool.node("n1").count("drop_no_node") == 1);
+}
+
+/// What has no room in the table is told, and says nothing: nobody could take it over.
+#[test]
+fn a_full_table_is_told() {
+    let pool = Pool::new(
+        &[&["n1", "n2", "c1"]],
+        Options {
+            flows_max: 2,
+            ..Options::default()
+        },
+    );
+    pool.place_all(2);
+    let node = pool.node("n2");
+    let (first, second) = (
+        Client::connect(pool.lab.host("c1"), false),
+        Client::connect(pool.lab.host("c1"), true),
+    );
+    assert_eq!((first.owner, second.owner, node.flow_count()), (2, 2, 2));
+    let third = open(pool.lab.host("c1"), service(false)).expect("connect");
+    let key = flow(TCP, service(false), third.local_addr().expect("address"));
+    eventually("told", || node.has_event(EVENT_FLOWS_FULL, &key));
+    assert_eq!(node.count("drop_flows_full"), 1);
+    eventually("silent", || node.count("drop_egress_not_owner") > 0);
+    let datagrams = Datagrams::new(pool.lab.host("c1"), any(false));
+    assert_eq!(datagrams.ask(b"answered all the same"), 2);
+    assert!(node.count("drop_flows_full") > 1);
+}
+
+/// Malformed headers are the stack's to drop; they reach no socket and harm nothing.
+#[test]
+fn malformed_packets_harm_nothing() {
+    let pool = pool();
+    let peer = peer(&pool, false);
+    let whole = raw::packet(
+        peer.ip(),
+        service(false).ip(),
+        TCP,
+        &tcp(5000, 7000, 1, 1, ACK, &[]),
+    );
+    for length in 1..whole.len() {
+        peer.send(&whole[..length]);
+    }
+    let mut bad = whole;
+    bad[0] = 0x4f; // options beyond the end
+    peer.send(&bad);
+    let mut client = Client::connect(pool.lab.host("c1"), false);
+    client.echo(b"unharmed");
+    assert_eq!(pool.node("n2").flow_count(), 1);
+}

@@ -1,0 +1,159 @@
+//! Who gets a new flow, and that no table moves an old one.
+
+use holdfast_bpf::shared::{
+    FlowState, PLACEMENT_SLOTS, RECORD_OWNED, RECORD_TRANSIT, Record, Service,
+};
+
+use super::support::raw::{ACK, SYN};
+use super::support::*;
+
+const ONE: &[&[&str]] = &[&["n1", "n2", "n3", "c1"]];
+const TWO: &[&[&str]] = &[&["n1", "n2", "c1"], &["n3"]];
+
+#[test]
+fn the_table_spreads_new_flows() {
+    let pool = Pool::new(ONE, Options::default());
+    let slots: [u16; PLACEMENT_SLOTS] = std::array::from_fn(|slot| 2 + (slot as u16 & 1));
+    pool.set_services(&slots, Service::default());
+    for v6 in [false, true] {
+        let tcp: Vec<u8> = (0..40)
+            .map(|_| Client::connect(pool.lab.host("c1"), v6).owner)
+            .collect();
+        let udp: Vec<u8> = (0..40)
+            .map(|_| Datagrams::new(pool.lab.host("c1"), any(v6)).ask(b"who?"))
+            .collect();
+        for owners in [tcp, udp] {
+            assert!(owners.contains(&2) && owners.contains(&3), "{owners:?}");
+            assert!(
+                owners.iter().all(|owner| [2, 3].contains(owner)),
+                "{owners:?}"
+            );
+        }
+    }
+    pool.set_services(
+        &slots,
+        Service {
+            by_port: 1,
+            port_owner: 3,
+            ..Service::default()
+        },
+    );
+    for _ in 0..10 {
+        assert_eq!(
+            Client::connect(pool.lab.host("c1"), false).owner,
+            3,
+            "by port"
+        );
+    }
+}
+
+#[test]
+fn the_steering_table_comes_before_the_placement() {
+    let pool = Pool::new(ONE, Options::default());
+    pool.place_all(2);
+    let set = |client: &Datagrams, record: Record| {
+        pool.node("n1")
+            .plane(|plane| plane.steering.set(&client.key(), &record))
+            .expect("steering");
+    };
+    for v6 in [false, true] {
+        let owned = Datagrams::new(pool.lab.host("c1"), any(v6));
+        set(
+            &owned,
+            Record {
+                epoch: 1,
+                owner: 3,
+                state: RECORD_OWNED,
+                ..Record::default()
+            },
+        );
+        assert_eq!(owned.ask(b"who?"), 3);
+        let transit = Datagrams::new(pool.lab.host("c1"), any(v6));
+        set(
+            &transit,
+            Record {
+                epoch: 2,
+                owner: 2,
+                acceptor: 1,
+                state: RECORD_TRANSIT,
+                pad: [0; 3],
+            },
+        );
+        assert_eq!(transit.ask(b"who?"), 1);
+
+        // A recorded connection stays where it is, whatever the table says now.
+        let mut client = Client::connect(pool.lab.host("c1"), v6);
+        let record = Record {
+            epoch: 1,
+            owner: 2,
+            state: RECORD_OWNED,
+            ..Record::default()
+        };
+        pool.node("n1")
+            .plane(|plane| plane.steering.set(&client.key(), &record))
+            .expect("steering");
+        pool.place_all(3);
+        client.echo(&pattern(50_000));
+        assert_eq!(Client::connect(pool.lab.host("c1"), v6).owner, 3);
+        pool.place_all(2);
+    }
+    assert_eq!(pool.node("n3").count("passed_previous"), 0);
+}
+
+/// Flows that the holder has no record of yet, on one segment and across two.
+#[test]
+fn a_change_of_the_table_moves_no_flow() {
+    for segments in [ONE, TWO] {
+        let pool = Pool::new(segments, Options::default());
+        for v6 in [false, true] {
+            pool.place_all(2);
+            let mut client = Client::connect(pool.lab.host("c1"), v6);
+            assert_eq!(client.owner, 2);
+            let number = if v6 { 150 } else { 151 };
+            let mut half_open = RawPeer::new(&pool, "c1", number, v6, pool.lab.place("n1").link());
+            half_open.segment(5000, SYN, 0, &[]);
+            let answer = half_open.answer(5000, 60_000).expect("a SYN-ACK");
+
+            pool.change_placement(2, 3);
+            let passed = pool.node("n3").count("passed_previous");
+            client.echo(&pattern(20_000));
+            assert!(pool.node("n3").count("passed_previous") > passed);
+            half_open.ack = answer.seq.wrapping_add(1);
+            half_open.segment(5000, ACK, 1, &[]);
+            let key = flow(TCP, service(v6), half_open.address(5000));
+            eventually("established", || {
+                pool.node("n2").state(&key) == Some(FlowState::Owned)
+            });
+            assert_eq!(pool.node("n3").flow(&key), None);
+            assert_eq!(Client::connect(pool.lab.host("c1"), v6).owner, 3);
+        }
+        assert_eq!(pool.node("n3").count("drop_no_socket"), 0);
+    }
+}
+
+/// Tables change one node at a time: until the second has changed, each may think the other knows. The packet dies of age.
+#[test]
+fn nodes_that_disagree_do_not_pass_a_packet_for_ever() {
+    let pool = Pool::new(ONE, Options::default());
+    pool.change_placement(2, 3);
+    let slots = |owner| [owner; PLACEMENT_SLOTS];
+    let before = Service {
+        generation: 0,
+        has_previous: 1,
+        ..Service::default()
+    };
+    pool.set_services_at(
+        "n2",
+        &slots(3),
+        Service {
+            generation: 1,
+            ..before
+        },
+    );
+    pool.set_services_at("n2", &slots(2), before);
+    let peer = RawPeer::new(&pool, "c1", 150, false, pool.lab.place("n1").link());
+    peer.segment(5000, ACK, 0, &[]);
+    let died =
+        || pool.node("n2").count("drop_hops_used_up") + pool.node("n3").count("drop_hops_used_up");
+    eventually("dead of age", || died() == 1);
+}

@@ -1,0 +1,226 @@
+//! Flows on their way: held at the acceptor, forwarded by the donor, copied where the order is broken.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use holdfast_bpf::shared::FlowState;
+
+use super::support::pool;
+use super::support::raw::{ACK, network, tcp};
+use super::support::tun::VNET;
+use super::support::*;
+
+const SLOT: u32 = 5;
+
+/// Gives back what the hold has until `done`; returns how many packets that were.
+fn replay(node: &pool::Node, done: &AtomicBool) -> u64 {
+    let mut replayed = 0;
+    while !done.load(Ordering::Relaxed) || node.held(SLOT) > 0 {
+        if let Some(packet) = node.tun.read(20) {
+            node.tun.replay(&packet);
+            node.plane(|plane| plane.holds.replayed(SLOT));
+            replayed += 1;
+        }
+    }
+    replayed
+}
+
+#[test]
+fn a_flow_in_transit_is_held_whole_and_released_in_order() {
+    let options = Options {
+        xdp_everywhere: false,
+        ..Options::default()
+    };
+    let pool = Pool::new(&[&["n1", "n2", "c1"]], options);
+    let (node, client_host) = (pool.node("n2"), pool.lab.host("c1"));
+    // Straight to the acceptor, segments not yet cut: what a NIC's receive offload makes of a burst.
+    client_host.feature("eth0", "tx", "on");
+    client_host.feature("eth0", "tso", "on");
+    for v6 in [false, true] {
+        let (to, length) = (service(v6).ip(), if v6 { 128 } else { 32 });
+        client_host.ip(&format!(
+            "route replace {to}/{length} via {}",
+            pool.lab.place("n2").address(v6)
+        ));
+        let mut client = Client::connect(client_host, v6);
+        assert_eq!(client.owner, 2);
+        let key = client.key();
+        let held_before = node.count("held");
+        node.set_state(&key, FlowState::TransitIn, 1, SLOT);
+        let data = pattern(100_000);
+        let done = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let mut writer = client.stream.try_clone().expect("clone");
+            let data = &data;
+            scope.spawn(move || std::io::Write::write_all(&mut writer, data).expect("write"));
+            eventually("held", || node.held(SLOT) > 0);
+            let first = node.tun.read(60_000).expect("the first packet");
+            assert!(first.len() > VNET + 1500, "whole: {} bytes", first.len());
+            assert_eq!(node.state(&key), Some(FlowState::TransitIn));
+            node.set_state(&key, FlowState::Flushing, 0, SLOT);
+            node.tun.replay(&first);
+            node.plane(|plane| plane.holds.replayed(SLOT));
+            let replayer = scope.spawn(|| replay(node, &done));
+            client.expect(data);
+            done.store(true, Ordering::Relaxed);
+            let replayed = replayer.join().expect("replay") + 1;
+            assert_eq!(node.count("held") - held_before, replayed);
+        });
+        client.echo(b"and on");
+        assert_eq!(node.state(&key), Some(FlowState::Owned));
+        assert_eq!(node.held(SLOT), 0);
+    }
+}
+
+#[test]
+fn datagrams_in_transit_are_held_too() {
+    let pool = Pool::new(&[&["n1", "n2", "c1"]], Options::default());
+    pool.place_all(2);
+    let node = pool.node("n2");
+    for v6 in [false, true] {
+        let datagrams = Datagrams::new(pool.lab.host("c1"), any(v6));
+        assert_eq!(datagrams.ask(b"before"), 2);
+        node.set_state(&datagrams.key(), FlowState::TransitIn, 1, SLOT);
+        datagrams.0.send(&pattern(4000)).expect("send");
+        eventually("all three fragments", || node.held(SLOT) == 3);
+        node.set_state(&datagrams.key(), FlowState::Flushing, 0, SLOT);
+        replay(node, &AtomicBool::new(true));
+        assert_eq!(
+            datagrams.answer(&pattern(4000), std::time::Duration::from_secs(60)),
+            Some(2)
+        );
+        assert_eq!(datagrams.ask(b"after"), 2);
+        assert_eq!(node.state(&datagrams.key()), Some(FlowState::Owned));
+    }
+}
+
+/// Where the acceptor n3 is, seen from the donor n2.
+const BESIDE: &[&[&str]] = &[&["n1", "n2", "n3", "c1"]];
+const BEHIND_A_ROUTER: &[&[&str]] = &[&["n1", "n2", "c1"], &["n3"]];
+
+#[test]
+fn stragglers_follow_the_flow() {
+    for (segments, outer_v6) in [
+        (BESIDE, false),
+        (BEHIND_A_ROUTER, false),
+        (BEHIND_A_ROUTER, true),
+    ] {
+        let pool = Pool::new(
+            segments,
+            Options {
+                outer_v6,
+                ..Options::default()
+            },
+        );
+        pool.place_all(2);
+        let (donor, acceptor) = (pool.node("n2"), pool.node("n3"));
+        for v6 in [false, true] {
+            for state in [FlowState::TransitOut, FlowState::Moved] {
+                let mut client = Client::connect(pool.lab.host("c1"), v6);
+                let forwarded = donor.count("forwarded_straggler");
+                acceptor.set_state(&client.key(), FlowState::TransitIn, 2, SLOT);
+                donor.set_state(&client.key(), state, 3, 0);
+                client.send(b"where are you?");
+                let packet = acceptor.tun.read(60_000).expect("held at the acceptor");
+                let ip = &packet[VNET..];
+                assert!(ip.ends_with(b"where are you?"), "{ip:?}");
+                assert_eq!(
+                    ip[if v6 { 7 } else { 8 }],
+                    63,
+                    "a forwarder ages what it forwards"
+                );
+                assert!(donor.count("forwarded_straggler") > forwarded);
+                // The flow comes home; what was held there is sent again by the client.
+                acceptor
+                    .plane(|plane| plane.flows.remove(&client.key()))
+                    .expect("remove");
+                donor.set_state(&client.key(), FlowState::Owned, 0, 0);
+                client.expect(b"where are you?");
+                while acceptor.tun.read(0).is_some() {}
+            }
+        }
+    }
+}
+
+#[test]
+fn stragglers_that_cannot_go_on_are_counted() {
+    let pool = Pool::new(BEHIND_A_ROUTER, Options::default());
+    pool.place_all(2);
+    let donor = pool.node("n2");
+    let peer = RawPeer::new(&pool, "c1", 150, false, pool.lab.place("n1").link());
+    let key = flow(TCP, service(false), peer.address(5000));
+    donor.set_state(&key, FlowState::Moved, 3, 0);
+    let mut old = network(
+        peer.ip(),
+        service(false).ip(),
+        TCP,
+        0,
+        &tcp(5000, 7000, 1, 1, ACK, &[]),
+    );
+    old[8] = 1; // its last hop
+    peer.send(&old);
+    eventually("too old", || donor.count("drop_hops_used_up") == 1);
+    peer.segment(5000, ACK, 0, &pattern(1460));
+    eventually("too big", || donor.count("drop_too_big") == 1);
+    donor.set_state(&key, FlowState::Moved, 9, 0);
+    peer.segment(5000, ACK, 0, &[]);
+    eventually("to nobody", || donor.count("drop_no_node") == 1);
+    donor.set_state(&key, FlowState::TransitIn, 3, u32::MAX);
+    peer.segment(5000, ACK, 0, &[]);
+    eventually("no such hold", || {
+        donor.count("drop_transit_elsewhere") == 1
+    });
+    assert_eq!(donor.count("forwarded_straggler"), 0);
+}
+
+/// The same ports again, steered to the node that still has the tombstone of the connection before.
+#[test]
+fn a_new_connection_begins_beside_a_tombstone() {
+    let pool = Pool::new(BESIDE, Options::default());
+    pool.place_all(2);
+    let node = pool.node("n2");
+    for cookies in ["1", "2"] {
+        pool.lab
+            .host("n2")
+            .sysctl("net/ipv4/tcp_syncookies", cookies);
+        for v6 in [false, true] {
+            let number = if v6 { 150 } else { 151 };
+            let mut peer = RawPeer::new(&pool, "c1", number, v6, pool.lab.place("n1").link());
+            let port = 5000 + cookies.parse::<u16>().expect("a digit");
+            let key = flow(TCP, service(v6), peer.address(port));
+            node.set_state(&key, FlowState::Moved, 3, 0);
+            peer.handshake(port);
+            eventually("owned", || node.state(&key) == Some(FlowState::Owned));
+        }
+    }
+    assert_eq!(node.count("forwarded_straggler"), 0);
+}
+
+#[test]
+fn segments_out_of_order_are_copied_from_prepare_on() {
+    let pool = Pool::new(&[&["n1", "n2", "c1"]], Options::default());
+    pool.place_all(2);
+    let node = pool.node("n2");
+    for v6 in [false, true] {
+        let number = if v6 { 150 } else { 151 };
+        let mut peer = RawPeer::new(&pool, "c1", number, v6, pool.lab.place("n1").link());
+        peer.handshake(5000);
+        let key = flow(TCP, service(v6), peer.address(5000));
+        eventually("owned", || node.state(&key) == Some(FlowState::Owned));
+        let copied = node.count("copied_out_of_order");
+        peer.segment(5000, ACK, 20, b"before prepare");
+        node.set_state(&key, FlowState::Prepared, 1, 0);
+        peer.segment(5000, ACK, 0, b"in order");
+        peer.segment(5000, ACK, 40, b"out of order");
+        let packet = node.tun.read(60_000).expect("a copy");
+        assert!(packet.ends_with(b"out of order"), "only this one");
+        assert_eq!(node.count("copied_out_of_order"), copied + 1);
+        assert!(node.tun.read(0).is_none());
+        // The stack has them all: the gaps filled, it acknowledges the end.
+        peer.segment(5000, ACK, 8, &[b'.'; 32]);
+        let end = peer.seq.wrapping_add(52);
+        eventually("acknowledged", || {
+            peer.answer(5000, 1000)
+                .is_some_and(|answer| answer.ack == end)
+        });
+    }
+}
