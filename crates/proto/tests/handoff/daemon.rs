@@ -24,7 +24,7 @@ impl World {
         }
         let flows = flows_of(&command);
         for (index, flow) in flows.iter().enumerate() {
-            let slow = if self.rng.percent(2) { 400_000 } else { 60 };
+            let slow = if self.trouble(2) { 400_000 } else { 60 };
             let mut at = self.now + self.micros(1, slow);
             // Flow by flow, and never before what was commanded earlier for the flow.
             for earlier in &flows[..=index] {

@@ -144,6 +144,37 @@ fn assert_worth(tally: &Tally) {
     }
 }
 
+/// Where nothing goes wrong everything moves, from node to node and on, and soon.
+#[test]
+fn in_a_calm_world_all_flows_go_round() {
+    for seed in 0..300 {
+        let mut world = World::calm(seed);
+        // The first establishes were sent before the world was calm.
+        world.rest();
+        let nodes = world.nodes.len();
+        let flows = world.flows.len() as u64;
+        for node in 0..nodes - 1 {
+            world.work();
+            world.hand_all(node, node + 1);
+            let took = world.rest();
+            assert!(
+                took < Duration::from_millis(100),
+                "seed {seed}: it took {took:?}"
+            );
+        }
+        world.check_end(true);
+        let last = &world.nodes[nodes - 1].kernel;
+        let owned = last.values().filter(|entry| entry.speaks()).count() as u64;
+        assert_eq!(owned, flows, "seed {seed}: {:?}", world.tally);
+        let kept = world
+            .tally
+            .counts
+            .keys()
+            .find(|what| what.starts_with("kept"));
+        assert_eq!(kept, None, "seed {seed}");
+    }
+}
+
 #[test]
 fn a_seed_gives_the_same_run_again() {
     for seed in 0..20 {

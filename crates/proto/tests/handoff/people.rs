@@ -3,7 +3,7 @@
 use crate::node::{Entry, Node, Socket, State};
 use crate::world::{World, change, id};
 use holdfast_proto::handoff::{Drain, Request};
-use holdfast_wire::{ChangeKind, NodeId};
+use holdfast_wire::{ChangeKind, Flow, NodeId};
 use std::time::Duration;
 
 impl World {
@@ -40,6 +40,24 @@ impl World {
                 self.nodes[node].open.insert(request, flows);
             }
             Err(_) => assert!(node == to || flows.is_empty(), "seed {}", self.seed),
+        }
+        self.input(node, |_, _| {});
+    }
+
+    /// An operator hands all flows of `node` to `to`.
+    pub fn hand_all(&mut self, node: usize, to: usize) {
+        let owned = |flow: &&Flow| self.nodes[node].kernel.get(flow).is_some_and(Entry::speaks);
+        let flows: Vec<Flow> = self.flows.iter().filter(owned).copied().collect();
+        let request = Request {
+            flows: flows.clone(),
+            to: id(to),
+            drain: Drain::No,
+        };
+        let now = self.now;
+        if let Some(machine) = self.nodes[node].machine.as_mut()
+            && let Ok(request) = machine.handle_request(now, request)
+        {
+            self.nodes[node].open.insert(request, flows);
         }
         self.input(node, |_, _| {});
     }

@@ -31,7 +31,7 @@ impl World {
             _ => 1,
         };
         for _ in 0..copies {
-            let slow = if self.rng.percent(3) { 200_000 } else { 600 };
+            let slow = if self.trouble(3) { 200_000 } else { 600 };
             let mut arrival = self.now + self.micros(50, slow);
             let in_order = !(self.hostile && self.rng.percent(5));
             let channel = self.net.channel(from, to);

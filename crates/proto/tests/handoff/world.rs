@@ -97,6 +97,8 @@ pub struct World {
     pub hostile: bool,
     /// It was hostile before it healed.
     pub was_hostile: bool,
+    /// Nothing takes unusually long.
+    pub calm: bool,
     /// Chance of a command to fail, in percent.
     pub flaky: u64,
     pub tally: Tally,
@@ -126,6 +128,7 @@ impl World {
             fault,
             hostile: rng.percent(30),
             was_hostile: false,
+            calm: false,
             flaky: if rng.percent(50) { 0 } else { 4 },
             tally: Tally::default(),
             dirty: Vec::new(),
@@ -149,6 +152,20 @@ impl World {
         world
     }
 
+    /// A world in which nothing goes wrong.
+    pub fn calm(seed: u64) -> World {
+        let mut world = World::new(seed, Fault::None);
+        world.hostile = false;
+        world.flaky = 0;
+        world.calm = true;
+        world
+    }
+
+    /// A chance, in percent, in a world that is not calm.
+    pub fn trouble(&mut self, chance: u64) -> bool {
+        self.rng.percent(chance) && !self.calm
+    }
+
     pub fn at(&mut self, delay: Duration, what: What) {
         self.number += 1;
         self.queue.insert((self.now + delay, self.number), what);
@@ -160,17 +177,34 @@ impl World {
 
     /// Runs until nothing is left to happen, or the time is up; gives whether nothing is left.
     pub fn run(&mut self, until: Duration) -> bool {
-        while let Some((&(at, _), _)) = self.queue.first_key_value() {
-            if at > until {
-                self.now = until;
-                return false;
-            }
-            let (_, what) = self.queue.pop_first().expect("it was there");
-            self.now = at;
-            self.tally.events += 1;
-            self.step(what);
-            self.check_dirty();
+        while self
+            .queue
+            .first_key_value()
+            .is_some_and(|(&(at, _), _)| at <= until)
+        {
+            self.next();
         }
+        self.now = self.now.max(until);
+        self.queue.is_empty()
+    }
+
+    /// Runs until no machine has anything to do; gives how long that took.
+    pub fn rest(&mut self) -> Duration {
+        let begun = self.now;
+        let idle = |node: &Node| node.machine.as_ref().is_none_or(Handoff::is_idle);
+        while !self.nodes.iter().all(idle) && self.next() {}
+        self.now - begun
+    }
+
+    /// The next thing happens, if there is one.
+    fn next(&mut self) -> bool {
+        let Some(((at, _), what)) = self.queue.pop_first() else {
+            return false;
+        };
+        self.now = at;
+        self.tally.events += 1;
+        self.step(what);
+        self.check_dirty();
         true
     }
 
