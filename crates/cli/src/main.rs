@@ -1,4 +1,86 @@
 //! The `holdfast` command line.
 #![forbid(unsafe_code)]
 
-fn main() {}
+mod bench;
+mod ca;
+mod control;
+mod demo;
+mod flow;
+mod handoff;
+mod lab;
+mod node;
+mod reference;
+mod status;
+mod table;
+#[cfg(test)]
+mod tests;
+
+use std::process::ExitCode;
+
+use anyhow::Result;
+use clap::{Parser, Subcommand};
+
+/// A group of servers that answers as one, and moves connections between them while they are in use.
+#[derive(Debug, Parser)]
+#[command(name = "holdfast", version, max_term_width = 100, after_help = EXIT_CODES)]
+struct Line {
+    #[command(subcommand)]
+    command: Command,
+}
+
+const EXIT_CODES: &str =
+    "Exit codes: 0 done, 1 failed, 2 not understood, 3 some flows stayed where they were.";
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    Demo(demo::DemoArgs),
+    Lab(lab::LabArgs),
+    Ca(ca::CaArgs),
+    Node(node::NodeArgs),
+    Status(status::StatusArgs),
+    Flow(flow::FlowArgs),
+    Handoff(handoff::HandoffArgs),
+    Bench(bench::BenchArgs),
+    Completions(reference::CompletionsArgs),
+    Man(reference::ManArgs),
+}
+
+/// How a command ended that did not fail.
+enum Ending {
+    /// As asked.
+    Done,
+    /// What was to be shown is not as promised. Told already.
+    Failed,
+    /// Some flows stayed where they were. Told already.
+    PartlyKept,
+}
+
+fn main() -> ExitCode {
+    // A lab's hosts are this program in a hidden role.
+    holdfast_lab::init_main();
+    match run(Line::parse()) {
+        Ok(Ending::Done) => ExitCode::SUCCESS,
+        Ok(Ending::Failed) => ExitCode::FAILURE,
+        Ok(Ending::PartlyKept) => ExitCode::from(3),
+        Err(error) => {
+            eprintln!("holdfast: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(line: Line) -> Result<Ending> {
+    let done = |result: Result<()>| result.map(|()| Ending::Done);
+    match line.command {
+        Command::Demo(args) => demo::run(&args),
+        Command::Lab(args) => done(lab::run(args)),
+        Command::Ca(args) => done(ca::run(args)),
+        Command::Node(args) => done(node::run(&args)),
+        Command::Status(args) => done(status::run(&args)),
+        Command::Flow(args) => done(flow::run(&args)),
+        Command::Handoff(args) => handoff::run(&args),
+        Command::Bench(args) => bench::run(args),
+        Command::Completions(args) => done(reference::completions(&args)),
+        Command::Man(args) => done(reference::man(&args)),
+    }
+}

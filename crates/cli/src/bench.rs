@@ -1,0 +1,24 @@
+//! `holdfast bench`: measurements.
+
+use anyhow::Result;
+use clap::{Args, Subcommand};
+
+use crate::Ending;
+
+/// Measure, and write the numbers as JSON. Needs root
+#[derive(Debug, Args)]
+pub struct BenchArgs {
+    #[command(subcommand)]
+    which: Which,
+}
+
+#[derive(Debug, Subcommand)]
+enum Which {}
+
+/// Carries out `holdfast bench`.
+///
+/// # Errors
+/// What the measurement answers.
+pub fn run(args: BenchArgs) -> Result<Ending> {
+    match args.which {}
+}

@@ -1,0 +1,347 @@
+//! `holdfast handoff`: moves connections to another node.
+
+use std::io::{IsTerminal, Write, stderr};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, bail};
+use clap::Args;
+use holdfast_api::control::{
+    FlowFilter, FlowOutcome, FlowResult, HandoffRequest, HandoffState, HandoffStatus, Selection,
+};
+use holdfast_api::{Drain, FlowText};
+
+use crate::Ending;
+use crate::control::{Daemon, print_json};
+use crate::flow::parse;
+use crate::table::{Table, micros};
+
+/// Between two looks at a handoff that goes on.
+const LOOK: Duration = Duration::from_millis(20);
+
+/// Move connections of this node to another node
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  holdfast handoff tcp:10.0.0.1:80-10.0.1.2:4242 --to n2
+  holdfast handoff --all --pool files --limit 100 --to n3 --drain 50
+
+It is asked on the node that owns the flows; `holdfast flow list` shows the owner.")]
+pub struct HandoffArgs {
+    #[command(flatten)]
+    daemon: Daemon,
+    /// tcp:LOCAL:PORT-REMOTE:PORT, LOCAL being the service address; several may be given
+    #[arg(value_parser = parse, required_unless_present = "all", conflicts_with = "all")]
+    flow: Vec<FlowText>,
+    /// The node that is to take them
+    #[arg(long, value_name = "NODE")]
+    to: String,
+    /// Wait at most so many milliseconds for each send queue to empty first
+    #[arg(long, value_name = "MS")]
+    drain: Option<u32>,
+    /// All flows that this node owns
+    #[arg(long)]
+    all: bool,
+    /// With --all: only those of this pool
+    #[arg(long, requires = "all")]
+    pool: Option<String>,
+    /// With --all: at most so many
+    #[arg(long, value_name = "N", requires = "all")]
+    limit: Option<u64>,
+    /// Wait at most so many seconds for the result
+    #[arg(
+        long, value_name = "SECONDS", default_value_t = 60, default_missing_value = "60", num_args = 0..=1,
+        require_equals = true
+    )]
+    wait: u64,
+    /// Return when it has begun
+    #[arg(long, conflicts_with = "wait")]
+    no_wait: bool,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// Carries out `holdfast handoff`.
+///
+/// # Errors
+/// The daemon refuses, or the result does not come in time.
+pub fn run(args: &HandoffArgs) -> Result<Ending> {
+    let client = args.daemon.client()?;
+    let request = request(args);
+    let accepted = args
+        .daemon
+        .ask(&client, |client| client.hand_off(&request))?;
+    if args.no_wait {
+        if args.json {
+            print_json(&accepted)?;
+        } else {
+            println!(
+                "handoff {} of {} flows to {} has begun",
+                accepted.id, accepted.flows, args.to
+            );
+        }
+        return Ok(Ending::Done);
+    }
+    let deadline = Instant::now() + Duration::from_secs(args.wait);
+    let mut progress = Progress::new();
+    let status = loop {
+        let status = args
+            .daemon
+            .ask(&client, |client| client.handoff(accepted.id))?;
+        progress.show(&status);
+        if status.summary.state == HandoffState::Finished {
+            break status;
+        }
+        if Instant::now() > deadline {
+            let done = status.summary.moved + status.summary.kept;
+            let (total, id) = (status.summary.total, accepted.id);
+            bail!(
+                "after {} s, {done} of {total} flows of handoff {id} have a result; it goes on. \
+                 `holdfast flow list` shows where they are, --wait=SECONDS waits longer",
+                args.wait
+            );
+        }
+        sleep(LOOK);
+    };
+    progress.end();
+    if args.json {
+        print_json(&status)?;
+    } else {
+        print!("{}", text(&status));
+    }
+    Ok(ending(&status))
+}
+
+fn request(args: &HandoffArgs) -> HandoffRequest {
+    let selection = if args.all {
+        Selection::AllOf(FlowFilter {
+            pool: args.pool.clone(),
+            limit: args.limit,
+            ..FlowFilter::default()
+        })
+    } else {
+        Selection::Flows(args.flow.clone())
+    };
+    let drain = args
+        .drain
+        .map_or(Drain::None, |max_wait_ms| Drain::First { max_wait_ms });
+    HandoffRequest {
+        selection,
+        to: args.to.clone(),
+        drain,
+    }
+}
+
+/// All kept is a failure, some is not.
+fn ending(status: &HandoffStatus) -> Ending {
+    match (status.summary.moved, status.summary.kept) {
+        (_, 0) => Ending::Done,
+        (0, _) => Ending::Failed,
+        _ => Ending::PartlyKept,
+    }
+}
+
+/// A handoff of many flows has many lines that are all alike: then only those that stayed, and a summary.
+const ROWS_MAX: usize = 40;
+
+fn text(status: &HandoffStatus) -> String {
+    let mut table = Table::new([
+        "flow",
+        "outcome",
+        "freeze us",
+        "divert",
+        "extract",
+        "transfer",
+        "restore",
+        "commit",
+        "prepare",
+        "bytes",
+    ]);
+    let many = status.results.len() > ROWS_MAX;
+    let stayed = |result: &&FlowResult| !many || result.outcome != FlowOutcome::Moved;
+    let mut rows = 0;
+    for result in status.results.iter().filter(stayed) {
+        table.row(cells(result));
+        rows += 1;
+    }
+    let summary = &status.summary;
+    let mut text = if rows > 0 {
+        table.text()
+    } else {
+        String::new()
+    };
+    text += &format!(
+        "{} of {} flows moved to {}",
+        summary.moved, summary.total, summary.to
+    );
+    if summary.kept > 0 {
+        text += &format!(", {} stayed", summary.kept);
+    }
+    let longest = status
+        .results
+        .iter()
+        .filter_map(|result| result.freeze_us)
+        .reduce(f64::max);
+    if let Some(longest) = longest {
+        text += &format!("; longest freeze {longest:.0} us");
+    }
+    text + "\n"
+}
+
+fn cells(result: &FlowResult) -> [String; 10] {
+    let outcome = match &result.outcome {
+        FlowOutcome::Moved => "moved".to_owned(),
+        FlowOutcome::Pending => "not yet known".to_owned(),
+        FlowOutcome::Kept { reason } => format!("kept: {reason}"),
+    };
+    let moved = result.outcome == FlowOutcome::Moved;
+    let phases = &result.phases_us;
+    let [divert, extract, transfer, restore, commit, prepare] = [
+        phases.divert,
+        phases.extract,
+        phases.transfer,
+        phases.restore,
+        phases.commit,
+        phases.prepare,
+    ]
+    .map(|us| micros(moved.then_some(us)));
+    let bytes = if moved {
+        result.bytes_transferred.to_string()
+    } else {
+        String::new()
+    };
+    let freeze = micros(result.freeze_us);
+    [
+        result.flow.to_string(),
+        outcome,
+        freeze,
+        divert,
+        extract,
+        transfer,
+        restore,
+        commit,
+        prepare,
+        bytes,
+    ]
+}
+
+/// A line on the terminal that changes while the handoff goes on.
+struct Progress {
+    live: bool,
+}
+
+impl Progress {
+    fn new() -> Self {
+        Self {
+            live: stderr().is_terminal(),
+        }
+    }
+
+    fn show(&self, status: &HandoffStatus) {
+        if self.live {
+            let summary = &status.summary;
+            let done = summary.moved + summary.kept;
+            // A terminal that is gone shall not stop the handoff.
+            let _ = write!(stderr(), "\r{done} of {} flows", summary.total);
+        }
+    }
+
+    fn end(&mut self) {
+        if self.live {
+            let _ = write!(stderr(), "\r\x1b[K");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use holdfast_api::control::{HandoffSummary, PhasesUs};
+
+    use super::*;
+
+    fn status(outcomes: Vec<FlowOutcome>) -> HandoffStatus {
+        let moved = outcomes
+            .iter()
+            .filter(|outcome| **outcome == FlowOutcome::Moved)
+            .count() as u64;
+        let total = outcomes.len() as u64;
+        let result = |outcome| FlowResult {
+            flow: "tcp:10.0.0.1:80-10.0.1.2:4242".parse().unwrap(),
+            freeze_us: (outcome == FlowOutcome::Moved).then_some(399.6),
+            outcome,
+            phases_us: PhasesUs {
+                restore: 12.0,
+                ..PhasesUs::default()
+            },
+            bytes_transferred: 100,
+            send_queue_bytes: 0,
+            drained: false,
+            frozen_at_ns: None,
+            active_at_ns: None,
+        };
+        HandoffStatus {
+            summary: HandoffSummary {
+                id: 1,
+                to: "n2".into(),
+                asked_by_operator: true,
+                state: HandoffState::Finished,
+                total,
+                moved,
+                kept: total - moved,
+                started_at_ns: 0,
+                finished_at_ns: None,
+            },
+            results: outcomes.into_iter().map(result).collect(),
+        }
+    }
+
+    fn kept() -> FlowOutcome {
+        FlowOutcome::Kept {
+            reason: "n2 is not connected".into(),
+        }
+    }
+
+    #[test]
+    fn the_table_says_what_became_of_each_flow() {
+        let text = text(&status(vec![FlowOutcome::Moved, kept()]));
+        let lines: Vec<&str> = text.lines().collect();
+        let words = |line: &str| {
+            line.split_whitespace()
+                .map(str::to_owned)
+                .collect::<Vec<_>>()
+        };
+        let moved = "tcp:10.0.0.1:80-10.0.1.2:4242 moved 400 0 0 0 12 0 0 100";
+        assert_eq!(words(lines[1]).join(" "), moved);
+        assert!(lines[2].contains("kept: n2 is not connected"), "{text}");
+        assert_eq!(
+            lines[3],
+            "1 of 2 flows moved to n2, 1 stayed; longest freeze 400 us"
+        );
+    }
+
+    #[test]
+    fn of_many_flows_only_those_that_stayed_are_listed() {
+        let mut outcomes = vec![FlowOutcome::Moved; 1000];
+        outcomes.push(kept());
+        assert_eq!(text(&status(outcomes)).lines().count(), 3);
+        assert_eq!(
+            text(&status(vec![FlowOutcome::Moved; 1000]))
+                .lines()
+                .count(),
+            1
+        );
+    }
+
+    #[test]
+    fn the_exit_code_tells_all_from_some() {
+        assert!(matches!(
+            ending(&status(vec![FlowOutcome::Moved])),
+            Ending::Done
+        ));
+        assert!(matches!(ending(&status(vec![kept()])), Ending::Failed));
+        assert!(matches!(
+            ending(&status(vec![FlowOutcome::Moved, kept()])),
+            Ending::PartlyKept
+        ));
+    }
+}

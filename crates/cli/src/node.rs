@@ -1,0 +1,43 @@
+//! `holdfast node`: becomes the daemon.
+
+use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
+use std::process::Command;
+
+use anyhow::{Result, bail};
+use clap::Args;
+
+/// Run the daemon of this node (becomes holdfastd)
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Examples:\n  holdfast node\n  holdfast node --config /etc/holdfast/holdfast.toml --check"
+)]
+pub struct NodeArgs {
+    /// The configuration file; docs/configuration.md describes it
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// Only check the configuration
+    #[arg(long)]
+    check: bool,
+}
+
+/// Replaces this process by the daemon.
+///
+/// # Errors
+/// There is no `holdfastd`.
+pub fn run(args: &NodeArgs) -> Result<()> {
+    let own = std::env::current_exe().ok();
+    let beside = own
+        .and_then(|own| Some(own.parent()?.join("holdfastd")))
+        .filter(|path| path.is_file());
+    let mut command = Command::new(beside.unwrap_or_else(|| "holdfastd".into()));
+    if let Some(config) = &args.config {
+        command.arg("--config").arg(config);
+    }
+    if args.check {
+        command.arg("--check");
+    }
+    // Only comes back when it fails.
+    let error = command.exec();
+    bail!("cannot run holdfastd: {error}; it is looked for beside `holdfast`, then in PATH")
+}

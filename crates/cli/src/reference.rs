@@ -1,0 +1,49 @@
+//! `holdfast completions` and `holdfast man`: made from the same table as the help.
+
+use std::path::PathBuf;
+
+use anyhow::{Context, Result};
+use clap::{Args, CommandFactory};
+use clap_complete::Shell;
+
+use crate::Line;
+
+/// Print completions for a shell
+#[derive(Debug, Args)]
+#[command(after_help = "Example:\n  holdfast completions bash > /etc/bash_completion.d/holdfast")]
+pub struct CompletionsArgs {
+    /// Which shell
+    shell: Shell,
+}
+
+/// Write the manual pages into a directory
+#[derive(Debug, Args)]
+#[command(after_help = "Example:\n  holdfast man /usr/local/share/man/man1")]
+pub struct ManArgs {
+    /// The directory; made where there is none
+    dir: PathBuf,
+}
+
+/// Carries out `holdfast completions`.
+///
+/// # Errors
+/// None; like all commands it could.
+pub fn completions(args: &CompletionsArgs) -> Result<()> {
+    clap_complete::generate(
+        args.shell,
+        &mut Line::command(),
+        "holdfast",
+        &mut std::io::stdout(),
+    );
+    Ok(())
+}
+
+/// Carries out `holdfast man`.
+///
+/// # Errors
+/// The directory cannot be written.
+pub fn man(args: &ManArgs) -> Result<()> {
+    let describe = || format!("write manual pages into {}", args.dir.display());
+    std::fs::create_dir_all(&args.dir).with_context(describe)?;
+    clap_mangen::generate_to(Line::command(), &args.dir).with_context(describe)
+}

@@ -1,0 +1,94 @@
+//! `holdfast status`.
+
+use anyhow::Result;
+use clap::Args;
+use holdfast_api::control::{NodeList, Status};
+
+use crate::control::{Daemon, print_json};
+use crate::table::{Table, micros, number};
+
+/// What this node is and does, and the group as it sees it
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  holdfast status\n  holdfast status --json | jq .nodes")]
+pub struct StatusArgs {
+    #[command(flatten)]
+    daemon: Daemon,
+    /// Print JSON: {"status": …, "nodes": …}
+    #[arg(long)]
+    json: bool,
+}
+
+/// Carries out `holdfast status`.
+///
+/// # Errors
+/// The daemon does not answer.
+pub fn run(args: &StatusArgs) -> Result<()> {
+    let client = args.daemon.client()?;
+    let status = args.daemon.ask(&client, |client| client.status())?;
+    let nodes = args.daemon.ask(&client, |client| client.nodes())?;
+    if args.json {
+        return print_json(&serde_json::json!({"status": status, "nodes": nodes.nodes}));
+    }
+    print!("{}", text(&status, &nodes));
+    Ok(())
+}
+
+fn text(status: &Status, nodes: &NodeList) -> String {
+    let mut text = format!(
+        "node {} (number {}) of group {}, reach {}, contact node {}; holdfastd {}, up {} s\n\n",
+        status.node,
+        status.node_id,
+        status.group,
+        status.reach,
+        status.contact_node,
+        status.version,
+        status.uptime_s
+    );
+    let mut table = Table::new(["node", "address", "connection", "rtt us", "weight", "flows"]);
+    for node in &nodes.nodes {
+        let connection = match (&node.problem, node.connected) {
+            _ if node.here => "this node".to_owned(),
+            (_, true) => "connected".to_owned(),
+            (Some(problem), false) => format!("none: {problem}"),
+            (None, false) => "none".to_owned(),
+        };
+        let (rtt, weight) = (micros(node.rtt_us), node.weight.to_string());
+        table.row([
+            node.name.clone(),
+            node.address.clone(),
+            connection,
+            rtt,
+            weight,
+            number(node.flows),
+        ]);
+    }
+    text += &table.text();
+    let mut table = Table::new(["service", "pool"]);
+    for service in &status.services {
+        table.row([
+            format!("{}:{}", service.protocol, service.address),
+            service.pool.clone(),
+        ]);
+    }
+    text += &format!("\n{}", table.text());
+    let mut table = Table::new(["server program", "pid", "pools", "flows"]);
+    for program in &status.programs {
+        let (pid, pools) = (program.pid.to_string(), program.pools.join(", "));
+        table.row([program.name.clone(), pid, pools, program.flows.to_string()]);
+    }
+    if status.programs.is_empty() {
+        text += "\nno server program has a session with this daemon\n";
+    } else {
+        text += &format!("\n{}", table.text());
+    }
+    let (flows, handoffs) = (&status.flows, &status.handoffs);
+    text += &format!(
+        "\nflows: {} owned, {} in transit, {} moved away; handoffs: {} given, {} taken, {} kept\n",
+        flows.owned, flows.transit, flows.moved, handoffs.donated, handoffs.accepted, handoffs.kept
+    );
+    text + &status
+        .problems
+        .iter()
+        .map(|problem| format!("problem: {problem}\n"))
+        .collect::<String>()
+}

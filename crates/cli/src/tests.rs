@@ -1,0 +1,161 @@
+//! Help and errors, as a user meets them.
+
+use clap::{CommandFactory, Parser};
+
+use crate::{Line, run};
+
+/// The lines of clap's answer.
+fn refused(words: &str) -> String {
+    let error = Line::try_parse_from(words.split(' ')).expect_err(words);
+    error.to_string()
+}
+
+#[test]
+fn the_table_of_commands_holds_together() {
+    Line::command().debug_assert();
+}
+
+#[test]
+fn every_command_has_help_with_an_example() {
+    let mut root = Line::command();
+    root.build();
+    let mut stack: Vec<_> = root.get_subcommands().cloned().collect();
+    while let Some(command) = stack.pop() {
+        let name = command.get_name().to_owned();
+        assert!(
+            name == "help" || command.get_about().is_some(),
+            "{name} says nothing about itself"
+        );
+        for argument in command.get_arguments() {
+            assert!(
+                argument.get_help().is_some(),
+                "{name} {} has no help",
+                argument.get_id()
+            );
+        }
+        let leaf = command.get_subcommands().next().is_none();
+        let own = [
+            "status",
+            "list",
+            "show",
+            "handoff",
+            "demo",
+            "node",
+            "completions",
+            "man",
+        ];
+        if leaf
+            && own.contains(&name.as_str())
+            && command
+                .get_arguments()
+                .any(|each| each.get_id() == "socket")
+        {
+            let after = command
+                .get_after_help()
+                .map(ToString::to_string)
+                .unwrap_or_default();
+            assert!(after.contains("Example"), "{name} shows no example");
+        }
+        stack.extend(command.get_subcommands().cloned());
+    }
+}
+
+#[test]
+fn the_top_of_the_help() {
+    let help = Line::command().render_help().to_string();
+    let lines: Vec<&str> = help.lines().collect();
+    assert_eq!(
+        lines[0],
+        "A group of servers that answers as one, and moves connections between them while they are in use"
+    );
+    assert!(help.contains("Usage: holdfast <COMMAND>"), "{help}");
+    for command in [
+        "demo", "lab", "ca", "node", "status", "flow", "handoff", "bench",
+    ] {
+        assert!(
+            help.contains(&format!("\n  {command} ")),
+            "{command} is missing:\n{help}"
+        );
+    }
+    assert!(
+        help.ends_with("3 some flows stayed where they were.\n"),
+        "{help}"
+    );
+}
+
+#[test]
+fn what_is_wrong_with_a_line_is_named() {
+    let flow = "tcp:10.0.0.1:80-10.0.1.2:4242";
+    for (words, names) in [
+        ("holdfast handoff --to n2", "<FLOW>"),
+        (&format!("holdfast handoff {flow}"), "--to <NODE>"),
+        (
+            &format!("holdfast handoff {flow} --to n2 --all"),
+            "cannot be used with",
+        ),
+        (
+            &format!("holdfast handoff {flow} --to n2 --pool files"),
+            "--all",
+        ),
+        (
+            "holdfast handoff 10.0.0.1:80 --to n2",
+            "a flow begins with `tcp:` or `udp:`, for example tcp:10.0.0.1:80",
+        ),
+        (
+            "holdfast flow show tcp:1.2.3.4:1-[::1]:2",
+            "different families",
+        ),
+        ("holdfast demo migrate", "possible values: handoff"),
+        ("holdfast demo --family 5", "possible values: 4, 6"),
+        ("holdfast demo --nodes 1", "1 is not in 2..=20"),
+        (
+            "holdfast flw list",
+            "tip: a similar subcommand exists: 'flow'",
+        ),
+    ] {
+        let said = refused(words);
+        assert!(said.contains(names), "{words}: {said}");
+    }
+}
+
+#[test]
+fn a_daemon_that_is_not_there_is_told_with_what_to_do() {
+    let told = |words: &str| {
+        let line = Line::try_parse_from(words.split(' ')).unwrap();
+        run(line).err().expect("no daemon").to_string()
+    };
+    let flow = "tcp:10.0.0.1:80-10.0.1.2:4242";
+    for command in [
+        "status",
+        "flow list",
+        &format!("flow show {flow}"),
+        &format!("handoff {flow} --to n2"),
+    ] {
+        assert_eq!(
+            told(&format!(
+                "holdfast {command} --socket /nonexistent/control.sock"
+            )),
+            "no daemon runs here: there is no /nonexistent/control.sock\n\
+             Start one with `holdfast node --config FILE`, or name its socket with --socket PATH."
+        );
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("control.sock");
+    // A socket without a listener, as a daemon that was killed leaves it.
+    drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
+    let said = told(&format!("holdfast status --socket {}", path.display()));
+    assert!(said.starts_with("the daemon has ended"), "{said}");
+}
+
+#[test]
+fn completions_and_manual_pages_are_made() {
+    let directory = tempfile::tempdir().unwrap();
+    let line =
+        Line::try_parse_from(["holdfast", "man", directory.path().to_str().unwrap()]).unwrap();
+    run(line).unwrap();
+    let page = std::fs::read_to_string(directory.path().join("holdfast-handoff.1")).unwrap();
+    assert!(
+        page.contains("--drain") || page.contains("\\-\\-drain"),
+        "{page}"
+    );
+}
