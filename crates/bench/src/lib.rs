@@ -4,3 +4,4 @@
 pub mod capture;
 pub mod cluster;
 pub mod demo;
+pub mod handoff;

@@ -10,10 +10,18 @@ use holdfast_node::{engine, logs};
 
 /// The daemon of a Holdfast node: owns service addresses, keeps connections alive, hands them to other nodes.
 #[derive(Parser)]
-#[command(name = "holdfastd", version, after_help = "Example: holdfastd --config /etc/holdfast/holdfast.toml")]
+#[command(
+    name = "holdfastd",
+    version,
+    after_help = "Example: holdfastd --config /etc/holdfast/holdfast.toml"
+)]
 struct Arguments {
     /// The configuration file.
-    #[arg(long, value_name = "FILE", default_value = "/etc/holdfast/holdfast.toml")]
+    #[arg(
+        long,
+        value_name = "FILE",
+        default_value = "/etc/holdfast/holdfast.toml"
+    )]
     config: PathBuf,
     /// Only check the configuration.
     #[arg(long)]
@@ -34,13 +42,20 @@ fn main() -> ExitCode {
 fn run(arguments: &Arguments) -> Result<(), Box<dyn std::error::Error>> {
     let config = Config::load(&arguments.config)?;
     if arguments.check {
-        println!("{} is fine: node {} of group {}", arguments.config.display(), config.node.name, config.group.name);
+        println!(
+            "{} is fine: node {} of group {}",
+            arguments.config.display(),
+            config.node.name,
+            config.group.name
+        );
         return Ok(());
     }
     logs::init(&config.log)?;
     std::fs::create_dir_all(&config.node.run_dir)?;
     std::fs::write(config.pid_file(), std::process::id().to_string())?;
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()?;
     let local = tokio::task::LocalSet::new();
     Ok(local.block_on(&runtime, engine::start(config))?)
 }

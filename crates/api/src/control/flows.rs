@@ -87,6 +87,9 @@ pub struct FlowEntry {
     pub pool: Option<String>,
     /// The server program that has it, where it is on this node and has a session.
     pub program: Option<String>,
+    /// When this node took it by handoff and its socket could act: nanoseconds of this node's monotonic clock.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub taken_at_ns: Option<u64>,
 }
 
 /// Answer of `GET /v1/flows/{flow}`; `{flow}` is percent-encoded.

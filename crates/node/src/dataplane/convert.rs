@@ -12,7 +12,12 @@ pub fn key_of(flow: &Flow) -> FlowKey {
 /// The flow of a map key; `None` for a protocol no program writes.
 #[must_use]
 pub fn flow_of(key: &FlowKey) -> Option<Flow> {
-    Flow::new(Protocol::from_number(key.protocol)?, key.local(), key.remote()).ok()
+    Flow::new(
+        Protocol::from_number(key.protocol)?,
+        key.local(),
+        key.remote(),
+    )
+    .ok()
 }
 
 /// The holder's record as the steering table has it.
@@ -22,18 +27,30 @@ pub fn record_to_map(record: &Record) -> MapRecord {
         RecordState::Owned { owner } => (RECORD_OWNED, owner, NodeId(0)),
         RecordState::Transit { donor, acceptor } => (RECORD_TRANSIT, donor, acceptor),
     };
-    MapRecord { epoch: record.epoch, owner: owner.0, acceptor: acceptor.0, state, pad: [0; 3] }
+    MapRecord {
+        epoch: record.epoch,
+        owner: owner.0,
+        acceptor: acceptor.0,
+        state,
+        pad: [0; 3],
+    }
 }
 
 /// The record behind the steering table's bytes; `None` for a state no program writes.
 #[must_use]
 pub fn record_from_map(record: &MapRecord) -> Option<Record> {
     let state = match record.state {
-        RECORD_OWNED => RecordState::Owned { owner: NodeId(record.owner) },
-        RECORD_TRANSIT => {
-            RecordState::Transit { donor: NodeId(record.owner), acceptor: NodeId(record.acceptor) }
-        }
+        RECORD_OWNED => RecordState::Owned {
+            owner: NodeId(record.owner),
+        },
+        RECORD_TRANSIT => RecordState::Transit {
+            donor: NodeId(record.owner),
+            acceptor: NodeId(record.acceptor),
+        },
         _ => return None,
     };
-    Some(Record { epoch: record.epoch, state })
+    Some(Record {
+        epoch: record.epoch,
+        state,
+    })
 }

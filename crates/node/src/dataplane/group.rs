@@ -4,7 +4,9 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 
 use holdfast_bpf::Error;
-use holdfast_bpf::shared::{MAX_SERVICES, NODE_ENCAP, NODE_KNOWN, NODE_V6, Node, Service, ServiceKey, mapped};
+use holdfast_bpf::shared::{
+    MAX_SERVICES, NODE_ENCAP, NODE_KNOWN, NODE_V6, Node, Service, ServiceKey, mapped,
+};
 use holdfast_wire::{NodeId, Protocol};
 
 use super::Dataplane;
@@ -54,14 +56,22 @@ impl Dataplane {
     pub fn set_service(&mut self, index: u16, service: &ServiceConfig) -> Result<(), Error> {
         if usize::from(index) >= MAX_SERVICES {
             let reason = format!("at most {MAX_SERVICES} services are possible");
-            return Err(Error::Map { name: "services", reason });
+            return Err(Error::Map {
+                name: "services",
+                reason,
+            });
         }
-        self.programs.set_placement(index, 0, &table(&service.weights))?;
+        self.programs
+            .set_placement(index, 0, &table(&service.weights))?;
         self.generations.insert(index, 0);
         let value = value_of(index, 0, false, service, &service.weights);
-        self.programs.services.set(&service_key(service.protocol, service.address), &value)?;
+        self.programs
+            .services
+            .set(&service_key(service.protocol, service.address), &value)?;
         let bare = SocketAddr::new(service.address.ip(), 0);
-        self.programs.services.set(&service_key(service.protocol, bare), &value)
+        self.programs
+            .services
+            .set(&service_key(service.protocol, bare), &value)
     }
 
     /// Changes where new flows of a service go. Flows that exist stay: those without an entry yet find their way by the
@@ -79,7 +89,9 @@ impl Dataplane {
         self.programs.set_placement(index, next, &table(weights))?;
         self.generations.insert(index, next);
         let value = value_of(index, next, true, service, weights);
-        self.programs.services.set(&service_key(service.protocol, service.address), &value)
+        self.programs
+            .services
+            .set(&service_key(service.protocol, service.address), &value)
     }
 }
 
@@ -91,7 +103,9 @@ fn value_of(
     weights: &BTreeMap<NodeId, u32>,
 ) -> Service {
     // By port, the whole service belongs to the node of greatest weight (the lowest id among equals).
-    let heaviest = weights.iter().max_by(|a, b| a.1.cmp(b.1).then(b.0.cmp(a.0)));
+    let heaviest = weights
+        .iter()
+        .max_by(|a, b| a.1.cmp(b.1).then(b.0.cmp(a.0)));
     Service {
         index,
         generation,

@@ -11,7 +11,9 @@ use super::HeldPacket;
 
 /// Why there is no hold.
 #[derive(Debug, thiserror::Error)]
-#[error("cannot make the TUN that holds packets in transit: {0}. Is /dev/net/tun there, and the daemon root?")]
+#[error(
+    "cannot make the TUN that holds packets in transit: {0}. Is /dev/net/tun there, and the daemon root?"
+)]
 pub struct HoldError(io::Error);
 
 /// The hold.
@@ -27,7 +29,10 @@ impl Hold {
     /// The kernel's refusal.
     pub fn new(name: &str) -> Result<Self, HoldError> {
         let tun = Tun::open(name).map_err(HoldError)?;
-        Ok(Self { tun, buffer: vec![0; MAX_PACKET] })
+        Ok(Self {
+            tun,
+            buffer: vec![0; MAX_PACKET],
+        })
     }
 
     /// For the ingress program.
@@ -39,18 +44,28 @@ impl Hold {
     pub fn read(&mut self) -> Option<(Flow, HeldPacket)> {
         loop {
             let (header, packet) = self.tun.read(&mut self.buffer).ok()?;
-            let Some(inbound) = Inbound::parse(packet) else { continue };
+            let Some(inbound) = Inbound::parse(packet) else {
+                continue;
+            };
             let header = header.for_reinjection(packet);
             let mut bytes = Vec::with_capacity(VNET_HEADER + packet.len());
             bytes.extend_from_slice(&header.to_bytes());
             bytes.extend_from_slice(packet);
-            return Some((inbound.flow, HeldPacket { bytes, segment: inbound.segment }));
+            return Some((
+                inbound.flow,
+                HeldPacket {
+                    bytes,
+                    segment: inbound.segment,
+                },
+            ));
         }
     }
 
     /// Gives a packet that was held to the stack.
     pub fn replay(&self, bytes: &[u8]) {
-        let Some(header) = VnetHeader::parse(bytes) else { return };
+        let Some(header) = VnetHeader::parse(bytes) else {
+            return;
+        };
         if let Err(error) = self.tun.write(header, &bytes[VNET_HEADER..]) {
             tracing::debug!(%error, "a held packet was not taken back");
         }

@@ -4,14 +4,14 @@
 
 mod convert;
 mod group;
-mod placement;
 mod hold;
 mod order;
+mod placement;
 
 pub use convert::{flow_of, key_of, record_from_map, record_to_map};
+pub use group::NodePath;
 pub use hold::{Hold, HoldError};
 pub use order::{HeldPacket, in_order};
-pub use group::NodePath;
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -46,7 +46,10 @@ impl Dataplane {
     /// # Errors
     /// The kernel refuses the programs.
     pub fn load(pins: &Path, flows_max: u32) -> Result<Self, Error> {
-        Ok(Self { programs: Programs::load(pins, flows_max)?, generations: BTreeMap::new() })
+        Ok(Self {
+            programs: Programs::load(pins, flows_max)?,
+            generations: BTreeMap::new(),
+        })
     }
 
     /// Puts flows into `state` with one system call.
@@ -81,7 +84,10 @@ impl Dataplane {
     #[must_use]
     pub fn is_ours(&self, flow: &Flow) -> bool {
         use FlowState::{Closing, Flushing, Owned, Prepared};
-        matches!(self.flow(flow), Some((Owned | Prepared | Flushing | Closing, _)))
+        matches!(
+            self.flow(flow),
+            Some((Owned | Prepared | Flushing | Closing, _))
+        )
     }
 
     /// Forgets a flow; its packets are then those of an unknown flow.
@@ -99,7 +105,9 @@ impl Dataplane {
             .flows
             .entries()
             .into_iter()
-            .filter_map(|(key, value)| Some((flow_of(&key)?, FlowState::from_raw(value.state)?, value)))
+            .filter_map(|(key, value)| {
+                Some((flow_of(&key)?, FlowState::from_raw(value.state)?, value))
+            })
             .collect()
     }
 }
@@ -108,7 +116,12 @@ impl Entry {
     /// The entry of a flow as the filters have it.
     #[must_use]
     pub fn of(flow: Flow, value: &FlowValue) -> Self {
-        Self { flow, epoch: value.epoch, peer: NodeId(value.peer), hold_slot: value.hold_slot }
+        Self {
+            flow,
+            epoch: value.epoch,
+            peer: NodeId(value.peer),
+            hold_slot: value.hold_slot,
+        }
     }
 }
 

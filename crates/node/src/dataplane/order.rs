@@ -15,12 +15,17 @@ pub struct HeldPacket {
 /// the donor and may arrive after younger packets. Acknowledgements without data all stay, since a repeated one means
 /// something; datagrams stay as they came.
 pub fn in_order(packets: &mut Vec<HeldPacket>) {
-    let Some(first) = packets.iter().find_map(|packet| packet.segment) else { return };
+    let Some(first) = packets.iter().find_map(|packet| packet.segment) else {
+        return;
+    };
     // Sequence numbers wrap: compare distances from one of them (RFC 9293, section 3.4).
     let distance = |of: u32, from: u32| of.wrapping_sub(from).cast_signed();
     packets.sort_by_key(|packet| {
         packet.segment.map(|segment| {
-            (distance(segment.sequence, first.sequence), distance(segment.acknowledgement, first.acknowledgement))
+            (
+                distance(segment.sequence, first.sequence),
+                distance(segment.acknowledgement, first.acknowledgement),
+            )
         })
     });
     packets.dedup_by(|later, earlier| match (later.segment, earlier.segment) {
@@ -34,32 +39,59 @@ mod tests {
     use super::*;
 
     fn packet(sequence: u32, acknowledgement: u32, length: u32) -> HeldPacket {
-        HeldPacket { bytes: Vec::new(), segment: Some(Segment { sequence, acknowledgement, length }) }
+        HeldPacket {
+            bytes: Vec::new(),
+            segment: Some(Segment {
+                sequence,
+                acknowledgement,
+                length,
+            }),
+        }
     }
 
     fn places(packets: &[HeldPacket]) -> Vec<(u32, u32)> {
-        packets.iter().filter_map(|p| p.segment).map(|s| (s.sequence, s.acknowledgement)).collect()
+        packets
+            .iter()
+            .filter_map(|p| p.segment)
+            .map(|s| (s.sequence, s.acknowledgement))
+            .collect()
     }
 
     #[test]
     fn a_straggler_comes_first_across_the_wrap() {
-        let mut packets = vec![packet(5, 1, 10), packet(u32::MAX - 4, 1, 10), packet(15, 1, 10)];
+        let mut packets = vec![
+            packet(5, 1, 10),
+            packet(u32::MAX - 4, 1, 10),
+            packet(15, 1, 10),
+        ];
         in_order(&mut packets);
         assert_eq!(places(&packets), [(u32::MAX - 4, 1), (5, 1), (15, 1)]);
     }
 
     #[test]
     fn data_is_replayed_once_and_repeated_acknowledgements_stay() {
-        let mut packets = vec![packet(7, 1, 10), packet(7, 1, 10), packet(17, 3, 0), packet(17, 3, 0), packet(17, 2, 0)];
+        let mut packets = vec![
+            packet(7, 1, 10),
+            packet(7, 1, 10),
+            packet(17, 3, 0),
+            packet(17, 3, 0),
+            packet(17, 2, 0),
+        ];
         in_order(&mut packets);
         assert_eq!(places(&packets), [(7, 1), (17, 2), (17, 3), (17, 3)]);
     }
 
     #[test]
     fn datagrams_stay_as_they_came() {
-        let datagram = |byte| HeldPacket { bytes: vec![byte], segment: None };
+        let datagram = |byte| HeldPacket {
+            bytes: vec![byte],
+            segment: None,
+        };
         let mut packets = vec![datagram(3), datagram(1), datagram(1)];
         in_order(&mut packets);
-        assert_eq!(packets.iter().map(|p| p.bytes[0]).collect::<Vec<_>>(), [3, 1, 1]);
+        assert_eq!(
+            packets.iter().map(|p| p.bytes[0]).collect::<Vec<_>>(),
+            [3, 1, 1]
+        );
     }
 }

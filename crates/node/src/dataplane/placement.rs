@@ -44,7 +44,9 @@ mod tests {
     use super::*;
 
     fn weights(of: &[(u16, u32)]) -> BTreeMap<NodeId, u32> {
-        of.iter().map(|(node, weight)| (NodeId(*node), *weight)).collect()
+        of.iter()
+            .map(|(node, weight)| (NodeId(*node), *weight))
+            .collect()
     }
 
     fn share(slots: &[u16], node: u16) -> f64 {
@@ -54,8 +56,16 @@ mod tests {
     #[test]
     fn shares_follow_the_weights() {
         let slots = table(&weights(&[(1, 1), (2, 2), (3, 1), (4, 0)]));
-        assert!((share(&slots, 1) - 0.25).abs() < 0.06, "{}", share(&slots, 1));
-        assert!((share(&slots, 2) - 0.50).abs() < 0.06, "{}", share(&slots, 2));
+        assert!(
+            (share(&slots, 1) - 0.25).abs() < 0.06,
+            "{}",
+            share(&slots, 1)
+        );
+        assert!(
+            (share(&slots, 2) - 0.50).abs() < 0.06,
+            "{}",
+            share(&slots, 2)
+        );
         assert_eq!(share(&slots, 4), 0.0);
     }
 

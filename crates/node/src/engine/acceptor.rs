@@ -2,11 +2,14 @@
 
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::Duration;
 
 use holdfast_api::app::{DESCRIPTORS_MAX, FromDaemon, IncomingItem};
 use holdfast_bpf::shared::FlowState;
 use holdfast_proto::handoff::{Completion, FlowEpoch, RestoreFlow, Results, Token};
-use holdfast_sys::tcp_repair::{self, PreparedSocket, RestoredSocket, TcpStatic, WindowProbe};
+use holdfast_sys::tcp_repair::{
+    self, PreparedSocket, RestoredSocket, Settled, TcpStatic, WindowProbe,
+};
 use holdfast_wire::frame::{BatchId, PrepareFlow};
 use holdfast_wire::{Flow, NodeId};
 
@@ -14,6 +17,10 @@ use super::blob::{DynamicBlob, StaticBlob, decode};
 use super::{Engine, text_of};
 use crate::app::SessionId;
 use crate::dataplane::{Entry, HeldPacket, in_order, monotonic_ns};
+
+/// How often a socket without a measured round trip is looked at, and how long.
+const SETTLE_POLL: Duration = Duration::from_millis(50);
+const SETTLE_PATIENCE: Duration = Duration::from_millis(500);
 
 /// Ids a `Go` or `Cancel` names at most: ten bytes each at worst, so that it fits a message.
 const IDS_MAX: usize = 4096;
@@ -34,8 +41,6 @@ pub struct Arrival {
     pub state: DynamicBlob,
     /// Slot of the hold counters.
     pub slot: u32,
-    /// The donor.
-    pub donor: NodeId,
     /// What came for it in the meantime.
     pub held: Vec<HeldPacket>,
     /// Packets are no longer kept but given to the stack.
@@ -81,27 +86,44 @@ impl Engine {
         self.journal.prepared(batch, flows);
         if let Err(error) = self.dataplane.set_flows(&entries, FlowState::TransitIn) {
             let failed = flows.iter().map(|_| Err(error.to_string())).collect();
-            return self.done(Completion { token, results: Results::PreparedSockets(failed) });
+            return self.done(Completion {
+                token,
+                results: Results::PreparedSockets(failed),
+            });
         }
         self.offer(&states);
         let flows = flows.iter().map(|of| of.flow).collect();
-        self.preparing.push(Preparing { token, flows, results });
+        self.preparing.push(Preparing {
+            token,
+            flows,
+            results,
+        });
         self.poll_preparing();
     }
 
     fn prepare_one(&mut self, donor: NodeId, of: &PrepareFlow) -> Result<(Entry, Vec<u8>), String> {
         let blob: StaticBlob = decode(&of.static_state)?;
         let (session, service) = self.programs.taker(&of.flow).ok_or_else(|| {
-            format!("no server program on node {} serves {}; start one there", self.config.node.name, of.flow.local)
+            format!(
+                "no server program on node {} serves {}; start one there",
+                self.config.node.name, of.flow.local
+            )
         })?;
         let socket = match &blob.tcp {
             Some(fixed) if fixed.local == of.flow.local && fixed.remote == of.flow.remote => {
-                Socket::Prepared(self.preparer.prepare(fixed).map_err(|error| error.to_string())?)
+                Socket::Prepared(
+                    self.preparer
+                        .prepare(fixed)
+                        .map_err(|error| error.to_string())?,
+                )
             }
             Some(_) => return Err("its state is another flow's".into()),
             None => Socket::Shared,
         };
-        let slot = self.slots.take().ok_or("too many connections are in transit here; try again")?;
+        let slot = self
+            .slots
+            .take()
+            .ok_or("too many connections are in transit here; try again")?;
         self.dataplane.programs.holds.reset(slot);
         let id = self.next_arrival;
         self.next_arrival += 1;
@@ -113,7 +135,6 @@ impl Engine {
             fixed: blob.tcp,
             state: DynamicBlob::default(),
             slot,
-            donor,
             held: Vec::new(),
             released: false,
         };
@@ -121,7 +142,15 @@ impl Engine {
             self.slots.give_back(older.slot);
         }
         self.arrival_ids.insert(id, (of.flow, service));
-        Ok((Entry { flow: of.flow, epoch: of.epoch + 1, peer: donor, hold_slot: slot }, blob.application.into_vec()))
+        Ok((
+            Entry {
+                flow: of.flow,
+                epoch: of.epoch + 1,
+                peer: donor,
+                hold_slot: slot,
+            },
+            blob.application.into_vec(),
+        ))
     }
 
     /// Gives descriptors and application state to the programs that take the flows.
@@ -138,7 +167,9 @@ impl Engine {
             }
         }
         for (flow, application) in states {
-            let Some(arrival) = self.arrivals.get(flow) else { continue };
+            let Some(arrival) = self.arrivals.get(flow) else {
+                continue;
+            };
             let (session, id) = (arrival.session, arrival.id);
             let state = FromDaemon::State {
                 id,
@@ -154,13 +185,23 @@ impl Engine {
         let mut descriptors: Vec<OwnedFd> = Vec::with_capacity(flows.len());
         let mut items = Vec::with_capacity(flows.len());
         for flow in flows {
-            let Some(arrival) = self.arrivals.get(flow) else { continue };
-            let service = self.arrival_ids.get(&arrival.id).map_or(0, |(_, service)| *service);
+            let Some(arrival) = self.arrivals.get(flow) else {
+                continue;
+            };
+            let service = self
+                .arrival_ids
+                .get(&arrival.id)
+                .map_or(0, |(_, service)| *service);
             let duplicate = match &arrival.socket {
                 Socket::Prepared(socket) => socket.as_fd().try_clone_to_owned().ok(),
                 _ => None,
             };
-            items.push(IncomingItem { id: arrival.id, service, flow: text_of(flow), descriptor: duplicate.is_some() });
+            items.push(IncomingItem {
+                id: arrival.id,
+                service,
+                flow: text_of(flow),
+                descriptor: duplicate.is_some(),
+            });
             descriptors.extend(duplicate);
         }
         self.tell(session, &FromDaemon::Incoming { items }, descriptors);
@@ -182,7 +223,9 @@ impl Engine {
     /// A program does not take these arrivals.
     pub(super) fn refused(&mut self, ids: &[u64], reason: &str) {
         for id in ids {
-            let Some((flow, _)) = self.arrival_ids.get(id) else { continue };
+            let Some((flow, _)) = self.arrival_ids.get(id) else {
+                continue;
+            };
             for preparing in &mut self.preparing {
                 for (of, result) in preparing.flows.iter().zip(&mut preparing.results) {
                     if of == flow && result.is_ok() {
@@ -215,7 +258,10 @@ impl Engine {
                 self.preparing.push(preparing);
             } else {
                 let results = Results::PreparedSockets(preparing.results);
-                self.done(Completion { token: preparing.token, results });
+                self.done(Completion {
+                    token: preparing.token,
+                    results,
+                });
             }
         }
     }
@@ -223,18 +269,25 @@ impl Engine {
     pub(super) fn restore(&mut self, token: Token, batch: BatchId, flows: &[RestoreFlow]) {
         let results = flows.iter().map(|of| self.restore_one(of)).collect();
         self.journal.restored(batch, flows);
-        self.done(Completion { token, results: Results::Restored(results) });
+        self.done(Completion {
+            token,
+            results: Results::Restored(results),
+        });
     }
 
     fn restore_one(&mut self, of: &RestoreFlow) -> Result<(), String> {
-        let arrival = self.arrivals.get_mut(&of.flow).ok_or("it was never prepared")?;
+        let arrival = self
+            .arrivals
+            .get_mut(&of.flow)
+            .ok_or("it was never prepared")?;
         arrival.state = decode(&of.dynamic)?;
         match std::mem::replace(&mut arrival.socket, Socket::Gone) {
             Socket::Prepared(prepared) => {
                 let fixed = arrival.fixed.as_ref().ok_or("it has no options")?;
                 let state = arrival.state.tcp.as_ref().ok_or("it has no state")?;
                 self.congestion.announce(&self.dataplane, &of.flow, state);
-                let socket = tcp_repair::restore(prepared, fixed, state).map_err(|error| error.to_string())?;
+                let socket = tcp_repair::restore(prepared, fixed, state)
+                    .map_err(|error| error.to_string())?;
                 self.congestion.give(socket.as_fd(), fixed);
                 arrival.socket = Socket::Restored(socket);
             }
@@ -247,31 +300,57 @@ impl Engine {
     }
 
     pub(super) fn activate(&mut self, token: Token, flows: &[FlowEpoch]) {
-        let entry = |of: &FlowEpoch, slot| Entry { flow: of.flow, epoch: of.epoch, peer: NodeId(0), hold_slot: slot };
+        let entry = |of: &FlowEpoch, slot| Entry {
+            flow: of.flow,
+            epoch: of.epoch,
+            peer: NodeId(0),
+            hold_slot: slot,
+        };
         let entries: Vec<Entry> = flows
             .iter()
             .filter_map(|of| Some(entry(of, self.arrivals.get(&of.flow)?.slot)))
             .collect();
         if let Err(error) = self.dataplane.set_flows(&entries, FlowState::Flushing) {
             let failed = flows.iter().map(|_| Err(error.to_string())).collect();
-            return self.done(Completion { token, results: Results::Activated(failed) });
+            return self.done(Completion {
+                token,
+                results: Results::Activated(failed),
+            });
         }
-        let results: Vec<Result<(), String>> = flows.iter().map(|of| self.activate_one(&of.flow)).collect();
-        self.active_at_ns = monotonic_ns();
+        let results: Vec<Result<(), String>> = flows
+            .iter()
+            .map(|of| {
+                self.activate_one(&of.flow)?;
+                self.taken_at_ns.insert(of.flow, monotonic_ns());
+                Ok(())
+            })
+            .collect();
+        // The donor may hear of it while the rest is done.
+        self.done(Completion {
+            token,
+            results: Results::Activated(results),
+        });
         self.go(flows);
         self.flush(flows);
-        let settled: Vec<Entry> = entries.iter().map(|entry| Entry { hold_slot: 0, ..*entry }).collect();
+        let settled: Vec<Entry> = entries
+            .iter()
+            .map(|entry| Entry {
+                hold_slot: 0,
+                ..*entry
+            })
+            .collect();
         if let Err(error) = self.dataplane.set_flows(&settled, FlowState::Owned) {
             tracing::error!(%error, "flows stay in the hold's care");
         }
         // What slipped into the hold between the last look and the change.
         self.read_hold();
         self.settle(flows);
-        self.done(Completion { token, results: Results::Activated(results) });
     }
 
     fn activate_one(&mut self, flow: &Flow) -> Result<(), String> {
-        let Some(arrival) = self.arrivals.get_mut(flow) else { return self.awaited(flow) };
+        let Some(arrival) = self.arrivals.get_mut(flow) else {
+            return self.awaited(flow);
+        };
         match std::mem::replace(&mut arrival.socket, Socket::Gone) {
             Socket::Restored(socket) => {
                 let fixed = arrival.fixed.as_ref().ok_or("it has no options")?;
@@ -325,7 +404,9 @@ impl Engine {
     fn flush(&mut self, flows: &[FlowEpoch]) {
         self.read_hold();
         for of in flows {
-            let Some(arrival) = self.arrivals.get_mut(&of.flow) else { continue };
+            let Some(arrival) = self.arrivals.get_mut(&of.flow) else {
+                continue;
+            };
             arrival.released = true;
             let mut held = std::mem::take(&mut arrival.held);
             let (slot, count) = (arrival.slot, held.len());
@@ -342,13 +423,17 @@ impl Engine {
 
     /// What nothing waited for: late options, books.
     fn settle(&mut self, flows: &[FlowEpoch]) {
+        let now = self.now();
         for of in flows {
-            let Some(arrival) = self.arrivals.remove(&of.flow) else { continue };
+            let Some(arrival) = self.arrivals.remove(&of.flow) else {
+                continue;
+            };
             self.arrival_ids.remove(&arrival.id);
-            if let (Socket::Live(socket), Some(fixed)) = (&arrival.socket, &arrival.fixed)
-                && let Err(error) = tcp_repair::settle(socket.as_fd(), fixed)
+            if let (Socket::Live(socket), Some(fixed)) = (arrival.socket, arrival.fixed)
+                && !is_settled(socket.as_fd(), &fixed)
             {
-                tracing::warn!(flow = %of.flow, %error, "an option of a moved socket could not be set");
+                self.unsettled.push((now, socket, fixed));
+                self.settle_poll_at.get_or_insert(now + SETTLE_POLL);
             }
             self.programs.has(arrival.session, of.flow);
             self.congestion.forget(&self.dataplane, &of.flow);
@@ -356,11 +441,24 @@ impl Engine {
         }
     }
 
+    /// Tries again for sockets that had no measured round trip. Not for long: our duplicate of the descriptor would hold
+    /// up a close by the program.
+    pub(super) fn poll_unsettled(&mut self) {
+        let now = self.now();
+        self.unsettled.retain(|(since, socket, fixed)| {
+            !is_settled(socket.as_fd(), fixed) && now.saturating_sub(*since) < SETTLE_PATIENCE
+        });
+        self.settle_poll_at = (!self.unsettled.is_empty()).then_some(now + SETTLE_POLL);
+    }
+
     pub(super) fn discard(&mut self, token: Token, flows: &[Flow]) {
         let reason = "the handoff was given up";
         for (session, ids) in self.ids_by_session(flows.iter().copied()) {
             for ids in ids.chunks(IDS_MAX) {
-                let cancel = FromDaemon::Cancel { ids: ids.to_vec(), reason: reason.into() };
+                let cancel = FromDaemon::Cancel {
+                    ids: ids.to_vec(),
+                    reason: reason.into(),
+                };
                 self.tell(session, &cancel, Vec::new());
             }
         }
@@ -378,7 +476,20 @@ impl Engine {
                 tracing::warn!(%flow, %error, "a flow that is not coming stays in the table");
             }
         }
-        self.done(Completion { token, results: Results::Discarded });
+        self.done(Completion {
+            token,
+            results: Results::Discarded,
+        });
+    }
+}
+
+fn is_settled(socket: BorrowedFd<'_>, fixed: &TcpStatic) -> bool {
+    match tcp_repair::settle(socket, fixed) {
+        Ok(settled) => settled == Settled::Done,
+        Err(error) => {
+            tracing::debug!(%error, "an option of a moved socket could not be set");
+            true
+        }
     }
 }
 

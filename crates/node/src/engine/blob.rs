@@ -30,7 +30,9 @@ pub struct DynamicBlob {
 /// # Errors
 /// Never for these types; the text is for the log.
 pub fn encode<T: Serialize>(blob: &T) -> Result<Bytes, String> {
-    postcard::to_stdvec(blob).map(Bytes::from).map_err(|error| error.to_string())
+    postcard::to_stdvec(blob)
+        .map(Bytes::from)
+        .map_err(|error| error.to_string())
 }
 
 /// Decodes a peer's blob.

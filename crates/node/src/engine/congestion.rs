@@ -21,14 +21,18 @@ impl Congestion {
     pub fn new(dataplane: &Dataplane) -> Self {
         let restorer = dataplane.programs.congestion_restorer().map(str::to_owned);
         if restorer.is_none() {
-            tracing::warn!("this kernel takes no congestion control in eBPF: moved connections learn their path anew");
+            tracing::warn!(
+                "this kernel takes no congestion control in eBPF: moved connections learn their path anew"
+            );
         }
         Self { restorer }
     }
 
     /// What the flow's socket is to get.
     pub fn announce(&self, dataplane: &Dataplane, flow: &Flow, state: &TcpDynamic) {
-        let (Some(_), Some(table)) = (&self.restorer, &dataplane.programs.congestion) else { return };
+        let (Some(_), Some(table)) = (&self.restorer, &dataplane.programs.congestion) else {
+            return;
+        };
         let had = &state.congestion;
         let value = MapCongestion {
             cwnd: had.window.max(1),
@@ -42,9 +46,12 @@ impl Congestion {
 
     /// Lets the restored socket take it. A socket that does not goes on with the kernel's initial window.
     pub fn give(&self, socket: BorrowedFd<'_>, fixed: &TcpStatic) {
-        let Some(restorer) = &self.restorer else { return };
-        let given = tcp_repair::set_congestion_control(socket, restorer)
-            .and_then(|()| tcp_repair::set_congestion_control(socket, &fixed.options.congestion_control));
+        let Some(restorer) = &self.restorer else {
+            return;
+        };
+        let given = tcp_repair::set_congestion_control(socket, restorer).and_then(|()| {
+            tcp_repair::set_congestion_control(socket, &fixed.options.congestion_control)
+        });
         if let Err(error) = given {
             tracing::debug!(%error, "the congestion window is not restored");
         }

@@ -10,13 +10,17 @@ impl Engine {
             ControlRequest::Status(reply) => drop(reply.send(Ok(self.status()))),
             ControlRequest::Flows(query, reply) => drop(reply.send(Ok(self.flows(query)))),
             ControlRequest::Flow(flow, reply) => drop(reply.send(self.flow_detail(&flow))),
-            ControlRequest::StartHandoff(request, reply) => drop(reply.send(self.start_handoff(request))),
+            ControlRequest::StartHandoff(request, reply) => {
+                drop(reply.send(self.start_handoff(request)))
+            }
             ControlRequest::Handoffs(reply) => drop(reply.send(Ok(self.handoff_list()))),
             ControlRequest::Handoff(id, reply) => drop(reply.send(self.handoff_status(id))),
             ControlRequest::Nodes(reply) => drop(reply.send(Ok(self.nodes()))),
             ControlRequest::Drops(reply) => drop(reply.send(Ok(self.drops()))),
             ControlRequest::Placement(reply) => drop(reply.send(Ok(self.placement()))),
-            ControlRequest::SetPlacement(request, reply) => drop(reply.send(self.set_placement(request))),
+            ControlRequest::SetPlacement(request, reply) => {
+                drop(reply.send(self.set_placement(request)))
+            }
         }
     }
 }

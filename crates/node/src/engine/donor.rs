@@ -41,6 +41,8 @@ pub struct Donation {
     pub unread: Option<Vec<ByteBuf>>,
     /// When it was frozen, by the monotonic clock.
     pub frozen_at_ns: Option<u64>,
+    /// What its send queue held then, bytes.
+    pub queued: usize,
     /// The holder has not said yet whether it was diverted.
     pub in_doubt: bool,
     /// The program was told that it keeps the connection.
@@ -74,7 +76,10 @@ impl Engine {
         if let Err(error) = self.dataplane.set_flows(&prepared, FlowState::Prepared) {
             tracing::warn!(%error, "out-of-order segments will not be copied");
         }
-        self.done(Completion { token, results: Results::ReadStatic(results) });
+        self.done(Completion {
+            token,
+            results: Results::ReadStatic(results),
+        });
     }
 
     fn read_one(&mut self, flow: &Flow) -> Result<(StaticFlow, Entry), Reason> {
@@ -88,8 +93,14 @@ impl Engine {
         let donation = self.donations.get_mut(flow).ok_or(Reason::UnknownFlow)?;
         let mut queue = SendQueueInfo::default();
         if flow.protocol == Protocol::Tcp {
-            let socket = donation.socket.as_ref().ok_or_else(|| unmovable("the program gave no descriptor"))?;
-            let fixed = tcp_repair::read_static(socket.as_fd()).map_err(unmovable)?;
+            let socket = donation
+                .socket
+                .as_ref()
+                .ok_or_else(|| unmovable("the program gave no descriptor"))?;
+            if let Some(ticks) = self.clock_shift {
+                tcp_repair::shift_timestamp_clock(socket.as_fd(), ticks).map_err(unmovable)?;
+            }
+            let fixed = self.static_reader.read(socket.as_fd()).map_err(unmovable)?;
             if fixed.local != flow.local || fixed.remote != flow.remote {
                 return Err(unmovable("the descriptor given is another connection's"));
             }
@@ -102,12 +113,28 @@ impl Engine {
         };
         let static_state = encode(&blob).map_err(unmovable)?;
         donation.application = blob.application.into_vec();
-        let entry = Entry { flow: *flow, epoch: value.epoch, peer: NodeId(0), hold_slot: 0 };
-        Ok((StaticFlow { epoch: value.epoch, static_state, queue }, entry))
+        let entry = Entry {
+            flow: *flow,
+            epoch: value.epoch,
+            peer: NodeId(0),
+            hold_slot: 0,
+        };
+        Ok((
+            StaticFlow {
+                epoch: value.epoch,
+                static_state,
+                queue,
+            },
+            entry,
+        ))
     }
 
     pub(super) fn drain(&mut self, token: Token, flows: Vec<Flow>, deadline: Duration) {
-        self.draining.push(Draining { token, flows, deadline });
+        self.draining.push(Draining {
+            token,
+            flows,
+            deadline,
+        });
         self.poll_drains();
     }
 
@@ -115,23 +142,28 @@ impl Engine {
     pub(super) fn poll_drains(&mut self) {
         let now = self.now();
         for drain in std::mem::take(&mut self.draining) {
-            let queues: Vec<SendQueueInfo> = drain.flows.iter().map(|flow| self.queue_of(flow)).collect();
-            let empty = queues.iter().all(|queue| queue.unsent == 0 && queue.unacked == 0);
+            let queues: Vec<SendQueueInfo> =
+                drain.flows.iter().map(|flow| self.queue_of(flow)).collect();
+            let empty = queues
+                .iter()
+                .all(|queue| queue.unsent == 0 && queue.unacked == 0);
             if empty || now >= drain.deadline {
-                self.done(Completion { token: drain.token, results: Results::Drained(queues) });
+                self.done(Completion {
+                    token: drain.token,
+                    results: Results::Drained(queues),
+                });
             } else {
                 self.draining.push(drain);
             }
         }
-    }
-
-    /// When to look at the drains again.
-    pub(super) fn next_drain_poll(&self) -> Option<Duration> {
-        (!self.draining.is_empty()).then(|| self.now() + DRAIN_POLL)
+        self.drain_poll_at = (!self.draining.is_empty()).then_some(now + DRAIN_POLL);
     }
 
     fn queue_of(&self, flow: &Flow) -> SendQueueInfo {
-        let socket = self.donations.get(flow).and_then(|donation| donation.socket.as_ref());
+        let socket = self
+            .donations
+            .get(flow)
+            .and_then(|donation| donation.socket.as_ref());
         socket.map(send_queue).unwrap_or_default()
     }
 
@@ -139,11 +171,19 @@ impl Engine {
         let frozen_at_ns = monotonic_ns();
         let entries: Vec<Entry> = flows
             .iter()
-            .map(|of| Entry { flow: of.flow, epoch: of.epoch, peer: acceptor, hold_slot: 0 })
+            .map(|of| Entry {
+                flow: of.flow,
+                epoch: of.epoch,
+                peer: acceptor,
+                hold_slot: 0,
+            })
             .collect();
         if let Err(error) = self.dataplane.set_flows(&entries, FlowState::TransitOut) {
             let failed = flows.iter().map(|_| Err(error.to_string())).collect();
-            return self.done(Completion { token, results: Results::Frozen(failed) });
+            return self.done(Completion {
+                token,
+                results: Results::Frozen(failed),
+            });
         }
         for of in &flows {
             if let Some(donation) = self.donations.get_mut(&of.flow) {
@@ -151,15 +191,24 @@ impl Engine {
             }
         }
         self.read_hold();
-        let datagrams: Vec<Flow> =
-            flows.iter().map(|of| of.flow).filter(|flow| flow.protocol == Protocol::Udp).collect();
+        let datagrams: Vec<Flow> = flows
+            .iter()
+            .map(|of| of.flow)
+            .filter(|flow| flow.protocol == Protocol::Udp)
+            .collect();
         if datagrams.is_empty() {
             return self.finish_freeze(token, &flows);
         }
         for flow in datagrams {
             if let Some(donation) = self.donations.get(&flow) {
                 let session = donation.session;
-                self.tell(session, &FromDaemon::Collect { flows: vec![text_of(&flow)] }, Vec::new());
+                self.tell(
+                    session,
+                    &FromDaemon::Collect {
+                        flows: vec![text_of(&flow)],
+                    },
+                    Vec::new(),
+                );
             }
         }
         self.collecting.push(Collecting { token, flows });
@@ -172,7 +221,10 @@ impl Engine {
             let ready = collecting.flows.iter().all(|of| {
                 // A program that is gone has nothing more to say.
                 of.flow.protocol == Protocol::Tcp
-                    || self.donations.get(&of.flow).is_none_or(|donation| donation.unread.is_some())
+                    || self
+                        .donations
+                        .get(&of.flow)
+                        .is_none_or(|donation| donation.unread.is_some())
             });
             if ready {
                 self.finish_freeze(collecting.token, &collecting.flows);
@@ -184,32 +236,55 @@ impl Engine {
 
     fn finish_freeze(&mut self, token: Token, flows: &[FlowEpoch]) {
         let results = flows.iter().map(|of| self.extract(&of.flow)).collect();
-        self.done(Completion { token, results: Results::Frozen(results) });
+        self.done(Completion {
+            token,
+            results: Results::Frozen(results),
+        });
     }
 
     fn extract(&mut self, flow: &Flow) -> Result<FrozenFlow, String> {
         let donation = self.donations.get_mut(flow).ok_or("its program is gone")?;
         let mut blob = DynamicBlob::default();
         if let (Some(socket), Some(fixed)) = (&donation.socket, &donation.fixed) {
-            let state = tcp_repair::extract(socket.as_fd(), fixed).map_err(|error| error.to_string())?;
+            let state =
+                tcp_repair::extract(socket.as_fd(), fixed).map_err(|error| error.to_string())?;
             let missing = |packet: &HeldPacket| {
                 packet.segment.is_some_and(|segment| {
-                    segment.sequence.wrapping_add(segment.length).wrapping_sub(state.rcv_nxt).cast_signed() > 0
+                    segment
+                        .sequence
+                        .wrapping_add(segment.length)
+                        .wrapping_sub(state.rcv_nxt)
+                        .cast_signed()
+                        > 0
                 })
             };
             let copies = std::mem::take(&mut donation.out_of_order);
-            blob.packets = copies.into_iter().filter(missing).map(|packet| ByteBuf::from(packet.bytes)).collect();
+            blob.packets = copies
+                .into_iter()
+                .filter(missing)
+                .map(|packet| ByteBuf::from(packet.bytes))
+                .collect();
+            donation.queued = state.outgoing.len();
             blob.tcp = Some(state);
         }
         if let Some(unread) = donation.unread.take() {
             blob.packets = unread;
         }
-        Ok(FrozenFlow { dynamic: encode(&blob)?, application: bytes::Bytes::new() })
+        Ok(FrozenFlow {
+            dynamic: encode(&blob)?,
+            application: bytes::Bytes::new(),
+        })
     }
 
     pub(super) fn resume(&mut self, token: Token, flows: &[FlowEpoch], in_doubt: bool) {
-        let results = flows.iter().map(|of| self.resume_one(of, in_doubt)).collect();
-        self.done(Completion { token, results: Results::Resumed(results) });
+        let results = flows
+            .iter()
+            .map(|of| self.resume_one(of, in_doubt))
+            .collect();
+        self.done(Completion {
+            token,
+            results: Results::Resumed(results),
+        });
     }
 
     fn resume_one(&mut self, of: &FlowEpoch, in_doubt: bool) -> Result<(), String> {
@@ -221,10 +296,21 @@ impl Engine {
             return self.awaited(&of.flow);
         };
         donation.in_doubt = in_doubt;
-        let state = if in_doubt { FlowState::Prepared } else { FlowState::Owned };
+        let state = if in_doubt {
+            FlowState::Prepared
+        } else {
+            FlowState::Owned
+        };
         // The filters first: what the socket sends when it wakes must pass.
-        let entry = Entry { flow: of.flow, epoch: of.epoch, peer: NodeId(0), hold_slot: 0 };
-        self.dataplane.set_flows(&[entry], state).map_err(|error| error.to_string())?;
+        let entry = Entry {
+            flow: of.flow,
+            epoch: of.epoch,
+            peer: NodeId(0),
+            hold_slot: 0,
+        };
+        self.dataplane
+            .set_flows(&[entry], state)
+            .map_err(|error| error.to_string())?;
         if let (Some(socket), Some(_)) = (&donation.socket, donation.frozen_at_ns.take()) {
             let fixed = donation.fixed.as_ref().ok_or("it was never read")?;
             tcp_repair::resume(socket.as_fd(), fixed).map_err(|error| error.to_string())?;
@@ -238,30 +324,50 @@ impl Engine {
     pub(super) fn close(&mut self, token: Token, acceptor: NodeId, flows: &[FlowEpoch]) {
         let entries: Vec<Entry> = flows
             .iter()
-            .map(|of| Entry { flow: of.flow, epoch: of.epoch, peer: acceptor, hold_slot: 0 })
+            .map(|of| Entry {
+                flow: of.flow,
+                epoch: of.epoch,
+                peer: acceptor,
+                hold_slot: 0,
+            })
             .collect();
         if let Err(error) = self.dataplane.set_flows(&entries, FlowState::Moved) {
             let failed = flows.iter().map(|_| Err(error.to_string())).collect();
-            return self.done(Completion { token, results: Results::Closed(failed) });
+            return self.done(Completion {
+                token,
+                results: Results::Closed(failed),
+            });
         }
         let to = self.name_of(acceptor);
-        let results = flows.iter().map(|of| self.close_one(&of.flow, &to)).collect();
-        self.done(Completion { token, results: Results::Closed(results) });
+        let results = flows
+            .iter()
+            .map(|of| self.close_one(&of.flow, &to))
+            .collect();
+        self.done(Completion {
+            token,
+            results: Results::Closed(results),
+        });
     }
 
     fn close_one(&mut self, flow: &Flow, to: &str) -> Result<(), String> {
-        self.tombstones.push_back((monotonic_s() + TOMBSTONE_S, *flow));
+        self.tombstones
+            .push_back((monotonic_s() + TOMBSTONE_S, *flow));
         self.programs.lost(flow);
+        self.taken_at_ns.remove(flow);
         let Some(donation) = self.donations.remove(flow) else {
             return self.awaited(flow);
         };
         if let Some(frozen_at_ns) = donation.frozen_at_ns {
-            self.operations.frozen(flow, frozen_at_ns);
+            self.operations
+                .frozen(flow, frozen_at_ns, donation.queued as u64);
         }
         if let Some(socket) = &donation.socket {
             tcp_repair::abandon(socket.as_fd()).map_err(|error| error.to_string())?;
         }
-        self.gone.entry((donation.session, to.to_owned())).or_default().push(text_of(flow));
+        self.gone
+            .entry((donation.session, to.to_owned()))
+            .or_default()
+            .push(text_of(flow));
         Ok(())
     }
 }
@@ -271,7 +377,9 @@ fn unmovable(why: impl ToString) -> Reason {
 }
 
 fn send_queue(socket: &OwnedFd) -> SendQueueInfo {
-    let Ok(queue) = tcp_repair::send_queue(socket.as_fd()) else { return SendQueueInfo::default() };
+    let Ok(queue) = tcp_repair::send_queue(socket.as_fd()) else {
+        return SendQueueInfo::default();
+    };
     SendQueueInfo {
         unsent: queue.unsent,
         unacked: queue.unacknowledged,

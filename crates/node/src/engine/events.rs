@@ -22,7 +22,15 @@ impl Engine {
                     self.outcome(batch, &flow, &outcome);
                 }
             }
-            Event::BatchFinished { batch, acceptor, moved, kept, bytes, phases, .. } => {
+            Event::BatchFinished {
+                batch,
+                acceptor,
+                moved,
+                kept,
+                bytes,
+                phases,
+                ..
+            } => {
                 tracing::info!(%batch, %acceptor, moved, kept, bytes, freeze_us = phases.freeze().as_micros(), "handed off");
                 if moved > 0 {
                     self.metrics.frozen_for(phases.freeze());
@@ -30,7 +38,11 @@ impl Engine {
                 self.operations.batch_ended(batch, bytes, &phases);
             }
             Event::Accepted { batch, flows } => {
-                tracing::info!(batch = batch.map(|b| b.to_string()), flows = flows.len(), "accepted");
+                tracing::info!(
+                    batch = batch.map(|b| b.to_string()),
+                    flows = flows.len(),
+                    "accepted"
+                );
                 for (flow, _) in flows {
                     self.metrics.handoff_ended("accepted");
                     self.counts.accepted += 1;
@@ -39,7 +51,12 @@ impl Engine {
                 }
             }
             Event::Discarded { batch, flows, why } => {
-                tracing::warn!(batch = batch.map(|b| b.to_string()), flows = flows.len(), why, "given up as acceptor");
+                tracing::warn!(
+                    batch = batch.map(|b| b.to_string()),
+                    flows = flows.len(),
+                    why,
+                    "given up as acceptor"
+                );
                 for flow in flows {
                     self.journal.ended(&flow);
                     self.recovered.remove(&flow);
@@ -49,7 +66,9 @@ impl Engine {
             Event::HolderSilent { holder, changes } => {
                 tracing::warn!(%holder, changes, "the holder does not answer; asking again");
             }
-            Event::Failed { flow, command, why } => tracing::error!(%flow, command, why, "could not be carried out"),
+            Event::Failed { flow, command, why } => {
+                tracing::error!(%flow, command, why, "could not be carried out")
+            }
             Event::Ignored { from, what, why } => tracing::debug!(%from, what, why, "ignored"),
             Event::RequestFinished { .. } => {}
         }
@@ -74,13 +93,19 @@ impl Engine {
                         self.donations.remove(flow);
                     }
                     self.programs.has(session, *flow);
-                    let kept = FromDaemon::Kept { flows: vec![text_of(flow)], reason: reason.to_string() };
+                    let kept = FromDaemon::Kept {
+                        flows: vec![text_of(flow)],
+                        reason: reason.to_string(),
+                    };
                     self.tell(session, &kept, Vec::new());
                 }
             }
             Outcome::Gone => {
                 if let Some(donation) = self.donations.remove(flow) {
-                    let gone = FromDaemon::Gone { flows: vec![text_of(flow)], to: String::new() };
+                    let gone = FromDaemon::Gone {
+                        flows: vec![text_of(flow)],
+                        to: String::new(),
+                    };
                     self.tell(donation.session, &gone, Vec::new());
                 }
             }
@@ -118,10 +143,16 @@ impl Engine {
     pub(super) fn handle_kernel(&mut self, events: &[KernelEvent]) {
         let mut changes = Vec::new();
         for event in events {
-            let Some(flow) = flow_of(&event.flow) else { continue };
+            let Some(flow) = flow_of(&event.flow) else {
+                continue;
+            };
             match event.kind {
                 EVENT_ESTABLISHED => {
-                    changes.push(Change { flow, kind: ChangeKind::Establish, epoch: event.epoch });
+                    changes.push(Change {
+                        flow,
+                        kind: ChangeKind::Establish,
+                        epoch: event.epoch,
+                    });
                 }
                 EVENT_CLOSED if event.detail == LAST_ACK => {
                     self.end_of_flow(&flow);
@@ -145,6 +176,7 @@ impl Engine {
         if flow.protocol == Protocol::Tcp {
             self.programs.lost(flow);
         }
+        self.taken_at_ns.remove(flow);
     }
 
     /// The change that tells the holder a closed flow is no more; the entry here goes too.
@@ -156,6 +188,10 @@ impl Engine {
         if let Err(error) = self.dataplane.forget(flow) {
             tracing::warn!(%flow, %error, "a closed flow stays in the table");
         }
-        Some(Change { flow: *flow, kind: ChangeKind::Remove, epoch: value.epoch })
+        Some(Change {
+            flow: *flow,
+            kind: ChangeKind::Remove,
+            epoch: value.epoch,
+        })
     }
 }

@@ -14,14 +14,29 @@ pub struct Holder {
 impl Holder {
     /// A holder over the table that an earlier daemon may have left.
     pub fn new(programs: &Programs, seconds_since_2020: Epoch) -> Self {
-        let highest = programs.steering.entries().iter().map(|(_, record)| record.epoch).max();
-        let least = highest.map_or(1, |epoch| epoch.saturating_add(1)).max(seconds_since_2020);
-        Self { floors: Floors::new(least) }
+        let highest = programs
+            .steering
+            .entries()
+            .iter()
+            .map(|(_, record)| record.epoch)
+            .max();
+        let least = highest
+            .map_or(1, |epoch| epoch.saturating_add(1))
+            .max(seconds_since_2020);
+        Self {
+            floors: Floors::new(least),
+        }
     }
 
     /// The record of a flow.
     pub fn lookup(programs: &Programs, flow: &Flow) -> Option<Record> {
-        programs.steering.get(&key_of(flow)).ok().flatten().as_ref().and_then(record_from_map)
+        programs
+            .steering
+            .get(&key_of(flow))
+            .ok()
+            .flatten()
+            .as_ref()
+            .and_then(record_from_map)
     }
 
     /// All records.

@@ -50,12 +50,22 @@ impl Journal {
             read(&file.path(), &mut found);
             let _ = std::fs::remove_file(file.path());
         }
-        Ok((Self { directory, files: BTreeMap::new(), batch_of: BTreeMap::new() }, found))
+        Ok((
+            Self {
+                directory,
+                files: BTreeMap::new(),
+                batch_of: BTreeMap::new(),
+            },
+            found,
+        ))
     }
 
     /// Sockets were made for these flows.
     pub fn prepared(&mut self, batch: BatchId, flows: &[PrepareFlow]) {
-        let entries = flows.iter().map(|of| Entry::Static { flow: of.flow, blob: ByteBuf::from(of.static_state.to_vec()) });
+        let entries = flows.iter().map(|of| Entry::Static {
+            flow: of.flow,
+            blob: ByteBuf::from(of.static_state.to_vec()),
+        });
         self.append(batch, entries);
         for of in flows {
             self.batch_of.insert(of.flow, batch);
@@ -65,14 +75,21 @@ impl Journal {
 
     /// Their state came.
     pub fn restored(&mut self, batch: BatchId, flows: &[RestoreFlow]) {
-        let entries = flows.iter().map(|of| Entry::Dynamic { flow: of.flow, blob: ByteBuf::from(of.dynamic.to_vec()) });
+        let entries = flows.iter().map(|of| Entry::Dynamic {
+            flow: of.flow,
+            blob: ByteBuf::from(of.dynamic.to_vec()),
+        });
         self.append(batch, entries);
     }
 
     /// A flow needs the journal no more.
     pub fn ended(&mut self, flow: &Flow) {
-        let Some(batch) = self.batch_of.remove(flow) else { return };
-        let Some(left) = self.files.get_mut(&batch) else { return };
+        let Some(batch) = self.batch_of.remove(flow) else {
+            return;
+        };
+        let Some(left) = self.files.get_mut(&batch) else {
+            return;
+        };
         *left -= 1;
         if *left == 0 {
             self.files.remove(&batch);
@@ -93,7 +110,10 @@ impl Journal {
                 Err(error) => tracing::warn!(%error, "a flow is not in the journal"),
             }
         }
-        let file = std::fs::OpenOptions::new().create(true).append(true).open(self.path(batch));
+        let file = std::fs::OpenOptions::new()
+            .create(true)
+            .append(true)
+            .open(self.path(batch));
         if let Err(error) = file.and_then(|mut file| file.write_all(&bytes)) {
             tracing::warn!(%batch, %error, "the journal of arrivals cannot be written; free space in the run directory");
         }
@@ -102,12 +122,18 @@ impl Journal {
 
 /// Reads what is whole; the end may be cut off.
 fn read(path: &Path, found: &mut BTreeMap<Flow, Journaled>) {
-    let Ok(mut bytes) = std::fs::read(path) else { return };
+    let Ok(mut bytes) = std::fs::read(path) else {
+        return;
+    };
     for line in bytes.split_mut(|byte| *byte == 0) {
         // The terminating zero was taken by the split; the decoder works without it.
         match postcard::from_bytes_cobs::<Entry>(line) {
-            Ok(Entry::Static { flow, blob }) => found.entry(flow).or_default().fixed = blob.into_vec(),
-            Ok(Entry::Dynamic { flow, blob }) => found.entry(flow).or_default().state = blob.into_vec(),
+            Ok(Entry::Static { flow, blob }) => {
+                found.entry(flow).or_default().fixed = blob.into_vec()
+            }
+            Ok(Entry::Dynamic { flow, blob }) => {
+                found.entry(flow).or_default().state = blob.into_vec()
+            }
             Err(_) => {}
         }
     }

@@ -24,11 +24,11 @@ use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
-use holdfast_api::{Drain, FlowText};
 use holdfast_api::app::FromDaemon;
 use holdfast_api::control::HandoffCounts;
+use holdfast_api::{Drain, FlowText};
 use holdfast_proto::handoff::{Command, Completion, Handoff, Output, Results};
-use holdfast_sys::tcp_repair::Preparer;
+use holdfast_sys::tcp_repair::{Preparer, StaticReader, TcpStatic};
 use holdfast_wire::{Flow, NodeId, Protocol};
 
 pub use setup::{SetupError, start};
@@ -59,6 +59,9 @@ pub struct Engine {
     apps: AppServer,
     metrics: Metrics,
     preparer: Preparer,
+    static_reader: StaticReader,
+    /// Sockets whose last options wait for a measured round trip, and since when.
+    unsettled: Vec<(Duration, OwnedFd, TcpStatic)>,
     congestion: Congestion,
     programs: Programs,
     donations: HashMap<Flow, Donation>,
@@ -67,6 +70,8 @@ pub struct Engine {
     next_arrival: u64,
     slots: Slots,
     journal: Journal,
+    drain_poll_at: Option<Duration>,
+    settle_poll_at: Option<Duration>,
     journaled: BTreeMap<Flow, Journaled>,
     preparing: Vec<Preparing>,
     draining: Vec<Draining>,
@@ -82,8 +87,11 @@ pub struct Engine {
     weights: BTreeMap<u16, BTreeMap<NodeId, u32>>,
     placement_epoch: u32,
     counts: HandoffCounts,
-    active_at_ns: u64,
+    /// When a flow that came by handoff could act, by the monotonic clock; as long as it is here.
+    taken_at_ns: HashMap<Flow, u64>,
     problems: Vec<String>,
+    /// For tests: by how many ticks this node's TCP clock is made to run ahead (all namespaces share one clock).
+    clock_shift: Option<u32>,
 }
 
 impl Engine {
@@ -117,28 +125,68 @@ impl Engine {
     fn carry_out(&mut self, command: Command) {
         match command {
             Command::ReadStatic { token, flows } => self.read_static(token, &flows),
-            Command::Drain { token, flows, deadline } => self.drain(token, flows, deadline),
-            Command::Freeze { token, acceptor, flows } => self.freeze(token, acceptor, flows),
-            Command::Resume { token, flows, in_doubt } => self.resume(token, &flows, in_doubt),
-            Command::Close { token, acceptor, flows } => self.close(token, acceptor, &flows),
-            Command::PrepareSockets { token, batch, flows } => self.prepare_sockets(token, batch, &flows),
-            Command::Restore { token, batch, flows } => self.restore(token, batch, &flows),
+            Command::Drain {
+                token,
+                flows,
+                deadline,
+            } => self.drain(token, flows, deadline),
+            Command::Freeze {
+                token,
+                acceptor,
+                flows,
+            } => self.freeze(token, acceptor, flows),
+            Command::Resume {
+                token,
+                flows,
+                in_doubt,
+            } => self.resume(token, &flows, in_doubt),
+            Command::Close {
+                token,
+                acceptor,
+                flows,
+            } => self.close(token, acceptor, &flows),
+            Command::PrepareSockets {
+                token,
+                batch,
+                flows,
+            } => self.prepare_sockets(token, batch, &flows),
+            Command::Restore {
+                token,
+                batch,
+                flows,
+            } => self.restore(token, batch, &flows),
             Command::Activate { token, flows } => self.activate(token, &flows),
             Command::Discard { token, flows } => self.discard(token, &flows),
-            Command::Arbitrate { token, asker, changes } => {
+            Command::Arbitrate {
+                token,
+                asker,
+                changes,
+            } => {
                 let results = match &mut self.holder {
                     Some(holder) => changes
                         .iter()
                         .map(|change| holder.arbitrate(&self.dataplane.programs, asker, change))
                         .collect(),
-                    None => changes.iter().map(|_| Err(holdfast_wire::Refusal { current: None })).collect(),
+                    None => changes
+                        .iter()
+                        .map(|_| Err(holdfast_wire::Refusal { current: None }))
+                        .collect(),
                 };
-                self.done(Completion { token, results: Results::Arbitrated(results) });
+                self.done(Completion {
+                    token,
+                    results: Results::Arbitrated(results),
+                });
             }
             Command::Lookup { token, flows } => {
                 let programs = &self.dataplane.programs;
-                let records = flows.iter().map(|flow| Holder::lookup(programs, flow)).collect();
-                self.done(Completion { token, results: Results::LookedUp(records) });
+                let records = flows
+                    .iter()
+                    .map(|flow| Holder::lookup(programs, flow))
+                    .collect();
+                self.done(Completion {
+                    token,
+                    results: Results::LookedUp(records),
+                });
             }
         }
     }
@@ -153,7 +201,10 @@ impl Engine {
     fn tell_gone(&mut self) {
         for ((session, to), flows) in std::mem::take(&mut self.gone) {
             for flows in flows.chunks(FLOWS_PER_MESSAGE) {
-                let gone = FromDaemon::Gone { flows: flows.to_vec(), to: to.clone() };
+                let gone = FromDaemon::Gone {
+                    flows: flows.to_vec(),
+                    to: to.clone(),
+                };
                 self.tell(session, &gone, Vec::new());
             }
         }
@@ -178,7 +229,9 @@ impl Engine {
     }
 
     fn name_of(&self, node: NodeId) -> String {
-        self.config.name_of(node).map_or_else(|| format!("node {node}"), str::to_owned)
+        self.config
+            .name_of(node)
+            .map_or_else(|| format!("node {node}"), str::to_owned)
     }
 }
 

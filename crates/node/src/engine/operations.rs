@@ -2,13 +2,13 @@
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 
+use holdfast_api::Drain;
 use holdfast_api::control::{
     FlowOutcome, FlowResult, HandoffState, HandoffStatus, HandoffSummary, PhasesUs,
 };
-use holdfast_api::Drain;
 use holdfast_proto::handoff::{Outcome, Phases, Reason};
-use holdfast_wire::frame::BatchId;
 use holdfast_wire::Flow;
+use holdfast_wire::frame::BatchId;
 
 use super::text_of;
 use crate::dataplane::monotonic_ns;
@@ -50,7 +50,11 @@ impl Operations {
     pub fn begin(&mut self, flows: Vec<Flow>, to: String, drain: Drain, by_operator: bool) -> u64 {
         self.last += 1;
         let id = self.last;
-        let index = flows.iter().enumerate().map(|(index, flow)| (*flow, index)).collect();
+        let index = flows
+            .iter()
+            .enumerate()
+            .map(|(index, flow)| (*flow, index))
+            .collect();
         for flow in &flows {
             self.by_flow.insert(*flow, id);
         }
@@ -67,8 +71,21 @@ impl Operations {
         };
         let results = flows.iter().map(pending).collect();
         let status = HandoffStatus { summary, results };
-        let (waiting, asked) = if by_operator { (flows.into(), 0) } else { (VecDeque::new(), flows.len()) };
-        self.operations.insert(id, Operation { status, index, waiting, asked, drain });
+        let (waiting, asked) = if by_operator {
+            (flows.into(), 0)
+        } else {
+            (VecDeque::new(), flows.len())
+        };
+        self.operations.insert(
+            id,
+            Operation {
+                status,
+                index,
+                waiting,
+                asked,
+                drain,
+            },
+        );
         self.forget_old();
         id
     }
@@ -80,8 +97,12 @@ impl Operations {
 
     /// The flows whose programs are to be asked next, with the acceptor's name.
     pub fn next_to_ask(&mut self, id: u64) -> (Vec<Flow>, String, Drain) {
-        let Some(operation) = self.operations.get_mut(&id) else { return (Vec::new(), String::new(), Drain::default()) };
-        let room = ASKED_MAX.saturating_sub(operation.asked).min(operation.waiting.len());
+        let Some(operation) = self.operations.get_mut(&id) else {
+            return (Vec::new(), String::new(), Drain::default());
+        };
+        let room = ASKED_MAX
+            .saturating_sub(operation.asked)
+            .min(operation.waiting.len());
         // Asking for a few at a time would make small batches: wait until there is room for a good one.
         if room < operation.waiting.len().min(ASKED_MAX / 3) {
             return (Vec::new(), String::new(), Drain::default());
@@ -91,15 +112,18 @@ impl Operations {
         (flows, operation.status.summary.to.clone(), operation.drain)
     }
 
-    /// The flow was frozen at this instant.
-    pub fn frozen(&mut self, flow: &Flow, at_ns: u64) {
+    /// The flow was frozen at this instant, with so many bytes in its send queue.
+    pub fn frozen(&mut self, flow: &Flow, at_ns: u64, send_queue_bytes: u64) {
         if let Some(result) = self.result(flow) {
             result.frozen_at_ns = Some(at_ns);
+            result.send_queue_bytes = send_queue_bytes;
         }
     }
 
     fn result(&mut self, flow: &Flow) -> Option<&mut FlowResult> {
-        self.operations.get_mut(self.by_flow.get(flow)?)?.result(flow)
+        self.operations
+            .get_mut(self.by_flow.get(flow)?)?
+            .result(flow)
     }
 
     /// A flow's handoff has ended. Gives the handoff it belonged to.
@@ -110,8 +134,12 @@ impl Operations {
         let result = operation.status.results.get_mut(index)?;
         result.outcome = match outcome {
             Outcome::Moved { .. } => FlowOutcome::Moved,
-            Outcome::Kept { reason } => FlowOutcome::Kept { reason: reason.to_string() },
-            Outcome::Gone => FlowOutcome::Kept { reason: "it was closed meanwhile".into() },
+            Outcome::Kept { reason } => FlowOutcome::Kept {
+                reason: reason.to_string(),
+            },
+            Outcome::Gone => FlowOutcome::Kept {
+                reason: "it was closed meanwhile".into(),
+            },
         };
         let summary = &mut operation.status.summary;
         match result.outcome {
@@ -133,8 +161,14 @@ impl Operations {
     pub fn refused(&mut self, flow: &Flow, why: &str) -> Option<u64> {
         let reason = Reason::Unmovable(why.to_owned());
         let id = self.ended(None, flow, &Outcome::Kept { reason })?;
-        if let Some(result) = self.operations.get_mut(&id).and_then(|operation| operation.result(flow)) {
-            result.outcome = FlowOutcome::Kept { reason: why.to_owned() };
+        if let Some(result) = self
+            .operations
+            .get_mut(&id)
+            .and_then(|operation| operation.result(flow))
+        {
+            result.outcome = FlowOutcome::Kept {
+                reason: why.to_owned(),
+            };
         }
         Some(id)
     }
@@ -145,8 +179,12 @@ impl Operations {
         let members = self.by_batch.remove(&batch).unwrap_or_default();
         let share = bytes as u64 / members.len().max(1) as u64;
         for (id, index) in members {
-            let Some(operation) = self.operations.get_mut(&id) else { continue };
-            let Some(result) = operation.status.results.get_mut(index) else { continue };
+            let Some(operation) = self.operations.get_mut(&id) else {
+                continue;
+            };
+            let Some(result) = operation.status.results.get_mut(index) else {
+                continue;
+            };
             result.freeze_us = Some(us(phases.freeze()));
             result.phases_us = PhasesUs {
                 prepare: us(phases.prepare),
@@ -170,13 +208,24 @@ impl Operations {
 
     /// All that are remembered, the oldest first.
     pub fn summaries(&self) -> Vec<HandoffSummary> {
-        self.operations.values().map(|operation| operation.status.summary.clone()).collect()
+        self.operations
+            .values()
+            .map(|operation| operation.status.summary.clone())
+            .collect()
     }
 
     fn forget_old(&mut self) {
         while self.operations.len() > REMEMBERED {
-            let finished = |operation: &Operation| operation.status.summary.state == HandoffState::Finished;
-            let Some(id) = self.operations.iter().find(|(_, o)| finished(o)).map(|(id, _)| *id) else { return };
+            let finished =
+                |operation: &Operation| operation.status.summary.state == HandoffState::Finished;
+            let Some(id) = self
+                .operations
+                .iter()
+                .find(|(_, o)| finished(o))
+                .map(|(id, _)| *id)
+            else {
+                return;
+            };
             self.operations.remove(&id);
         }
     }

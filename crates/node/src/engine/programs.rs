@@ -36,12 +36,21 @@ pub struct Programs {
 impl Programs {
     /// A program has come.
     pub fn opened(&mut self, session: SessionId, name: String, pid: u32) {
-        self.programs.insert(session, Program { name, pid, ..Program::default() });
+        self.programs.insert(
+            session,
+            Program {
+                name,
+                pid,
+                ..Program::default()
+            },
+        );
     }
 
     /// A program has gone; gives the flows it had.
     pub fn closed(&mut self, session: SessionId) -> Vec<Flow> {
-        let Some(program) = self.programs.remove(&session) else { return Vec::new() };
+        let Some(program) = self.programs.remove(&session) else {
+            return Vec::new();
+        };
         for flow in &program.flows {
             self.owners.remove(flow);
         }
@@ -57,7 +66,14 @@ impl Programs {
         addresses: Vec<SocketAddr>,
     ) {
         if let Some(program) = self.programs.get_mut(&session) {
-            program.services.insert(service, Served { pool, protocol, addresses });
+            program.services.insert(
+                service,
+                Served {
+                    pool,
+                    protocol,
+                    addresses,
+                },
+            );
         }
     }
 
@@ -105,7 +121,10 @@ impl Programs {
         self.programs
             .iter()
             .flat_map(|(session, program)| {
-                let served = program.services.iter().filter(|(_, served)| served.takes(flow));
+                let served = program
+                    .services
+                    .iter()
+                    .filter(|(_, served)| served.takes(flow));
                 served.map(move |(service, _)| (program.flows.len(), *session, *service))
             })
             .min()

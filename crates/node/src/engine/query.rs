@@ -4,9 +4,10 @@ use std::collections::BTreeMap;
 
 use holdfast_api::FlowText;
 use holdfast_api::control::{
-    DropCount, DropList, ErrorBody, FlowCounts, FlowDetail, FlowEntry, FlowFilter, FlowList, FlowQuery,
-    FlowState as ApiState, HandoffAccepted, HandoffList, HandoffRequest, HandoffStatus, NodeEntry,
-    NodeList, Placement, PlacementRequest, ProgramStatus, Selection, ServiceStatus, Status, TcpDetail,
+    DropCount, DropList, ErrorBody, FlowCounts, FlowDetail, FlowEntry, FlowFilter, FlowList,
+    FlowQuery, FlowState as ApiState, HandoffAccepted, HandoffList, HandoffRequest, HandoffStatus,
+    NodeEntry, NodeList, Placement, PlacementRequest, ProgramStatus, Selection, ServiceStatus,
+    Status, TcpDetail,
 };
 use holdfast_bpf::shared::{FlowState, FlowValue};
 use holdfast_sys::sock_diag;
@@ -23,7 +24,10 @@ const FLOWS_PER_ANSWER: u64 = 1000;
 const FREEZE_US: u64 = 400;
 
 fn error(error: impl Into<String>, what_to_do: impl Into<String>) -> ErrorBody {
-    ErrorBody { error: error.into(), what_to_do: what_to_do.into() }
+    ErrorBody {
+        error: error.into(),
+        what_to_do: what_to_do.into(),
+    }
 }
 
 impl Engine {
@@ -48,7 +52,11 @@ impl Engine {
             pools: program.pools(),
             flows: program.flow_count() as u64,
         });
-        let connected = self.peers.ids().filter(|peer| self.peers.is_up(*peer)).count();
+        let connected = self
+            .peers
+            .ids()
+            .filter(|peer| self.peers.is_up(*peer))
+            .count();
         Status {
             node: self.config.node.name.clone(),
             node_id: self.config.node.id.0,
@@ -83,7 +91,12 @@ impl Engine {
             .nodes()
             .map(|(id, name)| {
                 let here = id == self.config.node.id;
-                let address = self.config.peers.iter().find(|peer| peer.id == id).map(|peer| peer.address);
+                let address = self
+                    .config
+                    .peers
+                    .iter()
+                    .find(|peer| peer.id == id)
+                    .map(|peer| peer.address);
                 let stats = self.peers.stats(id);
                 NodeEntry {
                     name: name.to_owned(),
@@ -92,9 +105,14 @@ impl Engine {
                     here,
                     contact: id == self.config.group.contact,
                     connected: here || self.peers.is_up(id),
-                    rtt_us: stats.and_then(|stats| stats.round_trip).map(|rtt| rtt.as_secs_f64() * 1e6),
+                    rtt_us: stats
+                        .and_then(|stats| stats.round_trip)
+                        .map(|rtt| rtt.as_secs_f64() * 1e6),
                     weight: weights.get(name).copied().unwrap_or(0),
-                    flows: self.config.is_holder().then(|| owned.get(&id).copied().unwrap_or(0)),
+                    flows: self
+                        .config
+                        .is_holder()
+                        .then(|| owned.get(&id).copied().unwrap_or(0)),
                     problem: if here { None } else { self.peers.problem(id) },
                 }
             })
@@ -122,19 +140,30 @@ impl Engine {
     fn api_state(&self, own: &str, state: FlowState, value: &FlowValue) -> ApiState {
         let peer = self.name_of(NodeId(value.peer));
         match state {
-            FlowState::TransitOut => ApiState::Transit { donor: own.to_owned(), acceptor: peer },
-            FlowState::TransitIn => ApiState::Transit { donor: peer, acceptor: own.to_owned() },
+            FlowState::TransitOut => ApiState::Transit {
+                donor: own.to_owned(),
+                acceptor: peer,
+            },
+            FlowState::TransitIn => ApiState::Transit {
+                donor: peer,
+                acceptor: own.to_owned(),
+            },
             FlowState::Moved => ApiState::Owned { owner: peer },
-            _ => ApiState::Owned { owner: own.to_owned() },
+            _ => ApiState::Owned {
+                owner: own.to_owned(),
+            },
         }
     }
 
     fn record_state(&self, record: &Record) -> ApiState {
         match record.state {
-            RecordState::Owned { owner } => ApiState::Owned { owner: self.name_of(owner) },
-            RecordState::Transit { donor, acceptor } => {
-                ApiState::Transit { donor: self.name_of(donor), acceptor: self.name_of(acceptor) }
-            }
+            RecordState::Owned { owner } => ApiState::Owned {
+                owner: self.name_of(owner),
+            },
+            RecordState::Transit { donor, acceptor } => ApiState::Transit {
+                donor: self.name_of(donor),
+                acceptor: self.name_of(acceptor),
+            },
         }
     }
 
@@ -155,16 +184,22 @@ impl Engine {
     }
 
     fn entry(&self, flow: &Flow, state: ApiState, epoch: u32) -> FlowEntry {
-        let service = self.config.services.iter().find(|service| {
-            service.protocol == flow.protocol && service.address == flow.local
-        });
-        let program = self.programs.owner(flow).and_then(|session| self.programs.get(session));
+        let service = self
+            .config
+            .services
+            .iter()
+            .find(|service| service.protocol == flow.protocol && service.address == flow.local);
+        let program = self
+            .programs
+            .owner(flow)
+            .and_then(|session| self.programs.get(session));
         FlowEntry {
             flow: text_of(flow),
             state,
             epoch,
             pool: service.map(|service| service.pool.clone()),
             program: program.map(|program| program.name.clone()),
+            taken_at_ns: self.taken_at_ns.get(flow).copied(),
         }
     }
 
@@ -184,14 +219,23 @@ impl Engine {
     }
 
     pub(super) fn flows(&self, query: FlowQuery) -> FlowList {
-        let filter = FlowFilter { pool: query.pool, owner: query.owner, protocol: query.protocol, limit: None };
+        let filter = FlowFilter {
+            pool: query.pool,
+            owner: query.owner,
+            protocol: query.protocol,
+            limit: None,
+        };
         let all = self.matching(&filter);
         let total = all.len() as u64;
         let after = query.after.as_ref().and_then(flow_of);
         let limit = usize::try_from(query.limit.unwrap_or(FLOWS_PER_ANSWER)).unwrap_or(usize::MAX);
-        let mut rest = all.into_iter().filter(|entry| after.is_none_or(|after| flow_of(&entry.flow) > Some(after)));
+        let mut rest = all
+            .into_iter()
+            .filter(|entry| after.is_none_or(|after| flow_of(&entry.flow) > Some(after)));
         let flows: Vec<FlowEntry> = rest.by_ref().take(limit).collect();
-        let next = rest.next().and(flows.last().map(|entry| entry.flow.clone()));
+        let next = rest
+            .next()
+            .and(flows.last().map(|entry| entry.flow.clone()));
         FlowList { flows, total, next }
     }
 
@@ -204,8 +248,11 @@ impl Engine {
         };
         let flow = flow_of(text).ok_or_else(unknown)?;
         let (state, epoch) = self.known().remove(&flow).ok_or_else(unknown)?;
-        let connections = sock_diag::tcp_connections(Some(flow.local.ip()), flow.local.port()).unwrap_or_default();
-        let connection = connections.into_iter().find(|connection| connection.remote == flow.remote);
+        let connections = sock_diag::tcp_connections(Some(flow.local.ip()), flow.local.port())
+            .unwrap_or_default();
+        let connection = connections
+            .into_iter()
+            .find(|connection| connection.remote == flow.remote);
         let tcp = connection.and_then(|connection| {
             let info = connection.info?;
             let queued = u64::from(connection.send_queue);
@@ -224,44 +271,84 @@ impl Engine {
         });
         let mut blockers = Vec::new();
         if self.programs.owner(&flow).is_none() && self.is_own(&state) {
-            blockers.push("no server program with a Holdfast session has it, so nobody can hand it off".to_owned());
+            blockers.push(
+                "no server program with a Holdfast session has it, so nobody can hand it off"
+                    .to_owned(),
+            );
         }
         let predicted_freeze_us = (blockers.is_empty() && self.is_own(&state)).then_some(FREEZE_US);
-        Ok(FlowDetail { entry: self.entry(&flow, state, epoch), tcp, blockers, predicted_freeze_us })
+        Ok(FlowDetail {
+            entry: self.entry(&flow, state, epoch),
+            tcp,
+            blockers,
+            predicted_freeze_us,
+        })
     }
 
     fn is_own(&self, state: &ApiState) -> bool {
         matches!(state, ApiState::Owned { owner } if *owner == self.config.node.name)
     }
 
-    pub(super) fn start_handoff(&mut self, request: HandoffRequest) -> Result<HandoffAccepted, ErrorBody> {
-        let HandoffRequest { selection, to, drain } = request;
+    pub(super) fn start_handoff(
+        &mut self,
+        request: HandoffRequest,
+    ) -> Result<HandoffAccepted, ErrorBody> {
+        let HandoffRequest {
+            selection,
+            to,
+            drain,
+        } = request;
         match self.config.id_of(&to) {
-            None => return Err(error(format!("there is no node {to} in this group"), "`holdfast status` shows those there are")),
+            None => {
+                return Err(error(
+                    format!("there is no node {to} in this group"),
+                    "`holdfast status` shows those there are",
+                ));
+            }
             Some(id) if id == self.config.node.id => {
-                return Err(error(format!("{to} is this node"), "name another node, or ask on the node that owns the flow"));
+                return Err(error(
+                    format!("{to} is this node"),
+                    "name another node, or ask on the node that owns the flow",
+                ));
             }
             Some(_) => {}
         }
         let flows: Vec<Flow> = match selection {
             Selection::Flows(flows) => flows.iter().filter_map(flow_of).collect(),
             Selection::AllOf(filter) => {
-                let limit = filter.limit.map_or(usize::MAX, |limit| usize::try_from(limit).unwrap_or(usize::MAX));
-                let own = self.matching(&FlowFilter { owner: Some(self.config.node.name.clone()), ..filter });
+                let limit = filter.limit.map_or(usize::MAX, |limit| {
+                    usize::try_from(limit).unwrap_or(usize::MAX)
+                });
+                let own = self.matching(&FlowFilter {
+                    owner: Some(self.config.node.name.clone()),
+                    ..filter
+                });
                 let movable = own.iter().filter_map(|entry| flow_of(&entry.flow));
-                movable.filter(|flow| self.programs.owner(flow).is_some()).take(limit).collect()
+                movable
+                    .filter(|flow| self.programs.owner(flow).is_some())
+                    .take(limit)
+                    .collect()
             }
         };
         if flows.is_empty() {
-            return Err(error("no flow of this node matches", "`holdfast flow list` shows those there are"));
+            return Err(error(
+                "no flow of this node matches",
+                "`holdfast flow list` shows those there are",
+            ));
         }
         if let Some(flow) = flows.iter().find(|flow| self.operations.has(flow)) {
-            return Err(error(format!("{flow} is moving already"), "try again when that has ended"));
+            return Err(error(
+                format!("{flow} is moving already"),
+                "try again when that has ended",
+            ));
         }
         if let [flow] = flows[..]
             && self.programs.owner(&flow).is_none()
         {
-            return Err(error(format!("{flow} cannot be handed off from here"), self.no_owner(&flow)));
+            return Err(error(
+                format!("{flow} cannot be handed off from here"),
+                self.no_owner(&flow),
+            ));
         }
         let count = flows.len() as u64;
         let id = self.operations.begin(flows, to, drain, true);
@@ -271,40 +358,64 @@ impl Engine {
 
     pub(super) fn handoff_status(&self, id: u64) -> Result<HandoffStatus, ErrorBody> {
         self.operations.get(id).cloned().ok_or_else(|| {
-            error(format!("there is no handoff {id}"), "finished handoffs are remembered for a while only; list them")
+            error(
+                format!("there is no handoff {id}"),
+                "finished handoffs are remembered for a while only; list them",
+            )
         })
     }
 
     pub(super) fn handoff_list(&self) -> HandoffList {
-        HandoffList { handoffs: self.operations.summaries() }
+        HandoffList {
+            handoffs: self.operations.summaries(),
+        }
     }
 
     pub(super) fn drops(&self) -> DropList {
         let counters = self.dataplane.programs.counters();
         let drops = counters.into_iter().filter_map(|(name, packets)| {
-            Some(DropCount { reason: name.strip_prefix("drop_")?.to_owned(), packets })
+            Some(DropCount {
+                reason: name.strip_prefix("drop_")?.to_owned(),
+                packets,
+            })
         });
-        DropList { drops: drops.collect() }
+        DropList {
+            drops: drops.collect(),
+        }
     }
 
     pub(super) fn placement(&self) -> Placement {
         let weights = self.weights.get(&0).cloned().unwrap_or_default();
-        let named = weights.iter().map(|(id, weight)| (self.name_of(*id), *weight)).collect();
-        Placement { weights: named, epoch: self.placement_epoch }
+        let named = weights
+            .iter()
+            .map(|(id, weight)| (self.name_of(*id), *weight))
+            .collect();
+        Placement {
+            weights: named,
+            epoch: self.placement_epoch,
+        }
     }
 
-    pub(super) fn set_placement(&mut self, request: PlacementRequest) -> Result<Placement, ErrorBody> {
+    pub(super) fn set_placement(
+        &mut self,
+        request: PlacementRequest,
+    ) -> Result<Placement, ErrorBody> {
         if self.config.group.reach != Reach::Steer || !self.config.is_holder() {
             let contact = self.name_of(self.config.group.contact);
             return Err(error(
                 "only the contact node of a group with reach steer places new flows at run time",
-                format!("ask on {contact}; with broadcast, change the weights in every node's configuration"),
+                format!(
+                    "ask on {contact}; with broadcast, change the weights in every node's configuration"
+                ),
             ));
         }
         let mut changes = BTreeMap::new();
         for (name, weight) in &request.weights {
             let id = self.config.id_of(name).ok_or_else(|| {
-                error(format!("there is no node {name} in this group"), "`holdfast status` shows those there are")
+                error(
+                    format!("there is no node {name} in this group"),
+                    "`holdfast status` shows those there are",
+                )
             })?;
             changes.insert(id, *weight);
         }
@@ -312,7 +423,10 @@ impl Engine {
             let weights = self.weights.entry(index).or_default();
             weights.extend(changes.iter().map(|(id, weight)| (*id, *weight)));
             if weights.values().all(|weight| *weight == 0) {
-                return Err(error("no node would take new flows", "leave at least one weight above 0"));
+                return Err(error(
+                    "no node would take new flows",
+                    "leave at least one weight above 0",
+                ));
             }
             self.dataplane
                 .set_weights(index, service, weights)

@@ -33,9 +33,13 @@ impl Engine {
         if flows.is_empty() {
             return;
         }
-        tracing::warn!(flows = flows.len(), "an earlier daemon left flows in the middle of a handoff");
+        tracing::warn!(
+            flows = flows.len(),
+            "an earlier daemon left flows in the middle of a handoff"
+        );
         let until = self.now() + COME_BACK;
-        self.recovered.extend(flows.iter().map(|of| (of.flow, until)));
+        self.recovered
+            .extend(flows.iter().map(|of| (of.flow, until)));
         let now = self.now();
         self.machine.handle_recovered(now, flows);
     }
@@ -60,8 +64,15 @@ impl Engine {
     }
 
     /// A server program comes back with a flow that was on its way.
-    pub(super) fn reclaim(&mut self, session: SessionId, item: ReclaimItem, socket: Option<OwnedFd>) {
-        let Some(flow) = flow_of(&item.flow) else { return };
+    pub(super) fn reclaim(
+        &mut self,
+        session: SessionId,
+        item: ReclaimItem,
+        socket: Option<OwnedFd>,
+    ) {
+        let Some(flow) = flow_of(&item.flow) else {
+            return;
+        };
         let state = self.dataplane.flow(&flow).map(|(state, _)| state);
         match item.was {
             StillWaiting::Donated { to } => self.reclaim_donated(session, flow, socket, state, &to),
@@ -82,7 +93,9 @@ impl Engine {
     ) {
         match state {
             Some(FlowState::TransitOut | FlowState::Prepared) => {
-                let fixed = socket.as_ref().and_then(|socket| tcp_repair::read_static(socket.as_fd()).ok());
+                let fixed = socket
+                    .as_ref()
+                    .and_then(|socket| tcp_repair::read_static(socket.as_fd()).ok());
                 let donation = Donation {
                     session,
                     socket,
@@ -93,6 +106,7 @@ impl Engine {
                     unread: Some(Vec::new()),
                     // The socket may be in repair mode: resuming it is harmless if it is not.
                     frozen_at_ns: Some(0),
+                    queued: 0,
                     in_doubt: false,
                     told: false,
                 };
@@ -102,7 +116,10 @@ impl Engine {
                 if let Some(Err(error)) = socket.map(|socket| tcp_repair::abandon(socket.as_fd())) {
                     tracing::warn!(%flow, %error, "the socket of a moved flow could not be ended");
                 }
-                let gone = FromDaemon::Gone { flows: vec![text_of(&flow)], to: to.to_owned() };
+                let gone = FromDaemon::Gone {
+                    flows: vec![text_of(&flow)],
+                    to: to.to_owned(),
+                };
                 self.tell(session, &gone, Vec::new());
             }
             // Nothing had been touched, or the flow has been given back already.
@@ -113,7 +130,10 @@ impl Engine {
                     let _ = tcp_repair::resume(socket.as_fd(), &fixed);
                 }
                 self.programs.has(session, flow);
-                let kept = FromDaemon::Kept { flows: vec![text_of(&flow)], reason: "the daemon restarted".into() };
+                let kept = FromDaemon::Kept {
+                    flows: vec![text_of(&flow)],
+                    reason: "the daemon restarted".into(),
+                };
                 self.tell(session, &kept, Vec::new());
             }
         }
@@ -130,7 +150,9 @@ impl Engine {
         match state {
             Some(FlowState::TransitIn | FlowState::Flushing) => {
                 let journaled = self.journaled.remove(&flow).unwrap_or_default();
-                let fixed = decode::<StaticBlob>(&journaled.fixed).ok().and_then(|blob| blob.tcp);
+                let fixed = decode::<StaticBlob>(&journaled.fixed)
+                    .ok()
+                    .and_then(|blob| blob.tcp);
                 let state: Option<DynamicBlob> = decode(&journaled.state).ok();
                 let socket = match (socket, &state) {
                     (Some(socket), Some(_)) => Socket::Reclaimed(socket),
@@ -146,7 +168,6 @@ impl Engine {
                     fixed,
                     state: state.unwrap_or_default(),
                     slot: 0,
-                    donor: NodeId(0),
                     held: Vec::new(),
                     released: false,
                 };
@@ -159,7 +180,14 @@ impl Engine {
             }
             _ => {
                 let reason = "the daemon restarted before it had moved".to_owned();
-                self.tell(session, &FromDaemon::Cancel { ids: vec![id], reason }, Vec::new());
+                self.tell(
+                    session,
+                    &FromDaemon::Cancel {
+                        ids: vec![id],
+                        reason,
+                    },
+                    Vec::new(),
+                );
             }
         }
     }
@@ -173,5 +201,10 @@ fn recovered(flow: &Flow, state: FlowState, value: &FlowValue) -> Option<Recover
         FlowState::Flushing => (RecoveredRole::Acceptor, value.epoch.saturating_sub(1)),
         FlowState::Owned | FlowState::Moved | FlowState::Closing => return None,
     };
-    Some(RecoveredFlow { flow: *flow, epoch, role, peer: NodeId(value.peer) })
+    Some(RecoveredFlow {
+        flow: *flow,
+        epoch,
+        role,
+        peer: NodeId(value.peer),
+    })
 }

@@ -34,12 +34,20 @@ impl Engine {
     pub(super) fn handle_time(&mut self) {
         let now = self.now();
         self.machine.handle_timeout(now);
-        self.poll_drains();
+        if self.drain_poll_at.is_some_and(|at| at <= now) {
+            self.poll_drains();
+        }
+        if self.settle_poll_at.is_some_and(|at| at <= now) {
+            self.poll_unsettled();
+        }
     }
 
     pub(super) fn next_wake(&self) -> Option<Instant> {
         let machine = self.machine.poll_timeout();
-        let next = [machine, self.next_drain_poll()].into_iter().flatten().min();
+        let next = [machine, self.drain_poll_at, self.settle_poll_at]
+            .into_iter()
+            .flatten()
+            .min();
         next.map(|at| self.started + at)
     }
 
@@ -49,7 +57,11 @@ impl Engine {
                 tracing::info!(?session, name, pid, "a server program has come");
                 self.programs.opened(session, name, pid);
             }
-            AppEvent::Message { session, message, descriptors } => self.handle_message(session, message, descriptors),
+            AppEvent::Message {
+                session,
+                message,
+                descriptors,
+            } => self.handle_message(session, message, descriptors),
             AppEvent::Closed { session } => self.program_gone(session),
         }
     }
@@ -64,8 +76,14 @@ impl Engine {
     fn handle_message(&mut self, session: SessionId, message: ToDaemon, descriptors: Vec<OwnedFd>) {
         match message {
             ToDaemon::Open { .. } => {}
-            ToDaemon::Serve { service, pool, protocol, addresses } => {
-                self.programs.serve(session, service, (pool, protocol_of(protocol)), addresses);
+            ToDaemon::Serve {
+                service,
+                pool,
+                protocol,
+                addresses,
+            } => {
+                self.programs
+                    .serve(session, service, (pool, protocol_of(protocol)), addresses);
             }
             ToDaemon::Withdraw { service } => self.programs.withdraw(session, service),
             ToDaemon::Accepted { flows, .. } => {
@@ -78,7 +96,9 @@ impl Engine {
                     self.programs.lost(&flow);
                 }
             }
-            ToDaemon::HandOff { to, drain, items, .. } => self.hand_off(session, &to, drain, items, descriptors),
+            ToDaemon::HandOff {
+                to, drain, items, ..
+            } => self.hand_off(session, &to, drain, items, descriptors),
             ToDaemon::Declined { flows, reason } => self.declined(&flows, &reason),
             ToDaemon::Collected { flow, unread, last } => self.collected(&flow, unread, last),
             ToDaemon::Received { ids } => self.received(&ids),
@@ -86,7 +106,11 @@ impl Engine {
             ToDaemon::Reclaim { items } => {
                 let mut descriptors = descriptors.into_iter();
                 for item in items {
-                    let socket = if item.descriptor { descriptors.next() } else { None };
+                    let socket = if item.descriptor {
+                        descriptors.next()
+                    } else {
+                        None
+                    };
                     self.reclaim(session, item, socket);
                 }
             }
@@ -104,8 +128,14 @@ impl Engine {
         let mut descriptors = descriptors.into_iter();
         let mut flows = Vec::with_capacity(items.len());
         for item in items {
-            let socket = if item.descriptor { descriptors.next() } else { None };
-            let Some(flow) = flow_of(&item.flow) else { continue };
+            let socket = if item.descriptor {
+                descriptors.next()
+            } else {
+                None
+            };
+            let Some(flow) = flow_of(&item.flow) else {
+                continue;
+            };
             if self.donations.contains_key(&flow) {
                 self.keep(session, &[flow], "it is moving already");
                 continue;
@@ -119,13 +149,18 @@ impl Engine {
                 pieces: Vec::new(),
                 unread: None,
                 frozen_at_ns: None,
+                queued: 0,
                 in_doubt: false,
                 told: false,
             };
             self.donations.insert(flow, donation);
             flows.push(flow);
         }
-        let unasked: Vec<Flow> = flows.iter().filter(|flow| !self.operations.has(flow)).copied().collect();
+        let unasked: Vec<Flow> = flows
+            .iter()
+            .filter(|flow| !self.operations.has(flow))
+            .copied()
+            .collect();
         if !unasked.is_empty() {
             self.operations.begin(unasked, to.to_owned(), drain, false);
         }
@@ -137,15 +172,23 @@ impl Engine {
             return;
         }
         let Some(id) = self.config.id_of(to) else {
-            let why = format!("there is no node {to} in this group; `holdfast status` shows those there are");
+            let why = format!(
+                "there is no node {to} in this group; `holdfast status` shows those there are"
+            );
             return self.refuse(session, &flows, &why);
         };
         let drain = match drain {
             Drain::None => MachineDrain::No,
-            Drain::First { max_wait_ms } => MachineDrain::Within(Duration::from_millis(u64::from(max_wait_ms))),
+            Drain::First { max_wait_ms } => {
+                MachineDrain::Within(Duration::from_millis(u64::from(max_wait_ms)))
+            }
         };
         let now = self.now();
-        let request = Request { flows: flows.clone(), to: id, drain };
+        let request = Request {
+            flows: flows.clone(),
+            to: id,
+            drain,
+        };
         if let Err(error) = self.machine.handle_request(now, request) {
             self.refuse(session, &flows, &error.to_string());
         }
@@ -162,7 +205,14 @@ impl Engine {
 
     fn keep(&mut self, session: SessionId, flows: &[Flow], why: &str) {
         let flows = flows.iter().map(text_of).collect();
-        self.tell(session, &FromDaemon::Kept { flows, reason: why.to_owned() }, Vec::new());
+        self.tell(
+            session,
+            &FromDaemon::Kept {
+                flows,
+                reason: why.to_owned(),
+            },
+            Vec::new(),
+        );
     }
 
     fn declined(&mut self, flows: &[FlowText], reason: &str) {
@@ -179,7 +229,8 @@ impl Engine {
         if let Some(donation) = self.donations.get_mut(&flow) {
             donation.pieces.extend(unread);
             if last {
-                let datagrams = join_pieces(std::mem::take(&mut donation.pieces)).unwrap_or_default();
+                let datagrams =
+                    join_pieces(std::mem::take(&mut donation.pieces)).unwrap_or_default();
                 donation.unread = Some(datagrams.into_iter().map(ByteBuf::from).collect());
             }
         }
@@ -199,7 +250,10 @@ impl Engine {
                     self.operations.refused(&flow, &why);
                     continue;
                 };
-                self.asked.entry((session, to.clone(), drain)).or_default().push(text_of(&flow));
+                self.asked
+                    .entry((session, to.clone(), drain))
+                    .or_default()
+                    .push(text_of(&flow));
             }
         }
     }
@@ -209,7 +263,10 @@ impl Engine {
             Some(owner) if owner != self.config.node.name => {
                 format!("node {owner} owns it; ask there (holdfast handoff on {owner})")
             }
-            _ => "no server program on this node has it; `holdfast flow list` shows those there are".into(),
+            _ => {
+                "no server program on this node has it; `holdfast flow list` shows those there are"
+                    .into()
+            }
         }
     }
 
@@ -217,7 +274,11 @@ impl Engine {
     pub(super) fn tell_asked(&mut self) {
         for ((session, to, drain), flows) in std::mem::take(&mut self.asked) {
             for flows in flows.chunks(super::FLOWS_PER_MESSAGE) {
-                let asked = FromDaemon::Asked { flows: flows.to_vec(), to: to.clone(), drain };
+                let asked = FromDaemon::Asked {
+                    flows: flows.to_vec(),
+                    to: to.clone(),
+                    drain,
+                };
                 self.tell(session, &asked, Vec::new());
             }
         }

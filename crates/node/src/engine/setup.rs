@@ -6,21 +6,23 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use holdfast_api::control::HandoffCounts;
-use holdfast_bpf::shared::{Config as MapConfig, Event as KernelEvent, REACH_BROADCAST, REACH_STEER};
+use holdfast_bpf::shared::{
+    Config as MapConfig, Event as KernelEvent, REACH_BROADCAST, REACH_STEER,
+};
 use holdfast_proto::handoff::{Config as MachineConfig, Handoff};
 use holdfast_sys::caps::{Capability, keep_only, missing};
 use holdfast_sys::net::{self, Interface};
 use holdfast_sys::sysctl;
-use holdfast_sys::tcp_repair::Preparer;
+use holdfast_sys::tcp_repair::{Preparer, StaticReader};
 use holdfast_sys::watch::Watch;
 
+use super::Engine;
 use super::congestion::Congestion;
 use super::holder::Holder;
 use super::journal::Journal;
 use super::operations::Operations;
 use super::programs::Programs;
 use super::slots::Slots;
-use super::Engine;
 use crate::app::AppServer;
 use crate::channel::{Channel, Options, PeerEvents};
 use crate::config::{Config, Reach};
@@ -48,7 +50,9 @@ const NEIGHBOUR_PATIENCE: Duration = Duration::from_millis(300);
 #[derive(Debug, thiserror::Error)]
 pub enum SetupError {
     /// The daemon lacks rights.
-    #[error("holdfastd lacks {0}; run it as root, or give it these capabilities (docs/configuration.md)")]
+    #[error(
+        "holdfastd lacks {0}; run it as root, or give it these capabilities (docs/configuration.md)"
+    )]
     Capabilities(String),
     /// The kernel refuses something.
     #[error("{what}: {source}")]
@@ -91,7 +95,11 @@ pub async fn start(config: Config) -> Result<(), SetupError> {
     let kernel_events = std::rc::Rc::new(std::cell::RefCell::new(Vec::<KernelEvent>::new()));
     let sink = kernel_events.clone();
     // The reader borrows nothing from the engine: it has its own handle of the map.
-    let ring = engine.dataplane.programs.events(move |event| sink.borrow_mut().push(event)).map_err(other)?;
+    let ring = engine
+        .dataplane
+        .programs
+        .events(move |event| sink.borrow_mut().push(event))
+        .map_err(other)?;
     tracing::info!(node = engine.config.node.name, "ready");
     run(engine, inputs, ring, kernel_events).await
 }
@@ -106,18 +114,28 @@ fn check_capabilities() -> Result<(), SetupError> {
 }
 
 fn assemble(config: Config) -> Result<(Engine, Inputs), SetupError> {
-    let interface = Interface::find(&config.node.interface)
-        .map_err(system(format!("interface {} (node.interface)", config.node.interface)))?;
+    let interface = Interface::find(&config.node.interface).map_err(system(format!(
+        "interface {} (node.interface)",
+        config.node.interface
+    )))?;
     let mut dataplane = Dataplane::load(&config.node.bpffs, config.node.capacity).map_err(other)?;
     let hold = Hold::new("hf-hold").map_err(other)?;
     configure(&config, &interface, &hold, &mut dataplane, false)?;
     // Filters first, addresses after: from the first packet on, what is not ours never reaches the stack.
-    dataplane.programs.attach_interface(interface.index, true).map_err(other)?;
-    dataplane.programs.attach_cgroup(&config.node.cgroup().map_err(other)?).map_err(other)?;
+    dataplane
+        .programs
+        .attach_interface(interface.index, true)
+        .map_err(other)?;
+    dataplane
+        .programs
+        .attach_cgroup(&config.node.cgroup().map_err(other)?)
+        .map_err(other)?;
     add_addresses(&config, &interface)?;
     configure(&config, &interface, &hold, &mut dataplane, true)?;
 
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    let now = SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .unwrap_or_default();
     let boot = u64::try_from(now.as_nanos()).unwrap_or(u64::MAX);
     let floor = u32::try_from(now.as_secs().saturating_sub(YEAR_2020)).unwrap_or(1);
     let ids: BTreeSet<_> = config.peers.iter().map(|peer| peer.id).collect();
@@ -127,15 +145,31 @@ fn assemble(config: Config) -> Result<(Engine, Inputs), SetupError> {
     let tls = Tls::load(&config).map_err(other)?;
     let (peers, peer_events) = Channel::start(Options::new(&config, boot), tls, metrics.clone())
         .map_err(system(format!("listening on {}", config.node.address)))?;
-    let apps = AppServer::bind(&config.app_socket(), &config.app, &config.node.name).map_err(system("the socket of server programs"))?;
-    let control = ControlServer::bind(&config, metrics.clone()).map_err(system("the control socket"))?;
-    let (journal, journaled) = Journal::open(&config.node.run_dir).map_err(system("the journal of arrivals"))?;
-    let holder = config.is_holder().then(|| Holder::new(&dataplane.programs, floor));
+    let apps = AppServer::bind(&config.app_socket(), &config.app, &config.node.name)
+        .map_err(system("the socket of server programs"))?;
+    let control =
+        ControlServer::bind(&config, metrics.clone()).map_err(system("the control socket"))?;
+    let (journal, journaled) =
+        Journal::open(&config.node.run_dir).map_err(system("the journal of arrivals"))?;
+    let holder = config
+        .is_holder()
+        .then(|| Holder::new(&dataplane.programs, floor));
     let congestion = Congestion::new(&dataplane);
-    let weights = (0u16..).zip(config.services.iter().map(|service| service.weights.clone())).collect();
+    let weights = (0u16..)
+        .zip(
+            config
+                .services
+                .iter()
+                .map(|service| service.weights.clone()),
+        )
+        .collect();
     let engine = Engine {
         machine: Handoff::new(machine),
         preparer: Preparer::new().map_err(other)?,
+        static_reader: StaticReader::new().map_err(other)?,
+        unsettled: Vec::new(),
+        drain_poll_at: None,
+        settle_poll_at: None,
         config,
         started: Instant::now(),
         dataplane,
@@ -164,10 +198,30 @@ fn assemble(config: Config) -> Result<(Engine, Inputs), SetupError> {
         weights,
         placement_epoch: 0,
         counts: HandoffCounts::default(),
-        active_at_ns: 0,
+        taken_at_ns: HashMap::new(),
         problems: Vec::new(),
+        clock_shift: clock_shift(),
     };
-    Ok((engine, Inputs { peers: peer_events, control }))
+    Ok((
+        engine,
+        Inputs {
+            peers: peer_events,
+            control,
+        },
+    ))
+}
+
+/// Set by tests of handoffs between hosts whose TCP clocks differ.
+fn clock_shift() -> Option<u32> {
+    let ticks = std::env::var("HOLDFAST_TEST_CLOCK_SHIFT")
+        .ok()?
+        .parse()
+        .ok()?;
+    tracing::warn!(
+        ticks,
+        "TCP clocks of connections given away run ahead, for a test"
+    );
+    Some(ticks)
 }
 
 fn configure(
@@ -186,8 +240,13 @@ fn configure(
             dataplane.set_service(index, service).map_err(other)?;
         }
     }
-    let outer = paths.iter().filter(|(_, path)| path.routed).map(|(_, path)| header(path.address)).max();
-    let clamp = |headers: u16| outer.map_or(0, |outer| mtu(interface).saturating_sub(outer + headers));
+    let outer = paths
+        .iter()
+        .filter(|(_, path)| path.routed)
+        .map(|(_, path)| header(path.address))
+        .max();
+    let clamp =
+        |headers: u16| outer.map_or(0, |outer| mtu(interface).saturating_sub(outer + headers));
     let (reach, shared_link) = match config.group.reach {
         Reach::Steer => (REACH_STEER, [0; 6]),
         Reach::Broadcast { shared_mac } => (REACH_BROADCAST, shared_mac),
@@ -216,7 +275,10 @@ fn header(address: IpAddr) -> u16 {
 }
 
 /// How each node is reached; a node that does not answer yet is found later.
-pub(super) fn paths(config: &Config, interface: &Interface) -> Vec<(holdfast_wire::NodeId, NodePath)> {
+pub(super) fn paths(
+    config: &Config,
+    interface: &Interface,
+) -> Vec<(holdfast_wire::NodeId, NodePath)> {
     let own = NodePath {
         address: config.node.address,
         link: interface.mac,
@@ -224,14 +286,19 @@ pub(super) fn paths(config: &Config, interface: &Interface) -> Vec<(holdfast_wir
         ifindex: interface.index,
         routed: false,
     };
-    let peers = config.peers.iter().filter_map(|peer| match path_to(peer.address.ip()) {
-        Ok(path) => Some((peer.id, path)),
-        Err(error) => {
-            tracing::debug!(peer = peer.name, %error, "not reached yet");
-            None
-        }
-    });
-    std::iter::once((config.node.id, own)).chain(peers).collect()
+    let peers = config
+        .peers
+        .iter()
+        .filter_map(|peer| match path_to(peer.address.ip()) {
+            Ok(path) => Some((peer.id, path)),
+            Err(error) => {
+                tracing::debug!(peer = peer.name, %error, "not reached yet");
+                None
+            }
+        });
+    std::iter::once((config.node.id, own))
+        .chain(peers)
+        .collect()
 }
 
 fn path_to(address: IpAddr) -> std::io::Result<NodePath> {
@@ -256,11 +323,20 @@ fn add_addresses(config: &Config, interface: &Interface) -> Result<(), SetupErro
             .map_err(system(format!("net.ipv4.conf.{name}.{setting}")))?;
     }
     let here = config.is_holder() && config.group.reach == Reach::Steer;
-    let on = if here { interface.index } else { Interface::find("lo").map_err(system("lo"))?.index };
-    let addresses: BTreeSet<IpAddr> = config.services.iter().map(|service| service.address.ip()).collect();
+    let on = if here {
+        interface.index
+    } else {
+        Interface::find("lo").map_err(system("lo"))?.index
+    };
+    let addresses: BTreeSet<IpAddr> = config
+        .services
+        .iter()
+        .map(|service| service.address.ip())
+        .collect();
     for address in addresses {
         let prefix = if address.is_ipv6() { 128 } else { 32 };
-        net::add_address(on, address, prefix).map_err(system(format!("service address {address}")))?;
+        net::add_address(on, address, prefix)
+            .map_err(system(format!("service address {address}")))?;
     }
     Ok(())
 }
@@ -306,7 +382,10 @@ async fn run(
 }
 
 fn watch(descriptor: BorrowedFd<'_>, what: &str) -> Result<Watch, SetupError> {
-    descriptor.try_clone_to_owned().and_then(Watch::new).map_err(system(what))
+    descriptor
+        .try_clone_to_owned()
+        .and_then(Watch::new)
+        .map_err(system(what))
 }
 
 async fn sleep_until(wake: Option<Instant>) {
@@ -325,7 +404,10 @@ struct Stop {
 impl Stop {
     fn new() -> std::io::Result<Self> {
         use tokio::signal::unix::{SignalKind, signal};
-        Ok(Self { terminate: signal(SignalKind::terminate())?, interrupt: signal(SignalKind::interrupt())? })
+        Ok(Self {
+            terminate: signal(SignalKind::terminate())?,
+            interrupt: signal(SignalKind::interrupt())?,
+        })
     }
 
     async fn recv(&mut self) {

@@ -13,7 +13,9 @@ pub struct Slots {
 impl Slots {
     /// All slots but 0, which stands for none.
     pub fn new() -> Self {
-        Self { free: (1..MAX_HOLD_SLOTS).collect() }
+        Self {
+            free: (1..MAX_HOLD_SLOTS).collect(),
+        }
     }
 
     /// A slot; `None` when all are in use.

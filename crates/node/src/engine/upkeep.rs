@@ -18,8 +18,14 @@ const SWEEP_S: u32 = 10;
 impl Engine {
     pub(super) fn upkeep(&mut self) {
         let now_s = monotonic_s();
-        while self.tombstones.front().is_some_and(|(until, _)| *until <= now_s) {
-            let Some((_, flow)) = self.tombstones.pop_front() else { break };
+        while self
+            .tombstones
+            .front()
+            .is_some_and(|(until, _)| *until <= now_s)
+        {
+            let Some((_, flow)) = self.tombstones.pop_front() else {
+                break;
+            };
             // The flow may have come back meanwhile.
             if matches!(self.dataplane.flow(&flow), Some((FlowState::Moved, _)))
                 && let Err(error) = self.dataplane.forget(&flow)
@@ -53,11 +59,17 @@ impl Engine {
         for (flow, state, value) in self.dataplane.flows() {
             let silent_s = now_s.saturating_sub(value.seen_s);
             match state {
-                FlowState::Closing if silent_s >= TIME_WAIT_S => changes.extend(self.removal(&flow)),
+                FlowState::Closing if silent_s >= TIME_WAIT_S => {
+                    changes.extend(self.removal(&flow))
+                }
                 FlowState::Owned if flow.protocol == Protocol::Udp && silent_s >= UDP_IDLE_S => {
                     self.programs.lost(&flow);
                     let closing = crate::dataplane::Entry::of(flow, &value);
-                    if self.dataplane.set_flows(&[closing], FlowState::Closing).is_ok() {
+                    if self
+                        .dataplane
+                        .set_flows(&[closing], FlowState::Closing)
+                        .is_ok()
+                    {
                         changes.extend(self.removal(&flow));
                     }
                 }

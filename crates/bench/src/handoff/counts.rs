@@ -1,0 +1,87 @@
+//! The kernels' own counts of resets and retransmissions, of every host of a lab together.
+
+use std::collections::BTreeMap;
+
+use anyhow::{Context, Result};
+
+use crate::cluster::Cluster;
+
+/// Counts since a beginning.
+#[derive(Debug, Default, Clone, Copy)]
+pub struct Counts {
+    /// Segments with RST sent.
+    pub resets: u64,
+    /// Segments sent again, tail-loss probes included.
+    pub retransmits: u64,
+    /// Tail-loss probes.
+    pub loss_probes: u64,
+    /// Retransmission timeouts.
+    pub timeouts: u64,
+}
+
+impl Counts {
+    /// The counts of all hosts as they are.
+    ///
+    /// # Errors
+    /// A host is gone.
+    pub fn read(cluster: &Cluster) -> Result<Self> {
+        let mut all = Self::default();
+        for host in cluster.lab().hosts() {
+            let pid = cluster.lab().init_process(&host.name)?;
+            let mut values = BTreeMap::new();
+            for file in ["snmp", "netstat"] {
+                let path = format!("/proc/{pid}/net/{file}");
+                let text =
+                    std::fs::read_to_string(&path).with_context(|| format!("read {path}"))?;
+                parse(&text, &mut values);
+            }
+            let of = |name: &str| values.get(name).copied().unwrap_or(0);
+            all.resets += of("Tcp.OutRsts");
+            all.retransmits += of("Tcp.RetransSegs");
+            all.loss_probes += of("TcpExt.TCPLossProbes");
+            all.timeouts += of("TcpExt.TCPTimeouts");
+        }
+        Ok(all)
+    }
+
+    /// What was counted since.
+    pub fn since(&self, earlier: &Self) -> Self {
+        Self {
+            resets: self.resets - earlier.resets,
+            retransmits: self.retransmits - earlier.retransmits,
+            loss_probes: self.loss_probes - earlier.loss_probes,
+            timeouts: self.timeouts - earlier.timeouts,
+        }
+    }
+}
+
+/// Pairs of lines: names, then values, both after a prefix.
+fn parse(text: &str, values: &mut BTreeMap<String, u64>) {
+    let lines: Vec<&str> = text.lines().collect();
+    for pair in lines.chunks_exact(2) {
+        let (Some((prefix, names)), Some((_, numbers))) =
+            (pair[0].split_once(": "), pair[1].split_once(": "))
+        else {
+            continue;
+        };
+        for (name, number) in names.split(' ').zip(numbers.split(' ')) {
+            values.insert(format!("{prefix}.{name}"), number.parse().unwrap_or(0));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_meet_their_values() {
+        let mut values = BTreeMap::new();
+        parse(
+            "Tcp: A OutRsts\nTcp: 1 7\nTcpExt: X TCPTimeouts\nTcpExt: -1 3\n",
+            &mut values,
+        );
+        assert_eq!(values["Tcp.OutRsts"], 7);
+        assert_eq!(values["TcpExt.TCPTimeouts"], 3);
+    }
+}

@@ -1,0 +1,172 @@
+//! Rows whose send queues are full: downloads over nodes' links of 100 Mbit/s, moved at once or drained first
+//! (paper 000, Figure 2).
+
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use holdfast_api::Drain;
+use holdfast_lab::{LinkEntry, Topology};
+use sha2::{Digest, Sha256};
+
+use super::counts::Counts;
+use super::stats::Verified;
+use super::{HOMES, Row, hand_over, row};
+use crate::cluster::{Cluster, ClusterSpec, Family, Program};
+
+const PORT: u16 = 80;
+const LINK_MBIT: f64 = 100.0;
+
+/// Packets that a link's queue takes: deep enough that a window of 4 MiB is not cut short by losses.
+const LINK_QUEUE: usize = 4096;
+
+/// Handoffs while the downloads run.
+const HANDOFFS: usize = 4;
+
+/// Bytes that all downloads share: seven seconds of the link.
+const BYTES: usize = 80_000_000;
+
+/// The longest wait for a queue; a window of 4 MiB takes a third of a second.
+const DRAIN_MS_MAX: u32 = 2_000;
+
+/// Measures one row.
+pub fn run(connections: usize, drained: bool) -> Result<Row> {
+    let mut topology = Topology::default();
+    for node in HOMES {
+        let mut link = LinkEntry::of(node);
+        link.rate_mbit = Some(LINK_MBIT);
+        link.queue_packets = Some(LINK_QUEUE);
+        topology = topology.with(link);
+    }
+    let mut spec = ClusterSpec::new(format!("queue{connections}")).program(Program::FileServer {
+        port: PORT,
+        rate_mbit: None,
+    });
+    spec.topology = topology;
+    spec.log = "warn".into();
+    spec.program_log = "warn".into();
+    for service in &mut spec.services {
+        service.weights = [("n1".into(), 0), ("n2".into(), 1), ("n3".into(), 0)].into();
+    }
+    let cluster = Cluster::up(spec)?;
+    let service = SocketAddr::new(cluster.service_address(Family::V4), PORT);
+    let size = BYTES / connections;
+    let expected = fetch(
+        connect(&cluster, service)?,
+        &format!("/synthetic/{size}.sha256"),
+    )?;
+    let expected = String::from_utf8_lossy(&expected.body)
+        .split_whitespace()
+        .next()
+        .unwrap_or_default()
+        .to_owned();
+    let streams = (0..connections)
+        .map(|_| connect(&cluster, service))
+        .collect::<Result<Vec<_>>>()?;
+    let before = Counts::read(&cluster)?;
+    let downloads: Vec<_> = streams
+        .into_iter()
+        .map(|stream| std::thread::spawn(move || fetch(stream, &format!("/synthetic/{size}"))))
+        .collect();
+    std::thread::sleep(Duration::from_millis(1500));
+    let drain = if drained {
+        Drain::First {
+            max_wait_ms: DRAIN_MS_MAX,
+        }
+    } else {
+        Drain::None
+    };
+    let mut samples = Vec::new();
+    for round in 0..HANDOFFS {
+        let (from, to) = (HOMES[round % 2], HOMES[(round + 1) % 2]);
+        samples.push(
+            hand_over(&cluster, "files", from, to, drain)
+                .map_err(|error| cluster.with_logs(error))?,
+        );
+        std::thread::sleep(Duration::from_millis(500));
+    }
+    let network = Counts::read(&cluster)?.since(&before);
+    let mut verified = Verified::default();
+    let mut gaps = Vec::new();
+    for download in downloads {
+        let got = download.join().expect("a download does not panic")?;
+        verified.verified += got.body_bytes as u64;
+        if got.digest != expected {
+            verified.wrong += size as u64;
+        }
+        gaps.push(got.gap.as_secs_f64() * 1e6);
+    }
+    Ok(row(&samples, gaps, drained, &network, &verified))
+}
+
+fn connect(cluster: &Cluster, service: SocketAddr) -> Result<TcpStream> {
+    cluster
+        .lab()
+        .in_net("c1", || TcpStream::connect(service))?
+        .context("connect to the service address")
+}
+
+struct Fetched {
+    /// The beginning of the body.
+    body: Vec<u8>,
+    body_bytes: usize,
+    digest: String,
+    /// The longest time in which nothing came.
+    gap: Duration,
+}
+
+/// Gets a path over HTTP/1.1; the body is hashed, and its first bytes kept.
+fn fetch(mut stream: TcpStream, path: &str) -> Result<Fetched> {
+    stream.set_read_timeout(Some(Duration::from_secs(30)))?;
+    write!(
+        stream,
+        "GET {path} HTTP/1.1\r\nHost: bench\r\nConnection: close\r\n\r\n"
+    )?;
+    let mut buffer = vec![0; 1 << 16];
+    let mut head = Vec::new();
+    let body_at = loop {
+        let count = stream.read(&mut buffer)?;
+        if count == 0 {
+            bail!("the server closed before the body of {path}");
+        }
+        head.extend_from_slice(&buffer[..count]);
+        if let Some(at) = head.windows(4).position(|four| four == b"\r\n\r\n") {
+            break at + 4;
+        }
+    };
+    if !head.starts_with(b"HTTP/1.1 200") {
+        bail!(
+            "{path}: {}",
+            String::from_utf8_lossy(&head)
+                .lines()
+                .next()
+                .unwrap_or_default()
+        );
+    }
+    let mut digest = Sha256::new();
+    let body = head.split_off(body_at);
+    digest.update(&body);
+    let (mut body_bytes, mut gap, mut last) = (body.len(), Duration::ZERO, Instant::now());
+    loop {
+        let count = stream.read(&mut buffer)?;
+        if count == 0 {
+            break;
+        }
+        gap = gap.max(last.elapsed());
+        last = Instant::now();
+        digest.update(&buffer[..count]);
+        body_bytes += count;
+    }
+    let digest = digest
+        .finalize()
+        .iter()
+        .map(|byte| format!("{byte:02x}"))
+        .collect();
+    Ok(Fetched {
+        body,
+        body_bytes,
+        digest,
+        gap,
+    })
+}

@@ -1,0 +1,324 @@
+//! `holdfast bench handoff`: what moving live connections costs, by the definitions of DESIGN.md ("Moving a connection").
+//!
+//! The nodes are namespaces of one kernel, so freeze (from the donor's switch to the acceptor's wake) is the difference
+//! of two readings of one clock. Resets and retransmissions are the kernels' own counts, of every host together.
+
+mod counts;
+mod exchange;
+mod full_queue;
+mod stats;
+
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use holdfast_api::Drain;
+use holdfast_api::control::{
+    FlowFilter, FlowOutcome, FlowQuery, HandoffRequest, HandoffState, HandoffStatus, Selection,
+};
+use serde::Serialize;
+
+use crate::cluster::Cluster;
+use stats::{Quantiles, microseconds};
+
+/// The connections move between these two; the holder is a third node, so every frame takes its full way.
+const HOMES: [&str; 2] = ["n2", "n3"];
+
+/// How long one handoff of everything may take.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Flags of `holdfast bench handoff`.
+#[derive(Debug, clap::Args)]
+pub struct HandoffArgs {
+    /// How many connections move at once; several, separated by commas.
+    #[arg(long, value_delimiter = ',', default_value = "1,64,1024,10000")]
+    connections: Vec<usize>,
+    /// Handoffs of all of them, back and forth; by default fewer the more there are.
+    #[arg(long)]
+    repeats: Option<usize>,
+    /// Leave out the rows with full send queues over a 100 Mbit/s link.
+    #[arg(long)]
+    no_full_queue: bool,
+    /// Write the rows to this file.
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+}
+
+/// Where the time of a handoff went, microseconds: `divert` to `commit` one after the other; freeze is the sum from
+/// `extract` on.
+#[derive(Debug, Clone, Copy, Default, Serialize)]
+pub struct Phases {
+    prepare: f64,
+    divert: f64,
+    extract: f64,
+    transfer: f64,
+    restore: f64,
+    commit: f64,
+}
+
+/// One line of the result.
+#[derive(Debug, Clone, Serialize)]
+pub struct Row {
+    connections: usize,
+    repeats: usize,
+    freeze_us_median: f64,
+    freeze_us_p99: f64,
+    freeze_us_per_connection: f64,
+    client_gap_us_median: f64,
+    client_gap_us_p99: f64,
+    total_ms: f64,
+    phases_us: Phases,
+    bytes_transferred: f64,
+    send_queue: f64,
+    drained: bool,
+    resets: u64,
+    retransmits: u64,
+    loss_probes: u64,
+    timeouts: u64,
+    bytes_verified: u64,
+    bytes_wrong: u64,
+}
+
+#[derive(Serialize)]
+struct Report {
+    bench: &'static str,
+    rows: Vec<Row>,
+}
+
+/// Runs the benchmark.
+///
+/// # Errors
+/// The lab or a program of it fails; a handoff does not end.
+pub fn run(args: &HandoffArgs) -> Result<()> {
+    let mut rows = Vec::new();
+    println!("{}", Row::heading());
+    for connections in &args.connections {
+        let repeats = args.repeats.unwrap_or(match connections {
+            0..=8 => 40,
+            9..=256 => 20,
+            257..=2048 => 10,
+            _ => 4,
+        });
+        let row = exchange::run(*connections, repeats)?;
+        println!("{row}");
+        rows.push(row);
+    }
+    if !args.no_full_queue {
+        for (connections, drained) in [(1, false), (1, true), (8, false), (8, true)] {
+            let row = full_queue::run(connections, drained)?;
+            println!("{row}");
+            rows.push(row);
+        }
+    }
+    println!(
+        "paper 000, one connection of 90 kB over 100 Mbit/s: 10.6 ms for extract, transfer, re-create and activate"
+    );
+    if let Some(file) = &args.json {
+        let report = Report {
+            bench: "handoff",
+            rows,
+        };
+        std::fs::write(file, serde_json::to_vec_pretty(&report)?)
+            .with_context(|| format!("write {}", file.display()))?;
+    }
+    Ok(())
+}
+
+/// What one handoff of everything showed.
+pub struct Sample {
+    status: HandoffStatus,
+    /// Freeze of each connection, microseconds.
+    freezes_us: Vec<f64>,
+}
+
+/// Hands everything from one node to another and waits until it has ended.
+fn hand_over(cluster: &Cluster, pool: &str, from: &str, to: &str, drain: Drain) -> Result<Sample> {
+    let donor = cluster.control_blocking(from)?;
+    let selection = Selection::AllOf(FlowFilter {
+        pool: Some(pool.to_owned()),
+        ..FlowFilter::default()
+    });
+    let request = HandoffRequest {
+        selection,
+        to: to.to_owned(),
+        drain,
+    };
+    let id = donor
+        .run(async |client| client.hand_off(&request).await)?
+        .id;
+    let since = Instant::now();
+    loop {
+        let list = donor.run(async |client| client.handoffs().await)?;
+        let ended = |state: HandoffState| state == HandoffState::Finished;
+        if list
+            .handoffs
+            .iter()
+            .any(|summary| summary.id == id && ended(summary.state))
+        {
+            break;
+        }
+        if since.elapsed() > PATIENCE {
+            bail!("the handoff from {from} to {to} did not end in {PATIENCE:?}");
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    // The times of the last batch are told right after its outcomes.
+    std::thread::sleep(Duration::from_millis(20));
+    let status = donor.run(async |client| client.handoff(id).await)?;
+    let acceptor = cluster.control_blocking(to)?;
+    let query = FlowQuery {
+        limit: Some(1_000_000),
+        ..FlowQuery::default()
+    };
+    let flows = acceptor
+        .run(async |client| client.flows(&query).await)?
+        .flows;
+    let taken: std::collections::HashMap<_, _> = flows
+        .into_iter()
+        .filter_map(|entry| Some((entry.flow.to_string(), entry.taken_at_ns?)))
+        .collect();
+    let freezes_us = status
+        .results
+        .iter()
+        .filter_map(|result| Some((result.frozen_at_ns?, *taken.get(&result.flow.to_string())?)))
+        .map(|(frozen, active)| microseconds(active.saturating_sub(frozen)))
+        .collect();
+    for result in &status.results {
+        if let FlowOutcome::Kept { reason } = &result.outcome {
+            bail!("{} stayed at {from}: {reason}", result.flow);
+        }
+    }
+    Ok(Sample { status, freezes_us })
+}
+
+/// Freeze a batch costs for each of its connections: batches are told apart by the instant they froze.
+fn freeze_per_connection(samples: &[Sample]) -> f64 {
+    let mut total = 0.0;
+    let mut connections = 0;
+    for sample in samples {
+        let mut batches = std::collections::BTreeMap::new();
+        for (result, freeze) in sample.status.results.iter().zip(&sample.freezes_us) {
+            let longest = batches.entry(result.frozen_at_ns).or_insert(0.0f64);
+            *longest = longest.max(*freeze);
+        }
+        total += batches.values().sum::<f64>();
+        connections += sample.freezes_us.len();
+    }
+    total / connections.max(1) as f64
+}
+
+/// Medians of the phases; transfer is what of the freeze is none of the others.
+fn phases(samples: &[Sample], freeze_us_median: f64) -> Phases {
+    let results = || samples.iter().flat_map(|sample| &sample.status.results);
+    let median = |of: fn(&holdfast_api::control::PhasesUs) -> f64| {
+        Quantiles::of(results().map(|result| of(&result.phases_us)).collect()).median()
+    };
+    let (extract, restore, commit) = (
+        median(|p| p.extract),
+        median(|p| p.restore),
+        median(|p| p.commit),
+    );
+    Phases {
+        prepare: median(|p| p.prepare),
+        divert: median(|p| p.divert),
+        extract,
+        transfer: (freeze_us_median - extract - restore - commit).max(0.0),
+        restore,
+        commit,
+    }
+}
+
+/// A row from its samples and what was counted beside them.
+fn row(
+    samples: &[Sample],
+    gaps_us: Vec<f64>,
+    drained: bool,
+    network: &counts::Counts,
+    load: &stats::Verified,
+) -> Row {
+    let freezes = Quantiles::of(
+        samples
+            .iter()
+            .flat_map(|sample| sample.freezes_us.clone())
+            .collect(),
+    );
+    let results = || samples.iter().flat_map(|sample| &sample.status.results);
+    let each = |of: fn(&holdfast_api::control::FlowResult) -> u64| {
+        Quantiles::of(results().map(|result| of(result) as f64).collect())
+    };
+    let totals = samples.iter().map(|sample| {
+        let summary = &sample.status.summary;
+        let end = summary.finished_at_ns.unwrap_or(summary.started_at_ns);
+        microseconds(end.saturating_sub(summary.started_at_ns)) / 1000.0
+    });
+    let gaps = Quantiles::of(gaps_us);
+    Row {
+        connections: samples
+            .first()
+            .map_or(0, |sample| sample.status.results.len()),
+        repeats: samples.len(),
+        freeze_us_median: freezes.median(),
+        freeze_us_p99: freezes.at(0.99),
+        freeze_us_per_connection: freeze_per_connection(samples),
+        client_gap_us_median: gaps.median(),
+        client_gap_us_p99: gaps.at(0.99),
+        total_ms: Quantiles::of(totals.collect()).median(),
+        phases_us: phases(samples, freezes.median()),
+        bytes_transferred: each(|result| result.bytes_transferred).median(),
+        send_queue: each(|result| result.send_queue_bytes).median(),
+        drained,
+        resets: network.resets,
+        retransmits: network.retransmits,
+        loss_probes: network.loss_probes,
+        timeouts: network.timeouts,
+        bytes_verified: load.verified,
+        bytes_wrong: load.wrong,
+    }
+}
+
+impl Row {
+    fn heading() -> String {
+        format!(
+            "{:>6} {:>9} {:>9} {:>8} {:>9} {:>9} {:>9} {:>7} {:>7} {:>7} {:>5} {:>5} {:>5} {:>5} {:>6}",
+            "conns",
+            "freeze_us",
+            "p99",
+            "us/conn",
+            "gap_us",
+            "gap_p99",
+            "total_ms",
+            "bytes",
+            "queue",
+            "drained",
+            "rst",
+            "rtx",
+            "tlp",
+            "rto",
+            "wrong"
+        )
+    }
+}
+
+impl std::fmt::Display for Row {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(
+            f,
+            "{:>6} {:>9.0} {:>9.0} {:>8.1} {:>9.0} {:>9.0} {:>9.1} {:>7.0} {:>7.0} {:>7} {:>5} {:>5} {:>5} {:>5} {:>6}",
+            self.connections,
+            self.freeze_us_median,
+            self.freeze_us_p99,
+            self.freeze_us_per_connection,
+            self.client_gap_us_median,
+            self.client_gap_us_p99,
+            self.total_ms,
+            self.bytes_transferred,
+            self.send_queue,
+            self.drained,
+            self.resets,
+            self.retransmits,
+            self.loss_probes,
+            self.timeouts,
+            self.bytes_wrong
+        )
+    }
+}
