@@ -1,7 +1,5 @@
 //! Reach `broadcast`: every node receives every packet, exactly one answers.
 
-use std::process::Command;
-
 use holdfast_bpf::shared::{
     FlowState, PLACEMENT_SLOTS, REACH_BROADCAST, RECORD_OWNED, Record, Service,
 };
@@ -144,13 +142,7 @@ fn neighbours_learn_the_shared_link_address() {
     let client = pool.lab.host("c1");
     for v6 in [false, true] {
         Client::connect(client, v6).echo(b"hello");
-        let neighbours = client.run(|| {
-            Command::new("ip")
-                .args(["neigh", "show"])
-                .output()
-                .expect("ip")
-        });
-        let text = String::from_utf8_lossy(&neighbours.stdout).into_owned();
+        let text = client.ip_output("neigh show");
         let wanted = format!(
             "{} dev eth0 lladdr {}",
             service(v6).ip(),

@@ -72,6 +72,23 @@ impl Host {
         ip(&all);
     }
 
+    /// Waits until a device can send: until then what is sent is lost.
+    pub fn wait_until_up(&self, device: &str) {
+        super::lab::eventually("the device is up", || {
+            self.ip_output(&format!("link show {device}"))
+                .contains("state UP")
+        });
+    }
+
+    /// What `ip ARGUMENTS` prints in the namespace.
+    pub fn ip_output(&self, arguments: &str) -> String {
+        let mut command = Command::new("ip");
+        command
+            .args(["-n", &self.namespace])
+            .args(arguments.split(' '));
+        String::from_utf8_lossy(&command.output().expect("ip").stdout).into_owned()
+    }
+
     /// `ethtool -K DEVICE FEATURE SETTING`.
     pub fn feature(&self, device: &str, feature: &str, setting: &str) {
         self.run(|| {

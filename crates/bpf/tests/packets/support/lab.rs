@@ -142,6 +142,12 @@ impl Lab {
         host.ip(&format!("addr add {}/24 dev {device}", place.v4()));
         host.ip(&format!("addr add {}/64 dev {device} nodad", place.v6()));
         host.ip(&format!("link set {device} up"));
+        host.wait_until_up(device);
+        eventually("the port forwards", || {
+            self.switch
+                .ip_output(&format!("-d link show {port}"))
+                .contains("state forwarding")
+        });
     }
 
     pub fn host(&self, name: &str) -> &Host {

@@ -282,7 +282,7 @@ impl Pool {
         let device = format!("eth{}", place.segment);
         for v6 in [false, true] {
             let entry = format!(
-                "neigh add {} lladdr {} nud permanent",
+                "neigh replace {} lladdr {} nud permanent",
                 place.address(v6),
                 link_text(link)
             );

@@ -74,6 +74,7 @@ fn accept(listener: &TcpListener, shared: &Arc<Shared>, node: u8) {
 
 fn echo(mut stream: TcpStream, shared: &Shared, node: u8) {
     stream.set_nonblocking(false).expect("blocking");
+    stream.set_nodelay(true).expect("no delay");
     stream.set_read_timeout(Some(TURN)).expect("timeout");
     let mut buffer = vec![0; 65536];
     let mut alive = stream.write_all(&[node]).is_ok();

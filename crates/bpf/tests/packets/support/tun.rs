@@ -20,10 +20,9 @@ impl Tun {
 
     pub fn new(host: &Host) -> Self {
         let file = host.run(open);
-        host.ip(&format!(
-            "link set {} addrgenmode none mtu 65535 up",
-            Self::NAME
-        ));
+        // First no addresses of its own, then up: otherwise its own solicitations would be in the hold.
+        host.ip(&format!("link set {} addrgenmode none", Self::NAME));
+        host.ip(&format!("link set {} mtu 65535 up", Self::NAME));
         Self(file)
     }
 
