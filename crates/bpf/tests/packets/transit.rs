@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use holdfast_bpf::shared::FlowState;
 
 use super::support::pool;
-use super::support::raw::{ACK, network, tcp};
+use super::support::raw::{self, ACK, packet, tcp};
 use super::support::tun::VNET;
 use super::support::*;
 
@@ -151,14 +151,13 @@ fn stragglers_that_cannot_go_on_are_counted() {
     let peer = RawPeer::new(&pool, "c1", 150, false, pool.lab.place("n1").link());
     let key = flow(TCP, service(false), peer.address(5000));
     donor.set_state(&key, FlowState::Moved, 3, 0);
-    let mut old = network(
+    let mut old = packet(
         peer.ip(),
         service(false).ip(),
         TCP,
-        0,
         &tcp(5000, 7000, 1, 1, ACK, &[]),
     );
-    old[8] = 1; // its last hop
+    raw::set_ttl(&mut old, 1); // its last hop
     peer.send(&old);
     eventually("too old", || donor.count("drop_hops_used_up") == 1);
     peer.segment(5000, ACK, 0, &pattern(1460));

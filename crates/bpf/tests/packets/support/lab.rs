@@ -74,6 +74,13 @@ impl Lab {
     pub fn new(segments: &[&[&'static str]]) -> Self {
         let name = unique();
         let switch = Host::new(&format!("{name}-sw"), false);
+        // Where bridges run the firewall, they would drop what the tests make malformed.
+        for kind in ["iptables", "ip6tables"] {
+            let path = format!("net/bridge/bridge-nf-call-{kind}");
+            if std::path::Path::new("/proc/sys").join(&path).exists() {
+                switch.sysctl(&path, "0");
+            }
+        }
         let router = (segments.len() > 1).then(|| Host::new(&format!("{name}-r"), false));
         let mut lab = Self {
             name,

@@ -294,6 +294,14 @@ pub fn network(from: IpAddr, to: IpAddr, protocol: u8, fragment: u16, payload: &
     }
 }
 
+/// Changes the TTL of an IPv4 packet. (Bridges look at header checksums.)
+pub fn set_ttl(packet: &mut [u8], ttl: u8) {
+    packet[8] = ttl;
+    packet[10..12].fill(0);
+    let sum = checksum(&packet[..20], 0);
+    packet[10..12].copy_from_slice(&sum);
+}
+
 /// One fragment of a transport message: the bytes from `offset` on, at most `size` (both multiples of 8).
 pub fn fragment(
     from: IpAddr,
