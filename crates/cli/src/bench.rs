@@ -13,12 +13,18 @@ pub struct BenchArgs {
 }
 
 #[derive(Debug, Subcommand)]
-enum Which {}
+enum Which {
+    /// What moving live connections costs: freeze, gap seen by the client, resets, retransmissions
+    Handoff(holdfast_bench::handoff::HandoffArgs),
+}
 
 /// Carries out `holdfast bench`.
 ///
 /// # Errors
 /// What the measurement answers.
 pub fn run(args: BenchArgs) -> Result<Ending> {
-    match args.which {}
+    match args.which {
+        Which::Handoff(args) => holdfast_bench::handoff::run(&args)?,
+    }
+    Ok(Ending::Done)
 }

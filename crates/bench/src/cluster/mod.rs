@@ -26,6 +26,9 @@ pub const CLOCK_SHIFT_VARIABLE: &str = "HOLDFAST_TEST_CLOCK_SHIFT";
 /// The environment variable that makes a cluster leave its files (configurations, certificates, logs) behind.
 pub const KEEP_VARIABLE: &str = "HOLDFAST_KEEP_LOGS";
 
+/// Put before a program's command: what else the machine is busy with shall not be measured.
+pub const PRIORITY: [&str; 3] = ["nice", "-n", "-10"];
+
 /// Lines of each log that are shown after a failure.
 const LINES_SHOWN: usize = 25;
 
@@ -90,6 +93,7 @@ impl Cluster {
 
     fn daemon_order(&self, node: &str) -> Result<Order> {
         let mut command = self.lab().command(node)?;
+        command.args(PRIORITY);
         command
             .arg(find_program("holdfastd")?)
             .arg("--config")
@@ -108,6 +112,7 @@ impl Cluster {
 
     fn program_order(&self, node: &str, program: &Program) -> Result<Order> {
         let mut command = self.lab().command(node)?;
+        command.args(PRIORITY);
         command
             .arg(find_program(program.name())?)
             .args(program.arguments(self));
