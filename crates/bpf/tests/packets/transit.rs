@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use holdfast_bpf::shared::FlowState;
 
-use super::support::pool;
+use super::support::node::Node;
 use super::support::raw::{self, ACK, packet, tcp};
 use super::support::tun::VNET;
 use super::support::*;
@@ -12,7 +12,7 @@ use super::support::*;
 const SLOT: u32 = 5;
 
 /// Gives back what the hold has until `done`; returns how many packets that were.
-fn replay(node: &pool::Node, done: &AtomicBool) -> u64 {
+fn replay(node: &Node, done: &AtomicBool) -> u64 {
     let mut replayed = 0;
     while !done.load(Ordering::Relaxed) || node.held(SLOT) > 0 {
         if let Some(packet) = node.tun.read(20) {

@@ -3,6 +3,7 @@
 pub mod client;
 pub mod host;
 pub mod lab;
+pub mod node;
 pub mod pool;
 pub mod raw;
 pub mod server;

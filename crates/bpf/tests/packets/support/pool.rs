@@ -2,17 +2,15 @@
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::path::PathBuf;
-use std::sync::{Arc, Mutex};
 
 use holdfast_bpf::Dataplane;
 use holdfast_bpf::shared::{
-    Config, Event, FlowKey, FlowState, FlowValue, NODE_ENCAP, NODE_KNOWN, NODE_V6,
-    Node as NodeEntry, PLACEMENT_SLOTS, REACH_BROADCAST, REACH_STEER, Service, ServiceKey, mapped,
+    Config, NODE_ENCAP, NODE_KNOWN, NODE_V6, Node as NodeEntry, PLACEMENT_SLOTS, REACH_BROADCAST,
+    REACH_STEER, Service, ServiceKey, mapped,
 };
 
 use super::lab::{Lab, Place, ROUTER, link_text};
-use super::server::Server;
+use super::node::Node;
 use super::tun::Tun;
 
 pub const TCP: u8 = 6;
@@ -72,17 +70,6 @@ impl Default for Options {
     }
 }
 
-/// One node and its data plane.
-pub struct Node {
-    pub id: u16,
-    pub name: &'static str,
-    pub tun: Tun,
-    pub server: Server,
-    pins: PathBuf,
-    plane: Mutex<Option<Dataplane>>,
-    events: Arc<Mutex<Vec<Event>>>,
-}
-
 pub struct Pool {
     pub lab: Lab,
     pub options: Options,
@@ -124,14 +111,14 @@ impl Pool {
         let ifindex = host.ifindex("eth0");
         let xdp = node.id == 1 || self.options.xdp_everywhere;
         let plane = host.run(|| {
-            let mut plane = Dataplane::load(&node.pins, self.options.flows_max).expect("load");
+            let mut plane = Dataplane::load(node.pins(), self.options.flows_max).expect("load");
             plane.attach_interface(ifindex, xdp).expect("attach");
             plane.attach_cgroup(host.cgroup()).expect("cgroup");
             plane
         });
         plane.set_config(&self.config(node)).expect("config");
         self.fill_nodes(name, &plane);
-        *node.plane.lock().expect("lock") = Some(plane);
+        node.set_plane(plane);
     }
 
     pub fn config(&self, node: &Node) -> Config {
@@ -235,14 +222,6 @@ impl Pool {
         }
     }
 
-    fn each_plane(&self, mut work: impl FnMut(&Node, &Dataplane)) {
-        for node in self.nodes.values() {
-            if let Some(plane) = &*node.plane.lock().expect("lock") {
-                work(node, plane);
-            }
-        }
-    }
-
     /// All new flows go to `owner`; nothing is said of an earlier table.
     pub fn place_all(&self, owner: u16) {
         self.set_services(&[owner; PLACEMENT_SLOTS], Service::default());
@@ -261,7 +240,9 @@ impl Pool {
 
     /// Sets every service at every node; `like` gives the fields other than the row.
     pub fn set_services(&self, slots: &[u16; PLACEMENT_SLOTS], like: Service) {
-        self.each_plane(|_, plane| set_services(plane, slots, like));
+        for node in self.nodes.values().filter(|node| node.runs()) {
+            node.plane(|plane| set_services(plane, slots, like));
+        }
     }
 
     /// The same at one node.
@@ -311,107 +292,5 @@ fn set_services(plane: &Dataplane, slots: &[u16; PLACEMENT_SLOTS], like: Service
             };
             plane.services.set(&key, &value).expect("service");
         }
-    }
-}
-
-impl Node {
-    fn new(lab: &Lab, name: &'static str, id: u16) -> Self {
-        Self {
-            id,
-            name,
-            tun: Tun::new(lab.host(name)),
-            server: Server::default(),
-            pins: PathBuf::from(format!("/sys/fs/bpf/{}-{name}", lab.name)),
-            plane: Mutex::new(None),
-            events: Arc::default(),
-        }
-    }
-
-    /// Uses the node's data plane.
-    pub fn plane<T>(&self, work: impl FnOnce(&Dataplane) -> T) -> T {
-        work(self.plane.lock().expect("lock").as_ref().expect("loaded"))
-    }
-
-    /// The daemon dies: its descriptors are closed, pins stay.
-    pub fn stop(&self) {
-        drop(self.plane.lock().expect("lock").take());
-    }
-
-    /// The node gives everything up.
-    pub fn detach(&self) {
-        if let Some(plane) = self.plane.lock().expect("lock").take() {
-            plane.detach();
-        }
-    }
-
-    pub fn pins(&self) -> &PathBuf {
-        &self.pins
-    }
-
-    pub fn count(&self, name: &str) -> u64 {
-        let all = self.plane(Dataplane::counters);
-        all.iter()
-            .find(|(n, _)| *n == name)
-            .unwrap_or_else(|| panic!("no counter {name}"))
-            .1
-    }
-
-    pub fn flow(&self, key: &FlowKey) -> Option<FlowValue> {
-        self.plane(|plane| plane.flows.get(key)).expect("flows")
-    }
-
-    pub fn state(&self, key: &FlowKey) -> Option<FlowState> {
-        self.flow(key)
-            .and_then(|value| FlowState::from_raw(value.state))
-    }
-
-    /// Puts a flow into `state`; the rest of its entry stays, or is made.
-    pub fn set_state(&self, key: &FlowKey, state: FlowState, peer: u16, hold_slot: u32) {
-        let old = self.flow(key).unwrap_or_default();
-        let value = FlowValue {
-            state: state as u8,
-            peer,
-            hold_slot,
-            ..old
-        };
-        self.plane(|plane| plane.flows.set(key, &value))
-            .expect("flows");
-    }
-
-    pub fn held(&self, slot: u32) -> u32 {
-        self.plane(|plane| plane.holds.get(slot))
-    }
-
-    /// All events so far.
-    pub fn events(&self) -> Vec<Event> {
-        let events = Arc::clone(&self.events);
-        self.plane(|plane| {
-            let reader = plane.events(move |event| events.lock().expect("lock").push(event));
-            reader.expect("events").consume();
-        });
-        self.events.lock().expect("lock").clone()
-    }
-
-    pub fn has_event(&self, kind: u8, flow: &FlowKey) -> bool {
-        self.events()
-            .iter()
-            .any(|event| event.kind == kind && event.flow == *flow)
-    }
-}
-
-impl Drop for Node {
-    fn drop(&mut self) {
-        if let Ok(mut plane) = self.plane.lock() {
-            drop(plane.take());
-        }
-        // The pins may have been removed by the test.
-        let _ = std::fs::remove_dir_all(&self.pins);
-    }
-}
-
-impl Node {
-    /// How many flows the node knows.
-    pub fn flow_count(&self) -> usize {
-        self.plane(|plane| plane.flows.entries().len())
     }
 }

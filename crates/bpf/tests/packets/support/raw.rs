@@ -10,7 +10,6 @@ pub const FIN: u8 = 1;
 pub const SYN: u8 = 2;
 pub const RST: u8 = 4;
 pub const ACK: u8 = 16;
-pub const ICMP: u8 = 1;
 pub const ICMP_V6: u8 = 58;
 
 /// A TCP segment that came back.
@@ -253,14 +252,10 @@ pub fn packet(from: IpAddr, to: IpAddr, protocol: u8, transport: &[u8]) -> Vec<u
     let mut transport = transport.to_vec();
     let at = match protocol {
         TCP => 16,
-        ICMP | ICMP_V6 => 2,
+        ICMP_V6 => 2,
         _ => 6,
     };
-    let pseudo = if protocol == ICMP {
-        0
-    } else {
-        pseudo_sum(from, to, protocol, transport.len())
-    };
+    let pseudo = pseudo_sum(from, to, protocol, transport.len());
     let sum = checksum(&transport, pseudo);
     transport[at..at + 2].copy_from_slice(&sum);
     network(from, to, protocol, 0, &transport)

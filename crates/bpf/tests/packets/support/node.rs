@@ -1,0 +1,133 @@
+//! A node of a pool: its data plane, its servers and its hold.
+
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex};
+
+use holdfast_bpf::Dataplane;
+use holdfast_bpf::shared::{Event, FlowKey, FlowState, FlowValue};
+
+use super::lab::Lab;
+use super::server::Server;
+use super::tun::Tun;
+
+/// One node and its data plane.
+pub struct Node {
+    pub id: u16,
+    pub name: &'static str,
+    pub tun: Tun,
+    pub server: Server,
+    pins: PathBuf,
+    plane: Mutex<Option<Dataplane>>,
+    events: Arc<Mutex<Vec<Event>>>,
+}
+
+impl Node {
+    pub fn new(lab: &Lab, name: &'static str, id: u16) -> Self {
+        Self {
+            id,
+            name,
+            tun: Tun::new(lab.host(name)),
+            server: Server::default(),
+            pins: PathBuf::from(format!("/sys/fs/bpf/{}-{name}", lab.name)),
+            plane: Mutex::new(None),
+            events: Arc::default(),
+        }
+    }
+
+    pub fn set_plane(&self, plane: Dataplane) {
+        *self.plane.lock().expect("lock") = Some(plane);
+    }
+
+    /// Whether its daemon "runs".
+    pub fn runs(&self) -> bool {
+        self.plane.lock().expect("lock").is_some()
+    }
+
+    /// Uses the node's data plane.
+    pub fn plane<T>(&self, work: impl FnOnce(&Dataplane) -> T) -> T {
+        work(self.plane.lock().expect("lock").as_ref().expect("loaded"))
+    }
+
+    /// The daemon dies: its descriptors are closed, pins stay.
+    pub fn stop(&self) {
+        drop(self.plane.lock().expect("lock").take());
+    }
+
+    /// The node gives everything up.
+    pub fn detach(&self) {
+        if let Some(plane) = self.plane.lock().expect("lock").take() {
+            plane.detach();
+        }
+    }
+
+    pub fn pins(&self) -> &PathBuf {
+        &self.pins
+    }
+
+    pub fn count(&self, name: &str) -> u64 {
+        let all = self.plane(Dataplane::counters);
+        all.iter()
+            .find(|(n, _)| *n == name)
+            .unwrap_or_else(|| panic!("no counter {name}"))
+            .1
+    }
+
+    pub fn flow(&self, key: &FlowKey) -> Option<FlowValue> {
+        self.plane(|plane| plane.flows.get(key)).expect("flows")
+    }
+
+    pub fn state(&self, key: &FlowKey) -> Option<FlowState> {
+        self.flow(key)
+            .and_then(|value| FlowState::from_raw(value.state))
+    }
+
+    /// Puts a flow into `state`; the rest of its entry stays, or is made.
+    pub fn set_state(&self, key: &FlowKey, state: FlowState, peer: u16, hold_slot: u32) {
+        let old = self.flow(key).unwrap_or_default();
+        let value = FlowValue {
+            state: state as u8,
+            peer,
+            hold_slot,
+            ..old
+        };
+        self.plane(|plane| plane.flows.set(key, &value))
+            .expect("flows");
+    }
+
+    pub fn held(&self, slot: u32) -> u32 {
+        self.plane(|plane| plane.holds.get(slot))
+    }
+
+    /// All events so far.
+    pub fn events(&self) -> Vec<Event> {
+        let events = Arc::clone(&self.events);
+        self.plane(|plane| {
+            let reader = plane.events(move |event| events.lock().expect("lock").push(event));
+            reader.expect("events").consume();
+        });
+        self.events.lock().expect("lock").clone()
+    }
+
+    pub fn has_event(&self, kind: u8, flow: &FlowKey) -> bool {
+        self.events()
+            .iter()
+            .any(|event| event.kind == kind && event.flow == *flow)
+    }
+}
+
+impl Drop for Node {
+    fn drop(&mut self) {
+        if let Ok(mut plane) = self.plane.lock() {
+            drop(plane.take());
+        }
+        // The pins may have been removed by the test.
+        let _ = std::fs::remove_dir_all(&self.pins);
+    }
+}
+
+impl Node {
+    /// How many flows the node knows.
+    pub fn flow_count(&self) -> usize {
+        self.plane(|plane| plane.flows.entries().len())
+    }
+}
