@@ -256,13 +256,18 @@ impl Engine {
             }
             if waiting {
                 self.preparing.push(preparing);
-            } else {
-                let results = Results::PreparedSockets(preparing.results);
-                self.done(Completion {
-                    token: preparing.token,
-                    results,
-                });
+                continue;
             }
+            for (flow, result) in preparing.flows.iter().zip(&preparing.results) {
+                if result.is_err() {
+                    self.undo(flow);
+                }
+            }
+            let results = Results::PreparedSockets(preparing.results);
+            self.done(Completion {
+                token: preparing.token,
+                results,
+            });
         }
     }
 
@@ -463,23 +468,31 @@ impl Engine {
             }
         }
         for flow in flows {
-            if let Some(arrival) = self.arrivals.remove(flow) {
-                self.arrival_ids.remove(&arrival.id);
-                self.slots.give_back(arrival.slot);
-                self.congestion.forget(&self.dataplane, flow);
-                silence(&arrival.socket);
-            }
-            // Only our own arming is undone: the flow may have become ours, or a tombstone, in another way.
-            if matches!(self.dataplane.flow(flow), Some((FlowState::TransitIn, _)))
-                && let Err(error) = self.dataplane.forget(flow)
-            {
-                tracing::warn!(%flow, %error, "a flow that is not coming stays in the table");
-            }
+            self.undo(flow);
         }
         self.done(Completion {
             token,
             results: Results::Discarded,
         });
+    }
+}
+
+impl Engine {
+    /// Nothing of an arrival stays.
+    fn undo(&mut self, flow: &Flow) {
+        if let Some(arrival) = self.arrivals.remove(flow) {
+            self.arrival_ids.remove(&arrival.id);
+            self.slots.give_back(arrival.slot);
+            self.congestion.forget(&self.dataplane, flow);
+            silence(&arrival.socket);
+        }
+        self.journal.ended(flow);
+        // Only our own arming is undone: the flow may have become ours, or a tombstone, in another way.
+        if matches!(self.dataplane.flow(flow), Some((FlowState::TransitIn, _)))
+            && let Err(error) = self.dataplane.forget(flow)
+        {
+            tracing::warn!(%flow, %error, "a flow that is not coming stays in the table");
+        }
     }
 }
 

@@ -9,6 +9,7 @@ mod congestion;
 mod control;
 mod donor;
 mod events;
+mod faults;
 mod holder;
 mod journal;
 mod operations;
@@ -41,6 +42,7 @@ use crate::metrics::Metrics;
 use acceptor::{Arrival, Preparing};
 use congestion::Congestion;
 use donor::{Collecting, Donation, Draining};
+use faults::{Faults, Moment};
 use holder::Holder;
 use journal::{Journal, Journaled};
 use operations::Operations;
@@ -92,6 +94,7 @@ pub struct Engine {
     problems: Vec<String>,
     /// For tests: by how many ticks this node's TCP clock is made to run ahead (all namespaces share one clock).
     clock_shift: Option<u32>,
+    faults: Faults,
 }
 
 impl Engine {
@@ -112,6 +115,8 @@ impl Engine {
                 Output::Send { to, frame } => {
                     if let Err(error) = self.peers.send(to, &frame) {
                         tracing::debug!(%to, frame = frame.name(), %error, "a frame was dropped");
+                        let now = self.now();
+                        self.machine.handle_peer_lost(now, to);
                     }
                 }
                 Output::Do(command) => self.carry_out(command),
@@ -123,6 +128,13 @@ impl Engine {
     }
 
     fn carry_out(&mut self, command: Command) {
+        let name = faults::name_of(&command);
+        self.faults.at(name, Moment::Before);
+        self.execute(command);
+        self.faults.at(name, Moment::After);
+    }
+
+    fn execute(&mut self, command: Command) {
         match command {
             Command::ReadStatic { token, flows } => self.read_static(token, &flows),
             Command::Drain {

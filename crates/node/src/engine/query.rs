@@ -233,9 +233,7 @@ impl Engine {
             .into_iter()
             .filter(|entry| after.is_none_or(|after| flow_of(&entry.flow) > Some(after)));
         let flows: Vec<FlowEntry> = rest.by_ref().take(limit).collect();
-        let next = rest
-            .next()
-            .and(flows.last().map(|entry| entry.flow.clone()));
+        let next = rest.next().and(flows.last().map(|entry| entry.flow));
         FlowList { flows, total, next }
     }
 

@@ -18,6 +18,7 @@ use holdfast_sys::watch::Watch;
 
 use super::Engine;
 use super::congestion::Congestion;
+use super::faults::Faults;
 use super::holder::Holder;
 use super::journal::Journal;
 use super::operations::Operations;
@@ -151,6 +152,7 @@ fn assemble(config: Config) -> Result<(Engine, Inputs), SetupError> {
         ControlServer::bind(&config, metrics.clone()).map_err(system("the control socket"))?;
     let (journal, journaled) =
         Journal::open(&config.node.run_dir).map_err(system("the journal of arrivals"))?;
+    let run_dir = config.node.run_dir.clone();
     let holder = config
         .is_holder()
         .then(|| Holder::new(&dataplane.programs, floor));
@@ -201,6 +203,7 @@ fn assemble(config: Config) -> Result<(Engine, Inputs), SetupError> {
         taken_at_ns: HashMap::new(),
         problems: Vec::new(),
         clock_shift: clock_shift(),
+        faults: Faults::new(&run_dir),
     };
     Ok((
         engine,
