@@ -50,6 +50,10 @@ pub struct Direction {
     pub keep_alives: u64,
     /// The same, or data sent again, while the peer's window is shut (RFC 9293, section 3.8.6.1).
     pub window_probes: u64,
+    /// Segments whose timestamp is older than that of the segment before: the receiver may drop them (RFC 7323, section 5).
+    pub clock_back: u64,
+    /// The largest step forward of the timestamps, in their unit.
+    pub clock_step_max: u32,
     /// The longest time between two segments with data.
     pub gap_max: Option<Gap>,
     /// When segments with data were captured, nanoseconds since 1970.
@@ -57,6 +61,8 @@ pub struct Direction {
     pub data_at_ns: Vec<u64>,
     #[serde(skip)]
     seen: Seen,
+    #[serde(skip)]
+    timestamp: Option<u32>,
     #[serde(skip)]
     window: Option<u16>,
     #[serde(skip)]
@@ -151,6 +157,7 @@ impl Direction {
             self.resets += 1;
             return;
         }
+        self.look_at_clock(segment);
         let space = u64::from(segment.length) + u64::from(segment.syn) + u64::from(segment.fin);
         let start = self.seen.position(segment.sequence);
         let range = start..start + space;
@@ -174,6 +181,16 @@ impl Direction {
         }
         self.window = Some(segment.window);
         self.acknowledged = segment.acknowledgement.or(self.acknowledged);
+    }
+
+    fn look_at_clock(&mut self, segment: &Segment) {
+        if let (Some(before), Some(now)) = (self.timestamp, segment.timestamp) {
+            match now.wrapping_sub(before).cast_signed() {
+                back if back < 0 => self.clock_back += 1,
+                step => self.clock_step_max = self.clock_step_max.max(step.cast_unsigned()),
+            }
+        }
+        self.timestamp = segment.timestamp.or(self.timestamp);
     }
 
     /// Counts a segment that begins below what has been seen.

@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::path::Path;
 
 use anyhow::{Context, Result, bail};
-use etherparse::{LaxNetSlice, LaxSlicedPacket, TransportSlice};
+use etherparse::{LaxNetSlice, LaxSlicedPacket, TcpOptionElement, TcpSlice, TransportSlice};
 use pcap_parser::traits::PcapReaderIterator;
 use pcap_parser::{LegacyPcapReader, PcapBlockOwned, PcapError};
 
@@ -27,6 +27,8 @@ pub struct Segment {
     pub length: u32,
     /// The window as written, not scaled.
     pub window: u16,
+    /// The sender's clock, of the timestamps option (RFC 7323, section 3.2).
+    pub timestamp: Option<u32>,
     /// SYN.
     pub syn: bool,
     /// FIN.
@@ -125,8 +127,16 @@ fn parse(at_ns: u64, frame: &[u8]) -> Option<Segment> {
         acknowledgement: tcp.ack().then(|| tcp.acknowledgment_number()),
         length: u32::try_from(total.checked_sub(headers)?).ok()?,
         window: tcp.window_size(),
+        timestamp: timestamp(tcp),
         syn: tcp.syn(),
         fin: tcp.fin(),
         rst: tcp.rst(),
+    })
+}
+
+fn timestamp(tcp: &TcpSlice<'_>) -> Option<u32> {
+    tcp.options_iterator().find_map(|option| match option {
+        Ok(TcpOptionElement::Timestamp(own, _)) => Some(own),
+        _ => None,
     })
 }

@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::path::Path;
 use std::process::Command;
 
-use etherparse::PacketBuilder;
+use etherparse::{PacketBuilder, TcpOptionElement};
 
 use super::*;
 
@@ -21,6 +21,7 @@ struct Story {
     now_us: u64,
     server_isn: u32,
     family6: bool,
+    clock: Option<u32>,
 }
 
 impl Story {
@@ -33,6 +34,7 @@ impl Story {
             now_us: 1_000_000,
             server_isn: u32::MAX - 2000,
             family6: false,
+            clock: None,
         }
     }
 
@@ -111,6 +113,11 @@ impl Story {
         }
         if flags & SYN == 0 || !by_client {
             tcp = tcp.ack(acknowledges);
+        }
+        if let Some(clock) = self.clock {
+            tcp = tcp
+                .options(&[TcpOptionElement::Timestamp(clock, 0)])
+                .unwrap();
         }
         let mut packet = Vec::new();
         tcp.write(&mut packet, &vec![7; length as usize]).unwrap();
@@ -298,6 +305,20 @@ fn the_gap_of_a_moment_is_found() {
         5_000_000
     );
     assert_eq!(seen.to_client.gap_within(at(4) + 1, at(4) + 2), None);
+}
+
+#[test]
+fn a_clock_that_goes_back_is_seen() {
+    let mut story = Story::opened();
+    for clock in [u32::MAX - 1, 5, 5, 1000, 999, 2_000_000_000] {
+        story.clock = Some(clock);
+        story.server(10, 0, 0, 0, 0);
+    }
+    let seen = story.connection().to_client;
+    assert_eq!(
+        (seen.clock_back, seen.clock_step_max),
+        (1, 2_000_000_000 - 999)
+    );
 }
 
 #[test]

@@ -19,8 +19,8 @@ use nix::unistd::Pid;
 pub use spec::{ClusterSpec, Family, Program, Service};
 use supervise::{Order, Supervised};
 
-/// The environment variable that shifts the TCP timestamps of a daemon's host, in milliseconds: for tests of handoffs
-/// between hosts whose clocks differ.
+/// The environment variable that makes the TCP clock of every connection that a daemon gives away run ahead by so many
+/// units of its timestamps: for tests of handoffs between hosts whose clocks differ.
 pub const CLOCK_SHIFT_VARIABLE: &str = "HOLDFAST_TEST_CLOCK_SHIFT";
 
 /// The environment variable that makes a cluster leave its files (configurations, certificates, logs) behind.
@@ -98,8 +98,8 @@ impl Cluster {
             .arg(find_program("holdfastd")?)
             .arg("--config")
             .arg(self.config_path(node));
-        if let Some(shift_ms) = self.spec.clock_shift_ms.get(node) {
-            command.env(CLOCK_SHIFT_VARIABLE, shift_ms.to_string());
+        if let Some(ticks) = self.spec.clock_shift.get(node) {
+            command.env(CLOCK_SHIFT_VARIABLE, ticks.to_string());
         }
         Ok(Order::new(
             node,

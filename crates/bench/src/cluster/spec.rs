@@ -52,8 +52,9 @@ pub struct ClusterSpec {
     pub programs: Vec<Program>,
     /// The family that daemons speak with each other by.
     pub underlay: Family,
-    /// By how much the TCP timestamps of a node are shifted, in milliseconds.
-    pub clock_shift_ms: BTreeMap<String, i64>,
+    /// By how much a node's TCP clock runs ahead of that of the node it gives a connection to, by its name, in the
+    /// timestamps' unit (milliseconds).
+    pub clock_shift: BTreeMap<String, u32>,
     /// The daemons' log filter.
     pub log: String,
     /// The server programs' log filter.
@@ -73,7 +74,7 @@ impl ClusterSpec {
             services: Vec::new(),
             programs: Vec::new(),
             underlay: Family::V4,
-            clock_shift_ms: BTreeMap::new(),
+            clock_shift: BTreeMap::new(),
             log: "info".into(),
             program_log: "info".into(),
         }

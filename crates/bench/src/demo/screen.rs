@@ -62,9 +62,11 @@ impl State {
     fn take(&mut self, event: &Event) {
         self.started.get_or_insert_with(Instant::now);
         match event {
-            Event::Step(_) => {}
+            Event::Step(_) => (self.bytes, self.elapsed_s) = (0, 0.0),
             Event::Connected { flow, owner, nodes } => {
                 (self.flow, self.owner, self.nodes) = (flow.clone(), owner.clone(), nodes.clone());
+                (self.last, self.note) = (None, None);
+                self.freezes_us.clear();
             }
             Event::Progress {
                 bytes,

@@ -39,8 +39,9 @@ pub struct DemoSpec {
     pub upload: bool,
     /// Loss on the client's link, in each direction, in percent. Then segments are sent again, and that is no fault.
     pub loss_pct: f64,
-    /// By how much the TCP timestamps of nodes are shifted, in milliseconds, by the node's name.
-    pub clock_shift_ms: BTreeMap<String, i64>,
+    /// By how much a node's TCP clock runs ahead of that of the node it gives a connection to, by its name, in the
+    /// timestamps' unit (milliseconds).
+    pub clock_shift: BTreeMap<String, u32>,
 }
 
 impl Default for DemoSpec {
@@ -59,7 +60,7 @@ impl Default for DemoSpec {
             handoffs_min: 20,
             upload: false,
             loss_pct: 0.0,
-            clock_shift_ms: BTreeMap::new(),
+            clock_shift: BTreeMap::new(),
         }
     }
 }
@@ -113,7 +114,7 @@ impl DemoSpec {
         if self.loss_pct > 0.0 {
             words += &format!(", {} % loss", self.loss_pct);
         }
-        if !self.clock_shift_ms.is_empty() {
+        if !self.clock_shift.is_empty() {
             words += ", TCP clocks that differ";
         }
         words
@@ -129,7 +130,7 @@ impl DemoSpec {
         spec.segments = self.segments;
         spec.reach = self.reach;
         spec.underlay = self.family;
-        spec.clock_shift_ms = self.clock_shift_ms.clone();
+        spec.clock_shift = self.clock_shift.clone();
         if self.loss_pct > 0.0 {
             let entry = LinkEntry {
                 loss_pct: Some(self.loss_pct),

@@ -76,6 +76,12 @@ fn wire(
         seen.resets == 0,
         format!("{} resets in {which}", seen.resets),
     );
+    let (to_client, to_server) = (&seen.connection.to_client, &seen.connection.to_server);
+    let back = to_client.clock_back + to_server.clock_back;
+    expect(
+        back == 0,
+        format!("{back} segments in {which} whose timestamps go back"),
+    );
     if loss_pct > 0.0 {
         // A SYN can be lost like anything else.
         return expect(seen.syns >= 1, format!("no SYN in {which}"));
@@ -84,7 +90,6 @@ fn wire(
         seen.syns == 1,
         format!("{} SYNs in {which} instead of one", seen.syns),
     );
-    let (to_client, to_server) = (&seen.connection.to_client, &seen.connection.to_server);
     expect(
         seen.sent_again == 0,
         format!(

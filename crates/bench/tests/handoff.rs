@@ -1,0 +1,147 @@
+//! A stock client's transfer goes round a group, under all circumstances that are promised. Needs root; each test makes
+//! its own lab, and they run one after another, since they would disturb each other's timing.
+
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use holdfast_bench::cluster::Family;
+use holdfast_bench::demo::{DemoSpec, Report, Screen, run};
+use holdfast_lab::Reach;
+
+static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+
+/// A transfer of 64 MiB that takes some seconds, time enough for 20 handoffs on a busy machine too.
+fn spec(name: &str) -> DemoSpec {
+    DemoSpec {
+        name: format!("t-{name}-{}", std::process::id()),
+        bytes: 64 << 20,
+        control_bytes: 8 << 20,
+        duration: Duration::from_secs(6),
+        interval: Duration::from_millis(200),
+        ..DemoSpec::default()
+    }
+}
+
+/// Runs it; everything must be as promised. None without root.
+fn keeps_its_promise(spec: &DemoSpec) -> Option<Report> {
+    if !nix::unistd::geteuid().is_root() {
+        eprintln!("skipped: a lab needs root");
+        return None;
+    }
+    let _one = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+    let screen = Screen::new(true);
+    let report = run(spec, &|event| screen.show(event)).unwrap_or_else(|error| panic!("{error:#}"));
+    eprintln!("{}", report.text());
+    assert!(report.passed, "{:#?}\n{:#?}", report.problems, report.wire);
+    Some(report)
+}
+
+#[test]
+fn a_download_over_ipv4() {
+    keeps_its_promise(&spec("v4"));
+}
+
+#[test]
+fn a_download_over_ipv6() {
+    keeps_its_promise(&DemoSpec {
+        family: Family::V6,
+        ..spec("v6")
+    });
+}
+
+#[test]
+fn a_download_with_broadcast() {
+    keeps_its_promise(&DemoSpec {
+        reach: Reach::Broadcast,
+        ..spec("broadcast")
+    });
+}
+
+#[test]
+fn a_download_with_broadcast_over_ipv6() {
+    keeps_its_promise(&DemoSpec {
+        reach: Reach::Broadcast,
+        family: Family::V6,
+        ..spec("broadcast6")
+    });
+}
+
+#[test]
+fn a_download_across_two_segments() {
+    keeps_its_promise(&DemoSpec {
+        segments: 2,
+        ..spec("segments")
+    });
+}
+
+#[test]
+fn a_download_across_two_segments_over_ipv6() {
+    keeps_its_promise(&DemoSpec {
+        segments: 2,
+        family: Family::V6,
+        ..spec("segments6")
+    });
+}
+
+#[test]
+fn an_upload() {
+    keeps_its_promise(&DemoSpec {
+        upload: true,
+        ..spec("upload")
+    });
+}
+
+#[test]
+fn an_upload_across_two_segments() {
+    keeps_its_promise(&DemoSpec {
+        upload: true,
+        segments: 2,
+        ..spec("upload2")
+    });
+}
+
+#[test]
+fn a_download_with_loss() {
+    lossy(&DemoSpec {
+        loss_pct: 1.0,
+        ..spec("loss")
+    });
+}
+
+#[test]
+fn an_upload_with_loss() {
+    lossy(&DemoSpec {
+        loss_pct: 1.0,
+        upload: true,
+        ..spec("loss-up")
+    });
+}
+
+/// Bytes and handoffs are as promised, and something really was lost.
+fn lossy(spec: &DemoSpec) {
+    let spec = DemoSpec {
+        bytes: 16 << 20,
+        control_bytes: 2 << 20,
+        ..spec.clone()
+    };
+    if let Some(report) = keeps_its_promise(&spec) {
+        let again = report.wire.sent_again + report.wire.client_probes;
+        assert!(again > 0, "nothing was lost: {:#?}", report.wire);
+    }
+}
+
+#[test]
+fn a_download_between_nodes_whose_tcp_clocks_differ() {
+    let mut spec = spec("clocks");
+    // An hour, and more than three weeks: nearly as far as two clocks can differ.
+    spec.clock_shift = [
+        ("n2".to_owned(), 3_600_000),
+        ("n3".to_owned(), 2_000_000_000),
+    ]
+    .into();
+    if let Some(report) = keeps_its_promise(&spec) {
+        // The client must have seen it, or the clocks did not differ.
+        let step = report.wire.connection.to_client.clock_step_max;
+        assert!(step >= 2_000_000_000, "the clocks differed by {step} only");
+    }
+}
