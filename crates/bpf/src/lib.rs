@@ -8,6 +8,7 @@ mod holds;
 mod link;
 pub mod shared;
 mod table;
+pub mod traffic;
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};

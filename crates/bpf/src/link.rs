@@ -32,7 +32,17 @@ pub fn attach(program: BorrowedFd<'_>, hook: Hook, pin: &Path) -> Result<OwnedFd
     if let Some(link) = adopt(program, pin) {
         return Ok(link);
     }
-    let link = match hook {
+    let link = attach_unpinned(program, hook)?;
+    pin_link(&link, pin)?;
+    Ok(link)
+}
+
+/// Attaches `program` to `hook` for as long as the link is open.
+///
+/// # Errors
+/// The kernel's refusal, with what was being attached.
+pub fn attach_unpinned(program: BorrowedFd<'_>, hook: Hook) -> Result<OwnedFd, Error> {
+    match hook {
         Hook::Ingress(ifindex) => create(program, ifindex, libbpf_sys::BPF_TCX_INGRESS, 0),
         Hook::Egress(ifindex) => create(program, ifindex, libbpf_sys::BPF_TCX_EGRESS, 0),
         Hook::Xdp(ifindex) => create(program, ifindex, libbpf_sys::BPF_XDP, XDP_BY_DRIVER)
@@ -41,9 +51,7 @@ pub fn attach(program: BorrowedFd<'_>, hook: Hook, pin: &Path) -> Result<OwnedFd
     .map_err(|source| Error::Attach {
         what: format!("{hook:?}"),
         source,
-    })?;
-    pin_link(&link, pin)?;
-    Ok(link)
+    })
 }
 
 /// As [`attach`], for a socket-operations program on a cgroup.

@@ -1,0 +1,187 @@
+//! Traffic for `holdfast bench steer`: a generator of packets of many flows, and what counts and checks them at an owner.
+
+use std::net::Ipv4Addr;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+
+use libbpf_rs::{MapCore, MapFlags, Object, ObjectBuilder, ProgramInput};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+use crate::{Error, Table, handle, link};
+
+/// Flows that have one client address; the next ones have the next address.
+pub const FLOWS_PER_ADDRESS: u32 = 32768;
+/// Client port of the first flow of an address.
+pub const FIRST_PORT: u16 = 1024;
+
+/// Bytes of a generated frame, its link header included.
+const FRAME: usize = 60;
+const TEST_XDP_LIVE_FRAMES: u32 = 1 << 1;
+
+/// What is sent; flow `i` comes from client address `client + i / 32768`, port `1024 + i % 32768`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
+pub struct Plan {
+    /// How many flows take turns.
+    pub flows: u32,
+    /// Interface of the generator's namespace by which the packets leave.
+    pub ifindex: u32,
+    /// Service address.
+    pub service: [u8; 4],
+    /// First client address.
+    pub client: [u8; 4],
+    /// Service port, network order.
+    pub port: [u8; 2],
+    /// Link address of the next hop.
+    pub to_link: [u8; 6],
+    /// Source link address.
+    pub own_link: [u8; 6],
+    /// Flow `i` belongs to owner `i % owners`.
+    pub owners: u16,
+    /// A packet is checked when its number has none of these bits.
+    pub sample_mask: u32,
+}
+
+/// What arrived at an owner.
+#[repr(C)]
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout,
+)]
+pub struct Seen {
+    /// Packets to the service.
+    pub packets: u64,
+    /// Of these, the ones looked at.
+    pub checked: u64,
+    /// Addresses or ports that are not the flow's.
+    pub wrong_flow: u64,
+    /// Flows of another owner.
+    pub wrong_owner: u64,
+    /// Payload or checksums that are not what was sent.
+    pub wrong_content: u64,
+}
+
+const _: () = {
+    assert!(size_of::<Plan>() == 36);
+    assert!(size_of::<Seen>() == 40);
+};
+
+/// The loaded traffic programs.
+pub struct Traffic {
+    object: Object,
+    sinks: Vec<OwnedFd>,
+}
+
+static OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/traffic.bpf.o"));
+
+impl Traffic {
+    /// Loads the programs.
+    ///
+    /// # Errors
+    /// The kernel refuses them.
+    pub fn load() -> Result<Self, Error> {
+        let refused = |e: libbpf_rs::Error| Error::Load(format!("{e:#}"));
+        let open = ObjectBuilder::default()
+            .open_memory(OBJECT)
+            .map_err(refused)?;
+        Ok(Self {
+            object: open.load().map_err(refused)?,
+            sinks: Vec::new(),
+        })
+    }
+
+    /// Counts, checks and drops what arrives at an interface of owner 0 or 1, in the caller's network namespace.
+    ///
+    /// # Errors
+    /// The kernel's refusal.
+    pub fn attach_sink(&mut self, ifindex: u32, owner: u8) -> Result<(), Error> {
+        let name = if owner == 0 {
+            "traffic_take_0"
+        } else {
+            "traffic_take_1"
+        };
+        let program = self.program(name)?;
+        // SAFETY: the descriptor belongs to `self.object`, which is not changed during the call.
+        let program = unsafe { BorrowedFd::borrow_raw(program.as_fd().as_raw_fd()) };
+        self.sinks.push(link::attach_unpinned(
+            program,
+            link::Hook::Ingress(ifindex),
+        )?);
+        Ok(())
+    }
+
+    /// Sets what is sent and what is expected.
+    ///
+    /// # Errors
+    /// The kernel's refusal.
+    pub fn set_plan(&self, plan: &Plan) -> Result<(), Error> {
+        Table::<u32, Plan>::new(handle(&self.object, "plan")?, "plan").set(&0, plan)?;
+        let start = [0u8; 16];
+        Table::<u32, [u8; 16]>::new(handle(&self.object, "position")?, "position").set(&0, &start)
+    }
+
+    /// Sends `packets` packets from the caller's network namespace, as fast as it can.
+    ///
+    /// # Errors
+    /// The kernel's refusal.
+    pub fn send(&mut self, packets: u32) -> Result<(), Error> {
+        let refused = |e: libbpf_rs::Error| Error::Load(format!("live frames: {e:#}"));
+        let frame = [0u8; FRAME];
+        let input = ProgramInput {
+            data_in: Some(&frame),
+            flags: TEST_XDP_LIVE_FRAMES,
+            repeat: packets,
+            ..Default::default()
+        };
+        let program = self
+            .object
+            .progs_mut()
+            .find(|program| program.name() == "traffic_make");
+        let missing = || Error::Load("program traffic_make is missing".into());
+        program
+            .ok_or_else(missing)?
+            .test_run(input)
+            .map_err(refused)?;
+        Ok(())
+    }
+
+    /// What has arrived at each owner since the programs were loaded.
+    ///
+    /// # Errors
+    /// The kernel's refusal.
+    pub fn seen(&self) -> Result<[Seen; 2], Error> {
+        let map = handle(&self.object, "seen")?;
+        let mut sums = [Seen::default(); 2];
+        for (index, sum) in (0u32..).zip(&mut sums) {
+            let values = map
+                .lookup_percpu(index.as_bytes(), MapFlags::ANY)
+                .map_err(|e| Error::Map {
+                    name: "seen",
+                    reason: e.to_string(),
+                })?;
+            for seen in values
+                .iter()
+                .flatten()
+                .filter_map(|bytes| Seen::read_from_bytes(bytes).ok())
+            {
+                sum.packets += seen.packets;
+                sum.checked += seen.checked;
+                sum.wrong_flow += seen.wrong_flow;
+                sum.wrong_owner += seen.wrong_owner;
+                sum.wrong_content += seen.wrong_content;
+            }
+        }
+        Ok(sums)
+    }
+
+    fn program(&self, name: &str) -> Result<libbpf_rs::Program<'_>, Error> {
+        let found = self.object.progs().find(|program| program.name() == name);
+        found.ok_or_else(|| Error::Load(format!("program {name} is missing")))
+    }
+}
+
+/// The client of flow `index` as `plan` makes it.
+#[must_use]
+pub fn client_of(client: Ipv4Addr, index: u32) -> (Ipv4Addr, u16) {
+    let address = Ipv4Addr::from(u32::from(client) + index / FLOWS_PER_ADDRESS);
+    let port = u16::try_from(index % FLOWS_PER_ADDRESS).unwrap_or(0) + FIRST_PORT;
+    (address, port)
+}
