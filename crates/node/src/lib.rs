@@ -9,6 +9,7 @@ pub mod dataplane;
 pub mod engine;
 pub mod logs;
 pub mod metrics;
+pub mod pid_file;
 pub mod queue;
 mod socket_path;
 pub mod tls;

@@ -6,6 +6,7 @@ use std::process::ExitCode;
 
 use clap::Parser;
 use holdfast_node::config::Config;
+use holdfast_node::pid_file::PidFile;
 use holdfast_node::{engine, logs};
 
 /// The daemon of a Holdfast node: owns service addresses, keeps connections alive, hands them to other nodes.
@@ -50,9 +51,10 @@ fn run(arguments: &Arguments) -> Result<(), Box<dyn std::error::Error>> {
         );
         return Ok(());
     }
+    engine::check_capabilities()?;
     logs::init(&config.log)?;
-    std::fs::create_dir_all(&config.node.run_dir)?;
-    std::fs::write(config.pid_file(), std::process::id().to_string())?;
+    // Held to the end: two daemons would take each other's filters away.
+    let _pid_file = PidFile::take(&config)?;
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()?;

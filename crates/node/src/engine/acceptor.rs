@@ -22,6 +22,9 @@ use crate::dataplane::{Entry, HeldPacket, in_order, monotonic_ns};
 const SETTLE_POLL: Duration = Duration::from_millis(50);
 const SETTLE_PATIENCE: Duration = Duration::from_millis(500);
 
+/// How long a program may take to take what arrives: less than donors wait, so that they hear the reason.
+const TAKE_MAX: Duration = Duration::from_millis(1500);
+
 /// Ids a `Go` or `Cancel` names at most: ten bytes each at worst, so that it fits a message.
 const IDS_MAX: usize = 4096;
 
@@ -68,6 +71,8 @@ pub struct Preparing {
     token: Token,
     flows: Vec<Flow>,
     results: Vec<Result<(), String>>,
+    /// When those that have not been taken are given up.
+    pub(super) until: Duration,
 }
 
 impl Engine {
@@ -93,10 +98,12 @@ impl Engine {
         }
         self.offer(&states);
         let flows = flows.iter().map(|of| of.flow).collect();
+        let until = self.now() + TAKE_MAX;
         self.preparing.push(Preparing {
             token,
             flows,
             results,
+            until,
         });
         self.poll_preparing();
     }
@@ -239,6 +246,8 @@ impl Engine {
 
     /// Ends the prepares whose programs have taken everything, or are gone.
     pub(super) fn poll_preparing(&mut self) {
+        let now = self.now();
+        let mut late = Vec::new();
         for mut preparing in std::mem::take(&mut self.preparing) {
             let mut waiting = false;
             for (flow, result) in preparing.flows.iter().zip(&mut preparing.results) {
@@ -248,6 +257,13 @@ impl Engine {
                 match self.arrivals.get(flow) {
                     Some(arrival) if self.programs.get(arrival.session).is_none() => {
                         *result = Err("the server program that was to take it has ended".into());
+                    }
+                    Some(arrival) if !arrival.received && preparing.until <= now => {
+                        late.push((arrival.session, arrival.id));
+                        *result = Err(format!(
+                            "its server program did not take it within {} ms",
+                            TAKE_MAX.as_millis()
+                        ));
                     }
                     Some(arrival) if !arrival.received => waiting = true,
                     Some(_) => {}
@@ -269,6 +285,13 @@ impl Engine {
                 results,
             });
         }
+        for (session, id) in late {
+            let cancel = FromDaemon::Cancel {
+                ids: vec![id],
+                reason: "it was not taken in time".into(),
+            };
+            self.tell(session, &cancel, Vec::new());
+        }
     }
 
     pub(super) fn restore(&mut self, token: Token, batch: BatchId, flows: &[RestoreFlow]) {
@@ -285,6 +308,9 @@ impl Engine {
             .arrivals
             .get_mut(&of.flow)
             .ok_or("it was never prepared")?;
+        if self.programs.get(arrival.session).is_none() {
+            return Err("the server program that was to take it has ended".into());
+        }
         arrival.state = decode(&of.dynamic)?;
         match std::mem::replace(&mut arrival.socket, Socket::Gone) {
             Socket::Prepared(prepared) => {

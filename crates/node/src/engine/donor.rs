@@ -23,6 +23,9 @@ const TOMBSTONE_S: u32 = 30;
 /// How often a draining send queue is looked at.
 const DRAIN_POLL: Duration = Duration::from_micros(500);
 
+/// How long a program may take to say what it has not read of a diverted UDP flow; meanwhile nobody serves it.
+const COLLECT_MAX: Duration = Duration::from_millis(500);
+
 /// A connection that a program gives away.
 pub struct Donation {
     /// The program.
@@ -60,6 +63,8 @@ pub struct Draining {
 pub struct Collecting {
     pub(super) token: Token,
     pub(super) flows: Vec<FlowEpoch>,
+    /// When it goes on without those that have not answered.
+    pub(super) until: Duration,
 }
 
 impl Engine {
@@ -211,22 +216,27 @@ impl Engine {
                 );
             }
         }
-        self.collecting.push(Collecting { token, flows });
+        let until = self.now() + COLLECT_MAX;
+        self.collecting.push(Collecting {
+            token,
+            flows,
+            until,
+        });
         self.poll_collecting();
     }
 
     /// Ends the freezes whose programs have emptied their sockets.
     pub(super) fn poll_collecting(&mut self) {
+        let now = self.now();
         for collecting in std::mem::take(&mut self.collecting) {
             let ready = collecting.flows.iter().all(|of| {
-                // A program that is gone has nothing more to say.
                 of.flow.protocol == Protocol::Tcp
                     || self
                         .donations
                         .get(&of.flow)
                         .is_none_or(|donation| donation.unread.is_some())
             });
-            if ready {
+            if ready || collecting.until <= now {
                 self.finish_freeze(collecting.token, &collecting.flows);
             } else {
                 self.collecting.push(collecting);
@@ -267,8 +277,9 @@ impl Engine {
             donation.queued = state.outgoing.len();
             blob.tcp = Some(state);
         }
-        if let Some(unread) = donation.unread.take() {
-            blob.packets = unread;
+        if flow.protocol == Protocol::Udp {
+            let unread = donation.unread.take();
+            blob.packets = unread.ok_or("its server program did not say what it had not read")?;
         }
         Ok(FrozenFlow {
             dynamic: encode(&blob)?,

@@ -175,6 +175,7 @@ impl Engine {
     fn end_of_flow(&mut self, flow: &Flow) {
         if flow.protocol == Protocol::Tcp {
             self.programs.lost(flow);
+            self.nobody_to_ask(flow, "it was closed meanwhile");
         }
         self.taken_at_ns.remove(flow);
     }

@@ -32,7 +32,7 @@ use holdfast_proto::handoff::{Command, Completion, Handoff, Output, Results};
 use holdfast_sys::tcp_repair::{Preparer, StaticReader, TcpStatic};
 use holdfast_wire::{Flow, NodeId, Protocol};
 
-pub use setup::{SetupError, start};
+pub use setup::{SetupError, check_capabilities, start};
 
 use crate::app::{AppServer, SessionId};
 use crate::channel::Peers;

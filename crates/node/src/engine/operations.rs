@@ -1,6 +1,7 @@
 //! Handoffs as the control API sees them: which flows were asked to move, and what became of each.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::time::Duration;
 
 use holdfast_api::Drain;
 use holdfast_api::control::{
@@ -19,6 +20,9 @@ const REMEMBERED: usize = 64;
 /// Flows of one handoff whose programs have been asked and whose outcome is not known: enough to keep batches filled,
 /// few enough that a program goes on serving the others meanwhile.
 const ASKED_MAX: usize = 192;
+
+/// How long a server program has to come to a safe point after it was asked.
+pub const ANSWER_MAX: Duration = Duration::from_secs(10);
 
 /// A handoff of many flows.
 struct Operation {
@@ -43,6 +47,10 @@ pub struct Operations {
     last: u64,
     by_flow: HashMap<Flow, u64>,
     by_batch: HashMap<BatchId, Vec<(u64, usize)>>,
+    /// Flows whose programs were asked and have not answered, and since when.
+    unanswered: HashMap<Flow, Duration>,
+    /// Flows whose programs were asked and did not answer in time, and for where: a late answer moves nothing.
+    lapsed: HashMap<Flow, String>,
 }
 
 impl Operations {
@@ -112,6 +120,41 @@ impl Operations {
         (flows, operation.status.summary.to.clone(), operation.drain)
     }
 
+    /// A flow's program is asked now.
+    pub fn ask(&mut self, flow: &Flow, now: Duration) {
+        self.lapsed.remove(flow);
+        self.unanswered.insert(*flow, now);
+    }
+
+    /// A flow's program hands it off, or is no longer there to do so. Whether it is too late: the operator has been told
+    /// that the flow stays.
+    pub fn answered(&mut self, flow: &Flow, to: &str) -> bool {
+        self.unanswered.remove(flow);
+        self.lapsed.remove(flow).is_some_and(|lapsed| lapsed == to)
+    }
+
+    /// The flows whose programs were asked more than [`ANSWER_MAX`] ago. They are not expected any more.
+    pub fn overdue(&mut self, now: Duration) -> Vec<Flow> {
+        let unanswered = self.unanswered.iter();
+        let late = unanswered.filter(|(_, since)| now.saturating_sub(**since) >= ANSWER_MAX);
+        let late: Vec<Flow> = late.map(|(flow, _)| *flow).collect();
+        for flow in &late {
+            self.unanswered.remove(flow);
+            let id = self.by_flow.get(flow);
+            if let Some(operation) = id.and_then(|id| self.operations.get(id)) {
+                let to = operation.status.summary.to.clone();
+                self.lapsed.insert(*flow, to);
+            }
+        }
+        late
+    }
+
+    /// The flow is no more, as far as its program is concerned. Gives whether it was asked and had not answered.
+    pub fn forget(&mut self, flow: &Flow) -> bool {
+        self.lapsed.remove(flow);
+        self.unanswered.remove(flow).is_some()
+    }
+
     /// The flow was frozen at this instant, with so many bytes in its send queue.
     pub fn frozen(&mut self, flow: &Flow, at_ns: u64, send_queue_bytes: u64) {
         if let Some(result) = self.result(flow) {
@@ -128,6 +171,7 @@ impl Operations {
 
     /// A flow's handoff has ended. Gives the handoff it belonged to.
     pub fn ended(&mut self, batch: Option<BatchId>, flow: &Flow, outcome: &Outcome) -> Option<u64> {
+        self.unanswered.remove(flow);
         let id = self.by_flow.remove(flow)?;
         let operation = self.operations.get_mut(&id)?;
         let index = *operation.index.get(flow)?;
@@ -175,7 +219,7 @@ impl Operations {
 
     /// A batch has ended: its times are those of each of its flows.
     pub fn batch_ended(&mut self, batch: BatchId, bytes: usize, phases: &Phases) {
-        let us = |duration: std::time::Duration| duration.as_secs_f64() * 1e6;
+        let us = |duration: Duration| duration.as_secs_f64() * 1e6;
         let members = self.by_batch.remove(&batch).unwrap_or_default();
         let share = bytes as u64 / members.len().max(1) as u64;
         for (id, index) in members {

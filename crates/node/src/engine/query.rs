@@ -1,6 +1,6 @@
 //! What the operator asks.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use holdfast_api::FlowText;
 use holdfast_api::control::{
@@ -312,7 +312,11 @@ impl Engine {
             Some(_) => {}
         }
         let flows: Vec<Flow> = match selection {
-            Selection::Flows(flows) => flows.iter().filter_map(flow_of).collect(),
+            // Named twice, a flow moves once.
+            Selection::Flows(flows) => {
+                let flows: BTreeSet<Flow> = flows.iter().filter_map(flow_of).collect();
+                flows.into_iter().collect()
+            }
             Selection::AllOf(filter) => {
                 let limit = filter.limit.map_or(usize::MAX, |limit| {
                     usize::try_from(limit).unwrap_or(usize::MAX)

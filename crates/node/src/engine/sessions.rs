@@ -5,12 +5,15 @@ use std::time::{Duration, Instant};
 
 use holdfast_api::Drain;
 use holdfast_api::FlowText;
-use holdfast_api::app::{FromDaemon, HandOffItem, Piece, ToDaemon, join_pieces};
+use holdfast_api::app::{
+    APPLICATION_STATE_BYTES_MAX, FromDaemon, HandOffItem, Piece, ToDaemon, join_pieces,
+};
 use holdfast_proto::handoff::{Drain as MachineDrain, Request};
 use holdfast_wire::Flow;
 use serde_bytes::ByteBuf;
 
 use super::donor::Donation;
+use super::operations::ANSWER_MAX;
 use super::{Engine, flow_of, protocol_of, text_of};
 use crate::app::{AppEvent, SessionId};
 use crate::channel::PeerEvent;
@@ -40,15 +43,27 @@ impl Engine {
         if self.settle_poll_at.is_some_and(|at| at <= now) {
             self.poll_unsettled();
         }
+        if self.programs_due().is_some_and(|at| at <= now) {
+            self.poll_preparing();
+            self.poll_collecting();
+        }
     }
 
     pub(super) fn next_wake(&self) -> Option<Instant> {
         let machine = self.machine.poll_timeout();
-        let next = [machine, self.drain_poll_at, self.settle_poll_at]
+        let programs = self.programs_due();
+        let next = [machine, self.drain_poll_at, self.settle_poll_at, programs]
             .into_iter()
             .flatten()
             .min();
         next.map(|at| self.started + at)
+    }
+
+    /// When a program must have answered that is waited for in the middle of a handoff.
+    fn programs_due(&self) -> Option<Duration> {
+        let preparing = self.preparing.iter().map(|preparing| preparing.until);
+        let collecting = self.collecting.iter().map(|collecting| collecting.until);
+        preparing.chain(collecting).min()
     }
 
     pub(super) fn handle_app(&mut self, event: AppEvent) {
@@ -69,6 +84,14 @@ impl Engine {
     fn program_gone(&mut self, session: SessionId) {
         let flows = self.programs.closed(session);
         tracing::info!(?session, flows = flows.len(), "a server program has gone");
+        for flow in flows {
+            self.nobody_to_ask(&flow, "its server program has ended");
+        }
+        // What it had not read of a shared socket went with it.
+        let donations = self.donations.values_mut();
+        for donation in donations.filter(|donation| donation.session == session) {
+            donation.unread.get_or_insert_default();
+        }
         self.poll_preparing();
         self.poll_collecting();
     }
@@ -94,6 +117,7 @@ impl Engine {
             ToDaemon::Closed { flows } => {
                 for flow in flows.iter().filter_map(flow_of) {
                     self.programs.lost(&flow);
+                    self.nobody_to_ask(&flow, "it was closed meanwhile");
                 }
             }
             ToDaemon::HandOff {
@@ -136,8 +160,8 @@ impl Engine {
             let Some(flow) = flow_of(&item.flow) else {
                 continue;
             };
-            if self.donations.contains_key(&flow) {
-                self.keep(session, &[flow], "it is moving already");
+            if let Some(why) = self.not_to_give(session, &flow, to, &item.application_state) {
+                self.keep(session, &[flow], why);
                 continue;
             }
             let donation = Donation {
@@ -165,6 +189,56 @@ impl Engine {
             self.operations.begin(unasked, to.to_owned(), drain, false);
         }
         self.request(session, flows, to, drain);
+    }
+
+    /// Why a program's handoff of a flow does not begin, if so.
+    fn not_to_give(
+        &mut self,
+        session: SessionId,
+        flow: &Flow,
+        to: &str,
+        state: &[u8],
+    ) -> Option<&'static str> {
+        if self.donations.contains_key(flow) {
+            return Some("it is moving already");
+        }
+        if self.programs.owner(flow).is_some_and(|has| has != session) {
+            return Some("another server program has it");
+        }
+        if self.operations.answered(flow, to) {
+            return Some("the program answered too late; ask again");
+        }
+        if state.len() > APPLICATION_STATE_BYTES_MAX {
+            let why = "it has more than 48 KiB of application state";
+            if let Some(operation) = self.operations.refused(flow, why) {
+                self.ask_programs(operation);
+            }
+            return Some(why);
+        }
+        None
+    }
+
+    /// A flow's program will not answer what it was asked, if it was.
+    pub(super) fn nobody_to_ask(&mut self, flow: &Flow, why: &str) {
+        if self.operations.forget(flow)
+            && let Some(operation) = self.operations.refused(flow, why)
+        {
+            self.ask_programs(operation);
+        }
+    }
+
+    /// Gives up on programs that were asked long ago.
+    pub(super) fn give_up_asked(&mut self) {
+        let now = self.now();
+        for flow in self.operations.overdue(now) {
+            let why = format!(
+                "its server program did not answer within {} s: it has come to no safe point",
+                ANSWER_MAX.as_secs()
+            );
+            if let Some(operation) = self.operations.refused(&flow, &why) {
+                self.ask_programs(operation);
+            }
+        }
     }
 
     fn request(&mut self, session: SessionId, flows: Vec<Flow>, to: &str, drain: Drain) {
@@ -250,6 +324,8 @@ impl Engine {
                     self.operations.refused(&flow, &why);
                     continue;
                 };
+                let now = self.now();
+                self.operations.ask(&flow, now);
                 self.asked
                     .entry((session, to.clone(), drain))
                     .or_default()
@@ -263,9 +339,12 @@ impl Engine {
             Some(owner) if owner != self.config.node.name => {
                 format!("node {owner} owns it; ask there (holdfast handoff on {owner})")
             }
+            None if self.dataplane.flow(flow).is_none() => format!(
+                "this node knows no such flow; `holdfast flow list` on {} shows all of the group",
+                self.name_of(self.config.group.contact)
+            ),
             _ => {
-                "no server program on this node has it; `holdfast flow list` shows those there are"
-                    .into()
+                "no server program with a session has it; start it with the daemon's socket".into()
             }
         }
     }

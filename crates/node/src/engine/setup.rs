@@ -88,7 +88,6 @@ struct Inputs {
 /// # Errors
 /// The node cannot start.
 pub async fn start(config: Config) -> Result<(), SetupError> {
-    check_capabilities()?;
     let (mut engine, inputs) = assemble(config)?;
     engine.recover();
     engine.pump();
@@ -105,7 +104,11 @@ pub async fn start(config: Config) -> Result<(), SetupError> {
     run(engine, inputs, ring, kernel_events).await
 }
 
-fn check_capabilities() -> Result<(), SetupError> {
+/// Checks what the kernel lets this process do, before anything is touched.
+///
+/// # Errors
+/// [`SetupError::Capabilities`] names what is lacking.
+pub fn check_capabilities() -> Result<(), SetupError> {
     let lacking = missing(&CAPABILITIES).map_err(system("reading capabilities"))?;
     if lacking.is_empty() {
         return Ok(());

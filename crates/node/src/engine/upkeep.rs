@@ -37,6 +37,7 @@ impl Engine {
             self.sweep(now_s);
         }
         self.give_up_recovered();
+        self.give_up_asked();
         for (name, count) in self.dataplane.programs.counters() {
             if let Some(reason) = name.strip_prefix("drop_") {
                 self.metrics.set_drops(reason, count);
