@@ -1,22 +1,21 @@
 //! How many connections go together: as many as are predicted to freeze for less than the bound.
 //!
-//! The prediction is `fixed + per_flow * flows + bytes / rate`. All three are learned from batches that have ended:
-//! `fixed` from small ones, `per_flow` from large ones, `rate` from what was transferred. One batch that met a busy
-//! machine must not shrink the next twenty: a sample counts for at most four times the estimate.
+//! The prediction is `fixed + per_flow * flows + bytes / rate`. `per_flow` is learned from the phases whose work is per
+//! connection (extract, restore), `fixed` from those that wait for frames (transfer, commit), `rate` from bulk transfers.
+//! The first two follow the median: what a busy machine does to one batch in ten must not shrink the other nine, since
+//! small batches pay the fixed part more often.
 
 use super::event::Phases;
 use core::time::Duration;
 
 /// Bytes of dynamic state besides the queues.
 pub(super) const STATE_BYTES: usize = 160;
-/// A new sample's weight.
+/// A new sample's weight in the rate.
 const WEIGHT: f64 = 0.125;
-/// A sample counts for at most this many times the estimate.
+/// A sample of the rate counts for at most this many times the estimate.
 const SAMPLE_MAX: f64 = 4.0;
-/// Up to so many connections a batch teaches `fixed`.
-const SMALL: usize = 4;
-/// From so many on a batch teaches `per_flow`.
-const LARGE: usize = 8;
+/// A step towards the median: this share of the estimate, up or down.
+const STEP: f64 = 0.08;
 /// From so many bytes on a transfer is bound by the channel's rate and not by its delay.
 const BULK_BYTES: usize = 64 << 10;
 
@@ -34,7 +33,7 @@ impl CostModel {
     pub(super) fn new() -> CostModel {
         CostModel {
             fixed: 300.0,
-            per_flow: 25.0,
+            per_flow: 15.0,
             rate: 50.0,
         }
     }
@@ -90,14 +89,20 @@ impl CostModel {
                 self.rate = self.rate.max(seen);
             }
         }
-        let freeze = phases.freeze().as_secs_f64() * 1e6 - bytes as f64 / self.rate;
-        if flows <= SMALL {
-            let seen = freeze - self.per_flow * flows as f64;
-            self.fixed = blend(self.fixed, seen).max(20.0);
-        } else if flows >= LARGE {
-            let seen = (freeze - self.fixed) / flows as f64;
-            self.per_flow = blend(self.per_flow, seen).max(0.5);
-        }
+        let micros = |duration: Duration| duration.as_secs_f64() * 1e6;
+        let work = micros(phases.extract) + micros(phases.restore);
+        let waits = transfer + micros(phases.commit) - bytes as f64 / self.rate;
+        self.per_flow = towards(self.per_flow, work / flows as f64).max(0.5);
+        self.fixed = towards(self.fixed, waits).max(20.0);
+    }
+}
+
+/// One step of an estimate that ends where half of the samples are above it.
+fn towards(estimate: f64, seen: f64) -> f64 {
+    if seen > estimate {
+        estimate * (1.0 + STEP)
+    } else {
+        estimate / (1.0 + STEP)
     }
 }
 
@@ -112,6 +117,7 @@ mod tests {
     fn phases(micros: u64) -> Phases {
         Phases {
             extract: Duration::from_micros(micros),
+            commit: Duration::from_micros(300),
             ..Phases::default()
         }
     }
@@ -122,23 +128,26 @@ mod tests {
         let mut model = CostModel::new();
         let first = model.flows_that_fit(bound, 10_000);
         for _ in 0..50 {
-            model.learn(first, 0, &phases(300 + 5 * first as u64));
+            model.learn(first, 0, &phases(first as u64));
         }
         let cheap = model.flows_that_fit(bound, 10_000);
         assert!(cheap > 3 * first, "{first} then {cheap}");
-        for _ in 0..50 {
-            model.learn(cheap, 0, &phases(300 + 100 * cheap as u64));
+        for _ in 0..100 {
+            model.learn(cheap, 0, &phases(100 * cheap as u64));
         }
         let dear = model.flows_that_fit(bound, 10_000);
         assert!((10..=20).contains(&dear), "{dear}");
     }
 
     #[test]
-    fn one_slow_batch_does_not_shrink_the_next_by_half() {
+    fn slow_batches_now_and_then_do_not_shrink_the_others() {
         let bound = Duration::from_millis(2);
         let mut model = CostModel::new();
         let before = model.flows_that_fit(bound, 10_000);
-        model.learn(before, 0, &phases(1_000_000));
+        for turn in 0..100 {
+            let slow = if turn % 5 == 0 { 1_000_000 } else { 0 };
+            model.learn(before, 0, &phases(15 * before as u64 + slow));
+        }
         assert!(model.flows_that_fit(bound, 10_000) * 2 > before);
     }
 

@@ -17,7 +17,8 @@ pub struct Config {
     pub peers: BTreeSet<NodeId>,
     /// Where this node, as holder, starts the epochs of new flows; see [`crate::ownership::Floors::new`].
     pub epoch_floor: Epoch,
-    /// The freeze a batch may be predicted to have (2 ms, DESIGN.md).
+    /// The freeze a batch may be predicted to have (1.2 ms: DESIGN.md says under 2, and one in a hundred takes twice what
+    /// was predicted).
     pub freeze_max: Duration,
     /// The most connections in a batch, whatever is predicted (512).
     pub batch_flows_max: usize,
@@ -61,7 +62,7 @@ impl Config {
             holder,
             peers,
             epoch_floor: 1,
-            freeze_max: Duration::from_millis(2),
+            freeze_max: Duration::from_micros(1_200),
             batch_flows_max: 512,
             batch_bytes_max: 4 << 20,
             prepare_ahead: 2,
