@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: (MIT OR GPL-2.0-only)
  * A congestion control that a restored socket wears for one moment: its init gives the socket the congestion window and
- * threshold it had at the donor. Then the daemon sets the real one, which keeps them. (No socket option sets them; TCP_BPF_SNDCWND_CLAMP
- * would also limit the window for good.)
+ * threshold it had at the donor, and ECN where that was negotiated (RFC 3168). Then the daemon sets the real one, which
+ * keeps them. (No socket option sets them; TCP_BPF_SNDCWND_CLAMP would also limit the window for good.)
  */
 #include <linux/bpf.h>
 #include <bpf/bpf_helpers.h>
@@ -34,7 +34,10 @@ struct sock {
 struct tcp_sock {
 	__u32 snd_cwnd;
 	__u32 snd_ssthresh;
+	__u8 ecn_flags;
 } __attribute__((preserve_access_index));
+
+#define ECN_RFC3168 1 /* TCP_ECN_OK */
 
 struct rate_sample;
 struct tcp_congestion_ops {
@@ -83,6 +86,8 @@ void BPF_PROG(restore_init, struct sock *sk)
 	struct tcp_sock *tcp = (struct tcp_sock *)sk;
 	tcp->snd_cwnd = had->cwnd;
 	tcp->snd_ssthresh = had->ssthresh;
+	if (had->ecn)
+		tcp->ecn_flags |= ECN_RFC3168;
 }
 
 SEC("struct_ops")

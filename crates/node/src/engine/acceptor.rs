@@ -316,7 +316,8 @@ impl Engine {
             Socket::Prepared(prepared) => {
                 let fixed = arrival.fixed.as_ref().ok_or("it has no options")?;
                 let state = arrival.state.tcp.as_ref().ok_or("it has no state")?;
-                self.congestion.announce(&self.dataplane, &of.flow, state);
+                self.congestion
+                    .announce(&self.dataplane, &of.flow, fixed, state);
                 let socket = tcp_repair::restore(prepared, fixed, state)
                     .map_err(|error| error.to_string())?;
                 self.congestion.give(socket.as_fd(), fixed);

@@ -29,7 +29,13 @@ impl Congestion {
     }
 
     /// What the flow's socket is to get.
-    pub fn announce(&self, dataplane: &Dataplane, flow: &Flow, state: &TcpDynamic) {
+    pub fn announce(
+        &self,
+        dataplane: &Dataplane,
+        flow: &Flow,
+        fixed: &TcpStatic,
+        state: &TcpDynamic,
+    ) {
         let (Some(_), Some(table)) = (&self.restorer, &dataplane.programs.congestion) else {
             return;
         };
@@ -37,7 +43,7 @@ impl Congestion {
         let value = MapCongestion {
             cwnd: had.window.max(1),
             ssthresh: had.threshold.unwrap_or(NO_THRESHOLD),
-            ecn: u32::from(state.ecn),
+            ecn: u32::from(fixed.ecn),
         };
         if let Err(error) = table.set(&key_of(flow), &value) {
             tracing::debug!(%flow, %error, "the congestion window is not restored");
