@@ -15,7 +15,8 @@ use crate::control::print_json;
 ///
 /// Starts a small group of file servers and downloads through its service address with the system's own curl. While the
 /// download runs, its connection goes round the servers. Ends with what the client saw: checksum, gaps, resets,
-/// retransmissions, from a capture at the client's interface.
+/// retransmissions, from a capture at the client's interface. Its programs run with real-time priority, so that what
+/// else the machine does is not measured.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   holdfast demo

@@ -15,6 +15,8 @@ use pcap_parser::{LegacyPcapReader, PcapBlockOwned, PcapError};
 pub struct Segment {
     /// When it was captured, nanoseconds since 1970.
     pub at_ns: u64,
+    /// The link address it came from: the host, or the router before it.
+    pub link: [u8; 6],
     /// Who sent it.
     pub from: SocketAddr,
     /// To whom.
@@ -121,6 +123,7 @@ fn parse(at_ns: u64, frame: &[u8]) -> Option<Segment> {
     let headers = tcp_start - ip_start + usize::from(tcp.data_offset()) * 4;
     Some(Segment {
         at_ns,
+        link: frame.get(6..12)?.try_into().ok()?,
         from: SocketAddr::new(source, tcp.source_port()),
         to: SocketAddr::new(destination, tcp.destination_port()),
         sequence: tcp.sequence_number(),

@@ -1,5 +1,6 @@
 //! A running group in a lab: daemons on every node, server programs, and the ways to disturb them.
 
+pub mod calm;
 mod config;
 mod ready;
 mod spec;
@@ -26,15 +27,13 @@ pub const CLOCK_SHIFT_VARIABLE: &str = "HOLDFAST_TEST_CLOCK_SHIFT";
 /// The environment variable that makes a cluster leave its files (configurations, certificates, logs) behind.
 pub const KEEP_VARIABLE: &str = "HOLDFAST_KEEP_LOGS";
 
-/// Put before a program's command: what else the machine is busy with shall not be measured.
-pub const PRIORITY: [&str; 3] = ["nice", "-n", "-10"];
-
 /// Lines of each log that are shown after a failure.
 const LINES_SHOWN: usize = 25;
 
 /// A group that runs. Dropped, it is taken down with everything that belongs to it; after a panic its logs are shown.
 pub struct Cluster {
     spec: ClusterSpec,
+    prefix: [&'static str; 3],
     /// None only while it is dropped.
     lab: Option<Lab>,
     directory: tempfile::TempDir,
@@ -58,7 +57,9 @@ impl Cluster {
             .topology(spec.topology.clone());
         lab_spec.reach = spec.reach;
         let lab = Lab::up(&lab_spec).context("bring the lab up")?;
+        calm::keep_order(&lab)?;
         let mut cluster = Self {
+            prefix: calm::prefix(spec.realtime),
             spec,
             lab: Some(lab),
             directory,
@@ -93,11 +94,12 @@ impl Cluster {
 
     fn daemon_order(&self, node: &str) -> Result<Order> {
         let mut command = self.lab().command(node)?;
-        command.args(PRIORITY);
+        command.args(self.prefix);
         command
             .arg(find_program("holdfastd")?)
             .arg("--config")
             .arg(self.config_path(node));
+        command.envs(&self.spec.daemon_environment);
         if let Some(ticks) = self.spec.clock_shift.get(node) {
             command.env(CLOCK_SHIFT_VARIABLE, ticks.to_string());
         }
@@ -112,7 +114,7 @@ impl Cluster {
 
     fn program_order(&self, node: &str, program: &Program) -> Result<Order> {
         let mut command = self.lab().command(node)?;
-        command.args(PRIORITY);
+        command.args(self.prefix);
         command
             .arg(find_program(program.name())?)
             .args(program.arguments(self));
@@ -138,6 +140,11 @@ impl Cluster {
     /// The lab it runs in: for commands in its hosts, for cuts and heals.
     pub fn lab(&self) -> &Lab {
         self.lab.as_ref().expect("there until it is dropped")
+    }
+
+    /// What to put before a client's command, so that the machine's other work does not keep it waiting; see [`calm`].
+    pub fn prefix(&self) -> [&'static str; 3] {
+        self.prefix
     }
 
     /// Where its files are: configurations, `ca/`, logs.

@@ -55,6 +55,10 @@ pub struct ClusterSpec {
     /// By how much a node's TCP clock runs ahead of that of the node it gives a connection to, by its name, in the
     /// timestamps' unit (milliseconds).
     pub clock_shift: BTreeMap<String, u32>,
+    /// What else the daemons' environment has.
+    pub daemon_environment: BTreeMap<String, String>,
+    /// Daemons and server programs run with real-time priority, where that is allowed.
+    pub realtime: bool,
     /// The daemons' log filter.
     pub log: String,
     /// The server programs' log filter.
@@ -75,6 +79,8 @@ impl ClusterSpec {
             programs: Vec::new(),
             underlay: Family::V4,
             clock_shift: BTreeMap::new(),
+            daemon_environment: BTreeMap::new(),
+            realtime: false,
             log: "info".into(),
             program_log: "info".into(),
         }

@@ -146,14 +146,17 @@ fn passage(
         let (over, known) = (&over, &known);
         let goes_round =
             plan.map(|plan| scope.spawn(move || round::go(cluster, &plan, known, over, watch)));
-        let transfer = begun.finish(watch);
+        // A thread of its own, since it has a priority of its own.
+        let transfer = scope.spawn(|| begun.finish(watch)).join();
         over.set();
         let round = goes_round.map(|handle| handle.join());
         (transfer, round)
     });
     let recorded = capture.finish()?;
     watch(&Event::Ended);
-    let transfer = transfer?;
+    let transfer = transfer
+        .ok()
+        .context("the thread that moves the bytes panicked")??;
     let round = match round {
         Some(Ok(round)) => round?,
         Some(Err(_)) => bail!("the thread that asks for handoffs panicked"),

@@ -130,6 +130,7 @@ impl DemoSpec {
         spec.segments = self.segments;
         spec.reach = self.reach;
         spec.underlay = self.family;
+        spec.realtime = true;
         spec.clock_shift = self.clock_shift.clone();
         if self.loss_pct > 0.0 {
             let entry = LinkEntry {

@@ -12,7 +12,7 @@ use sha2::{Digest, Sha256};
 
 use super::source::{Source, hex};
 use super::{DemoSpec, Event, Watch};
-use crate::cluster::{Cluster, PRIORITY};
+use crate::cluster::{Cluster, calm};
 
 /// How much is read or written at once.
 const PIECE_BYTES: usize = 64 * 1024;
@@ -46,8 +46,7 @@ pub struct Begun {
 /// Starts `curl` on the first client.
 pub fn begin(cluster: &Cluster, spec: &DemoSpec, server: SocketAddr, bytes: u64) -> Result<Begun> {
     let mut command = cluster.lab().command("c1")?;
-    // A client that the machine keeps waiting acknowledges late, and the server's probe for a lost tail comes after 4 ms.
-    command.args(PRIORITY);
+    command.args(cluster.prefix());
     command.args([
         "curl",
         "-q",
@@ -95,6 +94,8 @@ impl Begun {
     pub fn finish(mut self, watch: Watch<'_>) -> Result<Transfer> {
         let complaints = self.child.stderr.take().context("curl's messages")?;
         let complaints = thread::spawn(move || read_all(complaints));
+        // The one at the other end of the pipe must keep up.
+        calm::hurry_thread();
         let moved = if self.upload {
             self.send(watch)
         } else {
