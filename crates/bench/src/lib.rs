@@ -5,3 +5,4 @@ pub mod capture;
 pub mod cluster;
 pub mod demo;
 pub mod handoff;
+pub mod load;

@@ -1,0 +1,216 @@
+//! Connections to an echo server that exchange small messages all the time, each verified.
+
+use std::io;
+use std::net::{SocketAddr, TcpStream};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use holdfast_lab::Lab;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+/// Bytes of a message.
+pub const MESSAGE: usize = 256;
+
+/// How long a connection may be silent before it counts as hung.
+pub const HUNG: Duration = Duration::from_secs(20);
+
+/// What was compared, and the sign to stop.
+#[derive(Debug, Default)]
+pub struct Compared {
+    /// Set to end the load.
+    pub stop: AtomicBool,
+    /// Bytes that were compared, both ways.
+    pub verified: AtomicU64,
+    /// Bytes that differed, or never came.
+    pub wrong: AtomicU64,
+}
+
+impl Compared {
+    /// Compares what came with what was sent.
+    pub fn compare(&self, message: &[u8; MESSAGE], answer: &[u8; MESSAGE]) {
+        let wrong = message.iter().zip(answer).filter(|(a, b)| a != b).count() as u64;
+        self.wrong.fetch_add(wrong, Ordering::Relaxed);
+        self.verified
+            .fetch_add(2 * MESSAGE as u64, Ordering::Relaxed);
+    }
+
+    /// A message had no answer.
+    pub fn lost(&self) {
+        self.wrong.fetch_add(MESSAGE as u64, Ordering::Relaxed);
+    }
+
+    /// Whether the load is to end.
+    pub fn is_stopped(&self) -> bool {
+        self.stop.load(Ordering::Relaxed)
+    }
+}
+
+/// Opens connections from a client host of a lab.
+///
+/// # Errors
+/// There is no such host; what connect(2) answers.
+pub fn connect(
+    lab: &Lab,
+    client: &str,
+    service: SocketAddr,
+    count: usize,
+) -> Result<Vec<TcpStream>> {
+    let open = || {
+        let stream = TcpStream::connect(service)?;
+        stream.set_nodelay(true)?;
+        Ok(stream)
+    };
+    let streams = lab.in_net(client, || {
+        (0..count).map(|_| open()).collect::<io::Result<Vec<_>>>()
+    })?;
+    streams.context("connect to the service address")
+}
+
+/// One connection of a load.
+#[derive(Debug)]
+pub struct Member {
+    /// The client's end.
+    pub client: SocketAddr,
+    turns: AtomicU64,
+    broken: AtomicBool,
+}
+
+impl Member {
+    /// Answers it has had.
+    pub fn turns(&self) -> u64 {
+        self.turns.load(Ordering::Relaxed)
+    }
+
+    /// Whether it has ended, or hung, before the load did.
+    pub fn is_broken(&self) -> bool {
+        self.broken.load(Ordering::Relaxed)
+    }
+}
+
+/// The connections, driven by a thread of their own.
+#[derive(Debug)]
+pub struct Load {
+    /// What is compared; others may add to it.
+    pub compared: Arc<Compared>,
+    members: Arc<Vec<Member>>,
+    thread: JoinHandle<Result<()>>,
+}
+
+impl Load {
+    /// Every connection sends a message each `interval`, evenly spread, and waits for its answer.
+    ///
+    /// # Errors
+    /// The system gives no thread, or a connection has ended.
+    pub fn start(streams: Vec<TcpStream>, interval: Duration) -> Result<Self> {
+        let compared = Arc::new(Compared::default());
+        let member = |stream: &TcpStream| -> io::Result<Member> {
+            Ok(Member {
+                client: stream.local_addr()?,
+                turns: AtomicU64::new(0),
+                broken: AtomicBool::new(false),
+            })
+        };
+        let members: Arc<Vec<_>> = Arc::new(streams.iter().map(member).collect::<io::Result<_>>()?);
+        let thread = {
+            let (compared, members) = (compared.clone(), members.clone());
+            std::thread::Builder::new()
+                .spawn(move || run(streams, interval, &compared, &members))?
+        };
+        Ok(Self {
+            compared,
+            members,
+            thread,
+        })
+    }
+
+    /// The connections, in the order in which they were given.
+    pub fn members(&self) -> &[Member] {
+        &self.members
+    }
+
+    /// Ends it.
+    ///
+    /// # Errors
+    /// The system gave no descriptors for it.
+    ///
+    /// # Panics
+    /// When its thread did.
+    pub fn stop(self) -> Result<()> {
+        self.compared.stop.store(true, Ordering::Relaxed);
+        self.thread.join().expect("the load does not panic")
+    }
+}
+
+fn run(
+    streams: Vec<TcpStream>,
+    interval: Duration,
+    compared: &Arc<Compared>,
+    members: &Arc<Vec<Member>>,
+) -> Result<()> {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()?;
+    let local = tokio::task::LocalSet::new();
+    let count = streams.len().max(1) as u32;
+    local.block_on(&runtime, async {
+        let mut tasks = tokio::task::JoinSet::new();
+        for (number, stream) in streams.into_iter().enumerate() {
+            stream.set_nonblocking(true)?;
+            let stream = tokio::net::TcpStream::from_std(stream)?;
+            let delay = interval * number as u32 / count;
+            let (compared, members) = (compared.clone(), members.clone());
+            tasks.spawn_local(async move {
+                tokio::time::sleep(delay).await;
+                exchange(stream, number, interval, &compared, &members[number]).await;
+            });
+        }
+        while tasks.join_next().await.is_some() {}
+        Ok(())
+    })
+}
+
+/// Sends a message and compares the answer, again and again.
+async fn exchange(
+    mut stream: tokio::net::TcpStream,
+    number: usize,
+    interval: Duration,
+    compared: &Compared,
+    member: &Member,
+) {
+    let mut ticks = tokio::time::interval(interval);
+    ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    let (mut message, mut answer) = ([0; MESSAGE], [0; MESSAGE]);
+    for turn in 0.. {
+        ticks.tick().await;
+        if compared.is_stopped() {
+            return;
+        }
+        fill(&mut message, number as u64, turn);
+        let trip = async {
+            stream.write_all(&message).await?;
+            stream.read_exact(&mut answer).await
+        };
+        match tokio::time::timeout(HUNG, trip).await {
+            Ok(Ok(_)) => compared.compare(&message, &answer),
+            _ => {
+                member.broken.store(true, Ordering::Relaxed);
+                return compared.lost();
+            }
+        }
+        member.turns.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+/// Bytes that no other message has.
+pub fn fill(message: &mut [u8; MESSAGE], number: u64, turn: u64) {
+    let mut state = (number.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ turn) | 1;
+    for chunk in message.chunks_exact_mut(8) {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        chunk.copy_from_slice(&state.to_le_bytes());
+    }
+}
