@@ -57,6 +57,8 @@ fn run(arguments: &Arguments) -> Result<(), Box<dyn std::error::Error>> {
     let _pid_file = PidFile::take(&config)?;
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
+        // Work before a freeze yields between slices: frames that came meanwhile are to be seen each time.
+        .event_interval(1)
         .build()?;
     let local = tokio::task::LocalSet::new();
     Ok(local.block_on(&runtime, engine::start(config))?)

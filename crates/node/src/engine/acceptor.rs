@@ -14,6 +14,7 @@ use holdfast_wire::frame::{BatchId, PrepareFlow};
 use holdfast_wire::{Flow, NodeId};
 
 use super::blob::{DynamicBlob, StaticBlob, decode};
+use super::recover::Verdict;
 use super::{Engine, text_of};
 use crate::app::SessionId;
 use crate::dataplane::{Entry, HeldPacket, in_order, monotonic_ns};
@@ -76,28 +77,18 @@ pub struct Preparing {
 }
 
 impl Engine {
-    pub(super) fn prepare_sockets(&mut self, token: Token, batch: BatchId, flows: &[PrepareFlow]) {
-        let mut entries = Vec::with_capacity(flows.len());
-        let mut states = Vec::with_capacity(flows.len());
-        let results: Vec<Result<(), String>> = flows
-            .iter()
-            .map(|of| {
-                let (entry, application) = self.prepare_one(batch.donor, of)?;
-                entries.push(entry);
-                states.push((of.flow, application));
-                Ok(())
-            })
-            .collect();
-        self.journal.prepared(batch, flows);
-        if let Err(error) = self.dataplane.set_flows(&entries, FlowState::TransitIn) {
-            let failed = flows.iter().map(|_| Err(error.to_string())).collect();
-            return self.done(Completion {
-                token,
-                results: Results::PreparedSockets(failed),
-            });
+    /// The sockets are made; now their programs have to take them.
+    pub(super) fn await_programs(
+        &mut self,
+        token: Token,
+        flows: Vec<Flow>,
+        results: Vec<Result<(), String>>,
+    ) {
+        for (flow, result) in flows.iter().zip(&results) {
+            if result.is_err() {
+                self.undo(flow);
+            }
         }
-        self.offer(&states);
-        let flows = flows.iter().map(|of| of.flow).collect();
         let until = self.now() + TAKE_MAX;
         self.preparing.push(Preparing {
             token,
@@ -108,7 +99,11 @@ impl Engine {
         self.poll_preparing();
     }
 
-    fn prepare_one(&mut self, donor: NodeId, of: &PrepareFlow) -> Result<(Entry, Vec<u8>), String> {
+    pub(super) fn prepare_one(
+        &mut self,
+        donor: NodeId,
+        of: &PrepareFlow,
+    ) -> Result<(Entry, Vec<u8>), String> {
         let blob: StaticBlob = decode(&of.static_state)?;
         let (session, service) = self.programs.taker(&of.flow).ok_or_else(|| {
             format!(
@@ -161,7 +156,7 @@ impl Engine {
     }
 
     /// Gives descriptors and application state to the programs that take the flows.
-    fn offer(&mut self, states: &[(Flow, Vec<u8>)]) {
+    pub(super) fn offer(&mut self, states: &[(Flow, Vec<u8>)]) {
         let mut by_session: BTreeMap<SessionId, Vec<Flow>> = BTreeMap::new();
         for (flow, _) in states {
             if let Some(arrival) = self.arrivals.get(flow) {
@@ -332,45 +327,61 @@ impl Engine {
     }
 
     pub(super) fn activate(&mut self, token: Token, flows: &[FlowEpoch]) {
-        let entry = |of: &FlowEpoch, slot| Entry {
-            flow: of.flow,
-            epoch: of.epoch,
-            peer: NodeId(0),
-            hold_slot: slot,
+        let results = match self.activate_all(flows) {
+            Ok(results) => results,
+            Err(error) => {
+                let failed = flows.iter().map(|_| Err(error.clone())).collect();
+                return self.done(Completion {
+                    token,
+                    results: Results::Activated(failed),
+                });
+            }
         };
-        let entries: Vec<Entry> = flows
-            .iter()
-            .filter_map(|of| Some(entry(of, self.arrivals.get(&of.flow)?.slot)))
-            .collect();
-        if let Err(error) = self.dataplane.set_flows(&entries, FlowState::Flushing) {
-            let failed = flows.iter().map(|_| Err(error.to_string())).collect();
-            return self.done(Completion {
-                token,
-                results: Results::Activated(failed),
-            });
-        }
-        let results: Vec<Result<(), String>> = flows
-            .iter()
-            .map(|of| {
-                self.activate_one(&of.flow)?;
-                self.taken_at_ns.insert(of.flow, monotonic_ns());
-                Ok(())
-            })
-            .collect();
         // The donor may hear of it while the rest is done.
         self.done(Completion {
             token,
             results: Results::Activated(results),
         });
+        self.finish_activation(flows);
+    }
+
+    fn entries(&self, flows: &[FlowEpoch], slot: impl Fn(&Arrival) -> u32) -> Vec<Entry> {
+        let entry = |of: &FlowEpoch| {
+            Some(Entry {
+                flow: of.flow,
+                epoch: of.epoch,
+                peer: NodeId(0),
+                hold_slot: slot(self.arrivals.get(&of.flow)?),
+            })
+        };
+        flows.iter().filter_map(entry).collect()
+    }
+
+    /// From now on the sockets act; an error if none does.
+    pub(super) fn activate_all(
+        &mut self,
+        flows: &[FlowEpoch],
+    ) -> Result<Vec<Result<(), String>>, String> {
+        let entries = self.entries(flows, |arrival| arrival.slot);
+        self.dataplane
+            .set_flows(&entries, FlowState::Flushing)
+            .map_err(|error| error.to_string())?;
+        let activate = |of: &FlowEpoch| {
+            if !self.arrivals.contains_key(&of.flow) {
+                return self.decided_ours(of);
+            }
+            self.activate_one(&of.flow)?;
+            self.taken_at_ns.insert(of.flow, monotonic_ns());
+            Ok(())
+        };
+        Ok(flows.iter().map(activate).collect())
+    }
+
+    /// Programs are told, holds flushed, books closed.
+    pub(super) fn finish_activation(&mut self, flows: &[FlowEpoch]) {
         self.go(flows);
         self.flush(flows);
-        let settled: Vec<Entry> = entries
-            .iter()
-            .map(|entry| Entry {
-                hold_slot: 0,
-                ..*entry
-            })
-            .collect();
+        let settled = self.entries(flows, |_| 0);
         if let Err(error) = self.dataplane.set_flows(&settled, FlowState::Owned) {
             tracing::error!(%error, "flows stay in the hold's care");
         }
@@ -380,9 +391,7 @@ impl Engine {
     }
 
     fn activate_one(&mut self, flow: &Flow) -> Result<(), String> {
-        let Some(arrival) = self.arrivals.get_mut(flow) else {
-            return self.awaited(flow);
-        };
+        let arrival = self.arrivals.get_mut(flow).ok_or("it is not here")?;
         match std::mem::replace(&mut arrival.socket, Socket::Gone) {
             Socket::Restored(socket) => {
                 let fixed = arrival.fixed.as_ref().ok_or("it has no options")?;
@@ -496,6 +505,7 @@ impl Engine {
         }
         for flow in flows {
             self.undo(flow);
+            self.decided(flow, Verdict::Cancelled);
         }
         self.done(Completion {
             token,
@@ -534,7 +544,7 @@ fn is_settled(socket: BorrowedFd<'_>, fixed: &TcpStatic) -> bool {
 }
 
 /// Ends a socket that is not to live, also where the program has a duplicate.
-fn silence(socket: &Socket) {
+pub(super) fn silence(socket: &Socket) {
     let descriptor: Option<BorrowedFd<'_>> = match socket {
         Socket::Prepared(socket) => Some(socket.as_fd()),
         Socket::Restored(socket) => Some(socket.as_fd()),

@@ -13,12 +13,13 @@ use holdfast_wire::{Flow, NodeId, Protocol};
 use serde_bytes::ByteBuf;
 
 use super::blob::{DynamicBlob, StaticBlob, encode};
+use super::recover::Verdict;
 use super::{Engine, text_of};
 use crate::app::SessionId;
 use crate::dataplane::{Entry, HeldPacket, monotonic_ns, monotonic_s};
 
 /// How long a tombstone forwards stragglers, seconds: longer than a segment lives in practice.
-const TOMBSTONE_S: u32 = 30;
+pub(super) const TOMBSTONE_S: u32 = 30;
 
 /// How often a draining send queue is looked at.
 const DRAIN_POLL: Duration = Duration::from_micros(500);
@@ -68,26 +69,7 @@ pub struct Collecting {
 }
 
 impl Engine {
-    pub(super) fn read_static(&mut self, token: Token, flows: &[Flow]) {
-        let mut prepared = Vec::new();
-        let results = flows
-            .iter()
-            .map(|flow| {
-                let (read, entry) = self.read_one(flow)?;
-                prepared.push(entry);
-                Ok(read)
-            })
-            .collect();
-        if let Err(error) = self.dataplane.set_flows(&prepared, FlowState::Prepared) {
-            tracing::warn!(%error, "out-of-order segments will not be copied");
-        }
-        self.done(Completion {
-            token,
-            results: Results::ReadStatic(results),
-        });
-    }
-
-    fn read_one(&mut self, flow: &Flow) -> Result<(StaticFlow, Entry), Reason> {
+    pub(super) fn read_one(&mut self, flow: &Flow) -> Result<(StaticFlow, Entry), Reason> {
         let (state, value) = self.dataplane.flow(flow).ok_or(Reason::UnknownFlow)?;
         match state {
             FlowState::Owned | FlowState::Prepared | FlowState::Flushing => {}
@@ -299,14 +281,18 @@ impl Engine {
     }
 
     fn resume_one(&mut self, of: &FlowEpoch, in_doubt: bool) -> Result<(), String> {
-        let current = self.dataplane.flow(&of.flow);
-        if current.is_some_and(|(_, value)| value.epoch > of.epoch) {
-            return Ok(());
+        match self.dataplane.flow(&of.flow) {
+            Some((_, value)) if value.epoch > of.epoch => return Ok(()),
+            // It was closed meanwhile: nothing is to go on.
+            None | Some((FlowState::Closing | FlowState::Moved, _)) => {
+                if !in_doubt {
+                    self.decided(&of.flow, Verdict::Kept);
+                    self.donations.remove(&of.flow);
+                }
+                return Ok(());
+            }
+            Some(_) => {}
         }
-        let Some(donation) = self.donations.get_mut(&of.flow) else {
-            return self.awaited(&of.flow);
-        };
-        donation.in_doubt = in_doubt;
         let state = if in_doubt {
             FlowState::Prepared
         } else {
@@ -322,6 +308,11 @@ impl Engine {
         self.dataplane
             .set_flows(&[entry], state)
             .map_err(|error| error.to_string())?;
+        self.decided(&of.flow, Verdict::Kept);
+        let Some(donation) = self.donations.get_mut(&of.flow) else {
+            return Ok(());
+        };
+        donation.in_doubt = in_doubt;
         if let (Some(socket), Some(_)) = (&donation.socket, donation.frozen_at_ns.take()) {
             let fixed = donation.fixed.as_ref().ok_or("it was never read")?;
             tcp_repair::resume(socket.as_fd(), fixed).map_err(|error| error.to_string())?;
@@ -366,7 +357,9 @@ impl Engine {
         self.programs.lost(flow);
         self.taken_at_ns.remove(flow);
         let Some(donation) = self.donations.remove(flow) else {
-            return self.awaited(flow);
+            let to = to.to_owned();
+            self.decided(flow, Verdict::Gone { to });
+            return Ok(());
         };
         if let Some(frozen_at_ns) = donation.frozen_at_ns {
             self.operations

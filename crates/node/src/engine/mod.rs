@@ -15,11 +15,13 @@ mod journal;
 mod operations;
 mod programs;
 mod query;
+mod reclaim;
 mod recover;
 mod sessions;
 mod setup;
 mod slots;
 mod upkeep;
+mod work;
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::os::fd::OwnedFd;
@@ -44,10 +46,12 @@ use congestion::Congestion;
 use donor::{Collecting, Donation, Draining};
 use faults::{Faults, Moment};
 use holder::Holder;
-use journal::{Journal, Journaled};
+use journal::Journal;
 use operations::Operations;
 use programs::Programs;
+use recover::Recovered;
 use slots::Slots;
+use work::Work;
 
 /// The daemon's state.
 pub struct Engine {
@@ -74,7 +78,6 @@ pub struct Engine {
     journal: Journal,
     drain_poll_at: Option<Duration>,
     settle_poll_at: Option<Duration>,
-    journaled: BTreeMap<Flow, Journaled>,
     preparing: Vec<Preparing>,
     draining: Vec<Draining>,
     collecting: Vec<Collecting>,
@@ -84,8 +87,8 @@ pub struct Engine {
     asked: HashMap<(SessionId, String, Drain), Vec<FlowText>>,
     operations: Operations,
     tombstones: VecDeque<(u32, Flow)>,
-    /// Flows that an earlier daemon left in transit, until when their programs may come back for them.
-    recovered: HashMap<Flow, Duration>,
+    /// Flows that an earlier daemon left in transit, until their programs have come back for them.
+    recovered: HashMap<Flow, Recovered>,
     weights: BTreeMap<u16, BTreeMap<NodeId, u32>>,
     placement_epoch: u32,
     counts: HandoffCounts,
@@ -95,6 +98,7 @@ pub struct Engine {
     /// For tests: by how many ticks this node's TCP clock is made to run ahead (all namespaces share one clock).
     clock_shift: Option<u32>,
     faults: Faults,
+    work: Work,
 }
 
 impl Engine {
@@ -130,13 +134,22 @@ impl Engine {
     fn carry_out(&mut self, command: Command) {
         let name = faults::name_of(&command);
         self.faults.at(name, Moment::Before);
+        let in_slices = matches!(
+            command,
+            Command::ReadStatic { .. } | Command::PrepareSockets { .. }
+        );
         self.execute(command);
-        self.faults.at(name, Moment::After);
+        if !in_slices {
+            self.faults.at(name, Moment::After);
+        }
     }
 
     fn execute(&mut self, command: Command) {
+        if matches!(command, Command::Resume { .. } | Command::Discard { .. }) {
+            self.finish_work();
+        }
         match command {
-            Command::ReadStatic { token, flows } => self.read_static(token, &flows),
+            Command::ReadStatic { token, flows } => self.read_static(token, flows),
             Command::Drain {
                 token,
                 flows,
@@ -161,7 +174,7 @@ impl Engine {
                 token,
                 batch,
                 flows,
-            } => self.prepare_sockets(token, batch, &flows),
+            } => self.prepare_sockets(token, batch, flows),
             Command::Restore {
                 token,
                 batch,

@@ -24,6 +24,7 @@ use super::journal::Journal;
 use super::operations::Operations;
 use super::programs::Programs;
 use super::slots::Slots;
+use super::work::Work;
 use crate::app::AppServer;
 use crate::channel::{Channel, Options, PeerEvents};
 use crate::config::{Config, Reach};
@@ -153,7 +154,7 @@ fn assemble(config: Config) -> Result<(Engine, Inputs), SetupError> {
         .map_err(system("the socket of server programs"))?;
     let control =
         ControlServer::bind(&config, metrics.clone()).map_err(system("the control socket"))?;
-    let (journal, journaled) =
+    let journal =
         Journal::open(&config.node.run_dir).map_err(system("the journal of arrivals"))?;
     let run_dir = config.node.run_dir.clone();
     let holder = config
@@ -191,7 +192,6 @@ fn assemble(config: Config) -> Result<(Engine, Inputs), SetupError> {
         next_arrival: boot,
         slots: Slots::new(),
         journal,
-        journaled,
         preparing: Vec::new(),
         draining: Vec::new(),
         collecting: Vec::new(),
@@ -207,6 +207,7 @@ fn assemble(config: Config) -> Result<(Engine, Inputs), SetupError> {
         problems: Vec::new(),
         clock_shift: clock_shift(),
         faults: Faults::new(&run_dir),
+        work: Work::default(),
     };
     Ok((
         engine,
@@ -375,6 +376,7 @@ async fn run(
             () = sleep_until(wake) => engine.handle_time(),
             _ = second.tick() => engine.upkeep(),
             () = stop.recv() => break,
+            () = tokio::task::yield_now(), if engine.work.is_waiting() => engine.work_a_slice(),
         }
         let told = std::mem::take(&mut *kernel_events.borrow_mut());
         if !told.is_empty() {

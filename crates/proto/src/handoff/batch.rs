@@ -39,8 +39,13 @@ impl CostModel {
     }
 
     pub(super) fn predict(&self, flows: usize, bytes: usize) -> Duration {
-        let micros = self.fixed + self.per_flow * flows as f64 + bytes as f64 / self.rate;
+        let micros = self.fixed + self.work(flows, bytes);
         Duration::from_nanos((micros * 1000.0) as u64)
+    }
+
+    /// The part that grows with the batch, microseconds.
+    fn work(&self, flows: usize, bytes: usize) -> f64 {
+        self.per_flow * flows as f64 + bytes as f64 / self.rate
     }
 
     /// How long so many bytes take.
@@ -61,11 +66,14 @@ impl CostModel {
         freeze_max: Duration,
         bytes_max: usize,
     ) -> usize {
+        // Where waiting alone takes (almost) all of the time, small batches would only pay for it more often.
+        let bound = freeze_max.as_secs_f64() * 1e6;
+        let work_max = (bound - self.fixed).max(bound / 2.0);
         let mut flows = 0;
         let mut bytes = 0;
         for queue in queued {
             bytes += STATE_BYTES + queue;
-            let fits = bytes <= bytes_max && self.predict(flows + 1, bytes) <= freeze_max;
+            let fits = bytes <= bytes_max && self.work(flows + 1, bytes) <= work_max;
             if flows > 0 && !fits {
                 break;
             }
@@ -149,6 +157,20 @@ mod tests {
             model.learn(before, 0, &phases(15 * before as u64 + slow));
         }
         assert!(model.flows_that_fit(bound, 10_000) * 2 > before);
+    }
+
+    #[test]
+    fn slow_frames_do_not_make_batches_of_one() {
+        let bound = Duration::from_millis(2);
+        let mut model = CostModel::new();
+        let waits = Phases {
+            commit: Duration::from_millis(50),
+            ..phases(1_000)
+        };
+        for _ in 0..200 {
+            model.learn(100, 0, &waits);
+        }
+        assert!(model.flows_that_fit(bound, 10_000) >= 50);
     }
 
     #[test]

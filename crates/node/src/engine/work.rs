@@ -1,0 +1,167 @@
+//! The work before a freeze, in slices: reading sockets at the donor, making them at the acceptor.
+//!
+//! It takes longer than everything in the freeze together, and there is one thread: undivided, the next batch's
+//! preparation would lengthen the freeze of the one before.
+
+use std::collections::VecDeque;
+
+use holdfast_bpf::shared::FlowState;
+use holdfast_proto::handoff::{Completion, Reason, Results, StaticFlow, Token};
+use holdfast_wire::Flow;
+use holdfast_wire::frame::{BatchId, PrepareFlow};
+
+use super::Engine;
+use super::faults::Moment;
+
+/// Flows in a slice: about 100 microseconds.
+const SLICE: usize = 4;
+
+/// Commands that are carried out slice by slice, in order.
+#[derive(Default)]
+pub struct Work {
+    jobs: VecDeque<Job>,
+}
+
+enum Job {
+    Read {
+        token: Token,
+        flows: Vec<Flow>,
+        results: Vec<Result<StaticFlow, Reason>>,
+    },
+    Prepare {
+        token: Token,
+        batch: BatchId,
+        flows: Vec<PrepareFlow>,
+        results: Vec<Result<(), String>>,
+    },
+}
+
+impl Work {
+    /// Whether there is something to do when nothing is more urgent.
+    pub fn is_waiting(&self) -> bool {
+        !self.jobs.is_empty()
+    }
+}
+
+impl Engine {
+    pub(super) fn read_static(&mut self, token: Token, flows: Vec<Flow>) {
+        let results = Vec::with_capacity(flows.len());
+        self.work.jobs.push_back(Job::Read {
+            token,
+            flows,
+            results,
+        });
+    }
+
+    pub(super) fn prepare_sockets(
+        &mut self,
+        token: Token,
+        batch: BatchId,
+        flows: Vec<PrepareFlow>,
+    ) {
+        let results = Vec::with_capacity(flows.len());
+        self.work.jobs.push_back(Job::Prepare {
+            token,
+            batch,
+            flows,
+            results,
+        });
+    }
+
+    /// Does everything that waits: what comes next may name the same flows.
+    pub(super) fn finish_work(&mut self) {
+        while self.work.is_waiting() {
+            self.work_a_slice();
+        }
+    }
+
+    /// Does a little of what waits.
+    pub(super) fn work_a_slice(&mut self) {
+        match self.work.jobs.pop_front() {
+            Some(Job::Read {
+                token,
+                flows,
+                results,
+            }) => self.read_slice(token, flows, results),
+            Some(Job::Prepare {
+                token,
+                batch,
+                flows,
+                results,
+            }) => self.prepare_slice(token, batch, flows, results),
+            None => {}
+        }
+    }
+
+    fn read_slice(
+        &mut self,
+        token: Token,
+        flows: Vec<Flow>,
+        mut results: Vec<Result<StaticFlow, Reason>>,
+    ) {
+        let mut entries = Vec::with_capacity(SLICE);
+        let begin = results.len();
+        for flow in flows.iter().skip(begin).take(SLICE) {
+            results.push(self.read_one(flow).map(|(read, entry)| {
+                entries.push(entry);
+                read
+            }));
+        }
+        if let Err(error) = self.dataplane.set_flows(&entries, FlowState::Prepared) {
+            tracing::warn!(%error, "out-of-order segments will not be copied");
+        }
+        if results.len() < flows.len() {
+            self.work.jobs.push_front(Job::Read {
+                token,
+                flows,
+                results,
+            });
+        } else {
+            self.faults.at("read", Moment::After);
+            self.done(Completion {
+                token,
+                results: Results::ReadStatic(results),
+            });
+        }
+    }
+
+    fn prepare_slice(
+        &mut self,
+        token: Token,
+        batch: BatchId,
+        flows: Vec<PrepareFlow>,
+        mut results: Vec<Result<(), String>>,
+    ) {
+        let mut entries = Vec::with_capacity(SLICE);
+        let mut states = Vec::with_capacity(SLICE);
+        let begin = results.len();
+        for of in flows.iter().skip(begin).take(SLICE) {
+            results.push(
+                self.prepare_one(batch.donor, of)
+                    .map(|(entry, application)| {
+                        entries.push(entry);
+                        states.push((of.flow, application));
+                    }),
+            );
+        }
+        if let Err(error) = self.dataplane.set_flows(&entries, FlowState::TransitIn) {
+            // Without their entries the stack would see their packets.
+            for result in &mut results[begin..] {
+                *result = Err(error.to_string());
+            }
+        }
+        self.offer(&states);
+        if results.len() < flows.len() {
+            self.work.jobs.push_front(Job::Prepare {
+                token,
+                batch,
+                flows,
+                results,
+            });
+        } else {
+            self.journal.prepared(batch, &flows);
+            self.faults.at("prepare", Moment::After);
+            self.await_programs(token, flows.iter().map(|of| of.flow).collect(), results);
+        }
+    }
+}
