@@ -42,10 +42,10 @@ pub struct HandoffArgs {
     #[arg(long)]
     all: bool,
     /// With --all: only those of this pool
-    #[arg(long, requires = "all")]
+    #[arg(long, conflicts_with = "flow")]
     pool: Option<String>,
     /// With --all: at most so many
-    #[arg(long, value_name = "N", requires = "all")]
+    #[arg(long, value_name = "N", conflicts_with = "flow")]
     limit: Option<u64>,
     /// Wait at most so many seconds for the result
     #[arg(

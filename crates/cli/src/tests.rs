@@ -95,7 +95,7 @@ fn what_is_wrong_with_a_line_is_named() {
         ),
         (
             &format!("holdfast handoff {flow} --to n2 --pool files"),
-            "--all",
+            "cannot be used with",
         ),
         (
             "holdfast handoff 10.0.0.1:80 --to n2",
