@@ -30,6 +30,11 @@ struct Reason {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Direction {
+    direction: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct PeerName {
     peer: String,
 }
@@ -42,6 +47,8 @@ pub struct Metrics {
     freeze: Histogram,
     drops: Family<Reason, Counter>,
     flows_owned: Gauge,
+    flows_in_transit: Family<Direction, Gauge>,
+    hold_slots: Gauge,
     round_trip: Family<PeerName, FloatGauge>,
     connected: Family<PeerName, Gauge>,
     rejected: Family<Reason, Counter>,
@@ -62,6 +69,8 @@ impl Metrics {
             freeze: Histogram::new(FREEZE_BUCKETS_S),
             drops: Family::default(),
             flows_owned: Gauge::default(),
+            flows_in_transit: Family::default(),
+            hold_slots: Gauge::default(),
             round_trip: Family::default(),
             connected: Family::default(),
             rejected: Family::default(),
@@ -92,6 +101,16 @@ impl Metrics {
             "flows_owned",
             "Flows this node owns",
             self.flows_owned.clone(),
+        );
+        registry.register(
+            "flows_in_transit",
+            "Flows that take part in a handoff here, by direction",
+            self.flows_in_transit.clone(),
+        );
+        registry.register(
+            "hold_slots",
+            "Counters of held packets in use, one for each flow on its way to this node",
+            self.hold_slots.clone(),
         );
         registry.register_with_unit(
             "peer_round_trip",
@@ -134,6 +153,22 @@ impl Metrics {
     pub fn set_flows_owned(&self, flows: u64) {
         self.flows_owned
             .set(i64::try_from(flows).unwrap_or(i64::MAX));
+    }
+
+    /// So many flows are on their way from this node, and to it.
+    pub fn set_in_transit(&self, out: usize, into: usize) {
+        for (direction, flows) in [("out", out), ("in", into)] {
+            let gauge = self
+                .flows_in_transit
+                .get_or_create_owned(&Direction { direction });
+            gauge.set(i64::try_from(flows).unwrap_or(i64::MAX));
+        }
+    }
+
+    /// So many hold slots are in use.
+    pub fn set_hold_slots(&self, slots: usize) {
+        self.hold_slots
+            .set(i64::try_from(slots).unwrap_or(i64::MAX));
     }
 
     /// The smoothed round trip to `peer`.

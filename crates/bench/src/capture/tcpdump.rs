@@ -123,6 +123,7 @@ impl<'a> Capture<'a> {
         let (v4, _) = self.lab.plan().router(self.lab.host(&self.host)?.segment);
         let deadline = Instant::now() + LIMIT;
         let mut file = File::open(&self.file).context("open the capture")?;
+        let mut read_from = file.seek(SeekFrom::End(0))?;
         let send = || -> std::io::Result<()> {
             let socket = UdpSocket::bind((IpAddr::V4(std::net::Ipv4Addr::UNSPECIFIED), 0))?;
             socket.send_to(marker.as_bytes(), SocketAddr::new(v4.into(), MARKER_PORT))?;
@@ -131,7 +132,7 @@ impl<'a> Capture<'a> {
         self.lab
             .in_net(&self.host, send)?
             .context("send the marker")?;
-        while !ends_with_marker(&mut file, marker.as_bytes())? {
+        while !has_marker(&mut file, marker.as_bytes(), &mut read_from)? {
             if Instant::now() > deadline || self.child.try_wait()?.is_some() {
                 bail!("tcpdump stopped recording before the end");
             }
@@ -149,14 +150,15 @@ impl Drop for Capture<'_> {
     }
 }
 
-/// A few packets of others may come after the marker.
-fn ends_with_marker(file: &mut File, marker: &[u8]) -> Result<bool> {
-    let length = file.seek(SeekFrom::End(0))?;
-    file.seek(SeekFrom::Start(length.saturating_sub(1 << 16)))?;
-    let mut tail = Vec::new();
-    file.read_to_end(&mut tail)?;
+/// Looks at what came since the last look. A busy connection may have written much after the marker.
+fn has_marker(file: &mut File, marker: &[u8], read_from: &mut u64) -> Result<bool> {
     let kept = &marker[..marker.len().min(80)];
-    Ok(tail.windows(kept.len()).any(|window| window == kept))
+    file.seek(SeekFrom::Start(*read_from))?;
+    let mut new = Vec::new();
+    file.read_to_end(&mut new)?;
+    // The marker may be cut in two by the end of the file.
+    *read_from += new.len().saturating_sub(kept.len()) as u64;
+    Ok(new.windows(kept.len()).any(|window| window == kept))
 }
 
 /// The number before `words` in what `tcpdump` says at its end: `12 packets captured`.

@@ -10,7 +10,7 @@ use super::Cluster;
 
 /// Far more than it takes, for a machine that is very busy.
 const LIMIT: Duration = Duration::from_secs(60);
-/// A daemon that has been started so often does not start.
+/// A daemon that is started so often while it is waited for does not start.
 const STARTS_MAX: u32 = 5;
 
 /// Waits until every daemon is connected to every other.
@@ -39,6 +39,7 @@ pub fn programs(cluster: &Cluster) -> Result<()> {
 /// Waits until `lacks` has nothing to say about any node.
 fn wait(cluster: &Cluster, lacks: impl Fn(&Status) -> Option<String>) -> Result<()> {
     let deadline = Instant::now() + LIMIT;
+    let starts: Vec<u32> = cluster.daemons.iter().map(|d| d.starts()).collect();
     for node in cluster.nodes() {
         let control = cluster.control_blocking(&node)?;
         loop {
@@ -49,11 +50,10 @@ fn wait(cluster: &Cluster, lacks: impl Fn(&Status) -> Option<String>) -> Result<
                 },
                 Err(error) => format!("does not answer: {error}"),
             };
-            if cluster
-                .daemons
-                .iter()
-                .any(|daemon| daemon.starts() > STARTS_MAX && daemon.restarts())
-            {
+            let mut daemons = cluster.daemons.iter().zip(&starts);
+            if daemons.any(|(daemon, at_first)| {
+                daemon.starts() - at_first > STARTS_MAX && daemon.restarts()
+            }) {
                 bail!("a daemon ends whenever it is started");
             }
             if let Some(program) = cluster.programs.iter().find(|program| program.has_ended()) {

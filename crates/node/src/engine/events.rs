@@ -46,8 +46,10 @@ impl Engine {
                 for (flow, _) in flows {
                     self.metrics.handoff_ended("accepted");
                     self.counts.accepted += 1;
-                    self.journal.ended(&flow);
-                    self.recovered.remove(&flow);
+                    // One that its program has still to come back for needs what was written.
+                    if !self.recovered.contains_key(&flow) {
+                        self.journal.ended(&flow);
+                    }
                 }
             }
             Event::Discarded { batch, flows, why } => {
@@ -59,7 +61,6 @@ impl Engine {
                 );
                 for flow in flows {
                     self.journal.ended(&flow);
-                    self.recovered.remove(&flow);
                 }
             }
             Event::Changed { change, result } => self.changed(&change, &result),
@@ -75,7 +76,6 @@ impl Engine {
     }
 
     fn outcome(&mut self, batch: Option<BatchId>, flow: &Flow, outcome: &Outcome) {
-        self.recovered.remove(flow);
         match outcome {
             Outcome::Moved { .. } => {
                 self.metrics.handoff_ended("moved");

@@ -33,31 +33,62 @@ pub struct Journaled {
 /// The journal of arrivals.
 pub struct Journal {
     directory: PathBuf,
-    files: BTreeMap<BatchId, usize>,
-    batch_of: BTreeMap<Flow, BatchId>,
+    /// Files by name, with the number of flows that need them.
+    files: BTreeMap<String, usize>,
+    file_of: BTreeMap<Flow, String>,
+    /// What an earlier daemon wrote.
+    found: BTreeMap<Flow, Journaled>,
 }
 
 impl Journal {
-    /// Opens the journal below `run_dir` and gives what an earlier daemon left in it.
+    /// Opens the journal below `run_dir` with what an earlier daemon left in it.
     ///
     /// # Errors
     /// The directory cannot be made.
-    pub fn open(run_dir: &Path) -> std::io::Result<(Self, BTreeMap<Flow, Journaled>)> {
+    pub fn open(run_dir: &Path) -> std::io::Result<Self> {
         let directory = run_dir.join("arrivals");
         std::fs::create_dir_all(&directory)?;
-        let mut found: BTreeMap<Flow, Journaled> = BTreeMap::new();
+        let mut journal = Self {
+            directory: directory.clone(),
+            files: BTreeMap::new(),
+            file_of: BTreeMap::new(),
+            found: BTreeMap::new(),
+        };
         for file in std::fs::read_dir(&directory)?.flatten() {
+            let mut found = BTreeMap::new();
             read(&file.path(), &mut found);
-            let _ = std::fs::remove_file(file.path());
+            let name = file.file_name().into_string().unwrap_or_default();
+            if found.is_empty() {
+                let _ = std::fs::remove_file(file.path());
+            }
+            // They stay until their flows have ended: this daemon may die too.
+            for (flow, of) in found {
+                journal.ended(&flow);
+                journal.needs(flow, &name);
+                journal.found.insert(flow, of);
+            }
         }
-        Ok((
-            Self {
-                directory,
-                files: BTreeMap::new(),
-                batch_of: BTreeMap::new(),
-            },
-            found,
-        ))
+        Ok(journal)
+    }
+
+    /// The flows of an earlier daemon.
+    pub fn flows(&self) -> Vec<Flow> {
+        self.found.keys().copied().collect()
+    }
+
+    /// Whether an earlier daemon wrote of this flow.
+    pub fn has(&self, flow: &Flow) -> bool {
+        self.found.contains_key(flow)
+    }
+
+    /// What an earlier daemon wrote of a flow.
+    pub fn take(&mut self, flow: &Flow) -> Journaled {
+        self.found.remove(flow).unwrap_or_default()
+    }
+
+    fn needs(&mut self, flow: Flow, file: &str) {
+        self.file_of.insert(flow, file.to_owned());
+        *self.files.entry(file.to_owned()).or_default() += 1;
     }
 
     /// Sockets were made for these flows.
@@ -67,10 +98,11 @@ impl Journal {
             blob: ByteBuf::from(of.static_state.to_vec()),
         });
         self.append(batch, entries);
+        let file = batch.to_string();
         for of in flows {
-            self.batch_of.insert(of.flow, batch);
+            self.ended(&of.flow);
+            self.needs(of.flow, &file);
         }
-        *self.files.entry(batch).or_default() += flows.len();
     }
 
     /// Their state came.
@@ -84,16 +116,16 @@ impl Journal {
 
     /// A flow needs the journal no more.
     pub fn ended(&mut self, flow: &Flow) {
-        let Some(batch) = self.batch_of.remove(flow) else {
+        let Some(file) = self.file_of.remove(flow) else {
             return;
         };
-        let Some(left) = self.files.get_mut(&batch) else {
+        let Some(left) = self.files.get_mut(&file) else {
             return;
         };
         *left -= 1;
         if *left == 0 {
-            self.files.remove(&batch);
-            let _ = std::fs::remove_file(self.path(batch));
+            let _ = std::fs::remove_file(self.directory.join(&file));
+            self.files.remove(&file);
         }
     }
 

@@ -1,194 +1,244 @@
-//! After a restart: flows that an earlier daemon left in the middle of a handoff.
+//! After a restart: what an earlier daemon left in the maps.
 //!
-//! The machine asks the holder what became of them. Their sockets are with the server programs, which come back by
-//! themselves and reclaim them; until then the machine's commands fail and are tried again.
+//! Flows in the middle of a handoff: the machine asks the holder what became of them, and commands what follows. Their
+//! sockets are with the server programs, which come back by themselves and reclaim them ([`super::reclaim`]), sooner or
+//! later than the holder's answer: what can be done without the socket is done at once, the rest when it comes.
 
-use std::os::fd::{AsFd, OwnedFd};
+use std::collections::BTreeSet;
 use std::time::Duration;
 
-use holdfast_api::app::{FromDaemon, ReclaimItem, StillWaiting};
 use holdfast_bpf::shared::{FlowState, FlowValue};
-use holdfast_proto::handoff::{RecoveredFlow, RecoveredRole};
-use holdfast_sys::tcp_repair;
-use holdfast_wire::{Flow, NodeId};
+use holdfast_proto::handoff::{FlowEpoch, RecoveredFlow, RecoveredRole};
+use holdfast_sys::sock_diag;
+use holdfast_wire::{Change, ChangeKind, Epoch, Flow, NodeId, Protocol};
 
-use super::acceptor::{Arrival, Socket};
-use super::blob::{DynamicBlob, StaticBlob, decode};
-use super::donor::Donation;
-use super::{Engine, flow_of, text_of};
-use crate::app::SessionId;
+use super::Engine;
+use super::donor::TOMBSTONE_S;
+use crate::dataplane::{Entry, monotonic_s};
 
-/// How long a server program has to come back for its flows.
+/// How long a server program has to come back for its flows, once it is known what became of them.
 const COME_BACK: Duration = Duration::from_secs(30);
+
+/// A flow that an earlier daemon left in the middle of a handoff, until its server program has come back for it.
+#[derive(Debug, Default)]
+pub struct Recovered {
+    /// Slot of the hold counters; 0 for a flow that was given.
+    pub slot: u32,
+    /// What became of it, once that is known.
+    pub verdict: Option<Verdict>,
+    /// Its program has it already, and will not reclaim it.
+    pub in_use: bool,
+    until: Option<Duration>,
+}
+
+/// What became of a recovered flow.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Verdict {
+    /// Given, and it stays.
+    Kept,
+    /// Given, and it went to the node of this name.
+    Gone {
+        /// Its name.
+        to: String,
+    },
+    /// Taken, and it is this node's at this epoch.
+    Ours(Epoch),
+    /// Taken, and it did not come.
+    Cancelled,
+}
 
 impl Engine {
     /// Tells the machine what the maps say.
     pub(super) fn recover(&mut self) {
-        let flows: Vec<RecoveredFlow> = self
+        let mut moving = Vec::new();
+        let mut changes = Vec::new();
+        for (flow, state, value) in self.dataplane.flows() {
+            if let Some(found) = recovered(&flow, state, &value) {
+                let slot = match found.role {
+                    RecoveredRole::Acceptor => self.hold_again(&found),
+                    _ => 0,
+                };
+                let of = Recovered {
+                    slot,
+                    ..Recovered::default()
+                };
+                self.recovered.insert(flow, of);
+                moving.push(found);
+            }
+            match state {
+                FlowState::Moved => self
+                    .tombstones
+                    .push_back((monotonic_s() + TOMBSTONE_S, flow)),
+                // The holder may not have heard of it. What it knows, it keeps.
+                FlowState::Owned | FlowState::Prepared => changes.push(Change {
+                    flow,
+                    kind: ChangeKind::Establish,
+                    epoch: value.epoch,
+                }),
+                _ => {}
+            }
+        }
+        changes.extend(self.closed_meanwhile());
+        let moving_flows: BTreeSet<Flow> = moving.iter().map(|of| of.flow).collect();
+        for flow in self.journal.flows() {
+            if !moving_flows.contains(&flow) {
+                self.journal.ended(&flow);
+            }
+        }
+        let now = self.now();
+        if !moving.is_empty() {
+            tracing::warn!(
+                flows = moving.len(),
+                "an earlier daemon left flows in the middle of a handoff"
+            );
+            self.machine.handle_recovered(now, moving);
+        }
+        if !changes.is_empty() {
+            self.machine.handle_changes(now, changes);
+        }
+    }
+
+    /// The slot that the earlier daemon gave may be given to another flow: takes one anew. Until it is known whether the
+    /// flow is ours, it says nothing, also if its hold was being flushed.
+    fn hold_again(&mut self, of: &RecoveredFlow) -> u32 {
+        let slot = self.slots.take().unwrap_or(0);
+        self.dataplane.programs.holds.reset(slot);
+        let entry = Entry {
+            flow: of.flow,
+            epoch: of.epoch,
+            peer: of.peer,
+            hold_slot: slot,
+        };
+        if let Err(error) = self.dataplane.set_flows(&[entry], FlowState::TransitIn) {
+            tracing::warn!(flow = %of.flow, %error, "its hold is another's");
+        }
+        slot
+    }
+
+    /// Removes flows that were closed while no daemon listened: those whose sockets are gone for good. The others follow
+    /// when the last packets of their connections cannot come any more.
+    fn closed_meanwhile(&mut self) -> Vec<Change> {
+        let closing: Vec<Flow> = self
             .dataplane
             .flows()
-            .iter()
-            .filter_map(|(flow, state, value)| recovered(flow, *state, value))
+            .into_iter()
+            .filter(|(flow, state, _)| {
+                *state == FlowState::Closing && flow.protocol == Protocol::Tcp
+            })
+            .map(|(flow, ..)| flow)
             .collect();
-        if flows.is_empty() {
-            return;
-        }
-        tracing::warn!(
-            flows = flows.len(),
-            "an earlier daemon left flows in the middle of a handoff"
-        );
-        let until = self.now() + COME_BACK;
-        self.recovered
-            .extend(flows.iter().map(|of| (of.flow, until)));
-        let now = self.now();
-        self.machine.handle_recovered(now, flows);
-    }
-
-    /// The answer to a command about a flow whose program is not here: wait for it if it may come back.
-    pub(super) fn awaited(&self, flow: &Flow) -> Result<(), String> {
-        match self.recovered.get(flow) {
-            Some(_) => Err("its server program has not come back yet".into()),
-            None => Ok(()),
-        }
-    }
-
-    pub(super) fn give_up_recovered(&mut self) {
-        let now = self.now();
-        self.recovered.retain(|flow, until| {
-            let wait = *until > now;
-            if !wait {
-                tracing::warn!(%flow, "its server program did not come back");
+        let ports: BTreeSet<u16> = closing.iter().map(|flow| flow.local.port()).collect();
+        let mut sockets = BTreeSet::new();
+        for port in ports {
+            match sock_diag::tcp_connections(None, port) {
+                Ok(found) => sockets.extend(found.into_iter().map(|of| (of.local, of.remote))),
+                Err(error) => {
+                    tracing::warn!(%error, "sockets cannot be listed");
+                    return Vec::new();
+                }
             }
-            wait
-        });
+        }
+        let gone = closing
+            .iter()
+            .filter(|flow| !sockets.contains(&(flow.local, flow.remote)));
+        gone.filter_map(|flow| self.removal(flow)).collect()
     }
 
-    /// A server program comes back with a flow that was on its way.
-    pub(super) fn reclaim(
-        &mut self,
-        session: SessionId,
-        item: ReclaimItem,
-        socket: Option<OwnedFd>,
-    ) {
-        let Some(flow) = flow_of(&item.flow) else {
+    /// What became of a flow is known. Whether its program has still to come back for it.
+    pub(super) fn decided(&mut self, flow: &Flow, verdict: Verdict) -> bool {
+        let until = self.now() + COME_BACK;
+        match self.recovered.get_mut(flow) {
+            Some(of) => {
+                of.verdict = Some(verdict);
+                of.until = Some(until);
+                true
+            }
+            None => false,
+        }
+    }
+
+    /// A recovered flow is ours, and its program has not reclaimed it.
+    pub(super) fn decided_ours(&mut self, of: &FlowEpoch) -> Result<(), String> {
+        if self.recovered.get(&of.flow).is_some_and(|of| of.in_use) {
+            return self.use_recovered(of);
+        }
+        self.decided(&of.flow, Verdict::Ours(of.epoch));
+        Ok(())
+    }
+
+    /// A program says that it has these flows in use.
+    pub(super) fn in_use(&mut self, flow: &Flow) {
+        let Some(of) = self.recovered.get_mut(flow) else {
             return;
         };
-        let state = self.dataplane.flow(&flow).map(|(state, _)| state);
-        match item.was {
-            StillWaiting::Donated { to } => self.reclaim_donated(session, flow, socket, state, &to),
-            StillWaiting::Incoming { id, received } => {
-                let arrival = (id, item.service, received);
-                self.reclaim_incoming(session, flow, socket, state, arrival);
+        of.in_use = true;
+        let verdict = of.verdict.clone();
+        match verdict {
+            Some(Verdict::Ours(epoch)) => {
+                let flow = *flow;
+                if let Err(error) = self.use_recovered(&FlowEpoch { flow, epoch }) {
+                    tracing::warn!(%flow, %error, "a flow that is ours stays silent");
+                }
             }
+            Some(_) => drop(self.recovered.remove(flow)),
+            None => {}
         }
     }
 
-    fn reclaim_donated(
-        &mut self,
-        session: SessionId,
-        flow: Flow,
-        socket: Option<OwnedFd>,
-        state: Option<FlowState>,
-        to: &str,
-    ) {
-        match state {
-            Some(FlowState::TransitOut | FlowState::Prepared) => {
-                let fixed = socket
-                    .as_ref()
-                    .and_then(|socket| tcp_repair::read_static(socket.as_fd()).ok());
-                let donation = Donation {
-                    session,
-                    socket,
-                    application: Vec::new(),
-                    fixed,
-                    out_of_order: Vec::new(),
-                    pieces: Vec::new(),
-                    unread: Some(Vec::new()),
-                    // The socket may be in repair mode: resuming it is harmless if it is not.
-                    frozen_at_ns: Some(0),
-                    queued: 0,
-                    in_doubt: false,
-                    told: false,
-                };
-                self.donations.insert(flow, donation);
-            }
-            Some(FlowState::Moved) => {
-                if let Some(Err(error)) = socket.map(|socket| tcp_repair::abandon(socket.as_fd())) {
-                    tracing::warn!(%flow, %error, "the socket of a moved flow could not be ended");
-                }
-                let gone = FromDaemon::Gone {
-                    flows: vec![text_of(&flow)],
-                    to: to.to_owned(),
-                };
-                self.tell(session, &gone, Vec::new());
-            }
-            // Nothing had been touched, or the flow has been given back already.
-            _ => {
-                if let Some(socket) = &socket
-                    && let Ok(fixed) = tcp_repair::read_static(socket.as_fd())
-                {
-                    let _ = tcp_repair::resume(socket.as_fd(), &fixed);
-                }
-                self.programs.has(session, flow);
-                let kept = FromDaemon::Kept {
-                    flows: vec![text_of(&flow)],
-                    reason: "the daemon restarted".into(),
-                };
-                self.tell(session, &kept, Vec::new());
-            }
+    /// The program was told to go before the earlier daemon died: nothing is missing but the entry.
+    fn use_recovered(&mut self, of: &FlowEpoch) -> Result<(), String> {
+        let entry = Entry {
+            flow: of.flow,
+            epoch: of.epoch,
+            peer: NodeId(0),
+            hold_slot: 0,
+        };
+        self.dataplane
+            .set_flows(&[entry], FlowState::Owned)
+            .map_err(|error| error.to_string())?;
+        if let Some(had) = self.recovered.remove(&of.flow) {
+            self.slots.give_back(had.slot);
         }
+        self.journal.ended(&of.flow);
+        Ok(())
     }
 
-    fn reclaim_incoming(
-        &mut self,
-        session: SessionId,
-        flow: Flow,
-        socket: Option<OwnedFd>,
-        state: Option<FlowState>,
-        (id, service, received): (u64, u32, bool),
-    ) {
-        match state {
-            Some(FlowState::TransitIn | FlowState::Flushing) => {
-                let journaled = self.journaled.remove(&flow).unwrap_or_default();
-                let fixed = decode::<StaticBlob>(&journaled.fixed)
-                    .ok()
-                    .and_then(|blob| blob.tcp);
-                let state: Option<DynamicBlob> = decode(&journaled.state).ok();
-                let socket = match (socket, &state) {
-                    (Some(socket), Some(_)) => Socket::Reclaimed(socket),
-                    (None, _) => Socket::Shared,
-                    // The state had not come, so the flow was not committed: there is nothing to keep.
-                    (Some(_), None) => Socket::Gone,
-                };
-                let arrival = Arrival {
-                    session,
-                    id,
-                    received,
-                    socket,
-                    fixed,
-                    state: state.unwrap_or_default(),
-                    slot: 0,
-                    held: Vec::new(),
-                    released: false,
-                };
-                self.arrivals.insert(flow, arrival);
-                self.arrival_ids.insert(id, (flow, service));
+    /// Flows whose programs did not come back are nobody's any more.
+    pub(super) fn give_up_recovered(&mut self) {
+        let now = self.now();
+        let late: Vec<Flow> = self
+            .recovered
+            .iter()
+            .filter(|(_, of)| of.until.is_some_and(|until| until <= now))
+            .map(|(flow, _)| *flow)
+            .collect();
+        let mut changes = Vec::new();
+        for flow in late {
+            let Some(of) = self.recovered.remove(&flow) else {
+                continue;
+            };
+            self.slots.give_back(of.slot);
+            self.journal.ended(&flow);
+            let is_ours = matches!(of.verdict, Some(Verdict::Kept | Verdict::Ours(_)));
+            if !is_ours || self.programs.owner(&flow).is_some() {
+                continue;
             }
-            Some(FlowState::Owned | FlowState::Prepared | FlowState::Closing) => {
-                self.programs.has(session, flow);
-                self.tell(session, &FromDaemon::Go { ids: vec![id] }, Vec::new());
+            tracing::warn!(%flow, "its server program did not come back");
+            let epoch = match of.verdict {
+                Some(Verdict::Ours(epoch)) => Some(epoch),
+                _ => self.dataplane.flow(&flow).map(|(_, value)| value.epoch),
+            };
+            if let Err(error) = self.dataplane.forget(&flow) {
+                tracing::warn!(%flow, %error, "it stays in the table");
             }
-            _ => {
-                let reason = "the daemon restarted before it had moved".to_owned();
-                self.tell(
-                    session,
-                    &FromDaemon::Cancel {
-                        ids: vec![id],
-                        reason,
-                    },
-                    Vec::new(),
-                );
-            }
+            changes.extend(epoch.map(|epoch| Change {
+                flow,
+                kind: ChangeKind::Remove,
+                epoch,
+            }));
+        }
+        if !changes.is_empty() {
+            self.machine.handle_changes(now, changes);
         }
     }
 }

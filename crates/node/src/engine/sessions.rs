@@ -112,6 +112,7 @@ impl Engine {
             ToDaemon::Accepted { flows, .. } => {
                 for flow in flows.iter().filter_map(flow_of) {
                     self.programs.has(session, flow);
+                    self.in_use(&flow);
                 }
             }
             ToDaemon::Closed { flows } => {

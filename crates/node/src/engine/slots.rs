@@ -23,6 +23,11 @@ impl Slots {
         self.free.pop_front()
     }
 
+    /// How many are in use.
+    pub fn in_use(&self) -> usize {
+        (MAX_HOLD_SLOTS as usize - 1).saturating_sub(self.free.len())
+    }
+
     /// A slot whose flow has been flushed or given up.
     pub fn give_back(&mut self, slot: u32) {
         if slot != 0 {

@@ -37,6 +37,9 @@ impl Engine {
             self.sweep(now_s);
         }
         self.give_up_recovered();
+        self.metrics
+            .set_in_transit(self.donations.len(), self.arrivals.len());
+        self.metrics.set_hold_slots(self.slots.in_use());
         self.give_up_asked();
         for (name, count) in self.dataplane.programs.counters() {
             if let Some(reason) = name.strip_prefix("drop_") {

@@ -1,0 +1,48 @@
+//! Who spoke for each connection, as the client's interface saw it.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+
+use holdfast_bench::capture::Segment;
+use holdfast_bench::cluster::Cluster;
+use holdfast_lab::Kind;
+
+/// The nodes that spoke for a connection, in order, each as often as it began to.
+pub type Speakers = BTreeMap<SocketAddr, Vec<String>>;
+
+/// Sorts what the service sent by client. A node speaks where its link address is the source: on one segment nothing is
+/// between it and the client. Resets are told apart.
+pub fn speakers(cluster: &Cluster, service: SocketAddr, segments: &[Segment]) -> Speakers {
+    let nodes: BTreeMap<[u8; 6], &str> = cluster
+        .lab()
+        .hosts()
+        .iter()
+        .filter(|host| host.kind == Kind::Node)
+        .map(|host| (host.mac.0, host.name.as_str()))
+        .collect();
+    let mut speakers = Speakers::new();
+    for segment in segments.iter().filter(|segment| segment.from == service) {
+        let node = nodes.get(&segment.link).copied().unwrap_or("a stranger");
+        let speaker = match segment.rst {
+            true => format!("{node} with a reset"),
+            false => node.to_owned(),
+        };
+        let of = speakers.entry(segment.to).or_default();
+        if of.last() != Some(&speaker) {
+            of.push(speaker);
+        }
+    }
+    speakers
+}
+
+/// A connection may have passed from the first of `way` towards the last, never back: the donor before the acceptor,
+/// and only the node that has it in the end last.
+pub fn violations(speakers: &Speakers, way: &[&str]) -> Vec<String> {
+    let wrong = speakers.iter().filter(|(_, of)| {
+        let mut rest = way.iter();
+        !of.iter().all(|speaker| rest.any(|node| node == speaker))
+    });
+    wrong
+        .map(|(client, of)| format!("{client}: {} spoke", of.join(", then ")))
+        .collect()
+}

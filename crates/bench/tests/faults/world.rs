@@ -1,0 +1,308 @@
+//! A group with busy connections, and the ways to disturb it and to see that it is well.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use holdfast_api::Drain;
+use holdfast_api::control::{
+    FlowEntry, FlowFilter, FlowOutcome, FlowQuery, FlowState, HandoffRequest, HandoffState,
+    Selection,
+};
+use holdfast_bench::capture::{Capture, Segment, segments};
+use holdfast_bench::cluster::{Cluster, ClusterSpec, Family, Program};
+use holdfast_bench::load::{Load, connect};
+
+/// Busy connections.
+pub const CONNECTIONS: usize = 64;
+
+/// The node that has them at the beginning of a case, and the one that they go to.
+pub const DONOR: &str = "n2";
+pub const ACCEPTOR: &str = "n3";
+
+/// The contact node, which keeps the steering table; in the end everything goes there and back.
+pub const HOLDER: &str = "n1";
+
+const PORT: u16 = 7;
+
+/// Whatever is waited for; the machine may be very busy.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// How often is looked.
+const LOOK: Duration = Duration::from_millis(20);
+
+/// Answers each connection must have had before all counts as well.
+const TURNS: u64 = 3;
+
+/// See the module's text.
+pub struct World {
+    pub cluster: Cluster,
+    pub load: Load,
+    pub service: SocketAddr,
+    /// Descriptors of each daemon and server program, without connections.
+    idle: BTreeMap<String, (usize, usize)>,
+}
+
+impl World {
+    /// Brings everything up, all connections at the donor.
+    pub fn up(name: &str) -> Result<Self> {
+        let name = format!("f-{name}-{}", std::process::id());
+        let mut spec = ClusterSpec::new(name).program(Program::Echo { port: PORT });
+        for service in &mut spec.services {
+            service.weights = [(HOLDER, 0), (DONOR, 1), (ACCEPTOR, 0)]
+                .map(|(node, weight)| (node.to_owned(), weight))
+                .into();
+        }
+        spec.daemon_environment = [("HOLDFAST_TEST_FAULTS".into(), "1".into())].into();
+        spec.program_log = "warn".into();
+        let cluster = Cluster::up(spec)?;
+        let service = SocketAddr::new(cluster.service_address(Family::V4), PORT);
+        let idle = descriptors(&cluster)?;
+        let streams = connect(cluster.lab(), "c1", service, CONNECTIONS)?;
+        let load = Load::start(streams, Duration::from_millis(50))?;
+        let world = Self {
+            cluster,
+            load,
+            service,
+            idle,
+        };
+        world.settle()?;
+        Ok(world)
+    }
+
+    /// All flows a node knows.
+    pub fn flows(&self, node: &str) -> Result<Vec<FlowEntry>> {
+        let query = FlowQuery {
+            limit: Some(1_000_000),
+            ..FlowQuery::default()
+        };
+        let control = self.cluster.control_blocking(node)?;
+        Ok(control
+            .run(async |client| client.flows(&query).await)?
+            .flows)
+    }
+
+    /// What the holder says of each connection: its owner, or none while it is in transit.
+    pub fn owners(&self) -> Result<BTreeMap<SocketAddr, Option<String>>> {
+        let flows = self.flows(HOLDER)?.into_iter();
+        let owner = |entry: FlowEntry| match entry.state {
+            FlowState::Owned { owner } => (entry.flow.remote(), Some(owner)),
+            FlowState::Transit { .. } => (entry.flow.remote(), None),
+        };
+        Ok(flows.map(owner).collect())
+    }
+
+    /// Waits until all is well: daemons and programs connected, nothing in transit anywhere, and each connection busy.
+    pub fn settle(&self) -> Result<()> {
+        self.cluster.wait_ready()?;
+        self.wait(|| self.unsettled())?;
+        let before: Vec<u64> = self.load.members().iter().map(|m| m.turns()).collect();
+        self.wait(|| {
+            let members = self.load.members().iter().zip(&before);
+            let silent = members.filter(|(member, before)| member.turns() < *before + TURNS);
+            let silent: Vec<String> = silent.map(|(m, _)| m.client.to_string()).collect();
+            Ok((!silent.is_empty()).then(|| format!("silent: {}", silent.join(", "))))
+        })?;
+        let wrong = self.load.compared.wrong.load(Ordering::Relaxed);
+        if wrong > 0 {
+            bail!("{wrong} bytes differ");
+        }
+        Ok(())
+    }
+
+    fn unsettled(&self) -> Result<Option<String>> {
+        let mut owned = 0;
+        for node in self.cluster.nodes() {
+            for entry in self.flows(&node)? {
+                match &entry.state {
+                    FlowState::Transit { .. } => {
+                        return Ok(Some(format!("{} is in transit at {node}", entry.flow)));
+                    }
+                    FlowState::Owned { owner } => owned += usize::from(*owner == node),
+                }
+            }
+        }
+        // The holder lists the flows of all; the others must agree with it.
+        let at_holder = self.owners()?;
+        let elsewhere = at_holder
+            .values()
+            .filter(|owner| owner.as_deref() != Some(HOLDER));
+        let expected = at_holder.len() - elsewhere.count();
+        let others = owned.abs_diff(expected);
+        Ok(match at_holder.len() {
+            CONNECTIONS if others + expected == CONNECTIONS => None,
+            count => Some(format!(
+                "the holder knows {count} connections; all owners together have {owned}"
+            )),
+        })
+    }
+
+    /// Looks until `lacks` has nothing to say.
+    pub fn wait(&self, lacks: impl Fn() -> Result<Option<String>>) -> Result<()> {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            let problem = match lacks() {
+                Ok(None) => return Ok(()),
+                Ok(Some(problem)) => problem,
+                Err(error) => format!("{error:#}"),
+            };
+            let broken: Vec<_> = self
+                .load
+                .members()
+                .iter()
+                .filter(|member| member.is_broken())
+                .map(|member| member.client.to_string())
+                .collect();
+            if !broken.is_empty() {
+                bail!("broken: {} ({problem})", broken.join(", "));
+            }
+            if Instant::now() > deadline {
+                bail!("after {PATIENCE:?}: {problem}");
+            }
+            std::thread::sleep(LOOK);
+        }
+    }
+
+    /// Asks a node to hand everything it has to another. Nobody waits for the end.
+    pub fn start_handoff(&self, from: &str, to: &str) -> Result<u64> {
+        let request = HandoffRequest {
+            selection: Selection::AllOf(FlowFilter::default()),
+            to: to.to_owned(),
+            drain: Drain::None,
+        };
+        let control = self.cluster.control_blocking(from)?;
+        Ok(control
+            .run(async |client| client.hand_off(&request).await)?
+            .id)
+    }
+
+    /// Hands everything from one node to another; all of it must go.
+    pub fn hand_over(&self, from: &str, to: &str) -> Result<()> {
+        let id = self.start_handoff(from, to)?;
+        let control = self.cluster.control_blocking(from)?;
+        self.wait(|| {
+            let status = control.run(async |client| client.handoff(id).await)?;
+            let ended = status.summary.state == HandoffState::Finished;
+            Ok((!ended).then(|| format!("the handoff from {from} to {to} does not end")))
+        })?;
+        let status = control.run(async |client| client.handoff(id).await)?;
+        for result in &status.results {
+            if let FlowOutcome::Kept { reason } = &result.outcome {
+                bail!("{} stayed at {from}: {reason}", result.flow);
+            }
+        }
+        Ok(())
+    }
+
+    /// Brings everything to one node.
+    pub fn gather(&self, to: &str) -> Result<()> {
+        let owners = self.owners()?;
+        for from in self.cluster.nodes() {
+            let has = owners.values().flatten().any(|owner| *owner == from);
+            if from != to && has {
+                self.hand_over(&from, to)?;
+            }
+        }
+        let owners = self.owners()?;
+        let there = |owner: &Option<String>| owner.as_deref() == Some(to);
+        if owners.len() != CONNECTIONS || !owners.values().all(there) {
+            bail!("not everything is at {to}: {owners:?}");
+        }
+        Ok(())
+    }
+
+    /// Sets a fault for a node's daemon.
+    pub fn set_fault(&self, node: &str, text: &str) -> Result<()> {
+        let file = self.fault_file(node)?;
+        std::fs::write(&file, text).with_context(|| format!("write {}", file.display()))
+    }
+
+    /// Waits until a fault has happened.
+    pub fn wait_fault(&self, node: &str) -> Result<()> {
+        let file = self.fault_file(node)?;
+        self.wait(|| {
+            Ok(file
+                .exists()
+                .then(|| format!("{node} never came to the fault")))
+        })
+    }
+
+    fn fault_file(&self, node: &str) -> Result<PathBuf> {
+        self.cluster.run_file(node, "fault")
+    }
+
+    /// Begins to record what the client's interface sees.
+    pub fn capture(&self, name: &str) -> Result<Capture<'_>> {
+        let file = self.cluster.directory().join(format!("{name}.pcap"));
+        let filter = format!("tcp port {PORT}");
+        Capture::start(self.cluster.lab(), "c1", &filter, &file)
+    }
+
+    /// Waits until nothing is left of what was on its way: no descriptors too many, no files.
+    pub fn nothing_is_left(&self) -> Result<()> {
+        self.wait(|| {
+            let owners = self.owners()?;
+            for (node, (daemon, program)) in descriptors(&self.cluster)? {
+                let (daemon_idle, program_idle) = self.idle[&node];
+                let has = |owner: &&Option<String>| owner.as_ref() == Some(&node);
+                let flows = owners.values().filter(has).count();
+                if daemon > daemon_idle {
+                    return Ok(Some(format!(
+                        "the daemon of {node} has {daemon} sockets, {daemon_idle} at first"
+                    )));
+                }
+                if program != program_idle + flows {
+                    return Ok(Some(format!(
+                        "the program on {node} has {program} sockets: {program_idle} at first, and {flows} connections"
+                    )));
+                }
+                let journal = self.cluster.run_file(&node, "arrivals")?;
+                let left = std::fs::read_dir(&journal)?.count();
+                if left > 0 {
+                    return Ok(Some(format!("{left} files in {}", journal.display())));
+                }
+                let control = self.cluster.control_blocking(&node)?;
+                let text = control.run(async |client| client.metrics().await)?;
+                let busy = |line: &&str| {
+                    line.starts_with("holdfast_hold_slots ")
+                        || line.starts_with("holdfast_flows_in_transit{")
+                };
+                if let Some(line) = text
+                    .lines()
+                    .filter(busy)
+                    .find(|line| !line.ends_with(" 0"))
+                {
+                    return Ok(Some(format!("{node}: {line}")));
+                }
+            }
+            Ok(None)
+        })
+    }
+}
+
+/// The TCP segments of a recording.
+pub fn recorded(capture: Capture<'_>) -> Result<Vec<Segment>> {
+    segments(&capture.finish()?.file)
+}
+
+/// How many sockets each node's daemon and server program have open.
+fn descriptors(cluster: &Cluster) -> Result<BTreeMap<String, (usize, usize)>> {
+    let count = |pid: Option<i32>| -> Result<usize> {
+        let pid = pid.context("a daemon or program is down")?;
+        let files = std::fs::read_dir(format!("/proc/{pid}/fd"))?.flatten();
+        let is_socket = |path: PathBuf| path.to_string_lossy().starts_with("socket:");
+        Ok(files
+            .filter_map(|file| std::fs::read_link(file.path()).ok())
+            .filter(|path| is_socket(path.clone()))
+            .count())
+    };
+    let each = cluster.nodes().into_iter().map(|node| {
+        let daemon = count(cluster.daemon_pid(&node)?)?;
+        let program = count(cluster.program_pid(&node, "echo")?)?;
+        Ok((node, (daemon, program)))
+    });
+    each.collect()
+}
