@@ -154,8 +154,7 @@ fn assemble(config: Config) -> Result<(Engine, Inputs), SetupError> {
         .map_err(system("the socket of server programs"))?;
     let control =
         ControlServer::bind(&config, metrics.clone()).map_err(system("the control socket"))?;
-    let journal =
-        Journal::open(&config.node.run_dir).map_err(system("the journal of arrivals"))?;
+    let journal = Journal::open(&config.node.run_dir).map_err(system("the journal of arrivals"))?;
     let run_dir = config.node.run_dir.clone();
     let holder = config
         .is_holder()
@@ -346,82 +345,4 @@ fn add_addresses(config: &Config, interface: &Interface) -> Result<(), SetupErro
             .map_err(system(format!("service address {address}")))?;
     }
     Ok(())
-}
-
-async fn run(
-    mut engine: Engine,
-    mut inputs: Inputs,
-    events: holdfast_bpf::Events<'_>,
-    kernel_events: std::rc::Rc<std::cell::RefCell<Vec<KernelEvent>>>,
-) -> Result<(), SetupError> {
-    let kernel_ready = watch(events.as_fd(), "waiting for kernel events")?;
-    let hold_ready = watch(engine.hold.as_fd(), "waiting for the hold")?;
-    let mut second = tokio::time::interval(Duration::from_secs(1));
-    second.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-    let mut stop = Stop::new().map_err(system("signals"))?;
-    loop {
-        let wake = engine.next_wake();
-        tokio::select! {
-            biased;
-            event = inputs.peers.recv() => {
-                engine.handle_peer(event);
-                while let Some(event) = inputs.peers.try_recv() {
-                    engine.handle_peer(event);
-                }
-            }
-            event = engine.apps.recv() => engine.handle_app(event),
-            _ = kernel_ready.readable() => events.consume(),
-            _ = hold_ready.readable() => engine.read_hold(),
-            request = inputs.control.recv() => engine.handle_control(request),
-            () = sleep_until(wake) => engine.handle_time(),
-            _ = second.tick() => engine.upkeep(),
-            () = stop.recv() => break,
-            () = tokio::task::yield_now(), if engine.work.is_waiting() => engine.work_a_slice(),
-        }
-        let told = std::mem::take(&mut *kernel_events.borrow_mut());
-        if !told.is_empty() {
-            engine.handle_kernel(&told);
-        }
-        engine.pump();
-    }
-    // Filters, maps and addresses stay: flows go on without a daemon, and its successor adopts them.
-    engine.peers.shutdown();
-    Ok(())
-}
-
-fn watch(descriptor: BorrowedFd<'_>, what: &str) -> Result<Watch, SetupError> {
-    descriptor
-        .try_clone_to_owned()
-        .and_then(Watch::new)
-        .map_err(system(what))
-}
-
-async fn sleep_until(wake: Option<Instant>) {
-    match wake {
-        Some(wake) => tokio::time::sleep_until(wake.into()).await,
-        None => std::future::pending().await,
-    }
-}
-
-/// SIGTERM and SIGINT.
-struct Stop {
-    terminate: tokio::signal::unix::Signal,
-    interrupt: tokio::signal::unix::Signal,
-}
-
-impl Stop {
-    fn new() -> std::io::Result<Self> {
-        use tokio::signal::unix::{SignalKind, signal};
-        Ok(Self {
-            terminate: signal(SignalKind::terminate())?,
-            interrupt: signal(SignalKind::interrupt())?,
-        })
-    }
-
-    async fn recv(&mut self) {
-        tokio::select! {
-            _ = self.terminate.recv() => {}
-            _ = self.interrupt.recv() => {}
-        }
-    }
 }
