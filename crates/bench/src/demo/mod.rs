@@ -5,6 +5,7 @@ mod round;
 mod screen;
 mod source;
 mod spec;
+mod text;
 mod transfer;
 mod verdict;
 

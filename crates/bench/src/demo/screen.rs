@@ -5,7 +5,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
 use super::report::median;
-use super::{Event, Handoff, Report};
+use super::{Event, Handoff};
 
 /// Columns of the bar that shows how much has arrived.
 const BAR: usize = 40;
@@ -223,90 +223,5 @@ pub fn megabytes(bytes: u64) -> String {
     match bytes {
         0x4000_0000.. => format!("{:.2} GiB", bytes as f64 / f64::from(1 << 30)),
         _ => format!("{:.1} MiB", bytes as f64 / f64::from(1 << 20)),
-    }
-}
-
-impl Report {
-    /// The report for people, many lines.
-    pub fn text(&self) -> String {
-        let equal = self.sha256_arrived == self.sha256_source;
-        let (wire, control) = (&self.wire, &self.control);
-        let pair = |median: Option<f64>, max: Option<f64>| match (median, max) {
-            (Some(median), Some(max)) => format!("median {median:.0} us, longest {max:.0} us"),
-            _ => "not measured".into(),
-        };
-        let both = |direction: &dyn Fn(&crate::capture::Connection) -> String| {
-            format!(
-                "{}   (control run: {})",
-                direction(&wire.connection),
-                direction(&control.connection)
-            )
-        };
-        let again = |d: &crate::capture::Direction| format!("{}", d.retransmitted + d.late);
-        let rows = [
-            (
-                "arrived",
-                format!("{} in {:.1} s", megabytes(self.bytes), self.transfer_s),
-            ),
-            ("sha256 of the source", self.sha256_source.clone()),
-            (
-                "sha256 of what arrived",
-                format!(
-                    "{}   {}",
-                    self.sha256_arrived,
-                    if equal { "equal" } else { "DIFFERENT" }
-                ),
-            ),
-            (
-                "handoffs",
-                format!("{} over {} nodes", self.handoffs.len(), self.spec.nodes),
-            ),
-            ("freeze", pair(self.freeze_us_median, self.freeze_us_max)),
-            (
-                "gap seen by the client",
-                pair(self.client_gap_us_median, self.client_gap_us_max),
-            ),
-            (
-                "longest gap without handoffs",
-                format!("{:.0} us", control.data_gap_us_max.unwrap_or(0.0)),
-            ),
-            (
-                "SYNs",
-                format!("{}   (control run: {})", wire.syns, control.syns),
-            ),
-            (
-                "resets",
-                format!("{}   (control run: {})", wire.resets, control.resets),
-            ),
-            ("sent again to the client", both(&|c| again(&c.to_client))),
-            ("sent again to the server", both(&|c| again(&c.to_server))),
-            (
-                "tail-loss probes of the client",
-                format!(
-                    "{}   (control run: {})",
-                    wire.client_probes, control.client_probes
-                ),
-            ),
-        ];
-        let mut text: String = rows
-            .iter()
-            .map(|(name, value)| format!("{name:<32}{value}\n"))
-            .collect();
-        if !self.kept.is_empty() {
-            text += &format!(
-                "{:<32}{} times: {}\n",
-                "stayed where it was",
-                self.kept.len(),
-                self.kept[0]
-            );
-        }
-        text += &format!("{:<32}{:.1} s\n", "all in all", self.total_s);
-        for problem in &self.problems {
-            text += &format!("NOT AS PROMISED: {problem}\n");
-        }
-        if self.passed {
-            text += "As promised: the client noticed nothing.\n";
-        }
-        text
     }
 }

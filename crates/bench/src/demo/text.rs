@@ -1,0 +1,96 @@
+//! The report, for people.
+
+use super::{Report, megabytes};
+use crate::capture::{Connection, Direction};
+
+type Rows = Vec<(&'static str, String)>;
+
+impl Report {
+    /// The report for people, many lines.
+    pub fn text(&self) -> String {
+        let rows = [self.arrival(), self.times(), self.packets()];
+        let rows = rows.iter().flatten();
+        let mut text: String = rows
+            .map(|(name, value)| format!("{name:<32}{value}\n"))
+            .collect();
+        for problem in &self.problems {
+            text += &format!("NOT AS PROMISED: {problem}\n");
+        }
+        if self.passed {
+            text += "As promised: the client noticed nothing.\n";
+        }
+        text
+    }
+
+    fn arrival(&self) -> Rows {
+        let equal = self.sha256_arrived == self.sha256_source;
+        let equal = if equal { "equal" } else { "DIFFERENT" };
+        let arrived = format!("{} in {:.1} s", megabytes(self.bytes), self.transfer_s);
+        let handoffs = format!("{} over {} nodes", self.handoffs.len(), self.spec.nodes);
+        let mut rows = vec![
+            ("arrived", arrived),
+            ("sha256 of the source", self.sha256_source.clone()),
+            (
+                "sha256 of what arrived",
+                format!("{}   {equal}", self.sha256_arrived),
+            ),
+            ("handoffs", handoffs),
+        ];
+        if let Some(reason) = self.kept.first() {
+            rows.push((
+                "stayed where it was",
+                format!("{} times: {reason}", self.kept.len()),
+            ));
+        }
+        rows
+    }
+
+    fn times(&self) -> Rows {
+        let pair = |median: Option<f64>, max: Option<f64>| match (median, max) {
+            (Some(median), Some(max)) => format!("median {median:.0} us, longest {max:.0} us"),
+            _ => "not measured".into(),
+        };
+        let undisturbed = self.control.data_gap_us_max.unwrap_or(0.0);
+        vec![
+            ("freeze", pair(self.freeze_us_median, self.freeze_us_max)),
+            (
+                "gap seen by the client",
+                pair(self.client_gap_us_median, self.client_gap_us_max),
+            ),
+            (
+                "longest gap without handoffs",
+                format!("{undisturbed:.0} us"),
+            ),
+            ("all in all", format!("{:.1} s", self.total_s)),
+        ]
+    }
+
+    fn packets(&self) -> Rows {
+        let (wire, control) = (&self.wire, &self.control);
+        let beside = |seen: u64, undisturbed: u64| format!("{seen}   (control run: {undisturbed})");
+        let again = |direction: &Direction| direction.retransmitted + direction.late;
+        let both = |count: &dyn Fn(&Connection) -> u64| {
+            beside(count(&wire.connection), count(&control.connection))
+        };
+        vec![
+            ("SYNs", beside(wire.syns, control.syns)),
+            ("resets", beside(wire.resets, control.resets)),
+            (
+                "sent again to the client",
+                both(&|seen| again(&seen.to_client)),
+            ),
+            (
+                "sent again to the server",
+                both(&|seen| again(&seen.to_server)),
+            ),
+            (
+                "tail-loss probes of the client",
+                both(&|seen| seen.to_server.tail_loss_probes),
+            ),
+            (
+                "tail-loss probes of the server",
+                both(&|seen| seen.to_client.tail_loss_probes),
+            ),
+        ]
+    }
+}
