@@ -1,35 +1,31 @@
 //! Start-up: from the configuration to a node whose filters are attached and whose channels are open.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
-use std::net::IpAddr;
-use std::os::fd::{AsFd, BorrowedFd};
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use holdfast_api::control::HandoffCounts;
-use holdfast_bpf::shared::{
-    Config as MapConfig, Event as KernelEvent, REACH_BROADCAST, REACH_STEER,
-};
+use holdfast_bpf::shared::Event as KernelEvent;
 use holdfast_proto::handoff::{Config as MachineConfig, Handoff};
 use holdfast_sys::caps::{Capability, keep_only, missing};
-use holdfast_sys::net::{self, Interface};
-use holdfast_sys::sysctl;
+use holdfast_sys::net::Interface;
 use holdfast_sys::tcp_repair::{Preparer, StaticReader};
-use holdfast_sys::watch::Watch;
 
 use super::Engine;
 use super::congestion::Congestion;
 use super::faults::Faults;
 use super::holder::Holder;
 use super::journal::Journal;
+use super::network::{add_addresses, configure};
 use super::operations::Operations;
 use super::programs::Programs;
+use super::run::{Inputs, run};
 use super::slots::Slots;
 use super::work::Work;
 use crate::app::AppServer;
-use crate::channel::{Channel, Options, PeerEvents};
-use crate::config::{Config, Reach};
+use crate::channel::{Channel, Options};
+use crate::config::Config;
 use crate::control::ControlServer;
-use crate::dataplane::{Dataplane, Hold, NodePath};
+use crate::dataplane::{Dataplane, Hold};
 use crate::metrics::Metrics;
 use crate::tls::Tls;
 
@@ -44,9 +40,6 @@ pub const CAPABILITIES: [Capability; 5] = [
 
 /// 2020-01-01, seconds since 1970.
 const YEAR_2020: u64 = 1_577_836_800;
-
-/// How long a neighbour may take to answer at start; later it is asked again.
-const NEIGHBOUR_PATIENCE: Duration = Duration::from_millis(300);
 
 /// The node cannot start.
 #[derive(Debug, thiserror::Error)]
@@ -69,19 +62,13 @@ pub enum SetupError {
     Other(#[from] Box<dyn std::error::Error>),
 }
 
-fn system(what: impl Into<String>) -> impl FnOnce(std::io::Error) -> SetupError {
+pub(super) fn system(what: impl Into<String>) -> impl FnOnce(std::io::Error) -> SetupError {
     let what = what.into();
     move |source| SetupError::System { what, source }
 }
 
-fn other(error: impl std::error::Error + 'static) -> SetupError {
+pub(super) fn other(error: impl std::error::Error + 'static) -> SetupError {
     SetupError::Other(Box::new(error))
-}
-
-/// Everything the event loop waits for.
-struct Inputs {
-    peers: PeerEvents,
-    control: ControlServer,
 }
 
 /// Runs the node until it is told to stop. Call within a `LocalSet`.
@@ -123,21 +110,7 @@ fn assemble(config: Config) -> Result<(Engine, Inputs), SetupError> {
         "interface {} (node.interface)",
         config.node.interface
     )))?;
-    let mut dataplane = Dataplane::load(&config.node.bpffs, config.node.capacity).map_err(other)?;
-    let hold = Hold::new("hf-hold").map_err(other)?;
-    configure(&config, &interface, &hold, &mut dataplane, false)?;
-    // Filters first, addresses after: from the first packet on, what is not ours never reaches the stack.
-    dataplane
-        .programs
-        .attach_interface(interface.index, true)
-        .map_err(other)?;
-    dataplane
-        .programs
-        .attach_cgroup(&config.node.cgroup().map_err(other)?)
-        .map_err(other)?;
-    add_addresses(&config, &interface)?;
-    configure(&config, &interface, &hold, &mut dataplane, true)?;
-
+    let (dataplane, hold) = attach(&config, &interface)?;
     let now = SystemTime::now()
         .duration_since(UNIX_EPOCH)
         .unwrap_or_default();
@@ -217,6 +190,24 @@ fn assemble(config: Config) -> Result<(Engine, Inputs), SetupError> {
     ))
 }
 
+/// Filters first, addresses after: from the first packet on, what is not ours never reaches the stack.
+fn attach(config: &Config, interface: &Interface) -> Result<(Dataplane, Hold), SetupError> {
+    let mut dataplane = Dataplane::load(&config.node.bpffs, config.node.capacity).map_err(other)?;
+    let hold = Hold::new("hf-hold").map_err(other)?;
+    configure(config, interface, &hold, &mut dataplane, false)?;
+    dataplane
+        .programs
+        .attach_interface(interface.index, true)
+        .map_err(other)?;
+    dataplane
+        .programs
+        .attach_cgroup(&config.node.cgroup().map_err(other)?)
+        .map_err(other)?;
+    add_addresses(config, interface)?;
+    configure(config, interface, &hold, &mut dataplane, true)?;
+    Ok((dataplane, hold))
+}
+
 /// Set by tests of handoffs between hosts whose TCP clocks differ.
 fn clock_shift() -> Option<u32> {
     let ticks = std::env::var("HOLDFAST_TEST_CLOCK_SHIFT")
@@ -228,121 +219,4 @@ fn clock_shift() -> Option<u32> {
         "TCP clocks of connections given away run ahead, for a test"
     );
     Some(ticks)
-}
-
-fn configure(
-    config: &Config,
-    interface: &Interface,
-    hold: &Hold,
-    dataplane: &mut Dataplane,
-    ready: bool,
-) -> Result<(), SetupError> {
-    let paths = paths(config, interface);
-    for (id, path) in &paths {
-        dataplane.set_node(*id, path).map_err(other)?;
-    }
-    if ready {
-        for (index, service) in (0u16..).zip(&config.services) {
-            dataplane.set_service(index, service).map_err(other)?;
-        }
-    }
-    let outer = paths
-        .iter()
-        .filter(|(_, path)| path.routed)
-        .map(|(_, path)| header(path.address))
-        .max();
-    let clamp =
-        |headers: u16| outer.map_or(0, |outer| mtu(interface).saturating_sub(outer + headers));
-    let (reach, shared_link) = match config.group.reach {
-        Reach::Steer => (REACH_STEER, [0; 6]),
-        Reach::Broadcast { shared_mac } => (REACH_BROADCAST, shared_mac),
-    };
-    let map = MapConfig {
-        own_id: config.node.id.0,
-        reach,
-        holder: u8::from(config.is_holder()),
-        hold_ifindex: hold.ifindex(),
-        mss_clamp_v4: clamp(40),
-        mss_clamp_v6: clamp(60),
-        mtu: mtu(interface),
-        shared_link,
-        ready: u32::from(ready),
-    };
-    dataplane.programs.set_config(&map).map_err(other)
-}
-
-fn mtu(interface: &Interface) -> u16 {
-    u16::try_from(interface.mtu).unwrap_or(u16::MAX)
-}
-
-/// Bytes of an outer header.
-fn header(address: IpAddr) -> u16 {
-    if address.is_ipv6() { 40 } else { 20 }
-}
-
-/// How each node is reached; a node that does not answer yet is found later.
-pub(super) fn paths(
-    config: &Config,
-    interface: &Interface,
-) -> Vec<(holdfast_wire::NodeId, NodePath)> {
-    let own = NodePath {
-        address: config.node.address,
-        link: interface.mac,
-        own_link: interface.mac,
-        ifindex: interface.index,
-        routed: false,
-    };
-    let peers = config
-        .peers
-        .iter()
-        .filter_map(|peer| match path_to(peer.address.ip()) {
-            Ok(path) => Some((peer.id, path)),
-            Err(error) => {
-                tracing::debug!(peer = peer.name, %error, "not reached yet");
-                None
-            }
-        });
-    std::iter::once((config.node.id, own))
-        .chain(peers)
-        .collect()
-}
-
-fn path_to(address: IpAddr) -> std::io::Result<NodePath> {
-    let route = net::route_to(address)?;
-    let next = route.gateway.unwrap_or(address);
-    let link = net::resolve_neighbour(route.interface, next, NEIGHBOUR_PATIENCE)?;
-    let own = Interface::by_index(route.interface)?;
-    Ok(NodePath {
-        address,
-        link,
-        own_link: own.mac,
-        ifindex: route.interface,
-        routed: route.gateway.is_some(),
-    })
-}
-
-/// The holder has the service addresses on its interface and answers for them; the others have them where nobody asks.
-fn add_addresses(config: &Config, interface: &Interface) -> Result<(), SetupError> {
-    let name = &config.node.interface;
-    for (setting, value) in [("arp_ignore", "1"), ("arp_announce", "2")] {
-        sysctl::write(&format!("net/ipv4/conf/{name}/{setting}"), value)
-            .map_err(system(format!("net.ipv4.conf.{name}.{setting}")))?;
-    }
-    let here = config.is_holder() && config.group.reach == Reach::Steer;
-    let on = if here {
-        interface.index
-    } else {
-        Interface::find("lo").map_err(system("lo"))?.index
-    };
-    let addresses: BTreeSet<IpAddr> = config
-        .services
-        .iter()
-        .map(|service| service.address.ip())
-        .collect();
-    for address in addresses {
-        let prefix = if address.is_ipv6() { 128 } else { 32 };
-        net::add_address(on, address, prefix)
-            .map_err(system(format!("service address {address}")))?;
-    }
-    Ok(())
 }

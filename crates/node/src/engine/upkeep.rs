@@ -3,7 +3,7 @@
 use holdfast_bpf::shared::FlowState;
 use holdfast_wire::Protocol;
 
-use super::Engine;
+use super::{Engine, network};
 use crate::dataplane::monotonic_s;
 
 /// How long the last packets of a closed TCP connection may come: TIME_WAIT of Linux, seconds.
@@ -35,6 +35,7 @@ impl Engine {
         }
         if now_s.is_multiple_of(SWEEP_S) {
             self.sweep(now_s);
+            network::refresh(&self.config, &self.dataplane);
         }
         self.give_up_recovered();
         self.metrics

@@ -1,0 +1,261 @@
+//! What the operator asks about flows, and the handoffs he starts.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use holdfast_api::FlowText;
+use holdfast_api::control::{
+    ErrorBody, FlowDetail, FlowEntry, FlowFilter, FlowList, FlowQuery, FlowState as ApiState,
+    HandoffAccepted, HandoffRequest, Selection, TcpDetail,
+};
+use holdfast_bpf::shared::{FlowState, FlowValue};
+use holdfast_sys::sock_diag;
+use holdfast_wire::{Flow, NodeId, Record, RecordState};
+
+use super::holder::Holder;
+use super::query::error;
+use super::{Engine, flow_of, protocol_of, text_of};
+
+/// Flows in one answer where the query does not say.
+const FLOWS_PER_ANSWER: u64 = 1000;
+
+/// A freeze of one connection, roughly, for `flow show`: three frames between nodes and the work at both ends.
+const FREEZE_US: u64 = 400;
+
+impl Engine {
+    /// All flows this node knows: at the holder, all of the group.
+    fn known(&self) -> BTreeMap<Flow, (ApiState, u32)> {
+        let own = self.config.node.name.as_str();
+        let mut known: BTreeMap<Flow, (ApiState, u32)> = self
+            .dataplane
+            .flows()
+            .iter()
+            .filter(|(_, state, _)| *state != FlowState::Closing)
+            .map(|(flow, state, value)| (*flow, (self.api_state(own, *state, value), value.epoch)))
+            .collect();
+        for (flow, record) in Holder::records(&self.dataplane.programs) {
+            known.insert(flow, (self.record_state(&record), record.epoch));
+        }
+        known
+    }
+
+    fn api_state(&self, own: &str, state: FlowState, value: &FlowValue) -> ApiState {
+        let peer = self.name_of(NodeId(value.peer));
+        match state {
+            FlowState::TransitOut => ApiState::Transit {
+                donor: own.to_owned(),
+                acceptor: peer,
+            },
+            FlowState::TransitIn => ApiState::Transit {
+                donor: peer,
+                acceptor: own.to_owned(),
+            },
+            FlowState::Moved => ApiState::Owned { owner: peer },
+            _ => ApiState::Owned {
+                owner: own.to_owned(),
+            },
+        }
+    }
+
+    fn record_state(&self, record: &Record) -> ApiState {
+        match record.state {
+            RecordState::Owned { owner } => ApiState::Owned {
+                owner: self.name_of(owner),
+            },
+            RecordState::Transit { donor, acceptor } => ApiState::Transit {
+                donor: self.name_of(donor),
+                acceptor: self.name_of(acceptor),
+            },
+        }
+    }
+
+    /// Name of the node that owns a flow, as far as this node knows.
+    pub(super) fn owner_of(&self, flow: &Flow) -> Option<String> {
+        let record = Holder::lookup(&self.dataplane.programs, flow);
+        let state = match record {
+            Some(record) => self.record_state(&record),
+            None => {
+                let (state, value) = self.dataplane.flow(flow)?;
+                self.api_state(&self.config.node.name, state, &value)
+            }
+        };
+        match state {
+            ApiState::Owned { owner } => Some(owner),
+            ApiState::Transit { .. } => None,
+        }
+    }
+
+    fn entry(&self, flow: &Flow, state: ApiState, epoch: u32) -> FlowEntry {
+        let service = self
+            .config
+            .services
+            .iter()
+            .find(|service| service.protocol == flow.protocol && service.address == flow.local);
+        let program = self
+            .programs
+            .owner(flow)
+            .and_then(|session| self.programs.get(session));
+        FlowEntry {
+            flow: text_of(flow),
+            state,
+            epoch,
+            pool: service.map(|service| service.pool.clone()),
+            program: program.map(|program| program.name.clone()),
+            taken_at_ns: self.taken_at_ns.get(flow).copied(),
+        }
+    }
+
+    fn matching(&self, filter: &FlowFilter) -> Vec<FlowEntry> {
+        self.known()
+            .into_iter()
+            .map(|(flow, (state, epoch))| (flow, self.entry(&flow, state, epoch)))
+            .filter(|(flow, entry)| {
+                filter.pool.as_ref().is_none_or(|pool| entry.pool.as_ref() == Some(pool))
+                    && filter.protocol.is_none_or(|protocol| protocol_of(protocol) == flow.protocol)
+                    && filter.owner.as_ref().is_none_or(|owner| {
+                        matches!(&entry.state, ApiState::Owned { owner: has } if has == owner)
+                    })
+            })
+            .map(|(_, entry)| entry)
+            .collect()
+    }
+
+    pub(super) fn flows(&self, query: FlowQuery) -> FlowList {
+        let filter = FlowFilter {
+            pool: query.pool,
+            owner: query.owner,
+            protocol: query.protocol,
+            limit: None,
+        };
+        let all = self.matching(&filter);
+        let total = all.len() as u64;
+        let after = query.after.as_ref().and_then(flow_of);
+        let limit = usize::try_from(query.limit.unwrap_or(FLOWS_PER_ANSWER)).unwrap_or(usize::MAX);
+        let mut rest = all
+            .into_iter()
+            .filter(|entry| after.is_none_or(|after| flow_of(&entry.flow) > Some(after)));
+        let flows: Vec<FlowEntry> = rest.by_ref().take(limit).collect();
+        let next = rest.next().and(flows.last().map(|entry| entry.flow));
+        FlowList { flows, total, next }
+    }
+
+    pub(super) fn flow_detail(&self, text: &FlowText) -> Result<FlowDetail, ErrorBody> {
+        let unknown = || {
+            error(
+                format!("there is no flow {text} on this node"),
+                "`holdfast flow list` shows those there are; the contact node knows all of the group",
+            )
+        };
+        let flow = flow_of(text).ok_or_else(unknown)?;
+        let (state, epoch) = self.known().remove(&flow).ok_or_else(unknown)?;
+        let connections = sock_diag::tcp_connections(Some(flow.local.ip()), flow.local.port())
+            .unwrap_or_default();
+        let connection = connections
+            .into_iter()
+            .find(|connection| connection.remote == flow.remote);
+        let tcp = connection.and_then(|connection| {
+            let info = connection.info?;
+            let queued = u64::from(connection.send_queue);
+            Some(TcpDetail {
+                state: format!("{:?}", info.state),
+                rtt_us: info.rtt_us,
+                cwnd_segments: info.snd_cwnd,
+                mss_bytes: info.snd_mss,
+                unread_bytes: u64::from(connection.receive_queue),
+                send_queue_bytes: queued,
+                unsent_bytes: u64::from(info.notsent_bytes),
+                retransmits: info.total_retrans,
+                predicted_drain_us: (info.delivery_rate > 0)
+                    .then(|| queued * 1_000_000 / info.delivery_rate + u64::from(info.rtt_us)),
+            })
+        });
+        let mut blockers = Vec::new();
+        if self.programs.owner(&flow).is_none() && self.is_own(&state) {
+            blockers.push(
+                "no server program with a Holdfast session has it, so nobody can hand it off"
+                    .to_owned(),
+            );
+        }
+        let predicted_freeze_us = (blockers.is_empty() && self.is_own(&state)).then_some(FREEZE_US);
+        Ok(FlowDetail {
+            entry: self.entry(&flow, state, epoch),
+            tcp,
+            blockers,
+            predicted_freeze_us,
+        })
+    }
+
+    fn is_own(&self, state: &ApiState) -> bool {
+        matches!(state, ApiState::Owned { owner } if *owner == self.config.node.name)
+    }
+
+    pub(super) fn start_handoff(
+        &mut self,
+        request: HandoffRequest,
+    ) -> Result<HandoffAccepted, ErrorBody> {
+        let HandoffRequest {
+            selection,
+            to,
+            drain,
+        } = request;
+        match self.config.id_of(&to) {
+            None => {
+                return Err(error(
+                    format!("there is no node {to} in this group"),
+                    "`holdfast status` shows those there are",
+                ));
+            }
+            Some(id) if id == self.config.node.id => {
+                return Err(error(
+                    format!("{to} is this node"),
+                    "name another node, or ask on the node that owns the flow",
+                ));
+            }
+            Some(_) => {}
+        }
+        let flows: Vec<Flow> = match selection {
+            // Named twice, a flow moves once.
+            Selection::Flows(flows) => {
+                let flows: BTreeSet<Flow> = flows.iter().filter_map(flow_of).collect();
+                flows.into_iter().collect()
+            }
+            Selection::AllOf(filter) => {
+                let limit = filter.limit.map_or(usize::MAX, |limit| {
+                    usize::try_from(limit).unwrap_or(usize::MAX)
+                });
+                let own = self.matching(&FlowFilter {
+                    owner: Some(self.config.node.name.clone()),
+                    ..filter
+                });
+                let movable = own.iter().filter_map(|entry| flow_of(&entry.flow));
+                movable
+                    .filter(|flow| self.programs.owner(flow).is_some())
+                    .take(limit)
+                    .collect()
+            }
+        };
+        if flows.is_empty() {
+            return Err(error(
+                "no flow of this node matches",
+                "`holdfast flow list` shows those there are",
+            ));
+        }
+        if let Some(flow) = flows.iter().find(|flow| self.operations.has(flow)) {
+            return Err(error(
+                format!("{flow} is moving already"),
+                "try again when that has ended",
+            ));
+        }
+        if let [flow] = flows[..]
+            && self.programs.owner(&flow).is_none()
+        {
+            return Err(error(
+                format!("{flow} cannot be handed off from here"),
+                self.no_owner(&flow),
+            ));
+        }
+        let count = flows.len() as u64;
+        let id = self.operations.begin(flows, to, drain, true);
+        self.ask_programs(id);
+        Ok(HandoffAccepted { id, flows: count })
+    }
+}

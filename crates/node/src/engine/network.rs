@@ -1,0 +1,156 @@
+//! The node's place in the network: interface, paths to the other nodes, service addresses.
+
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+use std::time::Duration;
+
+use holdfast_bpf::shared::{Config as MapConfig, REACH_BROADCAST, REACH_STEER};
+use holdfast_sys::net::{self, Interface};
+use holdfast_sys::sysctl;
+
+use super::setup::{SetupError, other, system};
+use crate::config::{Config, Reach};
+use crate::dataplane::{Dataplane, Hold, NodePath};
+
+/// How long a neighbour may take to answer at start; later it is asked again.
+const NEIGHBOUR_PATIENCE: Duration = Duration::from_millis(300);
+
+/// Tells the programs of nodes and settings; of services only when `ready`, until when they fail closed.
+pub(super) fn configure(
+    config: &Config,
+    interface: &Interface,
+    hold: &Hold,
+    dataplane: &mut Dataplane,
+    ready: bool,
+) -> Result<(), SetupError> {
+    let paths = paths(config, interface);
+    for (id, path) in &paths {
+        dataplane.set_node(*id, path).map_err(other)?;
+    }
+    if ready {
+        for (index, service) in (0u16..).zip(&config.services) {
+            dataplane.set_service(index, service).map_err(other)?;
+        }
+    }
+    let outer = paths
+        .iter()
+        .filter(|(_, path)| path.routed)
+        .map(|(_, path)| header(path.address))
+        .max();
+    let clamp =
+        |headers: u16| outer.map_or(0, |outer| mtu(interface).saturating_sub(outer + headers));
+    let (reach, shared_link) = match config.group.reach {
+        Reach::Steer => (REACH_STEER, [0; 6]),
+        Reach::Broadcast { shared_mac } => (REACH_BROADCAST, shared_mac),
+    };
+    let map = MapConfig {
+        own_id: config.node.id.0,
+        reach,
+        holder: u8::from(config.is_holder()),
+        hold_ifindex: hold.ifindex(),
+        mss_clamp_v4: clamp(40),
+        mss_clamp_v6: clamp(60),
+        mtu: mtu(interface),
+        shared_link,
+        ready: u32::from(ready),
+    };
+    dataplane.programs.set_config(&map).map_err(other)
+}
+
+fn mtu(interface: &Interface) -> u16 {
+    u16::try_from(interface.mtu).unwrap_or(u16::MAX)
+}
+
+/// Bytes of an outer header.
+fn header(address: IpAddr) -> u16 {
+    if address.is_ipv6() { 40 } else { 20 }
+}
+
+/// How each node is reached; a node that does not answer yet is found later.
+pub(super) fn paths(
+    config: &Config,
+    interface: &Interface,
+) -> Vec<(holdfast_wire::NodeId, NodePath)> {
+    let own = NodePath {
+        address: config.node.address,
+        link: interface.mac,
+        own_link: interface.mac,
+        ifindex: interface.index,
+        routed: false,
+    };
+    let peers = config
+        .peers
+        .iter()
+        .filter_map(|peer| match path_to(peer.address.ip()) {
+            Ok(path) => Some((peer.id, path)),
+            Err(error) => {
+                tracing::debug!(peer = peer.name, %error, "not reached yet");
+                None
+            }
+        });
+    std::iter::once((config.node.id, own))
+        .chain(peers)
+        .collect()
+}
+
+fn path_to(address: IpAddr) -> std::io::Result<NodePath> {
+    let route = net::route_to(address)?;
+    net::resolve_neighbour(
+        route.interface,
+        route.gateway.unwrap_or(address),
+        NEIGHBOUR_PATIENCE,
+    )?;
+    known_path(address)?.ok_or_else(|| std::io::ErrorKind::HostUnreachable.into())
+}
+
+/// Looks again how the other nodes are reached; does not wait for those that do not answer.
+pub(super) fn refresh(config: &Config, dataplane: &Dataplane) {
+    for peer in &config.peers {
+        if let Ok(Some(path)) = known_path(peer.address.ip())
+            && let Err(error) = dataplane.set_node(peer.id, &path)
+        {
+            tracing::warn!(peer = peer.name, %error, "its path is not known to the filters");
+        }
+    }
+}
+
+fn known_path(address: IpAddr) -> std::io::Result<Option<NodePath>> {
+    let route = net::route_to(address)?;
+    let Some(link) = net::neighbour(route.interface, route.gateway.unwrap_or(address))? else {
+        return Ok(None);
+    };
+    let own = Interface::by_index(route.interface)?;
+    Ok(Some(NodePath {
+        address,
+        link,
+        own_link: own.mac,
+        ifindex: route.interface,
+        routed: route.gateway.is_some(),
+    }))
+}
+
+/// The holder has the service addresses on its interface and answers for them; the others have them where nobody asks.
+pub(super) fn add_addresses(config: &Config, interface: &Interface) -> Result<(), SetupError> {
+    let name = &config.node.interface;
+    for (setting, value) in [("arp_ignore", "1"), ("arp_announce", "2")] {
+        sysctl::write(&format!("net/ipv4/conf/{name}/{setting}"), value)
+            .map_err(system(format!("net.ipv4.conf.{name}.{setting}")))?;
+    }
+    let here = config.is_holder() && config.group.reach == Reach::Steer;
+    let on = if here {
+        interface.index
+    } else {
+        Interface::find("lo").map_err(system("lo"))?.index
+    };
+    let addresses: BTreeSet<IpAddr> = config
+        .services
+        .iter()
+        .map(|service| service.address.ip())
+        .collect();
+    for address in addresses {
+        let prefix = if address.is_ipv6() { 128 } else { 32 };
+        net::add_address(on, address, prefix)
+            .map_err(system(format!("service address {address}")))?;
+    }
+    Ok(())
+}

@@ -1,0 +1,99 @@
+//! The event loop.
+
+use std::cell::RefCell;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::rc::Rc;
+use std::time::{Duration, Instant};
+
+use holdfast_bpf::shared::Event as KernelEvent;
+use holdfast_sys::watch::Watch;
+
+use super::Engine;
+use super::setup::{SetupError, system};
+use crate::channel::PeerEvents;
+use crate::control::ControlServer;
+
+/// What the event loop waits for besides what the engine has.
+pub(super) struct Inputs {
+    pub(super) peers: PeerEvents,
+    pub(super) control: ControlServer,
+}
+
+/// Runs until a signal says stop.
+pub(super) async fn run(
+    mut engine: Engine,
+    mut inputs: Inputs,
+    events: holdfast_bpf::Events<'_>,
+    kernel_events: Rc<RefCell<Vec<KernelEvent>>>,
+) -> Result<(), SetupError> {
+    let kernel_ready = watch(events.as_fd(), "waiting for kernel events")?;
+    let hold_ready = watch(engine.hold.as_fd(), "waiting for the hold")?;
+    let mut second = tokio::time::interval(Duration::from_secs(1));
+    second.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    let mut stop = Stop::new().map_err(system("signals"))?;
+    loop {
+        let wake = engine.next_wake();
+        tokio::select! {
+            biased;
+            event = inputs.peers.recv() => {
+                engine.handle_peer(event);
+                while let Some(event) = inputs.peers.try_recv() {
+                    engine.handle_peer(event);
+                }
+            }
+            event = engine.apps.recv() => engine.handle_app(event),
+            _ = kernel_ready.readable() => events.consume(),
+            _ = hold_ready.readable() => engine.read_hold(),
+            request = inputs.control.recv() => engine.handle_control(request),
+            () = sleep_until(wake) => engine.handle_time(),
+            _ = second.tick() => engine.upkeep(),
+            () = stop.recv() => break,
+            () = tokio::task::yield_now(), if engine.work.is_waiting() => engine.work_a_slice(),
+        }
+        let told = std::mem::take(&mut *kernel_events.borrow_mut());
+        if !told.is_empty() {
+            engine.handle_kernel(&told);
+        }
+        engine.pump();
+    }
+    // Filters, maps and addresses stay: flows go on without a daemon, and its successor adopts them.
+    engine.peers.shutdown();
+    Ok(())
+}
+
+fn watch(descriptor: BorrowedFd<'_>, what: &str) -> Result<Watch, SetupError> {
+    descriptor
+        .try_clone_to_owned()
+        .and_then(Watch::new)
+        .map_err(system(what))
+}
+
+async fn sleep_until(wake: Option<Instant>) {
+    match wake {
+        Some(wake) => tokio::time::sleep_until(wake.into()).await,
+        None => std::future::pending().await,
+    }
+}
+
+/// SIGTERM and SIGINT.
+struct Stop {
+    terminate: tokio::signal::unix::Signal,
+    interrupt: tokio::signal::unix::Signal,
+}
+
+impl Stop {
+    fn new() -> std::io::Result<Self> {
+        use tokio::signal::unix::{SignalKind, signal};
+        Ok(Self {
+            terminate: signal(SignalKind::terminate())?,
+            interrupt: signal(SignalKind::interrupt())?,
+        })
+    }
+
+    async fn recv(&mut self) {
+        tokio::select! {
+            _ = self.terminate.recv() => {}
+            _ = self.interrupt.recv() => {}
+        }
+    }
+}
