@@ -4,6 +4,7 @@
 //! One task, one thread: an input is handled to its end, including every command it leads to, before the next one.
 
 mod acceptor;
+mod activate;
 mod blob;
 mod congestion;
 mod control;

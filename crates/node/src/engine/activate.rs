@@ -1,0 +1,201 @@
+//! The acceptor's last command: connections live here from now on.
+
+use std::collections::BTreeMap;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::time::Duration;
+
+use holdfast_api::app::FromDaemon;
+use holdfast_bpf::shared::FlowState;
+use holdfast_proto::handoff::{Completion, FlowEpoch, Results, Token};
+use holdfast_sys::tcp_repair::{self, Settled, TcpStatic, WindowProbe};
+use holdfast_wire::{Flow, NodeId};
+
+use super::Engine;
+use super::acceptor::{Arrival, IDS_MAX, Socket};
+use crate::app::SessionId;
+use crate::dataplane::{Entry, in_order, monotonic_ns};
+
+/// How often a socket without a measured round trip is looked at, and how long.
+const SETTLE_POLL: Duration = Duration::from_millis(50);
+const SETTLE_PATIENCE: Duration = Duration::from_millis(500);
+
+impl Engine {
+    pub(super) fn activate(&mut self, token: Token, flows: &[FlowEpoch]) {
+        let results = match self.activate_all(flows) {
+            Ok(results) => results,
+            Err(error) => {
+                let failed = flows.iter().map(|_| Err(error.clone())).collect();
+                return self.done(Completion {
+                    token,
+                    results: Results::Activated(failed),
+                });
+            }
+        };
+        // The donor may hear of it while the rest is done.
+        self.done(Completion {
+            token,
+            results: Results::Activated(results),
+        });
+        self.finish_activation(flows);
+    }
+
+    fn entries(&self, flows: &[FlowEpoch], slot: impl Fn(&Arrival) -> u32) -> Vec<Entry> {
+        let entry = |of: &FlowEpoch| {
+            Some(Entry {
+                flow: of.flow,
+                epoch: of.epoch,
+                peer: NodeId(0),
+                hold_slot: slot(self.arrivals.get(&of.flow)?),
+            })
+        };
+        flows.iter().filter_map(entry).collect()
+    }
+
+    /// From now on the sockets act; an error if none does.
+    pub(super) fn activate_all(
+        &mut self,
+        flows: &[FlowEpoch],
+    ) -> Result<Vec<Result<(), String>>, String> {
+        let entries = self.entries(flows, |arrival| arrival.slot);
+        self.dataplane
+            .set_flows(&entries, FlowState::Flushing)
+            .map_err(|error| error.to_string())?;
+        let activate = |of: &FlowEpoch| {
+            if !self.arrivals.contains_key(&of.flow) {
+                return self.decided_ours(of);
+            }
+            self.activate_one(&of.flow)?;
+            self.taken_at_ns.insert(of.flow, monotonic_ns());
+            Ok(())
+        };
+        Ok(flows.iter().map(activate).collect())
+    }
+
+    /// Programs are told, holds flushed, books closed.
+    pub(super) fn finish_activation(&mut self, flows: &[FlowEpoch]) {
+        self.go(flows);
+        self.flush(flows);
+        let settled = self.entries(flows, |_| 0);
+        if let Err(error) = self.dataplane.set_flows(&settled, FlowState::Owned) {
+            tracing::error!(%error, "flows stay in the hold's care");
+        }
+        // What slipped into the hold between the last look and the change.
+        self.read_hold();
+        self.settle(flows);
+    }
+
+    fn activate_one(&mut self, flow: &Flow) -> Result<(), String> {
+        let arrival = self.arrivals.get_mut(flow).ok_or("it is not here")?;
+        match std::mem::replace(&mut arrival.socket, Socket::Gone) {
+            Socket::Restored(socket) => {
+                let fixed = arrival.fixed.as_ref().ok_or("it has no options")?;
+                let state = arrival.state.tcp.as_ref().ok_or("it has no state")?;
+                if let Some(packet) = tcp_repair::injection(fixed, state) {
+                    self.hold.inject(&packet);
+                }
+                for packet in &arrival.state.packets {
+                    self.hold.replay_for(flow, packet);
+                }
+                let live = tcp_repair::activate(socket, fixed, state, WindowProbe::No);
+                arrival.socket = Socket::Live(live.map_err(|error| error.to_string())?);
+            }
+            Socket::Reclaimed(socket) => {
+                let fixed = arrival.fixed.as_ref().ok_or("it has no options")?;
+                let state = arrival.state.tcp.as_ref().ok_or("it has no state")?;
+                let live = tcp_repair::activate_again(socket, fixed, state);
+                arrival.socket = Socket::Live(live.map_err(|error| error.to_string())?);
+            }
+            Socket::Shared => {
+                for datagram in &arrival.state.packets {
+                    self.hold.inject_datagram(flow, datagram);
+                }
+            }
+            Socket::Prepared(_) => return Err("it was never restored".into()),
+            live @ (Socket::Live(_) | Socket::Gone) => arrival.socket = live,
+        }
+        Ok(())
+    }
+
+    /// Tells the programs that the flows are theirs.
+    fn go(&mut self, flows: &[FlowEpoch]) {
+        for (session, ids) in self.ids_by_session(flows.iter().map(|of| of.flow)) {
+            for ids in ids.chunks(IDS_MAX) {
+                self.tell(session, &FromDaemon::Go { ids: ids.to_vec() }, Vec::new());
+            }
+        }
+    }
+
+    pub(super) fn ids_by_session(
+        &self,
+        flows: impl Iterator<Item = Flow>,
+    ) -> BTreeMap<SessionId, Vec<u64>> {
+        let mut ids: BTreeMap<SessionId, Vec<u64>> = BTreeMap::new();
+        for flow in flows {
+            if let Some(arrival) = self.arrivals.get(&flow) {
+                ids.entry(arrival.session).or_default().push(arrival.id);
+            }
+        }
+        ids
+    }
+
+    /// Replays what was held, in order.
+    fn flush(&mut self, flows: &[FlowEpoch]) {
+        self.read_hold();
+        for of in flows {
+            let Some(arrival) = self.arrivals.get_mut(&of.flow) else {
+                continue;
+            };
+            arrival.released = true;
+            let mut held = std::mem::take(&mut arrival.held);
+            let (slot, count) = (arrival.slot, held.len());
+            in_order(&mut held);
+            for packet in &held {
+                self.hold.replay(&packet.bytes);
+            }
+            for _ in 0..count {
+                self.dataplane.programs.holds.replayed(slot);
+            }
+        }
+        self.read_hold();
+    }
+
+    /// What nothing waited for: late options, books.
+    fn settle(&mut self, flows: &[FlowEpoch]) {
+        let now = self.now();
+        for of in flows {
+            let Some(arrival) = self.arrivals.remove(&of.flow) else {
+                continue;
+            };
+            self.arrival_ids.remove(&arrival.id);
+            if let (Socket::Live(socket), Some(fixed)) = (arrival.socket, arrival.fixed)
+                && !is_settled(socket.as_fd(), &fixed)
+            {
+                self.unsettled.push((now, socket, fixed));
+                self.settle_poll_at.get_or_insert(now + SETTLE_POLL);
+            }
+            self.programs.has(arrival.session, of.flow);
+            self.congestion.forget(&self.dataplane, &of.flow);
+            self.slots.give_back(arrival.slot);
+        }
+    }
+
+    /// Tries again for sockets that had no measured round trip. Not for long: our duplicate of the descriptor would hold
+    /// up a close by the program.
+    pub(super) fn poll_unsettled(&mut self) {
+        let now = self.now();
+        self.unsettled.retain(|(since, socket, fixed)| {
+            !is_settled(socket.as_fd(), fixed) && now.saturating_sub(*since) < SETTLE_PATIENCE
+        });
+        self.settle_poll_at = (!self.unsettled.is_empty()).then_some(now + SETTLE_POLL);
+    }
+}
+
+fn is_settled(socket: BorrowedFd<'_>, fixed: &TcpStatic) -> bool {
+    match tcp_repair::settle(socket, fixed) {
+        Ok(settled) => settled == Settled::Done,
+        Err(error) => {
+            tracing::debug!(%error, "an option of a moved socket could not be set");
+            true
+        }
+    }
+}
