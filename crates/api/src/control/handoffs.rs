@@ -1,15 +1,16 @@
 //! `POST /v1/handoffs`, `GET /v1/handoffs` and `GET /v1/handoffs/{id}`.
 
 use schemars::JsonSchema;
-use serde::{Deserialize, Serialize};
+use serde::de::Error;
+use serde::{Deserialize, Deserializer, Serialize};
 
 use super::FlowFilter;
 use crate::{Drain, FlowText};
 
 /// Body of `POST /v1/handoffs`: `{"flows": ["tcp:..."], "to": "n2", "drain": "none"}`, or with `all_of` for `flows`.
 ///
-/// Sent to the node that owns the flows.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+/// Sent to the node that owns the flows. A field that is none of these is refused.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 pub struct HandoffRequest {
     /// Which flows.
     #[serde(flatten)]
@@ -19,6 +20,32 @@ pub struct HandoffRequest {
     /// Whether to wait for the send queues first.
     #[serde(default)]
     pub drain: Drain,
+}
+
+impl<'de> Deserialize<'de> for HandoffRequest {
+    // A flattened field would let misspelt ones pass.
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        #[derive(Deserialize)]
+        #[serde(deny_unknown_fields)]
+        struct Body {
+            flows: Option<Vec<FlowText>>,
+            all_of: Option<FlowFilter>,
+            to: String,
+            #[serde(default)]
+            drain: Drain,
+        }
+        let body = Body::deserialize(from)?;
+        let selection = match (body.flows, body.all_of) {
+            (Some(flows), None) => Selection::Flows(flows),
+            (None, Some(filter)) => Selection::AllOf(filter),
+            _ => return Err(D::Error::custom("either `flows` or `all_of` is needed")),
+        };
+        Ok(Self {
+            selection,
+            to: body.to,
+            drain: body.drain,
+        })
+    }
 }
 
 /// Which flows to hand off.
@@ -180,6 +207,8 @@ mod tests {
             json!({"to": "n2"}),
             json!({"flows": ["tcp:x"], "to": "n2"}),
             json!({"all_of": {"pol": 1}, "to": "n2"}),
+            json!({"flows": [], "all_of": {}, "to": "n2"}),
+            json!({"flows": [], "to": "n2", "drian": "none"}),
         ] {
             assert!(serde_json::from_value::<HandoffRequest>(body).is_err());
         }

@@ -14,13 +14,13 @@ mod tests;
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::rc::Rc;
 use std::time::Duration;
 
 use holdfast_api::app::{Channel, EncodeError, FromDaemon, Listener, ToDaemon, encode};
-use rustix::net::sockopt::socket_peercred;
+use nix::sys::socket::{getsockopt, sockopt};
 use tokio::task::JoinHandle;
 
 use crate::config::AppConfig;
@@ -191,9 +191,9 @@ async fn accept(table: Rc<Table>, listener: Ready<Listener>) {
 }
 
 fn open(table: &Rc<Table>, channel: Channel) -> io::Result<()> {
-    let credentials = socket_peercred(channel.as_fd())?;
-    let uid = credentials.uid.as_raw();
-    let pid = credentials.pid.as_raw_nonzero().get().unsigned_abs();
+    // The process id is 0 where the program is in a PID namespace that this process does not see into.
+    let credentials = getsockopt(&channel, sockopt::PeerCredentials)?;
+    let (uid, pid) = (credentials.uid(), credentials.pid().unsigned_abs());
     channel.set_nonblocking(true)?;
     if !table.admits(uid) {
         let text = format!("user {uid} may not open sessions; add it to [app] allowed_uids");
