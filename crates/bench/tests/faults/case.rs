@@ -1,17 +1,27 @@
 //! One fault at one step of a handoff.
 
-use std::time::Duration;
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
+use holdfast_bench::capture::Capture;
+use holdfast_bench::load::HUNG;
 
 use crate::wire::{speakers, violations};
-use crate::world::{ACCEPTOR, DONOR, HOLDER, World, recorded};
+use crate::world::{ACCEPTOR, CONNECTIONS, DONOR, HOLDER, World, recorded};
 
 /// How long a daemon waits at a step until it is disturbed: longer than it takes to disturb it.
 const PAUSE_MS: u32 = 600;
 
+/// A fault waits for a batch of so many connections. (The first may go alone, before the others are ready.)
+const TOGETHER: usize = 8;
+
 /// How long a link stays cut: longer than a transfer may take, so that both sides give up.
 const CUT: Duration = Duration::from_millis(1500);
+
+/// Connections that come while a daemon is down; as many were there before and go meanwhile.
+const COMERS: usize = 8;
 
 /// A point in a daemon's work: see `HOLDFAST_TEST_FAULTS`.
 #[derive(Clone, Copy, Debug)]
@@ -25,9 +35,26 @@ pub struct Point {
 pub enum Fault {
     /// The daemon of this node is killed.
     Kill(&'static str),
-    /// Donor and acceptor no longer reach each other, for a while.
-    Cut,
+    /// The same, and its successor at the same point.
+    KillTwice(&'static str),
+    /// The daemons of donor and acceptor are killed.
+    KillBoth,
+    /// These two no longer reach each other, for a while.
+    Cut(&'static str, &'static str),
 }
+
+/// A handoff of all connections, from one node to another.
+#[derive(Clone, Copy, Debug)]
+pub struct Way {
+    pub donor: &'static str,
+    pub acceptor: &'static str,
+}
+
+/// Neither is the holder.
+pub const PLAIN: Way = Way {
+    donor: DONOR,
+    acceptor: ACCEPTOR,
+};
 
 /// The six steps of DESIGN.md, each at the moment when it is under way.
 pub const STEPS: [(&str, Point); 6] = [
@@ -44,84 +71,121 @@ pub const fn point(node: &'static str, command: &'static str) -> Point {
 }
 
 /// A handoff of all connections, disturbed; everything must go on, and be well afterwards.
-pub fn run(world: &World, name: &str, at: Point, fault: Fault) -> Result<()> {
-    let since = std::time::Instant::now();
-    let result = disturb(world, at, fault);
+pub fn run(world: &World, name: &str, way: Way, at: Point, fault: Fault) -> Result<()> {
+    let since = Instant::now();
+    let result = disturb(world, way, at, fault);
     eprintln!("{name} ({at:?}, {fault:?}): {:.1?}", since.elapsed());
     result.with_context(|| format!("{name}: {fault:?} at {at:?}"))
 }
 
-fn disturb(world: &World, at: Point, fault: Fault) -> Result<()> {
-    world.gather(DONOR)?;
+fn disturb(world: &World, way: Way, at: Point, fault: Fault) -> Result<()> {
+    world.gather(way.donor)?;
     let capture = world.capture("case")?;
-    let starts = |node| world.cluster.daemon_starts(node);
-    let killed = match fault {
-        Fault::Kill(node) => Some((node, starts(node))),
-        Fault::Cut => None,
+    let victims: &[&'static str] = match &fault {
+        Fault::Kill(node) | Fault::KillTwice(node) => std::slice::from_ref(node),
+        Fault::KillBoth => &[way.donor, way.acceptor],
+        Fault::Cut(..) => &[],
     };
-    let dies_there = matches!(fault, Fault::Kill(node) if node == at.node);
-    let what = match dies_there {
+    let starts: Vec<u32> = victims.iter().map(|node| world.starts(node)).collect();
+    let what = match victims.contains(&at.node) {
         true => "die".to_owned(),
         false => format!("pause {PAUSE_MS}"),
     };
-    world.set_fault(at.node, &format!("{} {what}", at.command))?;
-    world.start_handoff(DONOR, ACCEPTOR)?;
+    world.set_fault(at.node, &format!("{} {what} with {TOGETHER}", at.command))?;
+    world.start_handoff(way.donor, way.acceptor)?;
     world.wait_fault(at.node)?;
-    match fault {
-        Fault::Kill(_) if dies_there => {}
-        Fault::Kill(node) => world.cluster.kill_daemon(node)?,
-        Fault::Cut => {
-            world.cluster.lab().cut_between(DONOR, ACCEPTOR)?;
-            std::thread::sleep(CUT);
-            world.cluster.lab().heal_between(DONOR, ACCEPTOR)?;
-        }
+    if let Fault::KillTwice(node) = fault {
+        // Its successor comes to the same point when it finishes what was begun.
+        world.set_fault(node, &format!("{} die", at.command))?;
+        world.wait_fault(node)?;
     }
-    if let Some((node, before)) = killed {
+    for node in victims.iter().filter(|node| **node != at.node) {
+        world.cluster.kill_daemon(node)?;
+    }
+    if let Fault::Cut(a, b) = fault {
+        world.cluster.lab().cut_between(a, b)?;
+        std::thread::sleep(CUT);
+        world.cluster.lab().heal_between(a, b)?;
+    }
+    for (node, before) in victims.iter().zip(starts) {
+        let least = before + 1 + u32::from(matches!(fault, Fault::KillTwice(_)));
         world.wait(|| {
-            Ok((starts(node) == before).then(|| format!("the daemon of {node} was not restarted")))
+            let down = world.starts(node) < least;
+            Ok(down.then(|| format!("the daemon of {node} was not restarted")))
         })?;
     }
     world.settle()?;
-    check_wire(world, capture)?;
+    check_wire(world, way, capture)?;
     prove_health(world)
 }
 
 /// Two nodes never spoke for one connection, and each went on where the holder says.
-fn check_wire(world: &World, capture: holdfast_bench::capture::Capture<'_>) -> Result<()> {
+fn check_wire(world: &World, way: Way, capture: Capture<'_>) -> Result<()> {
     let owners = world.owners()?;
     let speakers = speakers(&world.cluster, world.service, &recorded(capture)?);
     ensure!(speakers.len() == owners.len(), "not every connection spoke");
-    let wrong = violations(&speakers, &[DONOR, ACCEPTOR]);
+    let wrong = violations(&speakers, &[way.donor, way.acceptor]);
     ensure!(wrong.is_empty(), "{}", wrong.join("\n"));
     for (client, of) in &speakers {
         if of.last() != owners[client].as_ref() {
             bail!("{client}: {of:?} spoke, {:?} owns it", owners[client]);
         }
     }
+    let there = owners.values().flatten();
+    let moved = there.filter(|owner| *owner == way.acceptor).count();
+    eprintln!("    {moved} of {} moved", speakers.len());
     Ok(())
 }
 
 /// Everything can still go round, and nothing was left behind.
 fn prove_health(world: &World) -> Result<()> {
-    world.gather(HOLDER).context("to the third node")?;
-    world.gather(DONOR).context("back from the third node")?;
+    for node in [HOLDER, ACCEPTOR, DONOR] {
+        world.gather(node).with_context(|| format!("to {node}"))?;
+    }
     world.settle()?;
     world.nothing_is_left()
 }
 
-/// Daemons are restarted while connections are established and nothing moves: one node goes on speaking.
+/// A daemon is down while connections are established and nothing moves: one node goes on speaking. Connections that
+/// begin and end meanwhile are told to the holder when it is back.
 pub fn restart(world: &World, node: &'static str) -> Result<()> {
     world.gather(DONOR)?;
     let capture = world.capture("restart")?;
-    let before = world.cluster.daemon_starts(node);
+    let mut early = world.connect(COMERS)?;
+    world.wait_known(CONNECTIONS + COMERS)?;
+    world.cluster.restart_daemon(node, false);
     world.cluster.kill_daemon(node)?;
     world.wait(|| {
-        let same = world.cluster.daemon_starts(node) == before;
-        Ok(same.then(|| format!("the daemon of {node} was not restarted")))
+        let up = world.cluster.daemon_pid(node)?.is_some();
+        Ok(up.then(|| format!("the daemon of {node} does not end")))
     })?;
+    let mut late = world.connect(2 * COMERS)?;
+    early.iter_mut().chain(&mut late).try_for_each(echo)?;
+    drop(early);
+    world.wait_ended()?;
+    world.cluster.restart_daemon(node, true);
+    world.cluster.wait_ready()?;
+    world
+        .wait_known(CONNECTIONS + 2 * COMERS)
+        .context("connections begun and ended meanwhile")?;
+    late.iter_mut().try_for_each(echo)?;
+    world.gather_all(ACCEPTOR, CONNECTIONS + 2 * COMERS)?;
+    world.gather_all(DONOR, CONNECTIONS + 2 * COMERS)?;
+    late.iter_mut().try_for_each(echo)?;
+    drop(late);
     world.settle()?;
     let speakers = speakers(&world.cluster, world.service, &recorded(capture)?);
-    let wrong = violations(&speakers, &[DONOR]);
+    let wrong = violations(&speakers, &[DONOR, ACCEPTOR, DONOR]);
     ensure!(wrong.is_empty(), "{}", wrong.join("\n"));
     prove_health(world).with_context(|| format!("after a restart of the daemon of {node}"))
+}
+
+/// One message there and back.
+fn echo(stream: &mut TcpStream) -> Result<()> {
+    let mut answer = [0; 5];
+    stream.set_read_timeout(Some(HUNG))?;
+    stream.write_all(b"hello")?;
+    stream.read_exact(&mut answer).context("no echo")?;
+    ensure!(&answer == b"hello", "{answer:?} is not what was sent");
+    Ok(())
 }

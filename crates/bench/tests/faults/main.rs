@@ -9,7 +9,7 @@ use std::sync::{Mutex, PoisonError};
 
 use anyhow::Result;
 
-use case::{Fault, STEPS, point, restart, run};
+use case::{Fault, PLAIN, Point, STEPS, Way, point, restart, run};
 use world::{ACCEPTOR, DONOR, HOLDER, World};
 
 /// Two groups at once would keep each other waiting.
@@ -33,35 +33,33 @@ fn wanted(name: &str) -> bool {
     std::env::var("HOLDFAST_FAULT").map_or(true, |part| name.contains(&part))
 }
 
-fn at_each_step(world: &World, name: &str, fault: Fault) -> Result<()> {
-    for (step, point) in STEPS {
-        let name = format!("{name} at {step}");
-        if wanted(&name) {
-            run(world, &name, point, fault)?;
-        }
+fn one(world: &World, name: &str, way: Way, at: Point, fault: Fault) -> Result<()> {
+    match wanted(name) {
+        true => run(world, name, way, at, fault),
+        false => Ok(()),
     }
-    Ok(())
 }
 
-fn at_each(world: &World, node: &'static str, commands: &[&'static str]) -> Result<()> {
-    for command in commands {
+fn at_each_step(world: &World, name: &str, fault: Fault) -> Result<()> {
+    STEPS
+        .iter()
+        .try_for_each(|(step, at)| one(world, &format!("{name} at {step}"), PLAIN, *at, fault))
+}
+
+/// A daemon dies before or after what it does itself.
+fn dies(world: &World, way: Way, node: &'static str, commands: &[&'static str]) -> Result<()> {
+    commands.iter().try_for_each(|command| {
         let name = format!("{node} dies at {command}");
-        if wanted(&name) {
-            run(world, &name, point(node, command), Fault::Kill(node))?;
-        }
-    }
-    Ok(())
+        one(world, &name, way, point(node, command), Fault::Kill(node))
+    })
 }
 
 #[test]
 fn the_donors_daemon_dies() {
     in_world("donor", |world| {
         at_each_step(world, "donor", Fault::Kill(DONOR))?;
-        at_each(
-            world,
-            DONOR,
-            &["read before", "read after", "close before", "close after"],
-        )
+        let commands = ["read before", "read after", "close before", "close after"];
+        dies(world, PLAIN, DONOR, &commands)
     });
 }
 
@@ -69,37 +67,105 @@ fn the_donors_daemon_dies() {
 fn the_acceptors_daemon_dies() {
     in_world("acceptor", |world| {
         at_each_step(world, "acceptor", Fault::Kill(ACCEPTOR))?;
-        at_each(world, ACCEPTOR, &["prepare before", "activate after"])
+        dies(
+            world,
+            PLAIN,
+            ACCEPTOR,
+            &["prepare before", "activate after"],
+        )?;
+        let at = point(ACCEPTOR, "activate before");
+        one(
+            world,
+            "acceptor twice",
+            PLAIN,
+            at,
+            Fault::KillTwice(ACCEPTOR),
+        )
     });
 }
 
 #[test]
 fn the_link_between_them_breaks() {
     in_world("link", |world| {
-        at_each_step(world, "cut", Fault::Cut)?;
-        let name = "cut at close";
-        match wanted(name) {
-            true => run(world, name, point(DONOR, "close before"), Fault::Cut),
-            false => Ok(()),
-        }
+        let cut = Fault::Cut(DONOR, ACCEPTOR);
+        at_each_step(world, "cut", cut)?;
+        let at = point(DONOR, "close before");
+        one(world, "cut at close", PLAIN, at, cut)
+    });
+}
+
+#[test]
+fn the_link_to_the_holder_breaks() {
+    in_world("far", |world| {
+        let (from_donor, from_acceptor) = (Fault::Cut(DONOR, HOLDER), Fault::Cut(ACCEPTOR, HOLDER));
+        let arbitrate = point(HOLDER, "arbitrate before");
+        one(
+            world,
+            "cut at divert, not asked",
+            PLAIN,
+            arbitrate,
+            from_donor,
+        )?;
+        let arbitrate = point(HOLDER, "arbitrate after");
+        one(
+            world,
+            "cut at divert, not told",
+            PLAIN,
+            arbitrate,
+            from_donor,
+        )?;
+        let frozen = point(DONOR, "freeze after");
+        one(world, "donor alone and frozen", PLAIN, frozen, from_donor)?;
+        let restored = point(ACCEPTOR, "restore after");
+        one(
+            world,
+            "acceptor alone at commit",
+            PLAIN,
+            restored,
+            from_acceptor,
+        )
     });
 }
 
 #[test]
 fn the_holders_daemon_dies() {
     in_world("holder", |world| {
-        at_each(world, HOLDER, &["arbitrate before", "arbitrate after"])?;
+        dies(
+            world,
+            PLAIN,
+            HOLDER,
+            &["arbitrate before", "arbitrate after"],
+        )?;
         // The one that matters most: the acceptor is about to ask for the commit.
-        let name = "holder at restore";
-        match wanted(name) {
-            true => run(
-                world,
-                name,
-                point(ACCEPTOR, "restore after"),
-                Fault::Kill(HOLDER),
-            ),
-            false => Ok(()),
+        let restored = point(ACCEPTOR, "restore after");
+        one(
+            world,
+            "holder at restore",
+            PLAIN,
+            restored,
+            Fault::Kill(HOLDER),
+        )?;
+        let from = Way {
+            donor: HOLDER,
+            acceptor: ACCEPTOR,
+        };
+        dies(world, from, HOLDER, &["freeze before", "freeze after"])?;
+        let to = Way {
+            donor: DONOR,
+            acceptor: HOLDER,
+        };
+        dies(world, to, HOLDER, &["restore after", "activate before"])
+    });
+}
+
+#[test]
+fn both_daemons_die() {
+    in_world("both", |world| {
+        for (step, at) in [STEPS[1], STEPS[2], STEPS[4], STEPS[5]] {
+            let name = format!("both at {step}");
+            one(world, &name, PLAIN, at, Fault::KillBoth)?;
         }
+        Ok(())
     });
 }
 

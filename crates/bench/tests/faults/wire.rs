@@ -46,3 +46,26 @@ pub fn violations(speakers: &Speakers, way: &[&str]) -> Vec<String> {
         .map(|(client, of)| format!("{client}: {} spoke", of.join(", then ")))
         .collect()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn wrong(of: &[&str], way: &[&str]) -> bool {
+        let client = SocketAddr::from(([10, 0, 0, 1], 1));
+        let of = of.iter().map(|node| (*node).to_owned()).collect();
+        !violations(&[(client, of)].into(), way).is_empty()
+    }
+
+    #[test]
+    fn a_connection_goes_one_way() {
+        let way = ["n2", "n3"];
+        assert!(!wrong(&["n2"], &way));
+        assert!(!wrong(&["n3"], &way));
+        assert!(!wrong(&["n2", "n3"], &way));
+        assert!(wrong(&["n2", "n3", "n2"], &way));
+        assert!(wrong(&["n3", "n2"], &way));
+        assert!(wrong(&["n2", "n1"], &way));
+        assert!(wrong(&["n2", "n2 with a reset"], &way));
+    }
+}

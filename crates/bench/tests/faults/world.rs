@@ -1,7 +1,7 @@
 //! A group with busy connections, and the ways to disturb it and to see that it is well.
 
 use std::collections::BTreeMap;
-use std::net::SocketAddr;
+use std::net::{SocketAddr, TcpStream};
 use std::path::PathBuf;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -56,7 +56,13 @@ impl World {
                 .map(|(node, weight)| (node.to_owned(), weight))
                 .into();
         }
-        spec.daemon_environment = [("HOLDFAST_TEST_FAULTS".into(), "1".into())].into();
+        // Large batches, so that each fault meets most of the connections.
+        spec.daemon_environment = [
+            ("HOLDFAST_TEST_FAULTS", "1"),
+            ("HOLDFAST_TEST_FREEZE_MS", "1000"),
+        ]
+        .map(|(name, value)| (name.to_owned(), value.to_owned()))
+        .into();
         spec.program_log = "warn".into();
         let cluster = Cluster::up(spec)?;
         let service = SocketAddr::new(cluster.service_address(Family::V4), PORT);
@@ -199,6 +205,11 @@ impl World {
 
     /// Brings everything to one node.
     pub fn gather(&self, to: &str) -> Result<()> {
+        self.gather_all(to, CONNECTIONS)
+    }
+
+    /// Brings so many connections, and no others, to one node.
+    pub fn gather_all(&self, to: &str, count: usize) -> Result<()> {
         let owners = self.owners()?;
         for from in self.cluster.nodes() {
             let has = owners.values().flatten().any(|owner| *owner == from);
@@ -208,10 +219,47 @@ impl World {
         }
         let owners = self.owners()?;
         let there = |owner: &Option<String>| owner.as_deref() == Some(to);
-        if owners.len() != CONNECTIONS || !owners.values().all(there) {
+        if owners.len() != count || !owners.values().all(there) {
             bail!("not everything is at {to}: {owners:?}");
         }
         Ok(())
+    }
+
+    /// More connections, which are not busy.
+    pub fn connect(&self, count: usize) -> Result<Vec<TcpStream>> {
+        connect(self.cluster.lab(), "c1", self.service, count)
+    }
+
+    /// Waits until the holder knows exactly so many connections.
+    pub fn wait_known(&self, count: usize) -> Result<()> {
+        self.wait(|| {
+            let known = self.owners()?.len();
+            Ok((known != count)
+                .then(|| format!("the holder knows {known} connections, not {count}")))
+        })
+    }
+
+    /// Waits until the donor's kernel has let go of connections whose clients have ended.
+    pub fn wait_ended(&self) -> Result<()> {
+        let pid = self.cluster.lab().init_process(DONOR)?;
+        self.wait(|| {
+            let table = std::fs::read_to_string(format!("/proc/{pid}/net/tcp"))?;
+            let local = format!(":{PORT:04X}");
+            let ending = |line: &&str| {
+                let fields: Vec<&str> = line.split_whitespace().collect();
+                // Established (1) and listening (0A) ones are not ending.
+                fields.len() > 3
+                    && fields[1].ends_with(&local)
+                    && !["01", "0A"].contains(&fields[3])
+            };
+            let left = table.lines().filter(ending).count();
+            Ok((left > 0).then(|| format!("{left} sockets are ending")))
+        })
+    }
+
+    /// How often a node's daemon was started.
+    pub fn starts(&self, node: &str) -> u32 {
+        self.cluster.daemon_starts(node)
     }
 
     /// Sets a fault for a node's daemon.

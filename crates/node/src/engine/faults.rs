@@ -1,7 +1,8 @@
 //! For tests of what happens when a daemon dies, or is held up, at a given step of a handoff.
 //!
 //! Only where `HOLDFAST_TEST_FAULTS` is set: the file `fault` in the run directory then names a command, whether before
-//! or after it, and what happens, once: `freeze after die`, `restore before pause 500` (milliseconds).
+//! or after it, and what happens, once: `freeze after die`, `restore before pause 500` (milliseconds). `... with 8` at the
+//! end waits for a command about at least so many flows.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -31,13 +32,19 @@ impl Faults {
         }
     }
 
-    /// The daemon has come to this point.
-    pub fn at(&self, name: &str, moment: Moment) {
+    /// The daemon has come to this point with so many flows.
+    pub fn at(&self, name: &str, moment: Moment, flows: usize) {
         let Some(file) = &self.file else { return };
         let Ok(text) = std::fs::read_to_string(file) else {
             return;
         };
-        let words: Vec<&str> = text.split_whitespace().collect();
+        let mut words: Vec<&str> = text.split_whitespace().collect();
+        if let [.., "with", least] = words[..] {
+            if least.parse().is_ok_and(|least: usize| flows < least) {
+                return;
+            }
+            words.truncate(words.len() - 2);
+        }
         let here = if moment == Moment::Before {
             "before"
         } else {
@@ -46,7 +53,7 @@ impl Faults {
         match words[..] {
             [command, when, "die"] if command == name && when == here => {
                 let _ = std::fs::remove_file(file);
-                tracing::warn!(name, ?moment, "dying, for a test");
+                tracing::warn!(name, ?moment, flows, "dying, for a test");
                 let _ = rustix::process::kill_process(
                     rustix::process::getpid(),
                     rustix::process::Signal::KILL,
@@ -54,11 +61,37 @@ impl Faults {
             }
             [command, when, "pause", milliseconds] if command == name && when == here => {
                 let _ = std::fs::remove_file(file);
-                tracing::warn!(name, ?moment, milliseconds, "pausing, for a test");
+                tracing::warn!(name, ?moment, flows, milliseconds, "pausing, for a test");
                 std::thread::sleep(Duration::from_millis(milliseconds.parse().unwrap_or(0)));
             }
             _ => {}
         }
+    }
+}
+
+/// The freeze that batches may be predicted to have, where a test says so: for batches larger than this machine would
+/// make them.
+pub fn freeze_max() -> Option<Duration> {
+    let milliseconds = std::env::var("HOLDFAST_TEST_FREEZE_MS").ok()?;
+    let freeze = Duration::from_millis(milliseconds.parse().ok()?);
+    tracing::warn!(?freeze, "batches may freeze for so long, for a test");
+    Some(freeze)
+}
+
+/// How many flows (or changes) a command is about.
+pub fn count_of(command: &Command) -> usize {
+    match command {
+        Command::ReadStatic { flows, .. }
+        | Command::Drain { flows, .. }
+        | Command::Discard { flows, .. }
+        | Command::Lookup { flows, .. } => flows.len(),
+        Command::Freeze { flows, .. }
+        | Command::Resume { flows, .. }
+        | Command::Close { flows, .. }
+        | Command::Activate { flows, .. } => flows.len(),
+        Command::PrepareSockets { flows, .. } => flows.len(),
+        Command::Restore { flows, .. } => flows.len(),
+        Command::Arbitrate { changes, .. } => changes.len(),
     }
 }
 

@@ -137,14 +137,15 @@ impl Engine {
 
     fn carry_out(&mut self, command: Command) {
         let name = faults::name_of(&command);
-        self.faults.at(name, Moment::Before);
+        let count = faults::count_of(&command);
+        self.faults.at(name, Moment::Before, count);
         let in_slices = matches!(
             command,
             Command::ReadStatic { .. } | Command::PrepareSockets { .. }
         );
         self.execute(command);
         if !in_slices {
-            self.faults.at(name, Moment::After);
+            self.faults.at(name, Moment::After, count);
         }
     }
 

@@ -119,6 +119,7 @@ fn assemble(config: Config) -> Result<(Engine, Inputs), SetupError> {
     let ids: BTreeSet<_> = config.peers.iter().map(|peer| peer.id).collect();
     let mut machine = MachineConfig::new(config.node.id, boot, config.group.contact, ids);
     machine.epoch_floor = floor;
+    machine.freeze_max = super::faults::freeze_max().unwrap_or(machine.freeze_max);
     let metrics = Metrics::new();
     let tls = Tls::load(&config).map_err(other)?;
     let (peers, peer_events) = Channel::start(Options::new(&config, boot), tls, metrics.clone())

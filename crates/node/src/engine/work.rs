@@ -117,7 +117,7 @@ impl Engine {
                 results,
             });
         } else {
-            self.faults.at("read", Moment::After);
+            self.faults.at("read", Moment::After, flows.len());
             self.done(Completion {
                 token,
                 results: Results::ReadStatic(results),
@@ -160,7 +160,7 @@ impl Engine {
             });
         } else {
             self.journal.prepared(batch, &flows);
-            self.faults.at("prepare", Moment::After);
+            self.faults.at("prepare", Moment::After, flows.len());
             self.await_programs(token, flows.iter().map(|of| of.flow).collect(), results);
         }
     }
