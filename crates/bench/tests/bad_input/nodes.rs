@@ -1,0 +1,183 @@
+//! Strangers and broken nodes on the port between nodes.
+
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::path::Path;
+
+use holdfast_api::ca::{Authority, NODE_DAYS};
+use holdfast_bench::cluster::Family;
+use holdfast_node::config::{DEFAULT_PORT, TlsConfig};
+use holdfast_node::tls::Tls;
+use holdfast_wire::{Frame, LENGTH_MAX, NodeId, VERSION, encode};
+use rustls::{ClientConnection, StreamOwned};
+
+use crate::common::{PATIENCE, World, eventually};
+
+#[test]
+fn strangers_among_the_nodes() {
+    let Some(world) = World::up("nodes") else {
+        return;
+    };
+    let ca = world.cluster.directory().join("ca");
+    let authority = Authority::open(&ca).unwrap();
+    authority.issue("n9", &[], NODE_DAYS).unwrap();
+
+    counted(&world, "tls", |mut socket| {
+        socket.write_all(b"GET / HTTP/1.1\r\n\r\n").unwrap();
+        read_to_end(&mut socket);
+    });
+    // Cut off in the middle of a record: closed, and that is all.
+    let mut cut = reach_n2(&world);
+    cut.write_all(&[22, 3, 1, 2, 0, 1]).unwrap();
+    cut.shutdown(std::net::Shutdown::Write).unwrap();
+    read_to_end(&mut cut);
+    wrong_certificates(&world, &ca);
+    greetings(&world, &ca);
+    frames(&world, &ca);
+
+    world.unharmed();
+    world.cluster.wait_ready().unwrap();
+    world.moves("n2", world.flow(0), "n3");
+    world.moves("n3", world.flow(0), "n2");
+    world.end();
+}
+
+/// `act` gets a connection to n2, and ends when n2 has closed it. That must be counted as `reason`.
+fn counted(world: &World, reason: &str, act: impl FnOnce(TcpStream)) {
+    let line = format!("holdfast_frames_rejected_total{{reason=\"{reason}\"}}");
+    let before = world.metric("n2", &line);
+    act(reach_n2(world));
+    eventually(reason, || world.metric("n2", &line) > before);
+    world.unharmed();
+}
+
+fn reach_n2(world: &World) -> TcpStream {
+    let address = world.cluster.address("n2", Family::V4).unwrap();
+    let address = SocketAddr::new(address, DEFAULT_PORT);
+    let connect = || TcpStream::connect(address).unwrap();
+    let socket = world.cluster.lab().in_net("n3", connect).unwrap();
+    socket.set_read_timeout(Some(PATIENCE)).unwrap();
+    socket
+}
+
+fn wrong_certificates(world: &World, ca: &Path) {
+    let other = world.cluster.directory().join("other");
+    Authority::init(&other, "lab")
+        .unwrap()
+        .issue("n3", &[], NODE_DAYS)
+        .unwrap();
+    // It trusts the group, which has no reason to trust it.
+    let files = TlsConfig {
+        ca: ca.join("ca.pem"),
+        ..files(&other, "n3")
+    };
+    let stranger = Tls::from_files(&files, "n3").unwrap();
+    counted(world, "certificate", |socket| {
+        let mut stream = StreamOwned::new(stranger.dial("n2").unwrap(), socket);
+        let _ = stream.write_all(&hello(3, "lab"));
+        read_to_end(&mut stream);
+    });
+    // No certificate at all, and a certificate of another node than it says it is.
+    for claimed in [2, 3] {
+        greets(world, ca, "n9", hello(claimed, "lab"), "node");
+    }
+}
+
+/// First words that do not fit, from the holder of a valid certificate.
+fn greetings(world: &World, ca: &Path) {
+    greets(world, ca, "n3", hello(3, "mails"), "group");
+    greets(world, ca, "n3", hello(1, "lab"), "node");
+    greets(world, ca, "n9", hello(9, "lab"), "node");
+    greets(world, ca, "n3", ping(), "unexpected");
+    let mut version = hello(3, "lab");
+    version[4] = VERSION + 1;
+    greets(world, ca, "n3", version, "version");
+    let oversized = (LENGTH_MAX as u32 + 1).to_be_bytes().to_vec();
+    greets(world, ca, "n3", oversized, "oversized");
+    let malformed = vec![0, 0, 0, 3, VERSION, 0xff, 0xff];
+    greets(world, ca, "n3", malformed, "malformed");
+}
+
+/// After a good greeting as n3, frames that are none. The real n3 is connected again afterwards.
+fn frames(world: &World, ca: &Path) {
+    let mut version = ping();
+    version[4] = VERSION + 1;
+    let cases = [
+        (vec![0, 0, 0, 0], "malformed"),
+        (vec![0, 0, 0, 3, VERSION, 0xff, 0xff], "malformed"),
+        (version, "version"),
+        (u32::MAX.to_be_bytes().to_vec(), "oversized"),
+        (hello(3, "lab"), "unexpected"),
+    ];
+    for (bytes, reason) in cases {
+        greets(world, ca, "n3", [hello(3, "lab"), bytes].concat(), reason);
+        world.cluster.wait_ready().unwrap();
+    }
+    for cut in [1, 4, 5, ping().len() - 1] {
+        counted(world, "truncated", |socket| {
+            let mut stream = dial(ca, "n3", socket);
+            let greeting = [&hello(3, "lab")[..], &ping()[..cut]].concat();
+            stream.write_all(&greeting).unwrap();
+            stream.flush().unwrap();
+            stream.sock.shutdown(std::net::Shutdown::Write).unwrap();
+            read_to_end(&mut stream);
+        });
+        world.cluster.wait_ready().unwrap();
+    }
+}
+
+/// `bytes` from the holder of `name`'s certificate.
+fn greets(world: &World, ca: &Path, name: &str, bytes: Vec<u8>, reason: &str) {
+    counted(world, reason, |socket| {
+        let mut stream = dial(ca, name, socket);
+        stream.write_all(&bytes).unwrap();
+        read_to_end(&mut stream);
+    });
+}
+
+fn dial(ca: &Path, name: &str, socket: TcpStream) -> StreamOwned<ClientConnection, TcpStream> {
+    let tls = Tls::from_files(&files(ca, name), name).unwrap();
+    StreamOwned::new(tls.dial("n2").unwrap(), socket)
+}
+
+fn files(ca: &Path, name: &str) -> TlsConfig {
+    TlsConfig {
+        ca: ca.join("ca.pem"),
+        cert: ca.join(format!("{name}.pem")),
+        key: ca.join(format!("{name}.key")),
+        crl: None,
+    }
+}
+
+fn hello(node: u16, group: &str) -> Vec<u8> {
+    bytes(&Frame::Hello {
+        node: NodeId(node),
+        boot: 1,
+        group: group.to_owned(),
+    })
+}
+
+fn ping() -> Vec<u8> {
+    bytes(&Frame::Ping { token: 7 })
+}
+
+fn bytes(frame: &Frame) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    encode(frame, &mut bytes).unwrap();
+    bytes
+}
+
+/// Reads until the other side closes, in whatever way.
+fn read_to_end(stream: &mut impl Read) {
+    let mut buffer = [0; 4096];
+    loop {
+        match stream.read(&mut buffer) {
+            Ok(0) => return,
+            Ok(_) => {}
+            Err(error) => {
+                assert_ne!(error.kind(), std::io::ErrorKind::WouldBlock, "not closed");
+                return;
+            }
+        }
+    }
+}

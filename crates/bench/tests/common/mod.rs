@@ -1,0 +1,239 @@
+//! A group with busy connections whose bytes are verified all the while: what is done to it must not harm them.
+
+#![allow(dead_code, reason = "each test uses a part")]
+
+use std::net::{SocketAddr, TcpStream};
+use std::process::Output;
+use std::sync::atomic::Ordering;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use holdfast_api::control::{
+    ClientError, ErrorBody, FlowOutcome, FlowQuery, HandoffAccepted, HandoffRequest, HandoffState,
+    HandoffStatus, Selection,
+};
+use holdfast_api::{Drain, FlowText, Protocol};
+use holdfast_bench::cluster::{Cluster, ClusterSpec, Family, Program, Service};
+use holdfast_bench::load::{Load, connect};
+
+/// Busy connections.
+pub const CONNECTIONS: usize = 64;
+/// The port of the echo server.
+pub const PORT: u16 = 7;
+/// The port of the pool `odd`, which nothing serves unless a test does.
+pub const ODD_PORT: u16 = 8007;
+
+/// Whatever is waited for; the machine may be very busy.
+pub const PATIENCE: Duration = Duration::from_secs(60);
+
+static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+
+/// Labs run one after another, since they would disturb each other's timing. None without root.
+pub fn alone() -> Option<MutexGuard<'static, ()>> {
+    if !nix::unistd::geteuid().is_root() {
+        eprintln!("skipped: a lab needs root");
+        return None;
+    }
+    Some(ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner))
+}
+
+/// Three nodes with echo servers, and connections that are all at n2 in the beginning.
+pub struct World {
+    pub cluster: Cluster,
+    pub load: Load,
+    pub service: SocketAddr,
+    _alone: MutexGuard<'static, ()>,
+}
+
+impl World {
+    /// Brings it up; none without root.
+    pub fn up(name: &str) -> Option<Self> {
+        let alone = alone()?;
+        let mut spec = ClusterSpec::new(format!("{name}-{}", std::process::id()))
+            .program(Program::Echo { port: PORT });
+        spec.services
+            .push(Service::new("odd", Protocol::Tcp, ODD_PORT));
+        for service in &mut spec.services {
+            service.weights = [("n1", 0), ("n2", 1), ("n3", 0)]
+                .map(|(node, weight)| (node.to_owned(), weight))
+                .into();
+        }
+        let cluster = Cluster::up(spec).unwrap();
+        let service = SocketAddr::new(cluster.service_address(Family::V4), PORT);
+        let streams = connect(cluster.lab(), "c1", service, CONNECTIONS).unwrap();
+        let load = Load::start(streams, Duration::from_millis(50)).unwrap();
+        let world = Self {
+            cluster,
+            load,
+            service,
+            _alone: alone,
+        };
+        world.unharmed();
+        Some(world)
+    }
+
+    /// Every connection has had an answer to what it sent from now on; no byte was wrong, no connection reset.
+    #[track_caller]
+    pub fn unharmed(&self) {
+        let turns = || self.load.members().iter().map(|member| member.turns());
+        let before: Vec<u64> = turns().collect();
+        // One exchange was perhaps under way.
+        eventually("every connection goes on", || {
+            let broken = self.load.members().iter().filter(|m| m.is_broken());
+            assert_eq!(broken.count(), 0, "connections are broken");
+            turns().zip(&before).all(|(now, then)| now >= then + 2)
+        });
+        assert_eq!(self.load.compared.wrong.load(Ordering::Relaxed), 0);
+        assert_eq!(self.resets(), 0, "the client saw resets");
+    }
+
+    /// Established connections of the client that were reset (`EstabResets` of RFC 4022).
+    fn resets(&self) -> u64 {
+        let pid = self.cluster.lab().init_process("c1").unwrap();
+        let text = std::fs::read_to_string(format!("/proc/{pid}/net/snmp")).unwrap();
+        let mut lines = text.lines().filter_map(|line| line.strip_prefix("Tcp: "));
+        let (names, values) = (lines.next().unwrap(), lines.next().unwrap());
+        let mut pairs = names.split(' ').zip(values.split(' '));
+        let found = pairs.find(|(name, _)| *name == "EstabResets").unwrap();
+        found.1.parse().unwrap()
+    }
+
+    /// Ends the load, which must have been well to the end.
+    pub fn end(self) {
+        self.unharmed();
+        let compared = self.load.compared.clone();
+        self.load.stop().unwrap();
+        assert_eq!(compared.wrong.load(Ordering::Relaxed), 0);
+    }
+
+    /// A connection's flow.
+    pub fn flow(&self, member: usize) -> FlowText {
+        self.flow_of(self.service, self.load.members()[member].client)
+    }
+
+    /// The flow of a TCP connection to a service.
+    pub fn flow_of(&self, service: SocketAddr, client: SocketAddr) -> FlowText {
+        FlowText::new(Protocol::Tcp, service, client).unwrap()
+    }
+
+    /// A client's connection to the pool `odd`.
+    pub fn odd_connection(&self) -> TcpStream {
+        let stream = connect(self.cluster.lab(), "c1", self.odd(), 1)
+            .unwrap()
+            .remove(0);
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        stream
+    }
+
+    /// The address of the pool `odd`.
+    pub fn odd(&self) -> SocketAddr {
+        SocketAddr::new(self.service.ip(), ODD_PORT)
+    }
+
+    /// Asks a node to hand flows off.
+    pub fn hand_off(
+        &self,
+        node: &str,
+        flows: &[FlowText],
+        to: &str,
+    ) -> Result<HandoffAccepted, ErrorBody> {
+        let request = HandoffRequest {
+            selection: Selection::Flows(flows.to_vec()),
+            to: to.to_owned(),
+            drain: Drain::None,
+        };
+        let control = self.cluster.control_blocking(node).unwrap();
+        match control.run(async |client| client.hand_off(&request).await) {
+            Ok(accepted) => Ok(accepted),
+            Err(ClientError::Refused { body, .. }) => Err(body),
+            Err(other) => panic!("{other}"),
+        }
+    }
+
+    /// Waits for the end of a handoff; gives what became of each flow.
+    #[track_caller]
+    pub fn ended(&self, node: &str, id: u64) -> HandoffStatus {
+        let control = self.cluster.control_blocking(node).unwrap();
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            let status = control
+                .run(async |client| client.handoff(id).await)
+                .unwrap();
+            if status.summary.state == HandoffState::Finished {
+                return status;
+            }
+            assert!(Instant::now() < deadline, "it does not end: {status:#?}");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+
+    /// Hands one flow off, which must move.
+    #[track_caller]
+    pub fn moves(&self, node: &str, flow: FlowText, to: &str) {
+        let id = self.hand_off(node, &[flow], to).unwrap().id;
+        let results = self.ended(node, id).results;
+        assert_eq!(results[0].outcome, FlowOutcome::Moved, "{results:#?}");
+    }
+
+    /// Hands one flow off, which must stay; gives why.
+    #[track_caller]
+    pub fn stays(&self, node: &str, flow: FlowText, to: &str) -> String {
+        let id = self.hand_off(node, &[flow], to).unwrap().id;
+        match self.ended(node, id).results.remove(0).outcome {
+            FlowOutcome::Kept { reason } => reason,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// Who owns a flow, as the holder says.
+    pub fn owner(&self, flow: FlowText) -> Option<String> {
+        let control = self.cluster.control_blocking("n1").unwrap();
+        let query = FlowQuery {
+            limit: Some(100_000),
+            ..FlowQuery::default()
+        };
+        let list = control
+            .run(async |client| client.flows(&query).await)
+            .unwrap();
+        let entry = list.flows.into_iter().find(|entry| entry.flow == flow)?;
+        match entry.state {
+            holdfast_api::control::FlowState::Owned { owner } => Some(owner),
+            _ => None,
+        }
+    }
+
+    /// A metric's value at a node; 0 when there is none of these labels.
+    pub fn metric(&self, node: &str, line: &str) -> u64 {
+        let control = self.cluster.control_blocking(node).unwrap();
+        let text = control.run(async |client| client.metrics().await).unwrap();
+        let value = text
+            .lines()
+            .find_map(|text| text.strip_prefix(line)?.strip_prefix(' '));
+        value.map_or(0, |value| value.parse().unwrap())
+    }
+
+    /// Runs a command in a host to its end.
+    pub fn run(&self, host: &str, command: &[&str]) -> Output {
+        let mut run = self.cluster.lab().command(host).unwrap();
+        run.args(command).output().unwrap()
+    }
+}
+
+/// Waits until it is so.
+#[track_caller]
+pub fn eventually(what: &str, mut is_so: impl FnMut() -> bool) {
+    let deadline = Instant::now() + PATIENCE;
+    while !is_so() {
+        assert!(Instant::now() < deadline, "not within {PATIENCE:?}: {what}");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// All these words are in it.
+#[track_caller]
+pub fn says(text: impl ToString, words: &[&str]) {
+    let text = text.to_string();
+    for word in words {
+        assert!(text.contains(word), "`{word}` is not in: {text}");
+    }
+}
