@@ -1,9 +1,11 @@
 //! Echo over UDP. The state of an association is nothing: each datagram stands alone.
 
+use std::future::{Future, poll_fn};
 use std::sync::Arc;
+use std::task::Poll;
 use std::time::Duration;
 
-use holdfast_api::{UdpEvent, UdpService};
+use holdfast_api::{Association, Destination, UdpEvent, UdpService};
 
 /// An association that was silent for so long is forgotten.
 const IDLE_MAX: Duration = Duration::from_secs(60);
@@ -31,20 +33,26 @@ pub async fn serve(service: UdpService) {
                 association,
                 destination,
             }) => {
-                let service = Arc::clone(&service);
-                tokio::spawn(async move {
-                    if let Err(kept) = service
-                        .hand_off(&association, destination, Vec::new())
-                        .await
-                    {
-                        tracing::debug!(flow = %association.flow(), reason = %kept.reason, "kept");
-                    }
-                });
+                let mut handing =
+                    Box::pin(hand_off(Arc::clone(&service), association, destination));
+                // It begins here, between two datagrams, and ends by the side: what was received is answered, and what
+                // comes from now on travels.
+                let begun = poll_fn(|context| Poll::Ready(handing.as_mut().poll(context))).await;
+                if begun.is_pending() {
+                    tokio::spawn(handing);
+                }
             }
             Err(error) => {
                 tracing::warn!(%error, "not received");
                 tokio::time::sleep(Duration::from_millis(10)).await;
             }
         }
+    }
+}
+
+async fn hand_off(service: Arc<UdpService>, association: Association, destination: Destination) {
+    let handed = service.hand_off(&association, destination, Vec::new());
+    if let Err(kept) = handed.await {
+        tracing::debug!(flow = %association.flow(), reason = %kept.reason, "kept");
     }
 }
