@@ -1,4 +1,5 @@
 //! Numbers the bytes that a client sends. The smallest server behind Holdfast; docs/handoff.md explains it.
+#![forbid(unsafe_code)]
 
 use std::io::{self, Read, Write};
 use std::net::TcpListener;

@@ -188,6 +188,31 @@ impl Engine {
         matches!(state, ApiState::Owned { owner } if *owner == self.config.node.name)
     }
 
+    /// The flows of this node that a handoff is about.
+    fn selected(&self, selection: Selection) -> Vec<Flow> {
+        match selection {
+            // Named twice, a flow moves once.
+            Selection::Flows(flows) => {
+                let flows: BTreeSet<Flow> = flows.iter().filter_map(flow_of).collect();
+                flows.into_iter().collect()
+            }
+            Selection::AllOf(filter) => {
+                let limit = filter.limit.map_or(usize::MAX, |limit| {
+                    usize::try_from(limit).unwrap_or(usize::MAX)
+                });
+                let own = self.matching(&FlowFilter {
+                    owner: Some(self.config.node.name.clone()),
+                    ..filter
+                });
+                let movable = own.iter().filter_map(|entry| flow_of(&entry.flow));
+                movable
+                    .filter(|flow| self.programs.owner(flow).is_some())
+                    .take(limit)
+                    .collect()
+            }
+        }
+    }
+
     pub(super) fn start_handoff(
         &mut self,
         request: HandoffRequest,
@@ -212,27 +237,7 @@ impl Engine {
             }
             Some(_) => {}
         }
-        let flows: Vec<Flow> = match selection {
-            // Named twice, a flow moves once.
-            Selection::Flows(flows) => {
-                let flows: BTreeSet<Flow> = flows.iter().filter_map(flow_of).collect();
-                flows.into_iter().collect()
-            }
-            Selection::AllOf(filter) => {
-                let limit = filter.limit.map_or(usize::MAX, |limit| {
-                    usize::try_from(limit).unwrap_or(usize::MAX)
-                });
-                let own = self.matching(&FlowFilter {
-                    owner: Some(self.config.node.name.clone()),
-                    ..filter
-                });
-                let movable = own.iter().filter_map(|entry| flow_of(&entry.flow));
-                movable
-                    .filter(|flow| self.programs.owner(flow).is_some())
-                    .take(limit)
-                    .collect()
-            }
-        };
+        let flows = self.selected(selection);
         if flows.is_empty() {
             return Err(error(
                 "no flow of this node matches",

@@ -1,9 +1,11 @@
 //! The holder's part: the steering table as the store of ownership.
 
 use holdfast_bpf::Dataplane as Programs;
+use holdfast_proto::handoff::{Completion, Results, Token};
 use holdfast_proto::ownership::{Floors, apply};
 use holdfast_wire::{Change, ChangeKind, Epoch, Flow, NodeId, Record, Refusal};
 
+use super::Engine;
 use crate::dataplane::{flow_of, key_of, record_from_map, record_to_map};
 
 /// Looks records up and changes them. One daemon writes the table, so look-up and store are one step.
@@ -75,5 +77,38 @@ impl Holder {
             self.floors.removed(&change.flow, old.epoch);
         }
         Ok(next)
+    }
+}
+
+impl Engine {
+    pub(super) fn arbitrate(&mut self, token: Token, asker: NodeId, changes: &[Change]) {
+        let programs = &self.dataplane.programs;
+        let results = match &mut self.holder {
+            Some(holder) => {
+                let each = changes.iter();
+                each.map(|change| holder.arbitrate(programs, asker, change))
+                    .collect()
+            }
+            None => changes
+                .iter()
+                .map(|_| Err(Refusal { current: None }))
+                .collect(),
+        };
+        self.done(Completion {
+            token,
+            results: Results::Arbitrated(results),
+        });
+    }
+
+    pub(super) fn look_up(&mut self, token: Token, flows: &[Flow]) {
+        let programs = &self.dataplane.programs;
+        let records = flows
+            .iter()
+            .map(|flow| Holder::lookup(programs, flow))
+            .collect();
+        self.done(Completion {
+            token,
+            results: Results::LookedUp(records),
+        });
     }
 }

@@ -34,7 +34,7 @@ use std::time::{Duration, Instant};
 use holdfast_api::app::FromDaemon;
 use holdfast_api::control::HandoffCounts;
 use holdfast_api::{Drain, FlowText};
-use holdfast_proto::handoff::{Command, Completion, Handoff, Output, Results};
+use holdfast_proto::handoff::{Command, Completion, Handoff, Output};
 use holdfast_sys::tcp_repair::{Preparer, StaticReader, TcpStatic};
 use holdfast_wire::{Flow, NodeId, Protocol};
 
@@ -191,33 +191,8 @@ impl Engine {
                 token,
                 asker,
                 changes,
-            } => {
-                let results = match &mut self.holder {
-                    Some(holder) => changes
-                        .iter()
-                        .map(|change| holder.arbitrate(&self.dataplane.programs, asker, change))
-                        .collect(),
-                    None => changes
-                        .iter()
-                        .map(|_| Err(holdfast_wire::Refusal { current: None }))
-                        .collect(),
-                };
-                self.done(Completion {
-                    token,
-                    results: Results::Arbitrated(results),
-                });
-            }
-            Command::Lookup { token, flows } => {
-                let programs = &self.dataplane.programs;
-                let records = flows
-                    .iter()
-                    .map(|flow| Holder::lookup(programs, flow))
-                    .collect();
-                self.done(Completion {
-                    token,
-                    results: Results::LookedUp(records),
-                });
-            }
+            } => self.arbitrate(token, asker, &changes),
+            Command::Lookup { token, flows } => self.look_up(token, &flows),
         }
     }
 
