@@ -30,7 +30,8 @@ pub struct Connection {
     pub to_client: Direction,
 }
 
-/// One direction of a connection. A segment is counted in at most one of the five kinds from `retransmitted` on.
+/// One direction of a connection. A segment is counted in at most one of `retransmitted`, `late`,
+/// `tail_loss_probes`, `keep_alives` and `window_probes`.
 #[derive(Debug, Default, Serialize)]
 pub struct Direction {
     /// Segments with data.
@@ -45,6 +46,9 @@ pub struct Direction {
     pub late: u64,
     /// The last data sent, once more, 4 ms or more after it: the sender's probe for a lost tail (RFC 8985, section 7).
     pub tail_loss_probes: u64,
+    /// Those of them for data that the other side had not acknowledged. In what a capture at the receiver's own interface
+    /// shows, it is the receiver that is late, 4 ms after the data was there, and neither the path nor the sender.
+    pub probes_before_answer: u64,
     /// Segments without new data that make an idle peer answer (RFC 9293, section 3.8.4). A socket that comes out of
     /// repair mode sends one.
     pub keep_alives: u64,
@@ -175,7 +179,11 @@ impl Direction {
             }
         } else if space > 0 {
             if below {
-                self.classify(segment, range.end, seen, window_shut);
+                let answered = other.acknowledged.is_some_and(|acknowledged| {
+                    (range.end as u32).wrapping_sub(acknowledged).cast_signed() <= 0
+                });
+                self.probes_before_answer +=
+                    u64::from(self.classify(segment, range.end, seen, window_shut) && !answered);
             }
             self.take(segment, range, seen);
         }
@@ -193,8 +201,8 @@ impl Direction {
         self.timestamp = segment.timestamp.or(self.timestamp);
     }
 
-    /// Counts a segment that begins below what has been seen.
-    fn classify(&mut self, segment: &Segment, end: u64, seen: u64, window_shut: bool) {
+    /// Counts a segment that begins below what has been seen; says whether it is a tail-loss probe.
+    fn classify(&mut self, segment: &Segment, end: u64, seen: u64, window_shut: bool) -> bool {
         if seen == 0 {
             self.late += 1;
         } else if window_shut {
@@ -202,9 +210,11 @@ impl Direction {
         } else if self.is_tail_loss_probe(segment, end) {
             self.tail_loss_probes += 1;
             self.probed = Some(end);
+            return true;
         } else {
             self.retransmitted += 1;
         }
+        false
     }
 
     fn take(&mut self, segment: &Segment, range: std::ops::Range<u64>, seen: u64) {

@@ -6,6 +6,8 @@
 mod connection;
 mod segment;
 mod sequence;
+#[cfg(test)]
+mod story;
 mod tcpdump;
 #[cfg(test)]
 mod tests;

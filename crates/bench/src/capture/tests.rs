@@ -1,149 +1,14 @@
 //! Made-up captures, and what is said about them.
 
-use std::io::Write;
 use std::net::SocketAddr;
 use std::path::Path;
 use std::process::Command;
 
-use etherparse::{PacketBuilder, TcpOptionElement};
-
+use super::story::{FIN, RST, SYN, Story};
 use super::*;
 
 const CLIENT: &str = "10.0.0.2:5000";
 const SERVER: &str = "10.0.0.1:80";
-const SYN: u8 = 1;
-const FIN: u8 = 2;
-const RST: u8 = 4;
-
-/// A capture in the making: times in microseconds, sequence numbers relative to each side's first data byte.
-struct Story {
-    file: Vec<u8>,
-    now_us: u64,
-    server_isn: u32,
-    family6: bool,
-    clock: Option<u32>,
-}
-
-impl Story {
-    fn new() -> Self {
-        let header = [0xa1b2_3c4d, 0x0004_0002, 0, 0, 128, 1u32];
-        let file = header.iter().flat_map(|word| word.to_le_bytes()).collect();
-        // Its data passes the wrap of sequence numbers soon.
-        Self {
-            file,
-            now_us: 1_000_000,
-            server_isn: u32::MAX - 2000,
-            family6: false,
-            clock: None,
-        }
-    }
-
-    fn opened() -> Self {
-        let mut story = Self::new();
-        story.client(0, SYN, u32::MAX, 0, 0);
-        story.server(100, SYN, u32::MAX, 0, 0);
-        story.client(100, 0, 0, 0, 0);
-        story
-    }
-
-    fn client(
-        &mut self,
-        after_us: u64,
-        flags: u8,
-        sequence: u32,
-        acknowledges: u32,
-        length: u32,
-    ) -> &mut Self {
-        let (sequence, acknowledges) = (
-            1000u32.wrapping_add(sequence),
-            self.server_isn.wrapping_add(acknowledges),
-        );
-        self.segment(after_us, true, flags, sequence, acknowledges, 500, length)
-    }
-
-    fn server(
-        &mut self,
-        after_us: u64,
-        flags: u8,
-        sequence: u32,
-        acknowledges: u32,
-        length: u32,
-    ) -> &mut Self {
-        let (sequence, acknowledges) = (
-            self.server_isn.wrapping_add(sequence),
-            1000u32.wrapping_add(acknowledges),
-        );
-        self.segment(after_us, false, flags, sequence, acknowledges, 500, length)
-    }
-
-    #[allow(clippy::too_many_arguments)]
-    fn segment(
-        &mut self,
-        after_us: u64,
-        by_client: bool,
-        flags: u8,
-        sequence: u32,
-        acknowledges: u32,
-        window: u16,
-        length: u32,
-    ) -> &mut Self {
-        let (from, to) = if by_client { (2, 1) } else { (1, 2) };
-        let ports = if by_client { (5000, 80) } else { (80, 5000) };
-        let link = PacketBuilder::ethernet2([2, 0, 0, 0, 0, from], [2, 0, 0, 0, 0, to]);
-        let mut long = [0; 16];
-        long[0] = 0xfd;
-        let ends = [from, to].map(|end| {
-            let mut address = long;
-            address[15] = end;
-            address
-        });
-        let ip = match self.family6 {
-            true => link.ipv6(ends[0], ends[1], 64),
-            false => link.ipv4([10, 0, 0, from], [10, 0, 0, to], 64),
-        };
-        let mut tcp = ip.tcp(ports.0, ports.1, sequence, window);
-        if flags & SYN != 0 {
-            tcp = tcp.syn();
-        }
-        if flags & FIN != 0 {
-            tcp = tcp.fin();
-        }
-        if flags & RST != 0 {
-            tcp = tcp.rst();
-        }
-        if flags & SYN == 0 || !by_client {
-            tcp = tcp.ack(acknowledges);
-        }
-        if let Some(clock) = self.clock {
-            tcp = tcp
-                .options(&[TcpOptionElement::Timestamp(clock, 0)])
-                .unwrap();
-        }
-        let mut packet = Vec::new();
-        tcp.write(&mut packet, &vec![7; length as usize]).unwrap();
-        self.now_us += after_us;
-        let kept = packet.len().min(128) as u32;
-        let seconds = (self.now_us / 1_000_000) as u32;
-        let nanoseconds = (self.now_us % 1_000_000) as u32 * 1000;
-        for word in [seconds, nanoseconds, kept, packet.len() as u32] {
-            self.file.extend(word.to_le_bytes());
-        }
-        self.file.extend(&packet[..kept as usize]);
-        self
-    }
-
-    fn file(&self) -> tempfile::NamedTempFile {
-        let mut file = tempfile::NamedTempFile::new().unwrap();
-        file.write_all(&self.file).unwrap();
-        file
-    }
-
-    fn connection(&self) -> Connection {
-        let mut all = analyse(&segments(self.file().path()).unwrap());
-        assert_eq!(all.len(), 1);
-        all.remove(0)
-    }
-}
 
 #[test]
 fn an_undisturbed_connection_has_nothing_to_tell() {
@@ -239,6 +104,20 @@ fn a_tail_loss_probe_needs_its_silence() {
         ),
         (1, 2)
     );
+}
+
+#[test]
+fn a_probe_for_what_was_acknowledged_is_told_apart() {
+    let probed = |acknowledges| {
+        let mut story = Story::opened();
+        story
+            .server(100, 0, 0, 0, 1000)
+            .client(10, 0, 0, acknowledges, 0);
+        story.server(5000, 0, 500, 0, 500);
+        let seen = story.connection().to_client;
+        (seen.tail_loss_probes, seen.probes_before_answer)
+    };
+    assert_eq!((probed(1000), probed(999)), ((1, 0), (1, 1)));
 }
 
 #[test]

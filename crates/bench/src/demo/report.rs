@@ -79,7 +79,8 @@ pub struct Wire {
     pub syns: u64,
     /// Resets in both directions.
     pub resets: u64,
-    /// Segments sent again in both directions, tail-loss probes of the client not counted.
+    /// Segments sent again in both directions. Not counted: tail-loss probes of the client, and those of the server for data
+    /// that was at the client 4 ms before and that it had not acknowledged.
     pub sent_again: u64,
     /// The client's tail-loss probes.
     pub client_probes: u64,
@@ -96,8 +97,9 @@ impl Wire {
         Self {
             syns: passage.syns,
             resets: connection.to_server.resets + connection.to_client.resets,
-            // A probe of the server's is none that a handoff may cause.
-            sent_again: connection.sent_again() + connection.to_client.tail_loss_probes,
+            // Where the client acknowledged late, the server's probe is no fault of the group's.
+            sent_again: connection.sent_again() + connection.to_client.tail_loss_probes
+                - connection.to_client.probes_before_answer,
             client_probes: connection.to_server.tail_loss_probes,
             data_gap_us_max: data.gap_max.map(|gap| gap.length_ns as f64 / 1e3),
             connection,

@@ -97,7 +97,7 @@ fn wire(
              before, {} late",
             to_client.retransmitted,
             to_client.late,
-            to_client.tail_loss_probes,
+            to_client.tail_loss_probes - to_client.probes_before_answer,
             to_server.retransmitted,
             to_server.late
         ),
