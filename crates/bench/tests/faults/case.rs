@@ -114,8 +114,13 @@ fn disturb(world: &World, way: Way, at: Point, fault: Fault) -> Result<()> {
             Ok(down.then(|| format!("the daemon of {node} was not restarted")))
         })?;
     }
-    world.settle()?;
-    check_wire(world, way, capture)?;
+    // What was on the wire tells more than that it does not settle.
+    let settled = world.settle();
+    let seen = check_wire(world, way, capture);
+    match (settled, seen) {
+        (Err(unsettled), Err(seen)) => return Err(unsettled.context(format!("{seen:#}"))),
+        (settled, seen) => settled.and(seen)?,
+    }
     prove_health(world)
 }
 
