@@ -27,7 +27,7 @@ impl Story {
         Self {
             file,
             now_us: 1_000_000,
-            pub server_isn: u32::MAX - 2000,
+            server_isn: u32::MAX - 2000,
             family6: false,
             clock: None,
         }
