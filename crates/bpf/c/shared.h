@@ -86,6 +86,14 @@ struct node {
 	__u16 pad;
 };
 
+/* Destinations of flows that were steered before: see c/cache.h. One set is one cache line. */
+#define CACHE_SETS (1 << 17)
+#define CACHE_WAYS 8
+
+struct cache_set {
+	__u64 way[CACHE_WAYS]; /* upper 48 bits of the flow's hash, and the node; 0: empty */
+};
+
 enum reach {
 	REACH_STEER = 0,
 	REACH_BROADCAST = 1,

@@ -4,6 +4,7 @@
 #ifndef HOLDFAST_STEER_H
 #define HOLDFAST_STEER_H
 
+#include "cache.h"
 #include "encap.h"
 #include "too_big.h"
 
@@ -125,15 +126,6 @@ static __always_inline int decapsulate(struct xdp_md *context, const struct node
 	return 1;
 }
 
-/* The node a packet goes to: the owner; in transit, the acceptor, which holds it; a new flow as the table says. */
-static __always_inline __u16 destination_of(const struct service *service, const struct flow_key *flow)
-{
-	struct record *record = bpf_map_lookup_elem(&steering, flow);
-	if (record)
-		return record->state == RECORD_TRANSIT ? record->acceptor : record->owner;
-	return place(service, flow, 0);
-}
-
 SEC("xdp")
 int holdfast_steer(struct xdp_md *context)
 {
@@ -158,7 +150,9 @@ int holdfast_steer(struct xdp_md *context)
 	struct service *service = service_of(&p.flow);
 	if (!service)
 		return XDP_PASS;
-	__u16 to = destination_of(service, &p.flow);
+	__u16 to = recorded_destination(&p.flow);
+	if (!to)
+		to = place(service, &p.flow, 0);
 	if (to == config->self) {
 		count(COUNT_STEERED_SELF);
 		return XDP_PASS;

@@ -14,6 +14,7 @@
 
 #define FLOWS_PER_ADDRESS 32768
 #define FIRST_PORT 1024
+#define MAX_FLOWS (1 << 20)
 #define PAYLOAD 18
 
 /* What to send, set by user space. src/traffic.rs mirrors it. */
@@ -27,11 +28,13 @@ struct plan {
 	__u8 own_link[6];
 	__u16 owners;      /* flow i belongs to owner i % owners */
 	__u32 sample_mask; /* every packet whose number has none of these bits is checked */
+	__u32 round;       /* tells the arrivals of one plan from those of the one before */
 };
 
 struct seen {
 	__u64 packets;
 	__u64 checked;
+	__u64 flows; /* checked packets that were their flow's first of the round */
 	__u64 wrong_flow;
 	__u64 wrong_owner;
 	__u64 wrong_content;
@@ -71,6 +74,14 @@ struct {
 	__type(key, __u32);
 	__type(value, struct seen);
 } seen SEC(".maps");
+
+/* The round in which a flow was last checked. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, MAX_FLOWS);
+	__type(key, __u32);
+	__type(value, __u32);
+} arrived SEC(".maps");
 
 struct frame {
 	struct ethhdr link;
@@ -147,7 +158,12 @@ int traffic_make(struct xdp_md *context)
 static __always_inline void check(const struct frame *frame, const struct plan *p, struct seen *s, __u32 owner)
 {
 	__u32 flow = frame->payload.flow;
+	__u32 *round = bpf_map_lookup_elem(&arrived, &flow);
 	s->checked++;
+	if (round && *round != p->round) {
+		*round = p->round;
+		s->flows++;
+	}
 	if (flow >= p->flows || frame->ip.daddr != p->service || frame->udp.dest != p->port ||
 	    frame->ip.saddr != bpf_htonl(bpf_ntohl(p->client) + flow / FLOWS_PER_ADDRESS) ||
 	    frame->udp.source != bpf_htons(FIRST_PORT + flow % FLOWS_PER_ADDRESS))
@@ -159,32 +175,35 @@ static __always_inline void check(const struct frame *frame, const struct plan *
 		s->wrong_content++;
 }
 
-static __always_inline int take(struct __sk_buff *skb, __u32 owner)
+/* 1: a packet of the plan, counted; 0: something else. */
+static __always_inline int take(void *data, void *end, __u32 owner)
 {
 	__u32 zero = 0;
 	struct plan *p = bpf_map_lookup_elem(&plan, &zero);
 	struct seen *s = bpf_map_lookup_elem(&seen, &owner);
-	struct frame *frame = (void *)(long)skb->data;
-	if (!p || !s || (void *)(frame + 1) > (void *)(long)skb->data_end)
-		return TC_ACT_OK;
+	struct frame *frame = data;
+	if (!p || !s || (void *)(frame + 1) > end)
+		return 0;
 	if (frame->link.h_proto != bpf_htons(ETH_P_IP) || frame->ip.daddr != p->service)
-		return TC_ACT_OK;
+		return 0;
 	s->packets++;
 	if (!(frame->payload.number & p->sample_mask))
 		check(frame, p, s, owner);
-	return TC_ACT_SHOT;
+	return 1;
 }
 
-SEC("tc")
-int traffic_take_0(struct __sk_buff *skb)
-{
-	return take(skb, 0);
-}
+#define SINKS(owner)                                                                                                   \
+	SEC("tc") int traffic_take_##owner(struct __sk_buff *skb)                                                      \
+	{                                                                                                              \
+		return take((void *)(long)skb->data, (void *)(long)skb->data_end, owner) ? TC_ACT_SHOT : TC_ACT_OK;    \
+	}                                                                                                              \
+	SEC("xdp") int traffic_take_xdp_##owner(struct xdp_md *context)                                                \
+	{                                                                                                              \
+		void *data = (void *)(long)context->data, *end = (void *)(long)context->data_end;                      \
+		return take(data, end, owner) ? XDP_DROP : XDP_PASS;                                                   \
+	}
 
-SEC("tc")
-int traffic_take_1(struct __sk_buff *skb)
-{
-	return take(skb, 1);
-}
+SINKS(0)
+SINKS(1)
 
 char _license[] SEC("license") = "Dual MIT/GPL";

@@ -7,6 +7,7 @@
 mod holds;
 mod link;
 pub mod shared;
+mod steering;
 mod table;
 pub mod traffic;
 
@@ -21,9 +22,10 @@ use zerocopy::{FromBytes, IntoBytes};
 pub use holds::Holds;
 pub use link::Hook;
 use shared::{
-    COUNTER_NAMES, Config, Congestion, Event, FlowKey, FlowValue, Node, PLACEMENT_SLOTS, Record,
+    COUNTER_NAMES, Config, Congestion, Event, FlowKey, FlowValue, Node, PLACEMENT_SLOTS,
     Service, ServiceKey,
 };
+pub use steering::Steering;
 pub use table::Table;
 
 /// The programs' events.
@@ -97,7 +99,7 @@ pub struct Dataplane {
     /// This node's flows.
     pub flows: Table<FlowKey, FlowValue>,
     /// The steering table; empty except at the holder.
-    pub steering: Table<FlowKey, Record>,
+    pub steering: Steering,
     /// Services by address and port.
     pub services: Table<ServiceKey, Service>,
     /// Nodes by id.
@@ -113,13 +115,15 @@ pub struct Dataplane {
 static OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/holdfast.bpf.o"));
 static CONGESTION: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/congestion.bpf.o"));
 
-const PINNED_MAPS: [&str; 9] = [
+const PINNED_MAPS: [&str; 11] = [
     "config",
     "services",
     "placement",
     "nodes",
     "peers",
     "steering",
+    "destinations",
+    "seed",
     "flows",
     "holds",
     "counters",
@@ -151,7 +155,11 @@ impl Dataplane {
         };
         Ok(Self {
             flows: Table::new(table("flows")?, "flows"),
-            steering: Table::new(table("steering")?, "steering"),
+            steering: Steering::new(
+                Table::new(table("steering")?, "steering"),
+                &table("destinations")?,
+                &Table::new(table("seed")?, "seed"),
+            )?,
             services: Table::new(table("services")?, "services"),
             nodes: Table::new(table("nodes")?, "nodes"),
             peers: Table::new(table("peers")?, "peers"),

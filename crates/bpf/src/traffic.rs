@@ -3,13 +3,15 @@
 use std::net::Ipv4Addr;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
-use libbpf_rs::{MapCore, MapFlags, Object, ObjectBuilder, ProgramInput};
+use libbpf_rs::{MapCore, MapFlags, MapHandle, Object, ObjectBuilder, ProgramInput};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use crate::{Error, Table, handle, link};
 
 /// Flows that have one client address; the next ones have the next address.
 pub const FLOWS_PER_ADDRESS: u32 = 32768;
+/// Flows a plan can have.
+pub const MAX_FLOWS: u32 = 1 << 20;
 /// Client port of the first flow of an address.
 pub const FIRST_PORT: u16 = 1024;
 
@@ -39,6 +41,8 @@ pub struct Plan {
     pub owners: u16,
     /// A packet is checked when its number has none of these bits.
     pub sample_mask: u32,
+    /// Differs from plan to plan, not 0.
+    pub round: u32,
 }
 
 /// What arrived at an owner.
@@ -51,6 +55,8 @@ pub struct Seen {
     pub packets: u64,
     /// Of these, the ones looked at.
     pub checked: u64,
+    /// Flows of which a packet was looked at in this round.
+    pub flows: u64,
     /// Addresses or ports that are not the flow's.
     pub wrong_flow: u64,
     /// Flows of another owner.
@@ -60,8 +66,8 @@ pub struct Seen {
 }
 
 const _: () = {
-    assert!(size_of::<Plan>() == 36);
-    assert!(size_of::<Seen>() == 40);
+    assert!(size_of::<Plan>() == 40);
+    assert!(size_of::<Seen>() == 48);
 };
 
 /// The loaded traffic programs.
@@ -88,23 +94,26 @@ impl Traffic {
         })
     }
 
-    /// Counts, checks and drops what arrives at an interface of owner 0 or 1, in the caller's network namespace.
+    /// Counts, checks and drops what arrives for owner 0 or 1 at an interface of the caller's network namespace: at XDP, or
+    /// else where the stack begins.
     ///
     /// # Errors
     /// The kernel's refusal.
-    pub fn attach_sink(&mut self, ifindex: u32, owner: u8) -> Result<(), Error> {
-        let name = if owner == 0 {
-            "traffic_take_0"
+    pub fn attach_sink(&mut self, ifindex: u32, owner: u8, xdp: bool) -> Result<(), Error> {
+        let name = format!(
+            "traffic_take_{}{}",
+            if xdp { "xdp_" } else { "" },
+            owner & 1
+        );
+        let hook = if xdp {
+            link::Hook::Xdp(ifindex)
         } else {
-            "traffic_take_1"
+            link::Hook::Ingress(ifindex)
         };
-        let program = self.program(name)?;
+        let program = self.program(&name)?;
         // SAFETY: the descriptor belongs to `self.object`, which is not changed during the call.
         let program = unsafe { BorrowedFd::borrow_raw(program.as_fd().as_raw_fd()) };
-        self.sinks.push(link::attach_unpinned(
-            program,
-            link::Hook::Ingress(ifindex),
-        )?);
+        self.sinks.push(link::attach_unpinned(program, hook)?);
         Ok(())
     }
 
@@ -143,15 +152,33 @@ impl Traffic {
         Ok(())
     }
 
+    /// The owners' counts, to be read also while packets are sent.
+    ///
+    /// # Errors
+    /// The kernel's refusal.
+    pub fn counts(&self) -> Result<Counts, Error> {
+        Ok(Counts(handle(&self.object, "seen")?))
+    }
+
+    fn program(&self, name: &str) -> Result<libbpf_rs::Program<'_>, Error> {
+        let found = self.object.progs().find(|program| program.name() == name);
+        found.ok_or_else(|| Error::Load(format!("program {name} is missing")))
+    }
+}
+
+/// What has arrived at the owners.
+pub struct Counts(MapHandle);
+
+impl Counts {
     /// What has arrived at each owner since the programs were loaded.
     ///
     /// # Errors
     /// The kernel's refusal.
-    pub fn seen(&self) -> Result<[Seen; 2], Error> {
-        let map = handle(&self.object, "seen")?;
+    pub fn read(&self) -> Result<[Seen; 2], Error> {
         let mut sums = [Seen::default(); 2];
         for (index, sum) in (0u32..).zip(&mut sums) {
-            let values = map
+            let values = self
+                .0
                 .lookup_percpu(index.as_bytes(), MapFlags::ANY)
                 .map_err(|e| Error::Map {
                     name: "seen",
@@ -164,17 +191,13 @@ impl Traffic {
             {
                 sum.packets += seen.packets;
                 sum.checked += seen.checked;
+                sum.flows += seen.flows;
                 sum.wrong_flow += seen.wrong_flow;
                 sum.wrong_owner += seen.wrong_owner;
                 sum.wrong_content += seen.wrong_content;
             }
         }
         Ok(sums)
-    }
-
-    fn program(&self, name: &str) -> Result<libbpf_rs::Program<'_>, Error> {
-        let found = self.object.progs().find(|program| program.name() == name);
-        found.ok_or_else(|| Error::Load(format!("program {name} is missing")))
     }
 }
 

@@ -1,5 +1,7 @@
 //! Who gets a new flow, and that no table moves an old one.
 
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use holdfast_bpf::shared::{
     FlowState, PLACEMENT_SLOTS, RECORD_OWNED, RECORD_TRANSIT, Record, Service,
 };
@@ -156,4 +158,49 @@ fn nodes_that_disagree_do_not_pass_a_packet_for_ever() {
     let died =
         || pool.node("n2").count("drop_hops_used_up") + pool.node("n3").count("drop_hops_used_up");
     eventually("dead of age", || died() == 1);
+}
+
+/// The program remembers where it sent a flow; a change of the record takes effect with the next packet, also when there are
+/// packets all the time.
+#[test]
+fn a_changed_record_takes_effect_at_once() {
+    let pool = Pool::new(ONE, Options::default());
+    let contact = pool.node("n1");
+    pool.place_all(3);
+    for v6 in [false, true] {
+        let client = Datagrams::new(pool.lab.host("c1"), any(v6));
+        let noise = Datagrams::new(pool.lab.host("c1"), any(v6));
+        let set = |flow: &Datagrams, owner, epoch| {
+            let record = Record {
+                epoch,
+                owner,
+                state: RECORD_OWNED,
+                ..Record::default()
+            };
+            contact
+                .plane(|plane| plane.steering.set(&flow.key(), &record))
+                .expect("steering");
+        };
+        for epoch in 1..=100 {
+            let owner = 1 + epoch % 2;
+            let sent = AtomicBool::new(false);
+            std::thread::scope(|scope| {
+                scope.spawn(|| {
+                    while !sent.load(Ordering::Relaxed) {
+                        noise.0.send(b"noise").expect("send");
+                    }
+                });
+                set(&noise, owner as u16, epoch);
+                set(&client, owner as u16, epoch);
+                sent.store(true, Ordering::Relaxed);
+            });
+            assert_eq!(u32::from(client.ask(&epoch.to_be_bytes())), owner);
+            let answer = noise.ask_again(&epoch.to_be_bytes());
+            assert_eq!(u32::from(answer), owner);
+        }
+        contact
+            .plane(|plane| plane.steering.remove(&client.key()))
+            .expect("steering");
+        assert_eq!(client.ask(b"no record"), 3);
+    }
 }

@@ -100,6 +100,19 @@ impl Datagrams {
         panic!("no answer to a datagram of {} bytes", bytes.len());
     }
 
+    /// As [`Datagrams::ask`], where answers to earlier datagrams may still come.
+    pub fn ask_again(&self, bytes: &[u8]) -> u8 {
+        self.0.send(bytes).expect("send");
+        self.0.set_read_timeout(Some(PATIENCE)).expect("timeout");
+        let mut buffer = [0; 64];
+        loop {
+            let length = self.0.recv(&mut buffer).expect("an answer");
+            if buffer[1..length] == *bytes {
+                return buffer[0];
+            }
+        }
+    }
+
     /// Who answered with `bytes` within `wait`.
     pub fn answer(&self, bytes: &[u8], wait: Duration) -> Option<u8> {
         self.0.set_read_timeout(Some(wait)).expect("timeout");

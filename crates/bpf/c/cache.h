@@ -1,0 +1,96 @@
+/* SPDX-License-Identifier: (MIT OR GPL-2.0-only)
+ * Where recorded flows go, in one cache line each: a look into the steering table costs three or four lines that, with very
+ * many flows, are all in main memory. The table stays the truth. What is here was in the table, and user space clears it after each
+ * change of the record (src/steering.rs). A hash of 64 bits stands for the flow, with a secret seed, so that nobody can
+ * choose flows that share one; by chance, one pair among a million flows does so once in 10^8 tables.
+ */
+#ifndef HOLDFAST_CACHE_H
+#define HOLDFAST_CACHE_H
+
+#include "parse.h"
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, CACHE_SETS);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__type(key, __u32);
+	__type(value, struct cache_set);
+} destinations SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, __u64);
+} seed SEC(".maps");
+
+#define NODE_BITS 0xffffull
+
+/* src/steering.rs computes the same. */
+static __always_inline __u64 wide_hash(const struct flow_key *flow, __u64 h)
+{
+	const __u64 *word = (const __u64 *)flow;
+#pragma unroll
+	for (unsigned i = 0; i < sizeof(*flow) / 8; i++) {
+		h = (h ^ word[i]) * 0x9fb21c651e98df25ull;
+		h ^= h >> 32;
+	}
+	h *= 0x9fb21c651e98df25ull;
+	return h ^ (h >> 29);
+}
+
+static __always_inline __u16 recorded(const struct flow_key *flow)
+{
+	struct record *record = bpf_map_lookup_elem(&steering, flow);
+	if (!record)
+		return 0;
+	return record->state == RECORD_TRANSIT ? record->acceptor : record->owner;
+}
+
+/* Puts a destination that was just read from the table into the set. */
+static __noinline int remember(struct cache_set *set, const struct flow_key *flow, __u64 hash, __u16 node)
+{
+	if (!set)
+		return 0;
+	__u32 way = (hash >> 20) & (CACHE_WAYS - 1);
+	for (int i = 0; i < CACHE_WAYS; i++) {
+		if (!set->way[i]) {
+			way = i;
+			break;
+		}
+	}
+	__u64 *slot = &set->way[way & (CACHE_WAYS - 1)];
+	/* An exchange, since it is a barrier too. User space changes the record, then clears the slot: if it had changed the
+	 * record before the second look, we clear; if after it, it clears what we wrote.
+	 */
+	__sync_lock_test_and_set(slot, (hash & ~NODE_BITS) | node);
+	if (recorded(flow) != node)
+		__sync_lock_test_and_set(slot, 0);
+	return 0;
+}
+
+/* The node the steering table sends a flow to: the owner; in transit, the acceptor, which holds it. 0: no record. */
+static __always_inline __u16 recorded_destination(const struct flow_key *flow)
+{
+	__u32 zero = 0;
+	__u64 *start = bpf_map_lookup_elem(&seed, &zero);
+	if (!start)
+		return recorded(flow);
+	__u64 hash = wide_hash(flow, *start);
+	__u32 index = hash & (CACHE_SETS - 1);
+	struct cache_set *set = bpf_map_lookup_elem(&destinations, &index);
+	if (!set)
+		return recorded(flow);
+#pragma unroll
+	for (int i = 0; i < CACHE_WAYS; i++) {
+		__u64 differs = set->way[i] ^ hash;
+		if (differs <= NODE_BITS && (set->way[i] & NODE_BITS))
+			return set->way[i] & NODE_BITS;
+	}
+	__u16 node = recorded(flow);
+	if (node)
+		remember(set, flow, hash, node);
+	return node;
+}
+
+#endif

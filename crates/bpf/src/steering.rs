@@ -1,0 +1,160 @@
+//! The steering table, and the cache of it that the steering program keeps for itself (`c/cache.h`).
+
+use std::os::fd::{AsFd, AsRawFd};
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use libbpf_rs::MapHandle;
+use zerocopy::IntoBytes;
+
+use crate::shared::{FlowKey, Record};
+use crate::{Error, Table};
+
+/// Sets of the cache, and ways of a set (`c/shared.h`).
+const SETS: usize = 1 << 17;
+const WAYS: usize = 8;
+const BYTES: usize = SETS * WAYS * 8;
+/// Bits of a way that name the node; the others are the flow's.
+const NODE_BITS: u64 = 0xffff;
+const MULTIPLIER: u64 = 0x9fb2_1c65_1e98_df25;
+
+/// The steering table. After each change of a record, what the program remembers of the flow is cleared.
+pub struct Steering {
+    table: Table<FlowKey, Record>,
+    ways: NonNull<AtomicU64>,
+    seed: u64,
+}
+
+impl Steering {
+    pub(crate) fn new(
+        table: Table<FlowKey, Record>,
+        cache: &MapHandle,
+        seeds: &Table<u32, u64>,
+    ) -> Result<Self, Error> {
+        // Whoever knew the seed could choose flows that the program takes for each other.
+        let mut seed = seeds.get(&0)?.unwrap_or(0);
+        if seed == 0 {
+            seed = random()? | 1;
+            seeds.set(&0, &seed)?;
+        }
+        let refused = |e: std::io::Error| Error::Map {
+            name: "destinations",
+            reason: e.to_string(),
+        };
+        // SAFETY: a new shared mapping chosen by the kernel; the map has SETS values of WAYS * 8 bytes.
+        let base = unsafe {
+            libc::mmap(
+                std::ptr::null_mut(),
+                BYTES,
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_SHARED,
+                cache.as_fd().as_raw_fd(),
+                0,
+            )
+        };
+        if base == libc::MAP_FAILED {
+            return Err(refused(std::io::Error::last_os_error()));
+        }
+        let ways = NonNull::new(base.cast())
+            .ok_or_else(|| refused(std::io::ErrorKind::OutOfMemory.into()))?;
+        Ok(Self { table, ways, seed })
+    }
+
+    /// The record of a flow, if it has one.
+    ///
+    /// # Errors
+    /// The kernel's refusal.
+    pub fn get(&self, flow: &FlowKey) -> Result<Option<Record>, Error> {
+        self.table.get(flow)
+    }
+
+    /// Sets the record of a flow.
+    ///
+    /// # Errors
+    /// The table is full, or the kernel refuses.
+    pub fn set(&self, flow: &FlowKey, record: &Record) -> Result<(), Error> {
+        let set = self.table.set(flow, record);
+        self.forget(flow);
+        set
+    }
+
+    /// Sets many records with one system call.
+    ///
+    /// # Errors
+    /// The table is full, or the kernel refuses; some may have been set.
+    pub fn set_many(&self, flows: &[FlowKey], records: &[Record]) -> Result<(), Error> {
+        let set = self.table.set_many(flows, records);
+        for flow in flows {
+            self.forget(flow);
+        }
+        set
+    }
+
+    /// Removes the record of a flow; that it had none is no error.
+    ///
+    /// # Errors
+    /// The kernel's refusal.
+    pub fn remove(&self, flow: &FlowKey) -> Result<(), Error> {
+        let removed = self.table.remove(flow);
+        self.forget(flow);
+        removed
+    }
+
+    /// All records as they are met; the table may change meanwhile.
+    pub fn entries(&self) -> Vec<(FlowKey, Record)> {
+        self.table.entries()
+    }
+
+    /// The program looks into the table again. The record has been changed before: the system call is a barrier.
+    fn forget(&self, flow: &FlowKey) {
+        let hash = hash(flow, self.seed);
+        let set = (hash as usize & (SETS - 1)) * WAYS;
+        for way in set..set + WAYS {
+            // SAFETY: the mapping lives as long as self and has SETS * WAYS values; atomics tolerate the kernel's writes.
+            let way = unsafe { self.ways.add(way).as_ref() };
+            let known = way.load(Ordering::SeqCst);
+            if known != 0 && (known ^ hash) <= NODE_BITS {
+                // What has come instead meanwhile may be cleared too: the program finds it in the table again.
+                way.store(0, Ordering::SeqCst);
+            }
+        }
+    }
+}
+
+impl Drop for Steering {
+    fn drop(&mut self) {
+        // SAFETY: the mapping was made by `new` with this length and is not used after this.
+        unsafe { libc::munmap(self.ways.as_ptr().cast(), BYTES) };
+    }
+}
+
+// SAFETY: the mapping is accessed by atomics alone.
+unsafe impl Send for Steering {}
+// SAFETY: as above.
+unsafe impl Sync for Steering {}
+
+fn hash(flow: &FlowKey, seed: u64) -> u64 {
+    let mut hash = seed;
+    for word in flow.as_bytes().chunks_exact(8) {
+        let mut bytes = [0; 8];
+        bytes.copy_from_slice(word);
+        hash = (hash ^ u64::from_ne_bytes(bytes)).wrapping_mul(MULTIPLIER);
+        hash ^= hash >> 32;
+    }
+    hash = hash.wrapping_mul(MULTIPLIER);
+    hash ^ (hash >> 29)
+}
+
+fn random() -> Result<u64, Error> {
+    let mut bytes = [0u8; 8];
+    // SAFETY: the buffer is writable for its length.
+    let got = unsafe { libc::getrandom(bytes.as_mut_ptr().cast(), bytes.len(), 0) };
+    if got != 8 {
+        let reason = std::io::Error::last_os_error().to_string();
+        return Err(Error::Map {
+            name: "seed",
+            reason,
+        });
+    }
+    Ok(u64::from_ne_bytes(bytes))
+}
