@@ -22,8 +22,8 @@ use zerocopy::{FromBytes, IntoBytes};
 pub use holds::Holds;
 pub use link::Hook;
 use shared::{
-    COUNTER_NAMES, Config, Congestion, Event, FlowKey, FlowValue, Node, PLACEMENT_SLOTS,
-    Service, ServiceKey,
+    COUNTER_NAMES, Config, Congestion, Event, FlowKey, FlowValue, Node, PLACEMENT_SLOTS, Service,
+    ServiceKey,
 };
 pub use steering::Steering;
 pub use table::Table;
@@ -280,7 +280,9 @@ impl Dataplane {
                 0
             })
             .map_err(refused)?;
-        Ok(Events { ring: builder.build().map_err(refused)? })
+        Ok(Events {
+            ring: builder.build().map_err(refused)?,
+        })
     }
 
     /// Detaches everything and removes the pins: the node gives up all its flows.
