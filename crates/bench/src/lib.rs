@@ -6,3 +6,4 @@ pub mod cluster;
 pub mod demo;
 pub mod handoff;
 pub mod load;
+pub mod steer;

@@ -20,13 +20,13 @@ pub struct CaArgs {
 enum CaCommand {
     /// Make a new authority; an existing one is never overwritten.
     Init {
-        /// The group's name, as in [group] name.
+        /// The group's name, `name` of `[group]` in the configuration.
         #[arg(long, value_name = "NAME")]
         group: String,
     },
     /// Issue certificate and key for a node.
     Issue {
-        /// The node's name, as in [node] name.
+        /// The node's name, `name` of `[node]` in the configuration.
         node: String,
         /// An address of the node to add to the certificate (for other tools; nodes know each other by name).
         #[arg(long, value_name = "IP")]

@@ -1,0 +1,168 @@
+//! The data planes of the contact node and the owners, and the steering table of the flows.
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+
+use anyhow::{Context, Result};
+use holdfast_bpf::Dataplane;
+use holdfast_bpf::shared::{
+    Config, FlowKey, NODE_ENCAP, NODE_KNOWN, Node, REACH_STEER, RECORD_OWNED, Record, Service,
+    ServiceKey, mapped,
+};
+use holdfast_bpf::traffic::client_of;
+
+use super::Form;
+use super::place::{ENCAP, LINK, Place, link_address};
+
+/// The service; its first client is [`CLIENT`].
+pub const SERVICE: Ipv4Addr = Ipv4Addr::new(10, 98, 255, 1);
+/// The service's port.
+pub const PORT: u16 = 7000;
+/// Address of the first flows' client.
+pub const CLIENT: Ipv4Addr = Ipv4Addr::new(10, 98, 200, 1);
+
+const UDP: u8 = 17;
+const FLOWS_MAX: u32 = 1 << 20;
+/// The contact node's id; owner 0 and 1 have the next ones.
+const CONTACT: u16 = 1;
+const BATCH: u32 = 10_000;
+
+/// The group's data planes; owner 0 and 1 after the contact node.
+pub struct Group {
+    contact: Dataplane,
+    owners: [Dataplane; 2],
+    link: [u32; 2],
+    encap: [u32; 2],
+}
+
+impl Group {
+    /// Loads and attaches the programs and fills the steering table; all nodes are on one segment at first.
+    ///
+    /// # Errors
+    /// The kernel refuses.
+    pub fn new(place: &Place, flows: u32) -> Result<Self> {
+        let start = |host: &str, device: &str, id: u16| -> Result<Dataplane> {
+            let ifindex = place.ifindex(host, device)?;
+            let plane = place.inside(host, || {
+                let mut plane = Dataplane::load(&place.pins.join(host), FLOWS_MAX)?;
+                plane.attach_interface(ifindex, true)?;
+                Ok(plane)
+            })?;
+            let holder = u8::from(id == CONTACT);
+            let config = Config {
+                own_id: id,
+                reach: REACH_STEER,
+                holder,
+                mtu: 1500,
+                ready: 1,
+                ..Config::default()
+            };
+            plane.set_config(&config)?;
+            for port in [PORT, 0] {
+                plane
+                    .services
+                    .set(&service_key(port), &Service::default())?;
+            }
+            Ok(plane)
+        };
+        let contact = start("s", "by-steer", CONTACT)?;
+        let owners = [
+            start("o0", "encap", CONTACT + 1)?,
+            start("o1", "encap", CONTACT + 2)?,
+        ];
+        let link = [place.ifindex("s", "link0")?, place.ifindex("s", "link1")?];
+        let encap = [place.ifindex("s", "encap0")?, place.ifindex("s", "encap1")?];
+        let group = Self {
+            contact,
+            owners,
+            link,
+            encap,
+        };
+        group.record(flows)?;
+        group.reach_by(Form::Link)?;
+        Ok(group)
+    }
+
+    /// How the contact node reaches the owners from now on.
+    ///
+    /// # Errors
+    /// The kernel refuses.
+    pub fn reach_by(&self, form: Form) -> Result<()> {
+        let (first, ifindexes) = match form {
+            Form::Link => (LINK, self.link),
+            Form::Encap => (ENCAP, self.encap),
+        };
+        let contact = node(ENCAP, 0, 0, form);
+        self.contact.nodes.set(&u32::from(CONTACT), &contact)?;
+        for (index, plane) in (0u8..).zip(&self.owners) {
+            let id = CONTACT + 1 + u16::from(index);
+            let entry = node(first + index, 1, ifindexes[usize::from(index)], form);
+            self.contact.nodes.set(&u32::from(id), &entry)?;
+            plane.nodes.set(&u32::from(id), &entry)?;
+            plane.peers.set(&contact.address, &CONTACT)?;
+        }
+        Ok(())
+    }
+
+    fn record(&self, flows: u32) -> Result<()> {
+        for first in (0..flows).step_by(BATCH as usize) {
+            let batch = first..flows.min(first + BATCH);
+            let keys: Vec<FlowKey> = batch.clone().map(key).collect();
+            let records: Vec<Record> = batch.map(record).collect();
+            self.contact
+                .steering
+                .set_many(&keys, &records)
+                .context("fill the steering table")?;
+        }
+        Ok(())
+    }
+
+    /// A counter of the contact node.
+    #[must_use]
+    pub fn count(&self, name: &str) -> u64 {
+        self.contact
+            .counters()
+            .iter()
+            .find(|(n, _)| *n == name)
+            .map_or(0, |(_, count)| *count)
+    }
+}
+
+/// Every other flow belongs to owner 1.
+fn record(index: u32) -> Record {
+    let owner = CONTACT + 1 + u16::from(index % 2 == 1);
+    Record {
+        epoch: 1,
+        owner,
+        state: RECORD_OWNED,
+        ..Record::default()
+    }
+}
+
+/// A node at the far (1) or near (0) end of a pair, reached by the contact node's interface.
+fn node(pair: u8, end: u8, ifindex: u32, form: Form) -> Node {
+    let encap = if form == Form::Encap { NODE_ENCAP } else { 0 };
+    let address = Ipv4Addr::new(10, 98, pair, 1 + end);
+    Node {
+        address: mapped(IpAddr::V4(address)),
+        link: link_address(pair, end),
+        own_link: link_address(pair, 0),
+        ifindex,
+        flags: NODE_KNOWN | encap,
+        pad: 0,
+    }
+}
+
+fn key(index: u32) -> FlowKey {
+    let (address, port) = client_of(CLIENT, index);
+    let local = SocketAddr::new(IpAddr::V4(SERVICE), PORT);
+    FlowKey::new(UDP, local, SocketAddr::new(IpAddr::V4(address), port))
+}
+
+fn service_key(port: u16) -> ServiceKey {
+    ServiceKey {
+        address: mapped(IpAddr::V4(SERVICE)),
+        port: port.to_be_bytes(),
+        protocol: UDP,
+        pad: 0,
+    }
+}

@@ -1,0 +1,278 @@
+//! One measurement: packets for a while, what of them arrived, and the processor time of the contact node's thread.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, ensure};
+use holdfast_bpf::traffic::{Counts, Plan, Seen, Traffic};
+use nix::time::clock_getcpuclockid;
+use nix::unistd::Pid;
+
+use super::group::{CLIENT, PORT, SERVICE};
+use super::place::{GENERATOR_CPU, Place, link_address, pin};
+
+/// How long packets flow before a measurement begins.
+const WARM_UP: Duration = Duration::from_millis(30);
+/// One packet in this many is looked at while measuring.
+const SAMPLE: u32 = 64;
+/// How often every flow is sent, at most, until one packet of each has come through full queues.
+const PASSES: u32 = 4000;
+/// Passes of one system call, while few flows take turns.
+const BURST: u32 = 1 << 18;
+
+/// Which of the contact node's two interfaces the packets come in by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Way {
+    /// To the kernel's IP forwarding.
+    Kernel,
+    /// To the steering program.
+    Steer,
+}
+
+/// What one measurement gave.
+#[derive(Clone, Copy, Debug)]
+pub struct Rate {
+    /// Packets a second that arrived at the owners.
+    pub pps: f64,
+    /// Processor time of the contact node's thread for each of them, nanoseconds; the owner's receipt is in it.
+    pub cpu_ns: f64,
+}
+
+/// The generator and the owners' sinks.
+pub struct Meter {
+    traffic: Traffic,
+    counts: Counts,
+    ways: [(Pid, u32); 2],
+    /// Packets that last longer than a measurement, as far as is known.
+    packets: u32,
+    round: u32,
+}
+
+impl Meter {
+    /// Attaches the sinks and gives the contact node's interfaces their threads.
+    ///
+    /// # Errors
+    /// The kernel refuses.
+    pub fn new(place: &Place) -> Result<Self> {
+        let mut traffic = Traffic::load()?;
+        for (owner, host, device, xdp) in [
+            (0, "o0", "plain", false),
+            (0, "o0", "link", true),
+            (1, "o1", "link", true),
+            (0, "o0", "encap", false),
+            (1, "o1", "encap", false),
+        ] {
+            let ifindex = place.ifindex(host, device)?;
+            place.inside(host, || Ok(traffic.attach_sink(ifindex, owner, xdp)?))?;
+        }
+        let kernel = (
+            place.own_thread("by-kernel")?,
+            place.ifindex("g", "to-kernel")?,
+        );
+        let steer = (
+            place.own_thread("by-steer")?,
+            place.ifindex("g", "to-steer")?,
+        );
+        let counts = traffic.counts()?;
+        Ok(Self {
+            traffic,
+            counts,
+            ways: [kernel, steer],
+            packets: 1 << 20,
+            round: 0,
+        })
+    }
+
+    fn set_plan(&mut self, way: Way, flows: u32, sample_mask: u32) -> Result<()> {
+        self.round += 1;
+        // Both pairs of the generator are alike; the kernel's route leads to owner 0 alone.
+        let pair = u8::from(way == Way::Steer);
+        let plan = Plan {
+            flows,
+            ifindex: self.ways[way as usize].1,
+            service: SERVICE.octets(),
+            client: CLIENT.octets(),
+            port: PORT.to_be_bytes(),
+            to_link: link_address(pair, 1),
+            own_link: link_address(pair, 0),
+            owners: owners(way, flows),
+            sample_mask,
+            round: self.round,
+        };
+        Ok(self.traffic.set_plan(&plan)?)
+    }
+
+    /// Sends as much as goes, and looks at a stretch of `duration` in the middle of it.
+    ///
+    /// # Errors
+    /// The kernel refuses, nothing arrived, or what arrived is wrong.
+    pub fn measure(
+        &mut self,
+        place: &Place,
+        way: Way,
+        flows: u32,
+        duration: Duration,
+    ) -> Result<Rate> {
+        loop {
+            if let Some(rate) = self.attempt(place, way, flows, duration)? {
+                return Ok(rate);
+            }
+            // The packets were sent before the time was over.
+            self.packets = self.packets.saturating_mul(2);
+        }
+    }
+
+    fn attempt(
+        &mut self,
+        place: &Place,
+        way: Way,
+        flows: u32,
+        duration: Duration,
+    ) -> Result<Option<Rate>> {
+        self.set_plan(way, flows, SAMPLE - 1)?;
+        let start = total(&self.counts.read()?).packets;
+        let (traffic, packets) = (&mut self.traffic, self.packets);
+        let sending = AtomicBool::new(true);
+        let stretch = std::thread::scope(|scope| {
+            let sender = scope.spawn(|| {
+                let sent = place.inside("g", || {
+                    pin(Pid::from_raw(0), GENERATOR_CPU)?;
+                    Ok(traffic.send(packets)?)
+                });
+                sending.store(false, Ordering::Release);
+                sent
+            });
+            let sample = || Sample::take(&self.counts, self.ways[way as usize].0);
+            // The call makes its preparations first, and the kernel waits for quiescence meanwhile.
+            while sending.load(Ordering::Acquire) && total(&self.counts.read()?).packets == start {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            std::thread::sleep(WARM_UP);
+            let before = sample()?;
+            std::thread::sleep(duration);
+            let after = sample()?;
+            let whole = sending.load(Ordering::Acquire);
+            sender
+                .join()
+                .unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
+            Ok::<_, anyhow::Error>(whole.then_some((before, after)))
+        })?;
+        self.settle()?;
+        let seen = total(&self.counts.read()?);
+        ensure!(
+            wrong(&seen) == 0,
+            "what arrived is not what was sent: {seen:?}"
+        );
+        stretch
+            .map(|(before, after)| after.since(&before))
+            .transpose()
+    }
+
+    /// Sends until a packet of every flow has arrived, and checks all that arrive: each at its owner, unchanged. Returns how
+    /// many that were.
+    ///
+    /// # Errors
+    /// One is wrong, or a flow does not come through.
+    pub fn verify(&mut self, place: &Place, way: Way, flows: u32) -> Result<u64> {
+        self.set_plan(way, flows, 0)?;
+        let before = self.counts.read()?;
+        let mut passes = 0;
+        while total(&self.counts.read()?).flows - total(&before).flows < u64::from(flows) {
+            ensure!(
+                passes < PASSES,
+                "not every flow came through: {:?}",
+                self.counts.read()?
+            );
+            let traffic = &mut self.traffic;
+            let packets = flows.max(BURST);
+            place.inside("g", || Ok(traffic.send(packets)?))?;
+            self.settle()?;
+            passes += packets / flows;
+        }
+        let after = self.counts.read()?;
+        let seen = total(&after);
+        ensure!(
+            wrong(&seen) == 0,
+            "what arrived is not what was sent: {after:?}"
+        );
+        let packets = seen.packets - total(&before).packets;
+        ensure!(
+            seen.checked - total(&before).checked == packets,
+            "not every packet was checked"
+        );
+        let second = after[1].flows - before[1].flows;
+        let expected = if owners(way, flows) == 2 {
+            u64::from(flows / 2)
+        } else {
+            0
+        };
+        ensure!(
+            second == expected,
+            "{second} flows at the second owner, {expected} were expected"
+        );
+        Ok(packets)
+    }
+
+    fn settle(&self) -> Result<()> {
+        let mut before = total(&self.counts.read()?).packets;
+        loop {
+            std::thread::sleep(Duration::from_millis(5));
+            let now = total(&self.counts.read()?).packets;
+            if now == before {
+                return Ok(());
+            }
+            before = now;
+        }
+    }
+}
+
+/// What is known at one moment.
+struct Sample {
+    at: Instant,
+    seen: Seen,
+    cpu: Duration,
+}
+
+impl Sample {
+    fn take(counts: &Counts, thread: Pid) -> Result<Self> {
+        let cpu = Duration::from(clock_getcpuclockid(thread)?.now()?);
+        Ok(Self {
+            at: Instant::now(),
+            seen: total(&counts.read()?),
+            cpu,
+        })
+    }
+
+    fn since(&self, before: &Self) -> Result<Rate> {
+        let packets = self.seen.packets - before.seen.packets;
+        ensure!(
+            packets > 0 && self.seen.checked > before.seen.checked,
+            "nothing arrived at the owners"
+        );
+        Ok(Rate {
+            pps: packets as f64 / (self.at - before.at).as_secs_f64(),
+            cpu_ns: (self.cpu - before.cpu).as_nanos() as f64 / packets as f64,
+        })
+    }
+}
+
+/// How many owners share the flows.
+pub fn owners(way: Way, flows: u32) -> u16 {
+    if way == Way::Steer && flows > 1 { 2 } else { 1 }
+}
+
+fn total(seen: &[Seen; 2]) -> Seen {
+    let [a, b] = seen;
+    Seen {
+        packets: a.packets + b.packets,
+        checked: a.checked + b.checked,
+        flows: a.flows + b.flows,
+        wrong_flow: a.wrong_flow + b.wrong_flow,
+        wrong_owner: a.wrong_owner + b.wrong_owner,
+        wrong_content: a.wrong_content + b.wrong_content,
+    }
+}
+
+fn wrong(seen: &Seen) -> u64 {
+    seen.wrong_flow + seen.wrong_owner + seen.wrong_content
+}

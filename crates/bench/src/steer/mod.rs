@@ -1,0 +1,273 @@
+//! `holdfast bench steer`: how fast the contact node sends packets on to owners, beside the kernel's IP forwarding.
+//!
+//! Generator, contact node and two owners are namespaces. The same generator (XDP live frames of 60 bytes, UDP, its own
+//! processor) feeds two interfaces of the contact node by turns. Each has a NAPI thread of its own on the second
+//! processor: the thread forwards, and takes in what the owner receives, whose filter counts and checks it. So the rate is
+//! what one processor forwards and receives, and the processor time is that thread's, to the nanosecond.
+
+mod group;
+mod measure;
+mod place;
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use holdfast_bpf::traffic::MAX_FLOWS;
+use serde::Serialize;
+
+use group::Group;
+use measure::{Meter, Rate, Way};
+use place::Place;
+
+/// Flags of `holdfast bench steer`.
+#[derive(Debug, clap::Args)]
+pub struct SteerArgs {
+    /// How many flows take turns; several, separated by commas.
+    #[arg(long, value_delimiter = ',', default_value = "1,1000,100000")]
+    flows: Vec<u32>,
+    /// Measurements of each kind; medians are told.
+    #[arg(long, default_value_t = 9)]
+    rounds: usize,
+    /// How long each measurement lasts, milliseconds.
+    #[arg(long, default_value_t = 300)]
+    milliseconds: u64,
+    /// Write the rows to this file.
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+}
+
+/// How a packet gets from the contact node to the owner.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Form {
+    /// By link address, on one segment.
+    Link,
+    /// IP in IP, across segments; unpacked by the owner.
+    Encap,
+}
+
+impl Form {
+    fn name(self) -> &'static str {
+        match self {
+            Form::Link => "link",
+            Form::Encap => "encap",
+        }
+    }
+}
+
+/// One line of the result: medians, and the lowest and highest of each rate.
+#[derive(Clone, Debug, Serialize)]
+pub struct Row {
+    flows: u32,
+    form: Form,
+    kernel_forward_pps: f64,
+    steer_pps: f64,
+    ratio: f64,
+    kernel_cpu_ns_per_packet: f64,
+    steer_cpu_ns_per_packet: f64,
+    kernel_forward_pps_spread: [f64; 2],
+    steer_pps_spread: [f64; 2],
+    packets_verified: u64,
+}
+
+#[derive(Serialize)]
+struct Report<'a> {
+    bench: &'static str,
+    rows: &'a [Row],
+}
+
+/// What is measured for one row.
+struct Cell {
+    flows: u32,
+    form: Form,
+    packets_verified: u64,
+    kernel: Vec<Rate>,
+    steer: Vec<Rate>,
+}
+
+/// Runs the benchmark.
+///
+/// # Errors
+/// Not root, fewer than two processors, a kernel without what is needed, or packets that did not arrive as they were sent.
+pub fn run(args: SteerArgs) -> Result<()> {
+    let processors = std::thread::available_parallelism()?.get();
+    ensure!(
+        processors >= 2,
+        "two processors are needed: one generates, one forwards"
+    );
+    ensure!(args.rounds > 0, "nothing to measure");
+    let possible = |flows: &u32| (1..=MAX_FLOWS).contains(flows);
+    ensure!(
+        args.flows.iter().all(possible),
+        "from 1 to {MAX_FLOWS} flows can be measured"
+    );
+    let place = Place::new()?;
+    // The threads come before the programs: a measurement without its own thread would say nothing.
+    let mut meter = Meter::new(&place)?;
+    let group = Group::new(&place, args.flows.iter().copied().max().unwrap_or(1))?;
+    let mut cells = Vec::new();
+    for &flows in &args.flows {
+        for form in [Form::Link, Form::Encap] {
+            eprintln!("verifying {flows} flows, {}", form.name());
+            let packets_verified = verify(&place, &mut meter, &group, flows, form)?;
+            cells.push(Cell {
+                flows,
+                form,
+                packets_verified,
+                kernel: Vec::new(),
+                steer: Vec::new(),
+            });
+        }
+    }
+    for round in 0..args.rounds {
+        eprintln!("round {} of {}", round + 1, args.rounds);
+        for cell in &mut cells {
+            measure(&args, &place, &mut meter, &group, cell, round)?;
+        }
+    }
+    let rows: Vec<Row> = cells.iter().map(row).collect();
+    print(&rows);
+    if let Some(path) = &args.json {
+        let report = Report {
+            bench: "steer",
+            rows: &rows,
+        };
+        let text = serde_json::to_string_pretty(&report)?;
+        std::fs::write(path, text + "\n").with_context(|| format!("write {}", path.display()))?;
+    }
+    Ok(())
+}
+
+/// Every flow comes through, to its owner and unchanged, on the way it should; returns how many packets were looked at.
+fn verify(place: &Place, meter: &mut Meter, group: &Group, flows: u32, form: Form) -> Result<u64> {
+    group.reach_by(form)?;
+    let before = group.count(counter_of(form));
+    let steered = meter.verify(place, Way::Steer, flows)?;
+    let came = group.count(counter_of(form)) - before;
+    ensure!(
+        came >= steered,
+        "{steered} packets arrived, but only {came} came this way"
+    );
+    Ok(steered + meter.verify(place, Way::Kernel, flows)?)
+}
+
+fn measure(
+    args: &SteerArgs,
+    place: &Place,
+    meter: &mut Meter,
+    group: &Group,
+    cell: &mut Cell,
+    round: usize,
+) -> Result<()> {
+    group.reach_by(cell.form)?;
+    let duration = Duration::from_millis(args.milliseconds);
+    // Each goes first every other time.
+    let ways = if round.is_multiple_of(2) {
+        [Way::Kernel, Way::Steer]
+    } else {
+        [Way::Steer, Way::Kernel]
+    };
+    for way in ways {
+        let rate = meter.measure(place, way, cell.flows, duration)?;
+        let (name, rates) = match way {
+            Way::Kernel => ("kernel", &mut cell.kernel),
+            Way::Steer => (cell.form.name(), &mut cell.steer),
+        };
+        eprintln!(
+            "  {:>6} flows, {name:>6}: {:.2} Mpps, {:.0} ns",
+            cell.flows,
+            rate.pps / 1e6,
+            rate.cpu_ns
+        );
+        rates.push(rate);
+    }
+    Ok(())
+}
+
+fn row(cell: &Cell) -> Row {
+    let (kernel_pps, steer_pps) = (
+        median(&cell.kernel, |r| r.pps),
+        median(&cell.steer, |r| r.pps),
+    );
+    Row {
+        flows: cell.flows,
+        form: cell.form,
+        kernel_forward_pps: kernel_pps,
+        steer_pps,
+        ratio: steer_pps / kernel_pps,
+        kernel_cpu_ns_per_packet: median(&cell.kernel, |r| r.cpu_ns),
+        steer_cpu_ns_per_packet: median(&cell.steer, |r| r.cpu_ns),
+        kernel_forward_pps_spread: spread(&cell.kernel),
+        steer_pps_spread: spread(&cell.steer),
+        packets_verified: cell.packets_verified,
+    }
+}
+
+fn counter_of(form: Form) -> &'static str {
+    match form {
+        Form::Link => "steered_link",
+        Form::Encap => "steered_encap",
+    }
+}
+
+fn median(rates: &[Rate], of: impl Fn(&Rate) -> f64) -> f64 {
+    let mut values: Vec<f64> = rates.iter().map(of).collect();
+    values.sort_by(f64::total_cmp);
+    let middle = values.len() / 2;
+    if values.len() % 2 == 1 {
+        values[middle]
+    } else {
+        f64::midpoint(values[middle - 1], values[middle])
+    }
+}
+
+fn spread(rates: &[Rate]) -> [f64; 2] {
+    let fold =
+        |choose: fn(f64, f64) -> f64, start| rates.iter().map(|rate| rate.pps).fold(start, choose);
+    [fold(f64::min, f64::INFINITY), fold(f64::max, 0.0)]
+}
+
+fn print(rows: &[Row]) {
+    println!(
+        "{:>7} {:>6} {:>22} {:>22} {:>6} {:>10} {:>10}",
+        "flows",
+        "form",
+        "kernel Mpps (spread)",
+        "steer Mpps (spread)",
+        "ratio",
+        "kernel ns",
+        "steer ns"
+    );
+    let rate = |pps: f64, [low, high]: [f64; 2]| {
+        format!("{:.2} ({:.2}-{:.2})", pps / 1e6, low / 1e6, high / 1e6)
+    };
+    for row in rows {
+        println!(
+            "{:>7} {:>6} {:>22} {:>22} {:>6.2} {:>10.0} {:>10.0}",
+            row.flows,
+            row.form.name(),
+            rate(row.kernel_forward_pps, row.kernel_forward_pps_spread),
+            rate(row.steer_pps, row.steer_pps_spread),
+            row.ratio,
+            row.kernel_cpu_ns_per_packet,
+            row.steer_cpu_ns_per_packet,
+        );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn rates(pps: &[f64]) -> Vec<Rate> {
+        pps.iter().map(|&pps| Rate { pps, cpu_ns: 0.0 }).collect()
+    }
+
+    #[test]
+    fn the_median_is_the_middle() {
+        assert_eq!(median(&rates(&[5.0, 1.0, 3.0]), |r| r.pps), 3.0);
+        assert_eq!(median(&rates(&[5.0, 1.0, 3.0, 4.0]), |r| r.pps), 3.5);
+        assert_eq!(spread(&rates(&[5.0, 1.0, 3.0])), [1.0, 5.0]);
+    }
+}

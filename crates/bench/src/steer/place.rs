@@ -1,0 +1,268 @@
+//! Where it is measured: a generator, a contact node and two owners, each a namespace, with veth pairs between them.
+//!
+//! The contact node has two interfaces towards the generator, alike but for what takes the packets in: by `by-kernel` they
+//! go to the kernel's IP forwarding, by `by-steer` to the steering program.
+
+use std::fs::File;
+use std::path::PathBuf;
+use std::process::Command;
+
+use anyhow::{Context, Result, bail};
+use nix::sched::{CloneFlags, CpuSet, sched_setaffinity, setns};
+use nix::unistd::Pid;
+
+/// The processor that generates.
+pub const GENERATOR_CPU: usize = 0;
+/// The processor that forwards, and receives at the owner.
+pub const CONTACT_CPU: usize = 1;
+
+/// Link addresses by number: the near and far end of each pair.
+pub fn link_address(pair: u8, end: u8) -> [u8; 6] {
+    [2, 0x48, 0x46, 0, pair, end]
+}
+
+/// One veth pair: name of the interface at each end, and the namespaces.
+struct Pair {
+    near: (&'static str, &'static str),
+    far: (&'static str, &'static str),
+}
+
+/// Generator to contact for the kernel, the same for the steering program; contact to owner for what the kernel forwards,
+/// to both owners on one segment, and to both by encapsulation. (An owner's interface has only what its form needs.)
+const PAIRS: [Pair; 7] = [
+    Pair {
+        near: ("g", "to-kernel"),
+        far: ("s", "by-kernel"),
+    },
+    Pair {
+        near: ("g", "to-steer"),
+        far: ("s", "by-steer"),
+    },
+    Pair {
+        near: ("s", "plain0"),
+        far: ("o0", "plain"),
+    },
+    Pair {
+        near: ("s", "link0"),
+        far: ("o0", "link"),
+    },
+    Pair {
+        near: ("s", "link1"),
+        far: ("o1", "link"),
+    },
+    Pair {
+        near: ("s", "encap0"),
+        far: ("o0", "encap"),
+    },
+    Pair {
+        near: ("s", "encap1"),
+        far: ("o1", "encap"),
+    },
+];
+/// Number of the pair by which the kernel reaches owner 0.
+const PLAIN: u8 = 2;
+/// Number of the pair to owner 0 on one segment; owner 1 has the next.
+pub const LINK: u8 = 3;
+/// Number of the pair to owner 0 by encapsulation; owner 1 has the next.
+pub const ENCAP: u8 = 5;
+
+/// The namespaces; they end with the value.
+pub struct Place {
+    prefix: String,
+    /// Where the data planes pin their maps.
+    pub pins: PathBuf,
+}
+
+impl Place {
+    /// Makes the namespaces and the links.
+    ///
+    /// # Errors
+    /// `ip` or `ethtool` fails.
+    pub fn new() -> Result<Self> {
+        let prefix = format!("hfs{}", std::process::id());
+        let pins = PathBuf::from(format!("/sys/fs/bpf/{prefix}"));
+        let place = Self { prefix, pins };
+        for host in ["g", "s", "o0", "o1"] {
+            place.run("ip", &format!("netns add {}", place.name(host)))?;
+            for family in ["all", "default"] {
+                place.set(host, &format!("net/ipv4/conf/{family}/rp_filter"), "0")?;
+            }
+            place.set(host, "net/ipv6/conf/default/disable_ipv6", "1")?;
+        }
+        place.set("s", "net/ipv4/ip_forward", "1")?;
+        for (number, pair) in (0u8..).zip(&PAIRS) {
+            place.plug(number, pair)?;
+        }
+        place.route()?;
+        Ok(place)
+    }
+
+    fn plug(&self, number: u8, pair: &Pair) -> Result<()> {
+        let address = |end| {
+            link_address(number, end)
+                .map(|byte| format!("{byte:02x}"))
+                .join(":")
+        };
+        let ((near, near_device), (far, far_device)) = (pair.near, pair.far);
+        let queues = "numrxqueues 1 numtxqueues 1";
+        self.ip(near, &format!(
+            "link add {near_device} address {} {queues} type veth peer name {far_device} address {} {queues} netns {}",
+            address(0),
+            address(1),
+            self.name(far)
+        ))?;
+        for (end, host, device) in [(1, near, near_device), (2, far, far_device)] {
+            self.ip(
+                host,
+                &format!("addr add 10.98.{number}.{end}/24 dev {device}"),
+            )?;
+            self.ip(host, &format!("link set dev {device} up"))?;
+            // Redirected frames are taken only with NAPI; the other end learns of it only while this one is up.
+            let exec = format!("netns exec {} ethtool -K {device} gro on", self.name(host));
+            self.run("ip", &exec)?;
+        }
+        Ok(())
+    }
+
+    /// The kernel's way to the service: by owner 0, whose link address there is known.
+    fn route(&self) -> Result<()> {
+        let link = link_address(PLAIN, 1)
+            .map(|byte| format!("{byte:02x}"))
+            .join(":");
+        self.ip(
+            "s",
+            &format!("neigh replace 10.98.{PLAIN}.2 lladdr {link} nud permanent dev plain0"),
+        )?;
+        self.ip(
+            "s",
+            &format!("route add 10.98.255.1/32 via 10.98.{PLAIN}.2 dev plain0"),
+        )
+    }
+
+    /// Gives an interface's NAPI a thread of its own on [`CONTACT_CPU`], at the highest ordinary priority; returns its id.
+    ///
+    /// # Errors
+    /// The kernel has no threaded NAPI.
+    pub fn own_thread(&self, device: &str) -> Result<Pid> {
+        let before = napi_threads()?;
+        let command = format!("echo 1 > /sys/class/net/{device}/threaded");
+        let output = Command::new("ip")
+            .args(["netns", "exec", &self.name("s"), "sh", "-c", &command])
+            .output()
+            .context("run ip netns exec")?;
+        if !output.status.success() {
+            bail!(
+                "threaded NAPI for {device}: {}",
+                String::from_utf8_lossy(&output.stderr)
+            );
+        }
+        let new: Vec<Pid> = napi_threads()?
+            .into_iter()
+            .filter(|pid| !before.contains(pid))
+            .collect();
+        let &[thread] = new.as_slice() else {
+            bail!("{device} has {} NAPI threads, one was expected", new.len());
+        };
+        pin(thread, CONTACT_CPU)?;
+        self.run("renice", &format!("-n -20 -p {thread}"))?;
+        Ok(thread)
+    }
+
+    /// Runs `work` on a thread inside a namespace.
+    ///
+    /// # Errors
+    /// The namespace cannot be entered, or `work` fails.
+    pub fn inside<T: Send>(
+        &self,
+        host: &str,
+        work: impl FnOnce() -> Result<T> + Send,
+    ) -> Result<T> {
+        let namespace = File::open(format!("/run/netns/{}", self.name(host)))?;
+        std::thread::scope(|scope| {
+            let inside = scope.spawn(|| {
+                setns(namespace, CloneFlags::CLONE_NEWNET)?;
+                work()
+            });
+            inside
+                .join()
+                .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        })
+    }
+
+    /// The index of an interface.
+    ///
+    /// # Errors
+    /// There is none of this name.
+    pub fn ifindex(&self, host: &str, device: &str) -> Result<u32> {
+        self.inside(host, || Ok(nix::net::if_::if_nametoindex(device)?))
+    }
+
+    fn set(&self, host: &str, path: &str, value: &str) -> Result<()> {
+        self.inside(host, || {
+            std::fs::write(format!("/proc/sys/{path}"), value)
+                .with_context(|| format!("set {path}"))
+        })
+    }
+
+    fn name(&self, host: &str) -> String {
+        format!("{}-{host}", self.prefix)
+    }
+
+    fn ip(&self, host: &str, arguments: &str) -> Result<()> {
+        self.run("ip", &format!("-n {} {arguments}", self.name(host)))
+    }
+
+    fn run(&self, program: &str, arguments: &str) -> Result<()> {
+        let output = Command::new(program)
+            .args(arguments.split(' '))
+            .output()
+            .with_context(|| format!("run {program}"))?;
+        if !output.status.success() {
+            bail!(
+                "{program} {arguments}: {}",
+                String::from_utf8_lossy(&output.stderr).trim()
+            );
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        for host in ["g", "s", "o0", "o1"] {
+            // One that was never made cannot be removed.
+            let _ = self.run("ip", &format!("netns del {}", self.name(host)));
+        }
+        let _ = std::fs::remove_dir_all(&self.pins);
+    }
+}
+
+/// Pins a thread to a processor.
+///
+/// # Errors
+/// There is no such processor.
+pub fn pin(thread: Pid, cpu: usize) -> Result<()> {
+    let mut set = CpuSet::new();
+    set.set(cpu)?;
+    sched_setaffinity(thread, &set).with_context(|| format!("pin to processor {cpu}"))
+}
+
+/// Kernel threads that poll network interfaces.
+fn napi_threads() -> Result<Vec<Pid>> {
+    let mut found = Vec::new();
+    for entry in std::fs::read_dir("/proc")?.flatten() {
+        let Some(pid) = entry
+            .file_name()
+            .to_str()
+            .and_then(|name| name.parse().ok())
+        else {
+            continue;
+        };
+        // A process that has ended meanwhile is none.
+        let name = std::fs::read_to_string(entry.path().join("comm")).unwrap_or_default();
+        if name.starts_with("napi/") {
+            found.push(Pid::from_raw(pid));
+        }
+    }
+    Ok(found)
+}
