@@ -52,12 +52,19 @@ static __noinline int remember(struct cache_set *set, const struct flow_key *flo
 {
 	if (!set)
 		return 0;
-	__u32 way = (hash >> 20) & (CACHE_WAYS - 1);
+	__u32 way = CACHE_WAYS;
 	for (int i = 0; i < CACHE_WAYS; i++) {
 		if (!set->way[i]) {
 			way = i;
 			break;
 		}
+	}
+	if (way == CACHE_WAYS) {
+		/* Flows that do not all fit would drive one another out with every packet: let most of them wait. */
+		__u32 chance = bpf_get_prandom_u32();
+		if (chance & 15)
+			return 0;
+		way = chance >> 4;
 	}
 	__u64 *slot = &set->way[way & (CACHE_WAYS - 1)];
 	/* An exchange, since it is a barrier too. User space changes the record, then clears the slot: if it had changed the
@@ -69,16 +76,25 @@ static __noinline int remember(struct cache_set *set, const struct flow_key *flo
 	return 0;
 }
 
-/* The node the steering table sends a flow to: the owner; in transit, the acceptor, which holds it. 0: no record. */
-static __always_inline __u16 recorded_destination(const struct flow_key *flow)
+/* Where a flow would be in the cache. */
+static __always_inline struct cache_set *set_of(const struct flow_key *flow, __u64 *hash)
 {
 	__u32 zero = 0;
 	__u64 *start = bpf_map_lookup_elem(&seed, &zero);
 	if (!start)
-		return recorded(flow);
-	__u64 hash = wide_hash(flow, *start);
-	__u32 index = hash & (CACHE_SETS - 1);
+		return 0;
+	*hash = wide_hash(flow, *start);
+	__u32 index = *hash & (CACHE_SETS - 1);
 	struct cache_set *set = bpf_map_lookup_elem(&destinations, &index);
+	/* The processor fetches the line while it does what comes before the line is needed. */
+	if (set)
+		(void)*(volatile __u64 *)&set->way[0];
+	return set;
+}
+
+/* The node the steering table sends a flow to: the owner; in transit, the acceptor, which holds it. 0: no record. */
+static __always_inline __u16 recorded_destination(const struct flow_key *flow, struct cache_set *set, __u64 hash)
+{
 	if (!set)
 		return recorded(flow);
 #pragma unroll

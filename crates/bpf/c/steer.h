@@ -147,10 +147,12 @@ int holdfast_steer(struct xdp_md *context)
 		return XDP_PASS;
 	if (what == PARSE_FRAGMENT_UNKNOWN || what == PARSE_MALFORMED)
 		return XDP_PASS; /* the ownership filter, which sees everything, decides and counts */
+	__u64 hash = 0;
+	struct cache_set *set = set_of(&p.flow, &hash);
 	struct service *service = service_of(&p.flow);
 	if (!service)
 		return XDP_PASS;
-	__u16 to = recorded_destination(&p.flow);
+	__u16 to = recorded_destination(&p.flow, set, hash);
 	if (!to)
 		to = place(service, &p.flow, 0);
 	if (to == config->self) {

@@ -102,15 +102,19 @@ impl Datagrams {
 
     /// As [`Datagrams::ask`], where answers to earlier datagrams may still come.
     pub fn ask_again(&self, bytes: &[u8]) -> u8 {
-        self.0.send(bytes).expect("send");
-        self.0.set_read_timeout(Some(PATIENCE)).expect("timeout");
+        let wait = Some(Duration::from_secs(1));
+        self.0.set_read_timeout(wait).expect("timeout");
         let mut buffer = [0; 64];
-        loop {
-            let length = self.0.recv(&mut buffer).expect("an answer");
-            if buffer[1..length] == *bytes {
-                return buffer[0];
+        for _ in 0..60 {
+            // Full queues lose datagrams: without an answer, it is asked once more.
+            self.0.send(bytes).expect("send");
+            while let Ok(length) = self.0.recv(&mut buffer) {
+                if buffer[1..length] == *bytes {
+                    return buffer[0];
+                }
             }
         }
+        panic!("no answer among many");
     }
 
     /// Who answered with `bytes` within `wait`.
