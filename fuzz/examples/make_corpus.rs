@@ -2,7 +2,12 @@
 #![forbid(unsafe_code)]
 
 use bytes::Bytes;
+use holdfast_api::app;
 use holdfast_fuzz::handoff::flow;
+use holdfast_fuzz::state::State;
+use holdfast_sys::tcp_info::TcpState;
+use holdfast_sys::tcp_repair::{SocketOptions, TcpDynamic, TcpStatic};
+use holdfast_sys::tun::{DATA_VALID, VnetHeader};
 use holdfast_wire::frame::{AcceptorTimes, PrepareFlow, StateFlow};
 use holdfast_wire::{
     BatchId, Change, ChangeKind, Frame, NodeId, Record, RecordState, Refusal, encode,
@@ -40,7 +45,10 @@ fn main() -> std::io::Result<()> {
     for (index, text) in texts.iter().enumerate() {
         write("flow", &format!("{index}"), text.as_bytes())?;
     }
-    packets()
+    packets()?;
+    states()?;
+    messages()?;
+    held()
 }
 
 fn write(target: &str, name: &str, data: &[u8]) -> std::io::Result<()> {
@@ -216,4 +224,106 @@ fn packets() -> std::io::Result<()> {
     ];
     udp.extend([16, 146, 0, 53, 0, 9, 0, 0, b'x']);
     write("packet", "udp4", &udp)
+}
+
+fn states() -> std::io::Result<()> {
+    let mut options = SocketOptions::default();
+    options.congestion_control = "cubic".to_owned();
+    for (name, state) in [
+        ("established", TcpState::Established),
+        ("close-wait", TcpState::CloseWait),
+        ("fin-wait-2", TcpState::FinWait2),
+    ] {
+        let fixed = TcpStatic {
+            local: "10.0.0.1:80".parse().expect("an address"),
+            remote: "10.0.1.2:4242".parse().expect("an address"),
+            v6_socket: false,
+            window_scale: Some((7, 7)),
+            sack: true,
+            timestamps: true,
+            ecn: false,
+            segment_size: 1460,
+            receive_shut: false,
+            options: options.clone(),
+        };
+        let dynamic = TcpDynamic {
+            state,
+            unread: b"unread".to_vec(),
+            outgoing: b"sent unsent".to_vec(),
+            unsent: 6,
+            ..TcpDynamic::default()
+        };
+        let bytes = postcard::to_stdvec(&State { fixed, dynamic }).expect("plain data");
+        write("state", name, &bytes)?;
+    }
+    Ok(())
+}
+
+fn messages() -> std::io::Result<()> {
+    let flow = "udp:10.0.0.1:53-10.0.1.2:4242".parse().expect("a flow");
+    let item = app::HandOffItem {
+        flow,
+        application_state: b"state".to_vec(),
+        descriptor: true,
+    };
+    let piece = app::Piece {
+        bytes: b"datagram".to_vec(),
+        more: false,
+    };
+    let to_daemon = [
+        app::ToDaemon::Open {
+            name: "echo".to_owned(),
+        },
+        app::ToDaemon::HandOff {
+            batch: 1,
+            to: "n2".to_owned(),
+            drain: Default::default(),
+            items: vec![item],
+            last: true,
+        },
+        app::ToDaemon::Collected {
+            flow,
+            unread: vec![piece],
+            last: true,
+        },
+        app::ToDaemon::Received { ids: vec![1, 2] },
+    ];
+    for (index, message) in to_daemon.iter().enumerate() {
+        let bytes = app::encode(message).expect("small");
+        write("app", &format!("to-{index}"), &bytes)?;
+    }
+    let from_daemon = [
+        app::FromDaemon::Opened {
+            node: "n1".to_owned(),
+        },
+        app::FromDaemon::State {
+            id: 1,
+            application_state: b"state".to_vec(),
+            unread: Vec::new(),
+            last: true,
+        },
+        app::FromDaemon::Kept {
+            flows: vec![flow],
+            reason: "why".to_owned(),
+        },
+    ];
+    for (index, message) in from_daemon.iter().enumerate() {
+        let bytes = app::encode(message).expect("small");
+        write("app", &format!("from-{index}"), &bytes)?;
+    }
+    Ok(())
+}
+
+/// The packets of `packet`, as a TUN gives them.
+fn held() -> std::io::Result<()> {
+    let header = VnetHeader {
+        flags: DATA_VALID,
+        ..VnetHeader::default()
+    };
+    for name in ["tcp4", "tcp6", "udp4"] {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus/packet");
+        let packet = std::fs::read(folder.join(name))?;
+        write("vnet", name, &[&header.to_bytes()[..], &packet].concat())?;
+    }
+    Ok(())
 }

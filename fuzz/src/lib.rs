@@ -1,9 +1,12 @@
 //! Random and mutated input for every parser; see README.md.
 #![forbid(unsafe_code)]
 
+pub mod app;
 pub mod driver;
 pub mod flow;
 pub mod frame;
 pub mod handoff;
 mod mutate;
 pub mod packet;
+pub mod state;
+pub mod vnet;

@@ -195,3 +195,51 @@ fn the_cgroup_root_is_read_from_the_mounts() {
     assert_eq!(cgroup2_root(mounts), Some("/mnt/my groups".into()));
     assert_eq!(cgroup2_root("proc /proc proc rw 0 0\n"), None);
 }
+
+/// The example with bytes changed, lines left out, doubled and cut: a configuration, or an error that says what to do.
+#[test]
+fn mutated_text_is_refused_or_read() {
+    let mut seed = 0x9e37_79b9_7f4a_7c15_u64;
+    let mut random = |end: usize| {
+        seed ^= seed << 13;
+        seed ^= seed >> 7;
+        seed ^= seed << 17;
+        (seed % end as u64) as usize
+    };
+    let (mut good, mut bad) = (0, 0);
+    for _ in 0..4000 {
+        let mut bytes = EXAMPLE.as_bytes().to_vec();
+        for _ in 0..=random(3) {
+            let at = random(bytes.len());
+            let end = (at + 1 + random(40)).min(bytes.len());
+            match random(5) {
+                0 => bytes[at] ^= 1 << random(7),
+                1 => bytes[at] = b"[]=\"'.#\n-9"[random(10)],
+                2 => drop(bytes.drain(at..end)),
+                3 => {
+                    let piece = bytes[at..end].to_vec();
+                    let to = random(bytes.len());
+                    bytes.splice(to..to, piece);
+                }
+                _ => bytes.truncate(at.max(1)),
+            }
+        }
+        let Ok(text) = String::from_utf8(bytes) else {
+            continue;
+        };
+        match parse(&text) {
+            Ok(_) => good += 1,
+            Err(error) => {
+                bad += 1;
+                assert!(!error.problem.is_empty() && !error.what_to_do.is_empty());
+                let lines = text.lines().count().max(1);
+                assert!(
+                    error
+                        .line
+                        .is_none_or(|line| (1..=lines + 1).contains(&line))
+                );
+            }
+        }
+    }
+    assert!(good > 100 && bad > 100, "{good} read, {bad} refused");
+}

@@ -1,0 +1,19 @@
+//! Packets with the header of a TUN, on their way back to the stack.
+
+use holdfast_sys::tun::{DATA_VALID, NEEDS_CSUM, VNET_HEADER, VnetHeader};
+
+/// The header made for writing a packet back has no flag that the kernel ignores, changes the packet at most in two
+/// bytes, and is read as it was written.
+pub fn run(data: &[u8]) -> bool {
+    let Some(header) = VnetHeader::parse(data) else {
+        return false;
+    };
+    assert_eq!(header.to_bytes(), data[..VNET_HEADER]);
+    let mut packet = data[VNET_HEADER..].to_vec();
+    let back = header.for_reinjection(&mut packet);
+    assert_eq!(back.flags & !NEEDS_CSUM, 0);
+    assert_eq!(VnetHeader::parse(&back.to_bytes()), Some(back));
+    let pairs = packet.iter().zip(&data[VNET_HEADER..]);
+    assert!(pairs.filter(|(now, then)| now != then).count() <= 2);
+    header.flags & DATA_VALID != 0 && back.flags == NEEDS_CSUM
+}
