@@ -139,7 +139,13 @@ impl Drop for Host {
             .args(["netns", "del", &self.namespace])
             .output();
         if let Some(cgroup) = &self.cgroup {
-            let _ = std::fs::remove_dir(cgroup);
+            // A thread that has been joined may still be on its way out.
+            for _ in 0..500 {
+                if std::fs::remove_dir(cgroup).is_ok() {
+                    break;
+                }
+                std::thread::sleep(std::time::Duration::from_millis(2));
+            }
         }
     }
 }

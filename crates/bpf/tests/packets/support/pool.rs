@@ -71,9 +71,10 @@ impl Default for Options {
 }
 
 pub struct Pool {
-    pub lab: Lab,
-    pub options: Options,
+    // Before the lab, whose hosts cannot go while threads are in them.
     nodes: BTreeMap<&'static str, Node>,
+    pub options: Options,
+    pub lab: Lab,
 }
 
 impl Pool {
@@ -86,9 +87,9 @@ impl Pool {
             nodes.insert(name, Node::new(&lab, name, id));
         }
         let pool = Self {
-            lab,
-            options,
             nodes,
+            options,
+            lab,
         };
         for name in pool.lab.names('n') {
             pool.start(name);

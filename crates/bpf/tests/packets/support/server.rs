@@ -1,9 +1,10 @@
 //! Servers that say which node they are, then echo.
 
 use std::io::{ErrorKind, Read, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
 use std::time::Duration;
 
 use super::host::Host;
@@ -14,6 +15,16 @@ const TURN: Duration = Duration::from_millis(20);
 struct Shared {
     stop: AtomicBool,
     accepted: Mutex<Vec<TcpStream>>,
+    threads: Mutex<Vec<JoinHandle<()>>>,
+}
+
+impl Shared {
+    fn start(&self, work: impl FnOnce() + Send + 'static) {
+        self.threads
+            .lock()
+            .expect("lock")
+            .push(std::thread::spawn(work));
+    }
 }
 
 /// A node's servers; they end with the value.
@@ -29,7 +40,8 @@ impl Server {
         host.run(|| {
             let listener = TcpListener::bind(address).expect("listen");
             listener.set_nonblocking(true).expect("nonblocking");
-            std::thread::spawn(move || accept(&listener, &shared, node));
+            let own = Arc::clone(&shared);
+            shared.start(move || accept(&listener, &own, node));
         });
     }
 
@@ -39,7 +51,8 @@ impl Server {
         host.run(|| {
             let socket = UdpSocket::bind(address).expect("bind");
             socket.set_read_timeout(Some(TURN)).expect("timeout");
-            std::thread::spawn(move || answer(&socket, &shared, node));
+            let own = Arc::clone(&shared);
+            shared.start(move || answer(&socket, &own, node));
         });
     }
 
@@ -55,6 +68,22 @@ impl Server {
 impl Drop for Server {
     fn drop(&mut self) {
         self.shared.stop.store(true, Ordering::Relaxed);
+        // One that waits to write waits no more.
+        if let Ok(mut accepted) = self.shared.accepted.lock() {
+            for stream in accepted.drain(..) {
+                let _ = stream.shutdown(Shutdown::Both);
+            }
+        }
+        // An acceptor may start one more thread before it ends.
+        loop {
+            let next = self
+                .shared
+                .threads
+                .lock()
+                .map_or(None, |mut threads| threads.pop());
+            let Some(thread) = next else { break };
+            let _ = thread.join();
+        }
     }
 }
 
@@ -64,8 +93,8 @@ fn accept(listener: &TcpListener, shared: &Arc<Shared>, node: u8) {
             Ok((stream, _)) => {
                 let clone = stream.try_clone().expect("clone");
                 shared.accepted.lock().expect("lock").push(clone);
-                let shared = Arc::clone(shared);
-                std::thread::spawn(move || echo(stream, &shared, node));
+                let own = Arc::clone(shared);
+                shared.start(move || echo(stream, &own, node));
             }
             Err(_) => std::thread::sleep(TURN),
         }
