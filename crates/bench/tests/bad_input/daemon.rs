@@ -90,7 +90,7 @@ fn run_dir_that_cannot_be_written(world: &World) {
 }
 
 fn bad_configurations(world: &World) {
-    let cases: [(&[(&str, &str)], &[&str]); 9] = [
+    let cases: [Case; 9] = [
         (
             &[("[node]", "[node")],
             &["bad.toml:", "docs/configuration.md"],
