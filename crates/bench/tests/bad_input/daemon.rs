@@ -89,6 +89,12 @@ fn run_dir_that_cannot_be_written(world: &World) {
     world.unharmed();
 }
 
+/// What is replaced in a good file by what, and what the error says.
+type Case = (
+    &'static [(&'static str, &'static str)],
+    &'static [&'static str],
+);
+
 fn bad_configurations(world: &World) {
     let cases: [Case; 9] = [
         (
