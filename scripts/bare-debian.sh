@@ -139,6 +139,8 @@ take_network_settings() {
 }
 
 mount_all() {
+    # The new root becomes a mount point, as a system's own root is: a lab's hosts change how it propagates.
+    mount --bind "$system" "$system"
     mount -t proc proc "$system/proc"
     mount -t sysfs sysfs "$system/sys"
     mount -t bpf bpf "$system/sys/fs/bpf"
