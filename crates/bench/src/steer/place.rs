@@ -79,6 +79,7 @@ impl Place {
     /// # Errors
     /// `ip` or `ethtool` fails.
     pub fn new() -> Result<Self> {
+        remove_remains();
         let prefix = format!("hfs{}", std::process::id());
         let pins = PathBuf::from(format!("/sys/fs/bpf/{prefix}"));
         let place = Self { prefix, pins };
@@ -234,6 +235,33 @@ impl Drop for Place {
             let _ = self.run("ip", &format!("netns del {}", self.name(host)));
         }
         let _ = std::fs::remove_dir_all(&self.pins);
+    }
+}
+
+/// What an earlier run left that was killed.
+fn remove_remains() {
+    let names = |directory: &str| -> Vec<String> {
+        let entries = std::fs::read_dir(directory).into_iter().flatten().flatten();
+        entries
+            .filter_map(|entry| entry.file_name().into_string().ok())
+            .collect()
+    };
+    let is_dead = |name: &str| {
+        let owner = name
+            .strip_prefix("hfs")
+            .and_then(|rest| rest.split('-').next());
+        owner
+            .and_then(|pid| pid.parse::<u32>().ok())
+            .is_some_and(|pid| !PathBuf::from(format!("/proc/{pid}")).exists())
+    };
+    // What cannot be removed does no harm: every run has names of its own.
+    for namespace in names("/run/netns").iter().filter(|name| is_dead(name)) {
+        let _ = Command::new("ip")
+            .args(["netns", "del", namespace])
+            .output();
+    }
+    for pins in names("/sys/fs/bpf").iter().filter(|name| is_dead(name)) {
+        let _ = std::fs::remove_dir_all(PathBuf::from("/sys/fs/bpf").join(pins));
     }
 }
 
