@@ -184,6 +184,47 @@ fn an_association_that_stays_loses_nothing() {
     assert_eq!(peer.hear().0, ToDaemon::Closed { flows: vec![flow] });
 }
 
+/// What a collection for one association reads of another, which then leaves too, goes with that one.
+#[test]
+fn associations_that_leave_together_keep_their_datagrams() {
+    let daemon = Daemon::new();
+    let (service, peer, address) = service(&daemon, "n1");
+    let clients = [client(address), client(address)];
+    let service = Arc::new(service);
+    let associations = clients.each_ref().map(|client| {
+        client.send(b"1").unwrap();
+        let (association, _) = datagram(&service);
+        peer.hear_accepted(1);
+        association
+    });
+    let leave = |which: usize| {
+        let (service, association) = (Arc::clone(&service), associations[which].clone());
+        let leaving = thread::spawn(move || service.hand_off(&association, "n2", vec![]));
+        peer.hear_hand_off("n2");
+        leaving
+    };
+    let first = leave(0);
+    clients[1].send(b"2").unwrap();
+    let flows = clients.each_ref().map(flow_of);
+    let collect = |which: usize| {
+        peer.say(&FromDaemon::Collect {
+            flows: vec![flows[which]],
+        });
+        collected(&peer, flows[which])
+    };
+    assert!(collect(0).is_empty());
+    let second = leave(1);
+    clients[1].send(b"3").unwrap();
+    assert_eq!(collect(1), [b"2", b"3"]);
+    peer.say(&FromDaemon::Gone {
+        flows: flows.to_vec(),
+        to: "n2".into(),
+    });
+    for leaving in [first, second] {
+        leaving.join().unwrap().unwrap();
+    }
+}
+
 #[test]
 fn a_wildcard_socket_is_refused() {
     let socket = UdpSocket::bind("0.0.0.0:0").unwrap();

@@ -85,7 +85,7 @@ fn associations_move(name: &str, reach: Reach, family: Family) {
         load.all_answered_again();
     }
     let counts = load.end(name);
-    assert_eq!(counts.lost, 0, "{counts:?}");
+    assert_eq!(counts.lost, [], "{counts:?}");
     if reach == Reach::Steer {
         assert_eq!(counts.doubled, 0, "{counts:?}");
     }
@@ -113,7 +113,7 @@ fn queued_datagrams_move() {
     assert!(bytes >= 2 * SIZE as u64, "{bytes} bytes went along");
     assert_eq!(owner(&cluster, flow).as_deref(), Some("n3"));
     let counts = load.end("udpq");
-    assert_eq!((counts.lost, counts.doubled), (0, 0), "{counts:?}");
+    assert_eq!((counts.lost.len(), counts.doubled), (0, 0), "{counts:?}");
 }
 
 /// A program that never says what it has not read keeps its association, and keeps up nobody else.
@@ -188,7 +188,7 @@ fn a_program_that_hangs_when_frozen() {
     let status = hand_off(&cluster, "n2", all, "n3");
     assert_eq!(status.summary.moved, 4, "{status:#?}");
     let counts = load.end("udph");
-    assert_eq!((counts.lost, counts.doubled), (0, 0), "{counts:?}");
+    assert_eq!((counts.lost.len(), counts.doubled), (0, 0), "{counts:?}");
 }
 
 /// Three nodes with echo servers. New flows go to the nodes named, to all where none is.
@@ -429,11 +429,11 @@ impl Datagrams {
             total,
             ..Counts::default()
         };
-        for client in self.clients.iter() {
+        for (number, client) in self.clients.iter().enumerate() {
             let sent = client.sent.load(Ordering::Relaxed) as usize;
-            for answers in &client.answers[..sent] {
+            for (turn, answers) in client.answers[..sent].iter().enumerate() {
                 match u64::from(answers.load(Ordering::Relaxed)) {
-                    0 => counts.lost += 1,
+                    0 => counts.lost.push((number, turn)),
                     more => counts.doubled += more - 1,
                 }
             }
@@ -441,10 +441,11 @@ impl Datagrams {
         }
         let Counts {
             total,
-            lost,
             doubled,
             overtaken,
+            ..
         } = counts;
+        let lost = counts.lost.len();
         eprintln!(
             "{name}: {total} datagrams: {lost} lost, {doubled} doubled, {overtaken} overtaken"
         );
@@ -456,7 +457,8 @@ impl Datagrams {
 #[derive(Debug, Default)]
 struct Counts {
     total: u64,
-    lost: u64,
+    /// Which had no answer, by client.
+    lost: Vec<(usize, usize)>,
     /// Answers beyond the first.
     doubled: u64,
     /// Answers that came after a later one.

@@ -185,6 +185,22 @@ impl<T> Queue<T> {
         Some(item)
     }
 
+    /// Takes out those that `map` turns into something, in order; the others it gives back.
+    pub(crate) fn extract<R>(&self, mut map: impl FnMut(T) -> Result<R, T>) -> Vec<R> {
+        let mut inner = lock(&self.inner);
+        let mut taken = Vec::new();
+        for item in std::mem::take(&mut inner.0) {
+            match map(item) {
+                Ok(result) => taken.push(result),
+                Err(item) => inner.0.push_back(item),
+            }
+        }
+        if inner.0.is_empty() {
+            self.bell.silence();
+        }
+        taken
+    }
+
     /// The next one; or the context is woken when one comes.
     #[cfg(feature = "tokio")]
     pub(crate) fn poll_take(&self, context: &mut Context<'_>) -> Poll<T> {

@@ -215,6 +215,14 @@ impl UdpTable {
             .ok_or("the service no longer has this association")?;
         shared.with_core(|core| core.hand_off(association.flow(), destination, state, None))?;
         entry.leaving = true;
+        // A collection for another association may have read datagrams of this one, which the program has not had.
+        entry.held = self.ready.extract(|event| match event {
+            UdpEvent::Datagram {
+                association: of,
+                data,
+            } if of.flow() == association.flow() => Ok(data),
+            other => Err(other),
+        });
         Ok(())
     }
 
