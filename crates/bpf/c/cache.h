@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: (MIT OR GPL-2.0-only)
  * Where recorded flows go, in one cache line each: a look into the steering table costs three or four lines that, with very
  * many flows, are all in main memory. The table stays the truth. What is here was in the table, and user space clears it after each
- * change of the record (src/steering.rs). A hash of 64 bits stands for the flow, with a secret seed, so that nobody can
- * choose flows that share one; by chance, one pair among a million flows does so once in 10^8 tables.
+ * change of the record (src/steering.rs). 63 bits of a hash stand for the flow, with a secret seed, so that nobody can
+ * choose flows that share them; by chance, two of the 262,144 flows that fit do so in one of 10^8 caches.
  */
 #ifndef HOLDFAST_CACHE_H
 #define HOLDFAST_CACHE_H
