@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use holdfast_api::app::{Channel, FromDaemon, HandOffItem, ToDaemon, decode, encode};
+use holdfast_api::app::{Channel, FromDaemon, HandOffItem, Piece, ToDaemon, decode, encode};
 use holdfast_api::control::{
     FlowFilter, FlowOutcome, FlowQuery, FlowState, HandoffRequest, HandoffState, HandoffStatus,
     Selection,
@@ -19,8 +19,6 @@ use holdfast_api::control::{
 use holdfast_api::{Drain, FlowText, Protocol};
 use holdfast_bench::cluster::{Cluster, ClusterSpec, Family, Program, Service};
 use holdfast_lab::Reach;
-use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
 
 use common::{PATIENCE, PORT, alone, eventually, says};
 
@@ -91,27 +89,52 @@ fn associations_move(name: &str, reach: Reach, family: Family) {
     }
 }
 
-/// What the donor's program has not read goes along.
+/// What the donor's program has not read goes along, and is read at the acceptor before what came later.
 #[test]
 fn queued_datagrams_move() {
     let Some(_alone) = alone() else { return };
     let cluster = group("udpq", Reach::Steer, &["n2"]);
     let load = Datagrams::start(&cluster, Family::V4, 4);
     load.all_answered_again();
-    let program = Pid::from_raw(cluster.program_pid("n2", "echo").unwrap().unwrap());
-    kill(program, Signal::SIGSTOP).unwrap();
-    let before = load.sent(0);
-    eventually("some wait in the socket", || load.sent(0) >= before + 20);
-    let flow = load.flow(0);
-    let id = begin(&cluster, "n2", Selection::Flows(vec![flow]), "n3");
-    eventually("more wait", || load.sent(0) >= before + 30);
-    kill(program, Signal::SIGCONT).unwrap();
-    let status = ended(&cluster, "n2", id);
-    assert_eq!(status.results[0].outcome, FlowOutcome::Moved);
-    // More than one datagram went along.
-    let bytes = status.results[0].bytes_transferred;
-    assert!(bytes >= 2 * SIZE as u64, "{bytes} bytes went along");
-    assert_eq!(owner(&cluster, flow).as_deref(), Some("n3"));
+    let odd = Odd::new(&cluster);
+    let at_acceptor = socket_in(&cluster, "n3", odd.service);
+    for number in 0..5u8 {
+        odd.client.send(&[number]).unwrap();
+    }
+    let id = odd.give();
+    let unread = (0..5).map(|_| {
+        let mut byte = [0];
+        odd.server.recv_from(&mut byte).unwrap();
+        Piece {
+            bytes: byte.to_vec(),
+            more: false,
+        }
+    });
+    let collected = ToDaemon::Collected {
+        flow: odd.flow,
+        unread: unread.collect(),
+        last: true,
+    };
+    say(&odd.giver, &collected);
+    let gone = hear(&odd.giver);
+    assert!(matches!(gone, FromDaemon::Gone { .. }), "{gone:?}");
+    let go = hear(&odd.taker);
+    assert!(
+        matches!(&go, FromDaemon::Go { ids } if *ids == [id]),
+        "{go:?}"
+    );
+    assert_eq!(owner(&cluster, odd.flow).as_deref(), Some("n3"));
+    odd.client.send(&[5]).unwrap();
+    let mut byte = [0];
+    for number in 0..6u8 {
+        at_acceptor.recv_from(&mut byte).unwrap();
+        assert_eq!(byte, [number]);
+    }
+    at_acceptor
+        .send_to(&[6], odd.client.local_addr().unwrap())
+        .unwrap();
+    odd.client.recv(&mut byte).unwrap();
+    assert_eq!(byte, [6]);
     let counts = load.end("udpq");
     assert_eq!((counts.lost.len(), counts.doubled), (0, 0), "{counts:?}");
 }
@@ -123,72 +146,106 @@ fn a_program_that_hangs_when_frozen() {
     let cluster = group("udph", Reach::Steer, &["n2"]);
     let load = Datagrams::start(&cluster, Family::V4, 4);
     load.all_answered_again();
-    let service = SocketAddr::new(cluster.service_address(Family::V4), ODD_PORT);
-    let client = client(&cluster, service);
-    let flow = client.local_addr().unwrap();
-    let flow = FlowText::new(Protocol::Udp, service, flow).unwrap();
-    let (giver, taker) = (session(&cluster, "n2"), session(&cluster, "n3"));
-    for (program, node) in [(&giver, "n2"), (&taker, "n3")] {
-        let serve = ToDaemon::Serve {
-            service: 1,
-            pool: "odd".into(),
-            protocol: Protocol::Udp,
-            addresses: vec![service],
-        };
-        say(program, &serve);
-        eventually("it is served", || serves(&cluster, node, "odd"));
-    }
-    // An association begins with the server's first answer.
-    let server = cluster.lab().in_net("n2", || UdpSocket::bind(service));
-    let server = server.unwrap().unwrap();
-    server.set_read_timeout(Some(PATIENCE)).unwrap();
-    client.send(b"first").unwrap();
-    let (_, remote) = server.recv_from(&mut [0; 16]).unwrap();
-    server.send_to(b"answer", remote).unwrap();
-    eventually("it is placed", || {
-        owner(&cluster, flow).as_deref() == Some("n2")
-    });
-    say(
-        &giver,
-        &ToDaemon::Accepted {
-            service: 1,
-            flows: vec![flow],
-        },
-    );
-    let item = HandOffItem {
-        flow,
-        application_state: Vec::new(),
-        descriptor: false,
-    };
-    let give = ToDaemon::HandOff {
-        batch: 1,
-        to: "n3".into(),
-        drain: Drain::None,
-        items: vec![item],
-        last: true,
-    };
-    say(&giver, &give);
-    let incoming = hear(&taker);
-    let FromDaemon::Incoming { items } = incoming else {
-        panic!("{incoming:?}")
-    };
-    assert!(matches!(hear(&taker), FromDaemon::State { .. }));
-    let ids = vec![items[0].id];
-    say(&taker, &ToDaemon::Received { ids });
-    let collect = hear(&giver);
-    assert!(matches!(collect, FromDaemon::Collect { .. }), "{collect:?}");
+    let odd = Odd::new(&cluster);
+    odd.give();
     // And no answer.
-    match hear(&giver) {
+    match hear(&odd.giver) {
         FromDaemon::Kept { reason, .. } => says(reason, &["did not say what it had not read"]),
         other => panic!("{other:?}"),
     }
-    assert!(matches!(hear(&taker), FromDaemon::Cancel { .. }));
-    assert_eq!(owner(&cluster, flow).as_deref(), Some("n2"));
+    assert!(matches!(hear(&odd.taker), FromDaemon::Cancel { .. }));
+    assert_eq!(owner(&cluster, odd.flow).as_deref(), Some("n2"));
     let all = Selection::Flows((0..4).map(|client| load.flow(client)).collect());
     let status = hand_off(&cluster, "n2", all, "n3");
     assert_eq!(status.summary.moved, 4, "{status:#?}");
     let counts = load.end("udph");
     assert_eq!((counts.lost.len(), counts.doubled), (0, 0), "{counts:?}");
+}
+
+/// An association of the pool `odd`, with programs on n2 and n3 that the test drives by hand.
+struct Odd {
+    service: SocketAddr,
+    client: UdpSocket,
+    /// The program's socket on n2.
+    server: UdpSocket,
+    flow: FlowText,
+    /// The session of the program on n2.
+    giver: Channel,
+    /// On n3.
+    taker: Channel,
+}
+
+impl Odd {
+    fn new(cluster: &Cluster) -> Self {
+        let service = SocketAddr::new(cluster.service_address(Family::V4), ODD_PORT);
+        let client = client(cluster, service);
+        client.set_read_timeout(Some(PATIENCE)).unwrap();
+        let (giver, taker) = (session(cluster, "n2"), session(cluster, "n3"));
+        for (program, node) in [(&giver, "n2"), (&taker, "n3")] {
+            let serve = ToDaemon::Serve {
+                service: 1,
+                pool: "odd".into(),
+                protocol: Protocol::Udp,
+                addresses: vec![service],
+            };
+            say(program, &serve);
+            eventually("it is served", || serves(cluster, node, "odd"));
+        }
+        // An association begins with the server's first answer.
+        let server = socket_in(cluster, "n2", service);
+        client.send(b"?").unwrap();
+        let (_, remote) = server.recv_from(&mut [0; 16]).unwrap();
+        server.send_to(b"!", remote).unwrap();
+        client.recv(&mut [0; 16]).unwrap();
+        let flow = FlowText::new(Protocol::Udp, service, remote).unwrap();
+        eventually("it is placed", || {
+            owner(cluster, flow).as_deref() == Some("n2")
+        });
+        let flows = vec![flow];
+        say(&giver, &ToDaemon::Accepted { service: 1, flows });
+        Self {
+            service,
+            client,
+            server,
+            flow,
+            giver,
+            taker,
+        }
+    }
+
+    /// Hands it to n3, as far as the freeze; gives its number there.
+    fn give(&self) -> u64 {
+        let item = HandOffItem {
+            flow: self.flow,
+            application_state: Vec::new(),
+            descriptor: false,
+        };
+        let give = ToDaemon::HandOff {
+            batch: 1,
+            to: "n3".into(),
+            drain: Drain::None,
+            items: vec![item],
+            last: true,
+        };
+        say(&self.giver, &give);
+        let incoming = hear(&self.taker);
+        let FromDaemon::Incoming { items } = incoming else {
+            panic!("{incoming:?}")
+        };
+        assert!(matches!(hear(&self.taker), FromDaemon::State { .. }));
+        let id = items[0].id;
+        say(&self.taker, &ToDaemon::Received { ids: vec![id] });
+        let collect = hear(&self.giver);
+        assert!(matches!(collect, FromDaemon::Collect { .. }), "{collect:?}");
+        id
+    }
+}
+
+fn socket_in(cluster: &Cluster, node: &str, service: SocketAddr) -> UdpSocket {
+    let socket = cluster.lab().in_net(node, || UdpSocket::bind(service));
+    let socket = socket.unwrap().unwrap();
+    socket.set_read_timeout(Some(PATIENCE)).unwrap();
+    socket
 }
 
 /// Three nodes with echo servers. New flows go to the nodes named, to all where none is.
