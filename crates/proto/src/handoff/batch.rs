@@ -1,9 +1,9 @@
 //! How many connections go together: as many as are predicted to freeze for less than the bound.
 //!
-//! The prediction is `fixed + per_flow * flows + bytes / rate`. `per_flow` is learned from the phases whose work is per
-//! connection (extract, restore), `fixed` from those that wait for frames (transfer, commit), `rate` from bulk transfers.
-//! The first two follow the median: what a busy machine does to one batch in ten must not shrink the other nine, since
-//! small batches pay the fixed part more often.
+//! The prediction is `waits + work(flows) + bytes / rate`. `work` is a line, learned from the phases that touch every
+//! connection (extract, restore); `waits` is learned from those that wait for frames (transfer, commit), `rate` from bulk
+//! transfers. What a busy machine does to one batch in ten must not shrink the other nine, since small batches pay the
+//! fixed part more often: `waits` follows the median, and a sample of `work` counts for at most twice the prediction.
 
 use super::event::Phases;
 use core::time::Duration;
@@ -12,8 +12,9 @@ use core::time::Duration;
 pub(super) const STATE_BYTES: usize = 160;
 /// A new sample's weight in the rate.
 const WEIGHT: f64 = 0.125;
-/// A sample of the rate counts for at most this many times the estimate.
-const SAMPLE_MAX: f64 = 4.0;
+/// A sample counts for at most this many times the estimate: in the rate, in the work.
+const RATE_SAMPLE_MAX: f64 = 4.0;
+const WORK_SAMPLE_MAX: f64 = 2.0;
 /// A step towards the median: this share of the estimate, up or down.
 const STEP: f64 = 0.08;
 /// From so many bytes on a transfer is bound by the channel's rate and not by its delay.
@@ -22,8 +23,8 @@ const BULK_BYTES: usize = 64 << 10;
 /// What a freeze costs. Times in microseconds.
 #[derive(Debug, Clone)]
 pub(super) struct CostModel {
-    fixed: f64,
-    per_flow: f64,
+    waits: f64,
+    work: Line,
     /// Bytes a microsecond, which is also MB/s.
     rate: f64,
 }
@@ -32,20 +33,20 @@ impl CostModel {
     /// First guesses, on the careful side.
     pub(super) fn new() -> CostModel {
         CostModel {
-            fixed: 300.0,
-            per_flow: 15.0,
+            waits: 300.0,
+            work: Line::new(100.0, 15.0),
             rate: 50.0,
         }
     }
 
     pub(super) fn predict(&self, flows: usize, bytes: usize) -> Duration {
-        let micros = self.fixed + self.work(flows, bytes);
+        let micros = self.waits + self.work(flows, bytes);
         Duration::from_nanos((micros * 1000.0) as u64)
     }
 
     /// The part that grows with the batch, microseconds.
     fn work(&self, flows: usize, bytes: usize) -> f64 {
-        self.per_flow * flows as f64 + bytes as f64 / self.rate
+        self.work.at(flows) + bytes as f64 / self.rate
     }
 
     /// How long so many bytes take.
@@ -68,7 +69,7 @@ impl CostModel {
     ) -> usize {
         // Where waiting alone takes (almost) all of the time, small batches would only pay for it more often.
         let bound = freeze_max.as_secs_f64() * 1e6;
-        let work_max = (bound - self.fixed).max(bound / 2.0);
+        let work_max = (bound - self.waits).max(bound / 2.0);
         let mut flows = 0;
         let mut bytes = 0;
         for queue in queued {
@@ -98,10 +99,63 @@ impl CostModel {
             }
         }
         let micros = |duration: Duration| duration.as_secs_f64() * 1e6;
-        let work = micros(phases.extract) + micros(phases.restore);
         let waits = transfer + micros(phases.commit) - bytes as f64 / self.rate;
-        self.per_flow = towards(self.per_flow, work / flows as f64).max(0.5);
-        self.fixed = towards(self.fixed, waits).max(20.0);
+        self.waits = towards(self.waits, waits).max(20.0);
+        self.work
+            .learn(flows, micros(phases.extract) + micros(phases.restore));
+    }
+}
+
+/// `fixed + slope * flows`, by least squares over the last samples, about 30, and a first guess that never quite goes:
+/// while all batches have one size it says which part of their time is fixed.
+#[derive(Debug, Clone)]
+struct Line {
+    fixed: f64,
+    slope: f64,
+    /// Sums over the samples: their weight, flows, flows squared, times, flows times times.
+    sums: [f64; 5],
+    guess: [f64; 5],
+}
+
+/// What a sample weighs when the next one has come.
+const FADING: f64 = 0.97;
+
+impl Line {
+    /// A guess that counts like two samples.
+    fn new(fixed: f64, slope: f64) -> Line {
+        let mut guess = [0.0; 5];
+        for flows in [0.0, 32.0] {
+            add(&mut guess, flows, fixed + slope * flows);
+        }
+        Line {
+            fixed,
+            slope,
+            sums: [0.0; 5],
+            guess,
+        }
+    }
+
+    fn at(&self, flows: usize) -> f64 {
+        self.fixed + self.slope * flows as f64
+    }
+
+    fn learn(&mut self, flows: usize, micros: f64) {
+        let micros = micros.min(self.at(flows) * WORK_SAMPLE_MAX);
+        self.sums.iter_mut().for_each(|sum| *sum *= FADING);
+        add(&mut self.sums, flows as f64, micros);
+        let sum = |index: usize| self.sums[index] + self.guess[index];
+        let [weight, n, nn, t, nt] = [0, 1, 2, 3, 4].map(sum);
+        let slope = (weight * nt - n * t) / (weight * nn - n * n);
+        // Noise may tilt the line out of what is possible: then it goes through the origin, or lies level.
+        self.slope = slope.clamp(0.5, nt / nn);
+        self.fixed = ((t - self.slope * n) / weight).max(0.0);
+    }
+}
+
+fn add(sums: &mut [f64; 5], flows: f64, micros: f64) {
+    let terms = [1.0, flows, flows * flows, micros, flows * micros];
+    for (sum, term) in sums.iter_mut().zip(terms) {
+        *sum += term;
     }
 }
 
@@ -115,7 +169,7 @@ fn towards(estimate: f64, seen: f64) -> f64 {
 }
 
 fn blend(old: f64, seen: f64) -> f64 {
-    old + WEIGHT * (seen.clamp(0.0, old * SAMPLE_MAX) - old)
+    old + WEIGHT * (seen.clamp(0.0, old * RATE_SAMPLE_MAX) - old)
 }
 
 #[cfg(test)]
@@ -136,15 +190,29 @@ mod tests {
         let mut model = CostModel::new();
         let first = model.flows_that_fit(bound, 10_000);
         for _ in 0..50 {
-            model.learn(first, 0, &phases(first as u64));
+            let flows = model.flows_that_fit(bound, 10_000);
+            model.learn(flows, 0, &phases(flows as u64));
         }
         let cheap = model.flows_that_fit(bound, 10_000);
         assert!(cheap > 3 * first, "{first} then {cheap}");
         for _ in 0..100 {
-            model.learn(cheap, 0, &phases(100 * cheap as u64));
+            let flows = model.flows_that_fit(bound, 10_000);
+            model.learn(flows, 0, &phases(100 * flows as u64));
         }
         let dear = model.flows_that_fit(bound, 10_000);
         assert!((10..=20).contains(&dear), "{dear}");
+    }
+
+    #[test]
+    fn what_every_batch_costs_once_does_not_make_small_batches() {
+        let bound = Duration::from_micros(1_200);
+        let mut model = CostModel::new();
+        for _ in 0..100 {
+            let flows = model.flows_that_fit(bound, 10_000);
+            model.learn(flows, 0, &phases(250 + 12 * flows as u64));
+        }
+        let flows = model.flows_that_fit(bound, 10_000);
+        assert!((35..=60).contains(&flows), "{flows}");
     }
 
     #[test]
