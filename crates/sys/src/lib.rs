@@ -10,6 +10,7 @@ pub mod fd;
 pub mod net;
 pub mod netlink;
 pub mod packet;
+pub mod priority;
 pub mod sock_diag;
 pub mod sockopt;
 pub mod sysctl;

@@ -143,6 +143,7 @@ impl<'a> Check<'a> {
             bpffs: path_or(&raw.bpffs, "/sys/fs/bpf/holdfast"),
             cgroup: raw.cgroup.clone(),
             capacity: self.within(&raw.capacity, CAPACITY_DEFAULT, 1..=CAPACITY_MAX)?,
+            realtime: raw.realtime.unwrap_or(true),
             name,
             id,
             address,

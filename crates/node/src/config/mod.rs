@@ -69,6 +69,8 @@ pub struct NodeConfig {
     pub bpffs: PathBuf,
     /// The most flows this node can own at once; maps are sized by it.
     pub capacity: u32,
+    /// Whether the daemon runs ahead of ordinary programs.
+    pub realtime: bool,
     cgroup: Option<PathBuf>,
 }
 

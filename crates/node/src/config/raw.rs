@@ -42,6 +42,7 @@ pub(super) struct RawNode {
     pub bpffs: Option<PathBuf>,
     pub cgroup: Option<PathBuf>,
     pub capacity: Option<Spanned<u32>>,
+    pub realtime: Option<bool>,
 }
 
 #[derive(Deserialize, Clone, Copy, PartialEq, Eq)]

@@ -8,6 +8,7 @@ use holdfast_bpf::shared::Event as KernelEvent;
 use holdfast_proto::handoff::{Config as MachineConfig, Handoff};
 use holdfast_sys::caps::{Capability, keep_only, missing};
 use holdfast_sys::net::Interface;
+use holdfast_sys::priority::be_realtime;
 use holdfast_sys::tcp_repair::{Preparer, StaticReader};
 
 use super::Engine;
@@ -79,6 +80,11 @@ pub async fn start(config: Config) -> Result<(), SetupError> {
     let (mut engine, inputs) = assemble(config)?;
     engine.recover();
     engine.pump();
+    if engine.config.node.realtime
+        && let Err(error) = be_realtime()
+    {
+        tracing::warn!(%error, "no real-time priority: freezes are longer when this host is busy (node.realtime)");
+    }
     keep_only(&CAPABILITIES).map_err(system("dropping capabilities"))?;
     let kernel_events = std::rc::Rc::new(std::cell::RefCell::new(Vec::<KernelEvent>::new()));
     let sink = kernel_events.clone();
