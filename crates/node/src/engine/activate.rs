@@ -1,23 +1,17 @@
 //! The acceptor's last command: connections live here from now on.
 
 use std::collections::BTreeMap;
-use std::os::fd::{AsFd, BorrowedFd};
-use std::time::Duration;
 
 use holdfast_api::app::FromDaemon;
 use holdfast_bpf::shared::FlowState;
 use holdfast_proto::handoff::{Completion, FlowEpoch, Results, Token};
-use holdfast_sys::tcp_repair::{self, Settled, TcpDynamic, TcpStatic, WindowProbe};
+use holdfast_sys::tcp_repair::{self, TcpDynamic, WindowProbe};
 use holdfast_wire::{Flow, NodeId};
 
 use super::Engine;
 use super::acceptor::{Arrival, IDS_MAX, Socket};
 use crate::app::SessionId;
 use crate::dataplane::{Entry, in_order, monotonic_ns};
-
-/// How often a socket without a measured round trip is looked at, and how long.
-const SETTLE_POLL: Duration = Duration::from_millis(50);
-const SETTLE_PATIENCE: Duration = Duration::from_millis(500);
 
 impl Engine {
     pub(super) fn activate(&mut self, token: Token, flows: &[FlowEpoch]) {
@@ -167,35 +161,12 @@ impl Engine {
                 continue;
             };
             self.arrival_ids.remove(&arrival.id);
-            if let (Socket::Live(socket), Some(fixed)) = (arrival.socket, arrival.fixed)
-                && !is_settled(socket.as_fd(), &fixed)
-            {
-                self.unsettled.push((now, socket, fixed));
-                self.settle_poll_at.get_or_insert(now + SETTLE_POLL);
+            if let (Socket::Live(socket), Some(fixed)) = (arrival.socket, arrival.fixed) {
+                self.settling.settle(now, socket, fixed);
             }
             self.programs.has(arrival.session, of.flow);
             self.congestion.forget(&self.dataplane, &of.flow);
             self.slots.give_back(arrival.slot);
-        }
-    }
-
-    /// Tries again for sockets that had no measured round trip. Not for long: our duplicate of the descriptor would hold
-    /// up a close by the program.
-    pub(super) fn poll_unsettled(&mut self) {
-        let now = self.now();
-        self.unsettled.retain(|(since, socket, fixed)| {
-            !is_settled(socket.as_fd(), fixed) && now.saturating_sub(*since) < SETTLE_PATIENCE
-        });
-        self.settle_poll_at = (!self.unsettled.is_empty()).then_some(now + SETTLE_POLL);
-    }
-}
-
-fn is_settled(socket: BorrowedFd<'_>, fixed: &TcpStatic) -> bool {
-    match tcp_repair::settle(socket, fixed) {
-        Ok(settled) => settled == Settled::Done,
-        Err(error) => {
-            tracing::debug!(%error, "an option of a moved socket could not be set");
-            true
         }
     }
 }

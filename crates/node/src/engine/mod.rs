@@ -22,6 +22,7 @@ mod reclaim;
 mod recover;
 mod run;
 mod sessions;
+mod settling;
 mod setup;
 mod slots;
 mod upkeep;
@@ -35,7 +36,7 @@ use holdfast_api::app::FromDaemon;
 use holdfast_api::control::HandoffCounts;
 use holdfast_api::{Drain, FlowText};
 use holdfast_proto::handoff::{Command, Completion, Handoff, Output};
-use holdfast_sys::tcp_repair::{Preparer, StaticReader, TcpStatic};
+use holdfast_sys::tcp_repair::{Preparer, StaticReader};
 use holdfast_wire::{Flow, NodeId, Protocol};
 
 pub use setup::{SetupError, check_capabilities, start};
@@ -54,6 +55,7 @@ use journal::Journal;
 use operations::Operations;
 use programs::Programs;
 use recover::Recovered;
+use settling::Settling;
 use slots::Slots;
 use work::Work;
 
@@ -71,7 +73,7 @@ pub struct Engine {
     preparer: Preparer,
     static_reader: StaticReader,
     /// Sockets whose last options wait for a measured round trip, and since when.
-    unsettled: Vec<(Duration, OwnedFd, TcpStatic)>,
+    settling: Settling,
     congestion: Congestion,
     programs: Programs,
     donations: HashMap<Flow, Donation>,
@@ -81,7 +83,6 @@ pub struct Engine {
     slots: Slots,
     journal: Journal,
     drain_poll_at: Option<Duration>,
-    settle_poll_at: Option<Duration>,
     preparing: Vec<Preparing>,
     draining: Vec<Draining>,
     collecting: Vec<Collecting>,

@@ -40,8 +40,8 @@ impl Engine {
         if self.drain_poll_at.is_some_and(|at| at <= now) {
             self.poll_drains();
         }
-        if self.settle_poll_at.is_some_and(|at| at <= now) {
-            self.poll_unsettled();
+        if self.settling.next_wake().is_some_and(|at| at <= now) {
+            self.settling.poll(now);
         }
         if self.programs_due().is_some_and(|at| at <= now) {
             self.poll_preparing();
@@ -52,10 +52,15 @@ impl Engine {
     pub(super) fn next_wake(&self) -> Option<Instant> {
         let machine = self.machine.poll_timeout();
         let programs = self.programs_due();
-        let next = [machine, self.drain_poll_at, self.settle_poll_at, programs]
-            .into_iter()
-            .flatten()
-            .min();
+        let next = [
+            machine,
+            self.drain_poll_at,
+            self.settling.next_wake(),
+            programs,
+        ]
+        .into_iter()
+        .flatten()
+        .min();
         next.map(|at| self.started + at)
     }
 

@@ -20,6 +20,7 @@ use super::network::{add_addresses, configure};
 use super::operations::Operations;
 use super::programs::Programs;
 use super::run::{Inputs, run};
+use super::settling::Settling;
 use super::slots::Slots;
 use super::work::Work;
 use crate::app::AppServer;
@@ -152,9 +153,8 @@ fn assemble(config: Config) -> Result<(Engine, Inputs), SetupError> {
         machine: Handoff::new(machine),
         preparer: Preparer::new().map_err(other)?,
         static_reader: StaticReader::new().map_err(other)?,
-        unsettled: Vec::new(),
+        settling: Settling::default(),
         drain_poll_at: None,
-        settle_poll_at: None,
         config,
         started: Instant::now(),
         dataplane,

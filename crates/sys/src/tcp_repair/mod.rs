@@ -40,7 +40,7 @@ pub use reclaim::activate_again;
 pub use restore::{
     PreparedSocket, Preparer, RestoredSocket, WindowProbe, activate, prepare, restore,
 };
-pub use settle::{Settled, settle};
+pub use settle::{Settled, Uncap, settle, uncap_timeout};
 pub use static_state::{StaticReader, TcpStatic, read_static};
 
 /// `TCP_REPAIR` on.

@@ -18,9 +18,8 @@ pub enum Settled {
 }
 
 /// Sets what could not be set before [`super::activate`] and nothing waits for: `SO_REUSEADDR` (which leaving repair mode
-/// clears), `TCP_NOTSENT_LOWAT` (which would have kept the queue from being filled), `SHUT_RD`, `O_NONBLOCK`, and, once
-/// the new socket has measured a round trip, the longest retransmission timeout. Call it again, a second later or so,
-/// until it is done; all else is done the first time.
+/// clears), `TCP_NOTSENT_LOWAT` (which would have kept the queue from being filled), `SHUT_RD`, `O_NONBLOCK`, and, if
+/// the new socket has measured a round trip, the longest retransmission timeout. If not, [`uncap_timeout`] does it later.
 ///
 /// # Errors
 /// What the kernel refuses.
@@ -40,14 +39,37 @@ pub fn settle(socket: BorrowedFd<'_>, fixed: &TcpStatic) -> Result<Settled, Repa
     if !options.nonblocking {
         set_blocking(socket).at("F_SETFL")?;
     }
-    let Some(cap) = options.int(IPPROTO_TCP, TCP_RTO_MAX_MS) else {
+    uncap_timeout(socket, fixed, Uncap::Measured)
+}
+
+/// When [`uncap_timeout`] gives the longest retransmission timeout back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Uncap {
+    /// If a round trip was measured: from then on the timeout is right without a cap.
+    Measured,
+    /// In any case: a connection that stays silent is not to keep the cap for good.
+    Now,
+}
+
+/// Gives a socket the longest retransmission timeout that it had.
+///
+/// # Errors
+/// What the kernel refuses.
+pub fn uncap_timeout(
+    socket: BorrowedFd<'_>,
+    fixed: &TcpStatic,
+    when: Uncap,
+) -> Result<Settled, RepairError> {
+    let Some(longest) = fixed.options.int(IPPROTO_TCP, TCP_RTO_MAX_MS) else {
         return Ok(Settled::Done);
     };
-    let info = TcpInfo::read(socket).at("TCP_INFO")?;
-    if info.rtt_us == 0 && info.state != TcpState::Close {
-        return Ok(Settled::Later);
+    if when == Uncap::Measured {
+        let info = TcpInfo::read(socket).at("TCP_INFO")?;
+        if info.rtt_us == 0 && info.state != TcpState::Close {
+            return Ok(Settled::Later);
+        }
     }
-    set_int(socket, IPPROTO_TCP, TCP_RTO_MAX_MS, cap).at("TCP_RTO_MAX_MS")?;
+    set_int(socket, IPPROTO_TCP, TCP_RTO_MAX_MS, longest).at("TCP_RTO_MAX_MS")?;
     Ok(Settled::Done)
 }
 
