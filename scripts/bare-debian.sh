@@ -33,7 +33,7 @@ outside() {
     case ${1:-} in
         -h | --help) usage && exit ;;
     esac
-    ((EUID == 0)) || stop "needs root (mounts, chroot)"
+    ((EUID == 0)) || stop "needs root (mounts, namespaces)"
     command -v debootstrap >/dev/null || stop "needs the Debian package debootstrap"
     local base=${TMPDIR:-/var/tmp}
     remove_stale "$base"
@@ -181,9 +181,14 @@ run_inside() {
     done
     say "running in the bare Debian: $1"
     local status=0
-    # "~" is root's home inside.
+    # The root of the mount namespace changes, not only this process's: a lab's hosts are entered by their mount
+    # namespaces, which would lead out of a chroot. "~" is root's home inside.
+    # shellcheck disable=SC2016 # expanded inside
     env -i "${pass[@]+"${pass[@]}"}" LANG=C.UTF-8 PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin \
-        chroot "$system" /bin/bash -c 'export HOME=~ && cd /srv/holdfast && eval "$1"' bash "$1" </dev/null || status=$?
+        unshare --mount --propagation private /bin/bash -c '
+            cd "$1" && pivot_root . mnt && umount --lazy /mnt && export HOME=~ &&
+                exec chroot . /bin/bash -c "cd /srv/holdfast && eval \"\$1\"" bash "$2"
+        ' bash "$system" "$1" </dev/null || status=$?
     ((status == 0)) || stop "failed with status $status: $1" 1
     say "succeeded: $1"
 }

@@ -26,8 +26,14 @@ const CLIENT_MBIT: f64 = 50.0;
 /// Packets that the client's link keeps waiting: more than all windows, so that nothing is lost.
 const CLIENT_QUEUE: usize = 4096;
 
-/// The clients' receive buffers bound the windows, and with them the send queues, to somewhat more than the paper's 90 kB.
-const RECEIVE_BUFFER: usize = 64 << 10;
+/// The servers' send buffers: bytes as the kernel counts them, for somewhat more than the paper's 90 kB of data.
+const SEND_BUFFER: usize = 134 << 10;
+
+/// The setting that bounds them.
+const SEND_BUFFERS: &str = "/proc/sys/net/ipv4/tcp_wmem";
+
+/// The clients' receive buffers: windows that a send buffer fills.
+const RECEIVE_BUFFER: usize = 32 << 10;
 
 /// Handoffs while the downloads run.
 const HANDOFFS: usize = 4;
@@ -36,7 +42,7 @@ const HANDOFFS: usize = 4;
 const BYTES: usize = 60_000_000;
 
 /// The longest wait for a queue.
-const DRAIN_MS_MAX: u32 = 2_000;
+const DRAIN_MS_MAX: u32 = 10_000;
 
 fn start(connections: usize) -> Result<Cluster> {
     let mut client = LinkEntry::of("c1");
@@ -58,7 +64,12 @@ fn start(connections: usize) -> Result<Cluster> {
     for service in &mut spec.services {
         service.weights = [("n1".into(), 0), ("n2".into(), 1), ("n3".into(), 0)].into();
     }
-    Cluster::up(spec)
+    let cluster = Cluster::up(spec)?;
+    for node in HOMES {
+        let limit = || std::fs::write(SEND_BUFFERS, format!("4096 16384 {SEND_BUFFER}"));
+        cluster.lab().in_net(node, limit)?.context(SEND_BUFFERS)?;
+    }
+    Ok(cluster)
 }
 
 /// Measures one row.
