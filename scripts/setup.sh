@@ -78,6 +78,13 @@ need_features() {
     exit 1
 }
 
+# need_bpffs: the tests of the eBPF programs pin maps where systemd mounts a file system for them at boot.
+need_bpffs() {
+    [[ $(stat -f -c %T /sys/fs/bpf) == bpf_fs ]] && return
+    say "mounting a bpf file system at /sys/fs/bpf, where there is none"
+    mount -t bpf bpf /sys/fs/bpf || stop "cannot mount it"
+}
+
 installed() { [[ $(dpkg-query -W -f '${db:Status-Status}' "$1" 2>/dev/null) == installed ]]; }
 
 # install_packages GROUP...: installs what is missing, after saying what and why.

@@ -4,10 +4,11 @@
 //! go to the kernel's IP forwarding, by `by-steer` to the steering program.
 
 use std::fs::File;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, Result, bail};
+use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sched::{CloneFlags, CpuSet, sched_setaffinity, setns};
 use nix::unistd::Pid;
 
@@ -66,6 +67,9 @@ pub const LINK: u8 = 3;
 /// Number of the pair to owner 0 by encapsulation; owner 1 has the next.
 pub const ENCAP: u8 = 5;
 
+/// Where each run has its own bpf file system.
+const PINS: &str = "/run/holdfast-bench";
+
 /// The namespaces; they end with the value.
 pub struct Place {
     prefix: String,
@@ -81,8 +85,13 @@ impl Place {
     pub fn new() -> Result<Self> {
         remove_remains();
         let prefix = format!("hfs{}", std::process::id());
-        let pins = PathBuf::from(format!("/sys/fs/bpf/{prefix}"));
+        let pins = Path::new(PINS).join(&prefix);
         let place = Self { prefix, pins };
+        std::fs::create_dir_all(&place.pins)?;
+        // One of its own: not every machine has one at /sys/fs/bpf.
+        let (none, flags) = (None::<&str>, MsFlags::empty());
+        mount(Some("bpf"), &place.pins, Some("bpf"), flags, none)
+            .with_context(|| format!("mount a bpf file system at {}", place.pins.display()))?;
         for host in ["g", "s", "o0", "o1"] {
             place.run("ip", &format!("netns add {}", place.name(host)))?;
             for family in ["all", "default"] {
@@ -234,7 +243,7 @@ impl Drop for Place {
             // One that was never made cannot be removed.
             let _ = self.run("ip", &format!("netns del {}", self.name(host)));
         }
-        let _ = std::fs::remove_dir_all(&self.pins);
+        unpin(&self.pins);
     }
 }
 
@@ -260,9 +269,14 @@ fn remove_remains() {
             .args(["netns", "del", namespace])
             .output();
     }
-    for pins in names("/sys/fs/bpf").iter().filter(|name| is_dead(name)) {
-        let _ = std::fs::remove_dir_all(PathBuf::from("/sys/fs/bpf").join(pins));
+    for pins in names(PINS).iter().filter(|name| is_dead(name)) {
+        unpin(&Path::new(PINS).join(pins));
     }
+}
+
+fn unpin(pins: &Path) {
+    let _ = umount2(pins, MntFlags::MNT_DETACH);
+    let _ = std::fs::remove_dir(pins);
 }
 
 /// Pins a thread to a processor.
