@@ -14,6 +14,7 @@ pub mod frame;
 mod node_id;
 mod packet;
 mod record;
+pub mod rserpool;
 
 pub use decode::{Decoder, FrameError, LENGTH_MAX, VERSION, encode};
 pub use flow::{Flow, FlowError, Protocol};
