@@ -1,16 +1,14 @@
 //! A second opinion: Wireshark's dissectors find nothing wrong with what we write.
 
 use crate::codec::Message;
-use crate::strategies::{message, policy_of};
+use crate::strategies::message;
 use bytes::Bytes;
 use crc::{CRC_32_ISCSI, Crc};
 use etherparse::{IpNumber, Ipv4Header};
-use holdfast_wire::rserpool::{
-    Cause, ElementId, PolicyKind, PoolElement, RegistrarId, SctpTransport, Transport, TransportUse,
-    asap, enrp,
-};
+use holdfast_wire::rserpool::{Cause, CauseCode, PolicyKind, asap};
 use proptest::strategy::{Strategy, ValueTree};
 use proptest::test_runner::TestRunner;
+use std::collections::BTreeSet;
 use std::process::Command;
 
 const LINKTYPE_RAW: u32 = 101;
@@ -68,6 +66,8 @@ fn dissect(packets: &[Vec<u8>]) -> Vec<String> {
         "fields",
         "-E",
         "separator=,",
+        "-E",
+        "occurrence=f",
     ]);
     for field in [
         "asap.message_type",
@@ -89,18 +89,35 @@ fn dissect(packets: &[Vec<u8>]) -> Vec<String> {
     text.lines().map(str::to_owned).collect()
 }
 
-/// Every message kind several times over, with all that can be in one.
+/// Every message kind, with any of what can be in one, and causes with their data.
 fn messages() -> Vec<Message> {
     let mut runner = TestRunner::deterministic();
-    let message = message().prop_filter("the dissector wants data that fits the code", |message| {
-        !matches!(message, Message::Asap(asap::Message::Error(causes)) if causes.is_empty())
-    });
-    let mut new = || message.new_tree(&mut runner).expect("a message").current();
-    (0..500).map(|_| new()).collect()
+    let any = message();
+    let mut new = |_| any.new_tree(&mut runner).expect("a message").current();
+    let mut messages: Vec<_> = (0..500).map(&mut new).collect();
+    let parameter = Cause::inconsistent_policy(&PolicyKind::LeastUsedDpf.zeroed()).data;
+    let whole = new(0).encode().expect("small");
+    for (code, data) in [
+        (CauseCode::UNRECOGNIZED_PARAMETER, &parameter),
+        (CauseCode::UNRECOGNIZED_MESSAGE, &whole),
+        (CauseCode::INVALID_VALUES, &parameter),
+        (CauseCode::UNKNOWN_POOL_HANDLE, &Bytes::new()),
+    ] {
+        let data = data.clone();
+        messages.push(Message::Asap(asap::Message::Error(vec![Cause {
+            code,
+            data,
+        }])));
+    }
+    messages
 }
 
 #[test]
 fn wireshark_finds_nothing_malformed() {
+    if Command::new("tshark").arg("--version").output().is_err() {
+        eprintln!("tshark is not installed: its opinion is not asked");
+        return;
+    }
     let messages = messages();
     let packets: Vec<_> = (0..)
         .zip(&messages)
@@ -108,12 +125,34 @@ fn wireshark_finds_nothing_malformed() {
         .collect();
     let lines = dissect(&packets);
     assert_eq!(lines.len(), messages.len());
+    let mut kinds = BTreeSet::new();
     for (message, line) in messages.iter().zip(&lines) {
         let number = message.encode().expect("small")[0];
+        kinds.insert((message.ppid(), number));
         let expected = match message {
             Message::Asap(_) => format!("{number},,1,,"),
             Message::Enrp(_) => format!(",{number},1,,"),
         };
         assert_eq!(*line, expected, "{message:?}");
     }
+    assert_eq!(kinds.len(), 14 + 10, "every kind");
+}
+
+/// The judge can judge: a message that is cut short, under a checksum that is wrong.
+#[test]
+fn wireshark_would_find_what_is_malformed() {
+    if Command::new("tshark").arg("--version").output().is_err() {
+        eprintln!("tshark is not installed: its opinion is not asked");
+        return;
+    }
+    let short = Cause {
+        code: CauseCode::INCONSISTENT_POLICY,
+        data: Bytes::new(),
+    };
+    let malformed = packet(&Message::Asap(asap::Message::Error(vec![short])), 0);
+    let mut damaged = packet(&Message::Asap(asap::Message::Cookie(Bytes::new())), 1);
+    damaged[28] ^= 1;
+    let lines = dissect(&[malformed, damaged]);
+    assert!(lines[0].contains("Malformed"), "{}", lines[0]);
+    assert!(lines[1].contains(",0,,Bad SCTP checksum"), "{}", lines[1]);
 }

@@ -34,7 +34,7 @@ fn address() -> impl Strategy<Value = IpAddr> {
 }
 
 /// A policy with these figures, as many of them as it has.
-pub fn policy_of(kind: PolicyKind, figures: [u32; 4]) -> Policy {
+fn policy_of(kind: PolicyKind, figures: [u32; 4]) -> Policy {
     let read = |count: usize| {
         let length = 8 + 4 * count as u16;
         let mut bytes = [8u16.to_be_bytes(), length.to_be_bytes()].concat();
