@@ -168,6 +168,24 @@ impl Message {
         })
     }
 
+    /// What the message reports: nothing, if it has no Operation Error.
+    pub fn causes(&self) -> &[Cause] {
+        self.operation_error().map_or(&[], Vec::as_slice)
+    }
+
+    /// The Operation Error parameter; only that of an error message may be empty.
+    fn operation_error(&self) -> Option<&Vec<Cause>> {
+        match self {
+            Message::RegistrationResponse { causes, .. }
+            | Message::DeregistrationResponse { causes, .. }
+            | Message::HandleResolutionResponse { causes, .. } => {
+                (!causes.is_empty()).then_some(causes)
+            }
+            Message::Error(causes) => Some(causes),
+            _ => None,
+        }
+    }
+
     fn write(&self, writer: &mut Writer<'_>) {
         match self {
             Message::Registration { handle, element } => {
@@ -175,18 +193,12 @@ impl Message {
                 writer.put(element);
             }
             Message::Deregistration { handle, id }
+            | Message::RegistrationResponse { handle, id, .. }
+            | Message::DeregistrationResponse { handle, id, .. }
             | Message::EndpointKeepAliveAck { handle, id }
             | Message::EndpointUnreachable { handle, id } => {
                 writer.put(handle);
                 writer.put(id);
-            }
-            Message::RegistrationResponse {
-                handle, id, causes, ..
-            }
-            | Message::DeregistrationResponse { handle, id, causes } => {
-                writer.put(handle);
-                writer.put(id);
-                put_causes(writer, causes);
             }
             Message::HandleResolution { handle, items, .. } => {
                 writer.put(handle);
@@ -196,13 +208,16 @@ impl Message {
                 handle,
                 policy,
                 elements,
-                causes,
                 ..
+            }
+            | Message::BusinessCard {
+                handle,
+                policy,
+                elements,
             } => {
                 writer.put(handle);
                 writer.put_all(policy);
                 writer.put_all(elements);
-                put_causes(writer, causes);
             }
             Message::EndpointKeepAlive {
                 registrar,
@@ -224,23 +239,9 @@ impl Message {
             Message::Cookie(cookie) | Message::CookieEcho(cookie) => {
                 writer.tlv(parameter::COOKIE, |writer| writer.bytes(cookie));
             }
-            Message::BusinessCard {
-                handle,
-                policy,
-                elements,
-            } => {
-                writer.put(handle);
-                writer.put_all(policy);
-                writer.put_all(elements);
-            }
-            Message::Error(causes) => writer.put(causes),
+            Message::Error(_) => {}
         }
-    }
-}
-
-fn put_causes(writer: &mut Writer<'_>, causes: &Vec<Cause>) {
-    if !causes.is_empty() {
-        writer.put(causes);
+        writer.put_all(self.operation_error());
     }
 }
 
@@ -255,28 +256,11 @@ fn parse(number: u8, flags: u8, body: &mut Reader<'_>) -> Result<Message, ErrorK
             handle: body.expect()?,
             id: body.expect()?,
         },
-        0x03 => Message::RegistrationResponse {
-            rejected: flag,
-            handle: body.expect()?,
-            id: body.expect()?,
-            causes: body.optional()?.unwrap_or_default(),
-        },
-        0x04 => Message::DeregistrationResponse {
-            handle: body.expect()?,
-            id: body.expect()?,
-            causes: body.optional()?.unwrap_or_default(),
-        },
+        0x03 | 0x04 | 0x06 => parse_response(number, flag, body)?,
         0x05 => Message::HandleResolution {
             updates: flag,
             handle: body.expect()?,
             items: body.optional::<Items>()?.map(|items| items.0),
-        },
-        0x06 => Message::HandleResolutionResponse {
-            updates: flag,
-            handle: body.expect()?,
-            policy: body.optional()?,
-            elements: body.list()?,
-            causes: body.optional()?.unwrap_or_default(),
         },
         0x07 => Message::EndpointKeepAlive {
             home: flag,
@@ -305,6 +289,30 @@ fn parse(number: u8, flags: u8, body: &mut Reader<'_>) -> Result<Message, ErrorK
         },
         0x0e => Message::Error(body.expect()?),
         _ => return Err(ErrorKind::UnknownMessage(number)),
+    })
+}
+
+fn parse_response(number: u8, flag: bool, body: &mut Reader<'_>) -> Result<Message, ErrorKind> {
+    let handle = body.expect()?;
+    Ok(match number {
+        0x03 => Message::RegistrationResponse {
+            rejected: flag,
+            handle,
+            id: body.expect()?,
+            causes: body.optional()?.unwrap_or_default(),
+        },
+        0x04 => Message::DeregistrationResponse {
+            handle,
+            id: body.expect()?,
+            causes: body.optional()?.unwrap_or_default(),
+        },
+        _ => Message::HandleResolutionResponse {
+            updates: flag,
+            handle,
+            policy: body.optional()?,
+            elements: body.list()?,
+            causes: body.optional()?.unwrap_or_default(),
+        },
     })
 }
 
