@@ -59,7 +59,7 @@ pub enum Message {
         /// The A flag: changes will be told.
         updates: bool,
         handle: PoolHandle,
-        /// The pool's policy; without it, round robin.
+        /// The pool's policy; without it, round robin. rsplib insists on it.
         policy: Option<Policy>,
         elements: Vec<PoolElement>,
         /// Empty: no Operation Error.
@@ -81,7 +81,8 @@ pub enum Message {
     /// A registrar says by multicast that it is there.
     ServerAnnounce {
         registrar: RegistrarId,
-        /// SCTP or TCP; rsplib leaves it out, then it is the sender's address.
+        /// SCTP or TCP. rsplib sends none, and then it is the address and port that the datagram came from; of several it
+        /// understands those up to the first SCTP one, which must be the last.
         transports: Vec<Transport>,
     },
     /// State that a pool element gives its user to keep.
@@ -91,7 +92,7 @@ pub enum Message {
     /// Which pool the sender is of, and whom to fail over to, in that order.
     BusinessCard {
         handle: PoolHandle,
-        /// The pool's policy; rsplib's addition.
+        /// The pool's policy; rsplib's addition, on which it insists.
         policy: Option<Policy>,
         elements: Vec<PoolElement>,
     },

@@ -21,7 +21,8 @@ pub struct PoolElement {
     pub user_transport: Transport,
     /// What it says of itself for the pool's policy.
     pub policy: Policy,
-    /// Where registrars reach it. The RFC wants it always; rsplib leaves it out but between registrars.
+    /// Where registrars reach it. The RFC wants it always. rsplib sends it between registrars only, where it insists on it,
+    /// and takes the association's addresses in a registration.
     pub asap_transport: Option<SctpTransport>,
 }
 

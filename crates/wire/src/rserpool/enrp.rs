@@ -35,9 +35,9 @@ pub enum Body {
     Presence {
         /// The R flag: answer with a presence that has server information.
         reply_required: bool,
-        /// Of the elements that the sender owns, see [`PeChecksum`](super::PeChecksum).
+        /// Of the elements that the sender owns, see [`PeChecksum`](super::PeChecksum). rsplib insists on it.
         checksum: Option<u16>,
-        /// The sender.
+        /// The sender; the RFC wants it where a reply was required, rsplib always.
         server: Option<ServerInformation>,
     },
     /// Asks for the handlespace.

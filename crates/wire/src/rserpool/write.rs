@@ -127,8 +127,7 @@ impl<'a> Writer<'a> {
     pub(super) fn tlv(&mut self, kind: u16, value: impl FnOnce(&mut Self)) {
         self.pad();
         let start = self.buffer.len();
-        self.buffer.put_u16(kind);
-        self.buffer.put_u16(0);
+        self.buffer.put_u32(u32::from(kind) << 16);
         value(self);
         self.set_length(start);
     }
