@@ -311,7 +311,7 @@ impl<'a> HandleTable<'a> {
     }
 
     /// Appends an element, under its pool's handle if that differs from the last one's. `false`: it did not fit, the block
-    /// is as it was.
+    /// is as it was. What a block that is still empty refuses fits into none: limit handles where elements register.
     pub fn push(&mut self, handle: &PoolHandle, element: &PoolElement) -> bool {
         let before = self.writer.length();
         let same_pool = self.handle.as_ref() == Some(handle);

@@ -72,11 +72,12 @@ pub enum Transport {
     Opaque(Bytes),
 }
 
+/// An IPv4 address is one on either side, never a mapped IPv6 address.
 impl Parameter for IpAddr {
     const KINDS: &'static [u16] = &[parameter::IPV4_ADDRESS, parameter::IPV6_ADDRESS];
 
     fn kind(&self) -> u16 {
-        match self {
+        match self.to_canonical() {
             IpAddr::V4(_) => parameter::IPV4_ADDRESS,
             IpAddr::V6(_) => parameter::IPV6_ADDRESS,
         }
@@ -85,14 +86,14 @@ impl Parameter for IpAddr {
     fn read(value: &mut Reader<'_>) -> Result<IpAddr, ErrorKind> {
         let address = match value.kind() {
             parameter::IPV4_ADDRESS => IpAddr::from(value.array::<4>()?),
-            _ => IpAddr::from(value.array::<16>()?),
+            _ => IpAddr::from(value.array::<16>()?).to_canonical(),
         };
         value.end()?;
         Ok(address)
     }
 
     fn write(&self, writer: &mut Writer<'_>) {
-        match self {
+        match self.to_canonical() {
             IpAddr::V4(address) => writer.bytes(&address.octets()),
             IpAddr::V6(address) => writer.bytes(&address.octets()),
         }

@@ -143,6 +143,27 @@ fn an_invalid_value_is_reported_with_its_parameter() {
 }
 
 #[test]
+fn a_mapped_address_is_written_and_read_as_ipv4() {
+    let v4 = Ipv4Addr::new(10, 0, 0, 1);
+    let of = |address| asap::Message::ServerAnnounce {
+        registrar: RegistrarId(1),
+        transports: vec![Transport::Udp { port: 1, address }],
+    };
+    let mut buffer = BytesMut::new();
+    of(v4.to_ipv6_mapped().into())
+        .encode(&mut buffer)
+        .expect("small");
+    let parsed = asap::Message::parse(&buffer.freeze()).expect("ours");
+    assert_eq!(parsed.message, of(v4.into()));
+    let mut mapped = vec![
+        0x0a, 0, 0, 36, 0, 0, 0, 1, 0, 6, 0, 28, 0, 1, 0, 0, 0, 2, 0, 20,
+    ];
+    mapped.extend(v4.to_ipv6_mapped().octets());
+    let parsed = asap::Message::parse(&mapped.into()).expect("a mapped address");
+    assert_eq!(parsed.message, of(v4.into()));
+}
+
+#[test]
 fn what_has_no_encoding_leaves_the_buffer_alone() {
     let mut buffer = BytesMut::from(&b"before"[..]);
     let fits = asap::Message::Cookie(vec![1; LENGTH_MAX - 8].into());

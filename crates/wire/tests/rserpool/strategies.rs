@@ -30,7 +30,7 @@ fn registrar() -> impl Strategy<Value = RegistrarId> {
 }
 
 fn address() -> impl Strategy<Value = IpAddr> {
-    any::<IpAddr>()
+    any::<IpAddr>().prop_map(|address| address.to_canonical())
 }
 
 /// A policy with these figures, as many of them as it has.
