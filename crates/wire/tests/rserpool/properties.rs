@@ -142,6 +142,20 @@ fn an_invalid_value_is_reported_with_its_parameter() {
     assert_eq!(error.reports, [report]);
 }
 
+/// A transport of 12 bytes whose address says 8 of the 4 that are left: those behind are another parameter's.
+#[test]
+fn a_parameter_does_not_reach_beyond_the_one_it_is_in() {
+    let announce = |length| {
+        let mut bytes = vec![0x0a, 0, 0, 28, 0, 0, 0, 1];
+        bytes.extend([0, 6, 0, length, 0, 1, 0, 0, 0, 1, 0, 8]);
+        bytes.extend([0x80, 0, 0, 4, 0x80, 0, 0, 4]);
+        asap::Message::parse(&bytes.into())
+    };
+    assert!(announce(16).is_ok());
+    let error = announce(12).expect_err("an address of 0 bytes");
+    assert_eq!(error.kind, ErrorKind::InvalidParameter(6));
+}
+
 #[test]
 fn a_mapped_address_is_written_and_read_as_ipv4() {
     let v4 = Ipv4Addr::new(10, 0, 0, 1);
