@@ -2,8 +2,10 @@
 
 use crate::codec::Message;
 use bytes::Bytes;
-use holdfast_wire::rserpool::{CauseCode, ErrorKind};
+use holdfast_wire::rserpool::enrp::{self, Body};
+use holdfast_wire::rserpool::{CauseCode, ErrorKind, PeChecksum, RegistrarId};
 use serde::Deserialize;
+use std::collections::{HashMap, HashSet};
 
 #[derive(Deserialize)]
 struct Vector {
@@ -114,5 +116,50 @@ fn a_report_carries_the_whole_parameter() {
     {
         assert_eq!(causes[0].code, CauseCode::UNRECOGNIZED_PARAMETER);
         assert_eq!(causes[0].data, bytes(data));
+    }
+}
+
+/// The sender of the encoder's messages, whose checksums are made up.
+const ENCODER: RegistrarId = RegistrarId(0x1234_5678);
+
+/// Each handle table that a registrar gave, with what it said of its own elements' checksum.
+#[test]
+fn checksums_are_those_that_rsplib_announces() {
+    let messages = vectors()
+        .filter(|vector| vector.ppid == enrp::PPID)
+        .filter_map(|vector| enrp::Message::parse(&bytes(&vector.hex)).ok())
+        .map(|parsed| parsed.message)
+        .filter(|message| message.sender != ENCODER);
+    let mut announced = HashSet::new();
+    let mut tables = Vec::new();
+    let mut unfinished: HashMap<_, PeChecksum> = HashMap::new();
+    for message in messages {
+        let sender = message.sender;
+        match message.body {
+            Body::Presence { checksum, .. } => {
+                announced.extend(checksum.map(|checksum| (sender, checksum)));
+            }
+            Body::HandleTableResponse { more, entries, .. } => {
+                let checksum = unfinished.entry(sender).or_default();
+                for entry in &entries {
+                    let own = entry
+                        .elements
+                        .iter()
+                        .filter(|element| element.home == sender);
+                    own.for_each(|element| checksum.add(&entry.handle, element.id));
+                }
+                if !more {
+                    tables.extend(unfinished.remove_entry(&sender));
+                }
+            }
+            _ => {}
+        }
+    }
+    assert_eq!(tables.len(), 16);
+    for (sender, checksum) in tables {
+        assert!(
+            announced.contains(&(sender, checksum.value())),
+            "{sender} {checksum:?}"
+        );
     }
 }
