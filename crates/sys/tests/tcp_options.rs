@@ -6,8 +6,7 @@ use common::{Namespace, Net, SERVICE_V4, To, exchange, hand_off, pattern, servic
 use holdfast_sys::address::{RawAddress, bind};
 use holdfast_sys::sockopt::{get_bytes, get_int, set_bytes, set_int};
 use holdfast_sys::tcp_repair::{
-    RepairError, Settled, Uncap, Unmovable, extract, extract_all, prepare, read_static, settle,
-    uncap_timeout,
+    RepairError, Settled, Unmovable, extract, extract_all, prepare, read_static, settle,
 };
 use libc::{IPPROTO_IP, IPPROTO_IPV6, IPPROTO_TCP, SOL_SOCKET};
 use std::io::{Read, Write};
@@ -52,22 +51,6 @@ const V6_OPTIONS: &[(i32, i32, i32)] = &[
 
 fn int(socket: &TcpStream, level: i32, name: i32) -> i32 {
     get_int(socket.as_fd(), level, name).expect("getsockopt")
-}
-
-#[test]
-fn a_silent_connection_gets_its_longest_timeout_back() {
-    let net = Net::new();
-    for (service, client) in services() {
-        let (server, _client) = net.connection(service, client);
-        let longest = int(&server, IPPROTO_TCP, holdfast_sys::sockopt::TCP_RTO_MAX_MS);
-        let moved = hand_off(&net, server);
-        let socket = moved.socket.as_fd();
-        let later = settle(socket, &moved.fixed).expect("settled");
-        assert_eq!(later, Settled::Later, "nothing was sent");
-        uncap_timeout(socket, &moved.fixed, Uncap::Now).expect("uncapped");
-        let now = get_int(socket, IPPROTO_TCP, TCP_RTO_MAX_MS).expect("getsockopt");
-        assert_eq!(now, longest, "{service}");
-    }
 }
 
 #[test]
