@@ -183,7 +183,7 @@ fn one_message_goes_to_many() {
         assocs.push(until(&mut [&mut server, client], |s| take(s[0], up)));
     }
     let news = Message::new(12, Bytes::from_static(b"news"));
-    assocs.push(AssocId(u32::MAX));
+    assocs.push(AssocId(u64::MAX));
     assert_eq!(server.endpoint.send_many(&assocs, &news), 5);
     for client in &mut clients {
         let came = until(&mut [client, &mut server], |s| take(s[0], message));
@@ -199,7 +199,7 @@ fn the_peer_and_its_distance_are_known() {
     client.send(at_client, b"ping");
     until(&mut [&mut server, &mut client], |s| take(s[0], message));
     client.endpoint.round_trip(at_client).expect("an association");
-    assert!(client.endpoint.round_trip(AssocId(u32::MAX)).is_err());
+    assert!(client.endpoint.round_trip(AssocId(u64::MAX)).is_err());
 }
 
 #[test]

@@ -3,9 +3,24 @@
 use bytes::Bytes;
 use std::net::SocketAddr;
 
-/// An association of one endpoint, as its stack numbers it. A number is used again after [`Event::Down`].
+/// An association of one endpoint: the number of the local port it belongs to (0 is the endpoint's own) in the upper half, that
+/// of the stack in the lower. A number may be used again after [`Event::Down`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct AssocId(pub u32);
+pub struct AssocId(pub u64);
+
+impl AssocId {
+    pub(super) fn new(port: u32, id: u32) -> Self {
+        Self(u64::from(port) << 32 | u64::from(id))
+    }
+
+    pub(super) fn port(self) -> u32 {
+        (self.0 >> 32) as u32
+    }
+
+    pub(super) fn id(self) -> u32 {
+        self.0 as u32
+    }
+}
 
 /// A message to send.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -1,7 +1,6 @@
 //! Structures of the socket API (RFC 6458) that Linux and usrsctp lay out alike, and addresses one after another.
 
 use crate::address::RawAddress;
-use std::mem::size_of;
 use std::net::SocketAddr;
 
 /// `struct sctp_rtoinfo`, milliseconds.
@@ -13,7 +12,7 @@ pub struct RtoInfo {
     pub min: u32,
 }
 
-/// `struct sctp_assocparams`; usrsctp orders the fields otherwise.
+/// `struct sctp_initmsg`.
 #[repr(C)]
 pub struct Initmsg {
     pub outbound_streams: u16,
@@ -21,16 +20,6 @@ pub struct Initmsg {
     pub attempts_max: u16,
     pub timeout_ms_max: u16,
 }
-
-/// `struct sctp_assoc_value`.
-#[repr(C)]
-pub struct AssocValue {
-    pub assoc: u32,
-    pub value: u32,
-}
-
-/// `struct sctp_udpencaps`: Linux has the association first, usrsctp the address; each side fills its own.
-pub const STORAGE_LEN: usize = size_of::<libc::sockaddr_storage>();
 
 /// Addresses one after another, each as long as its family is: what bindx and connectx read.
 pub fn packed(addresses: &[SocketAddr]) -> Vec<u8> {
@@ -52,12 +41,6 @@ pub fn unpacked(mut bytes: &[u8], count: usize) -> Vec<SocketAddr> {
         bytes = rest;
     }
     addresses
-}
-
-/// A plain structure as the bytes that `setsockopt` reads. `T` has no padding.
-pub fn as_bytes<T>(value: &T) -> &[u8] {
-    // SAFETY: `value` is readable for its size; the structures used here are `repr(C)` without padding.
-    unsafe { std::slice::from_raw_parts((&raw const *value).cast(), size_of::<T>()) }
 }
 
 /// Reads a `u16` in host order.

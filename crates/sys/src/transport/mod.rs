@@ -79,6 +79,17 @@ pub trait Endpoint: Send {
         encapsulation: Option<u16>,
     ) -> io::Result<AssocId>;
 
+    /// The same from a further local port, which lives as long as the association: the only way to several associations with one
+    /// peer, such as a load generator needs.
+    ///
+    /// # Errors
+    /// As of [`connect`](Self::connect).
+    fn connect_apart(
+        &mut self,
+        remote: &[SocketAddr],
+        encapsulation: Option<u16>,
+    ) -> io::Result<AssocId>;
+
     /// Smoothed round-trip time of the primary path, in whole milliseconds as both stacks tell it; `None` before the first
     /// measurement.
     ///

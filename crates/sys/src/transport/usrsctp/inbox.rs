@@ -8,6 +8,8 @@ use std::os::fd::RawFd;
 
 /// Datagrams read in one call.
 const BATCH: usize = 16;
+/// Packets in a batch above which the next has fewer datagrams, so that answers to the first do not wait for the last.
+const PACKETS_WANTED: usize = 128;
 const BUFFER_LEN: usize = 65_536;
 const CONTROL_LEN: usize = 128;
 
@@ -43,6 +45,8 @@ pub struct Inbox {
     addresses: Vec<RawAddress>,
     controls: Vec<Control>,
     lengths: Vec<(usize, usize)>,
+    /// Datagrams to read next time.
+    wanted: usize,
 }
 
 impl Default for Inbox {
@@ -52,6 +56,7 @@ impl Default for Inbox {
             addresses: vec![RawAddress::empty(); BATCH],
             controls: vec![Control([0; CONTROL_LEN]); BATCH],
             lengths: Vec::with_capacity(BATCH),
+            wanted: BATCH,
         }
     }
 }
@@ -83,7 +88,7 @@ impl Inbox {
             libc::recvmmsg(
                 fd,
                 headers.as_mut_ptr(),
-                BATCH as libc::c_uint,
+                self.wanted as libc::c_uint,
                 flags as _,
                 std::ptr::null_mut(),
             )
@@ -98,7 +103,20 @@ impl Inbox {
     }
 
     /// Gives each packet of the batch to `take`.
-    pub fn packets(&self, kind: Kind, mut take: impl FnMut(Packet<'_>)) {
+    pub fn packets(&mut self, kind: Kind, mut take: impl FnMut(Packet<'_>)) {
+        let mut count = 0;
+        self.each(kind, |packet| {
+            count += 1;
+            take(packet);
+        });
+        self.wanted = if count > PACKETS_WANTED {
+            (self.wanted / 2).max(1)
+        } else {
+            (self.wanted * 2).min(BATCH)
+        };
+    }
+
+    fn each(&self, kind: Kind, mut take: impl FnMut(Packet<'_>)) {
         for (index, &(length, control_len)) in self.lengths.iter().enumerate() {
             let bytes = &self.buffers[index * BUFFER_LEN..][..length];
             let told = Told::read(&self.controls[index].0[..control_len]);

@@ -4,11 +4,16 @@ use super::ffi::{self, Socket};
 use super::queue::NOTICES;
 use crate::sockopt::check;
 use crate::transport::layout::{Initmsg, RtoInfo};
-use crate::transport::{AssocId, Config};
+use crate::transport::Config;
 use libc::{c_int, c_void, socklen_t};
 use std::io;
 use std::mem::{size_of, zeroed};
 use std::time::Duration;
+
+/// `usrsctp_getpaddrs` or `usrsctp_getladdrs`.
+pub type GetList = unsafe extern "C" fn(*mut Socket, u32, *mut *mut libc::sockaddr) -> c_int;
+/// What frees such a list.
+pub type FreeList = unsafe extern "C" fn(*mut libc::sockaddr);
 
 /// `SCTP_FUTURE_ASSOC`: associations to come.
 const FUTURE: u32 = 0;
@@ -87,10 +92,10 @@ pub fn set_encapsulation(socket: *mut Socket, port: Option<u16>) -> io::Result<(
 }
 
 /// The smoothed round-trip time of the primary path.
-pub fn round_trip(socket: *mut Socket, assoc: AssocId) -> io::Result<Option<Duration>> {
+pub fn round_trip(socket: *mut Socket, assoc: u32) -> io::Result<Option<Duration>> {
     // SAFETY: all-zero bytes are a valid structure.
     let mut status: ffi::Status = unsafe { zeroed() };
-    status.assoc = assoc.0;
+    status.assoc = assoc;
     let mut length = size_of::<ffi::Status>() as socklen_t;
     let pointer: *mut c_void = (&raw mut status).cast();
     // SAFETY: the structure is writable for `length` bytes, and both outlive the call.

@@ -9,8 +9,8 @@ use std::os::fd::RawFd;
 const SEGMENTS_MAX: usize = 64;
 /// Bytes of one datagram before segmentation.
 const GROUP_LEN_MAX: usize = 63_000;
-/// Bytes after which the stack's packets leave without waiting for a flush.
-const OUTBOX_LEN_MAX: usize = 1 << 20;
+/// Packets after which all leave without waiting for a flush, so that the peer has work meanwhile.
+const OUTBOX_PACKETS_MAX: usize = 64;
 /// Groups looked at for one that a packet can join.
 const GROUPS_SEARCHED: usize = 8;
 const CONTROL_LEN: usize = 96;
@@ -62,6 +62,7 @@ pub struct Sent {
 #[derive(Default)]
 pub struct Outbox {
     bytes: Vec<u8>,
+    packets: usize,
     groups: Vec<Group>,
     spare: Vec<Vec<(usize, usize)>>,
     sent: Sent,
@@ -79,7 +80,8 @@ impl Outbox {
             Some(group) if route.is_udp && group.takes(len) => group.push(start, len),
             _ => self.open_group(route, start, len),
         }
-        if self.bytes.len() >= OUTBOX_LEN_MAX {
+        self.packets += 1;
+        if self.packets >= OUTBOX_PACKETS_MAX {
             self.flush();
         }
     }
@@ -112,6 +114,7 @@ impl Outbox {
         }
         self.groups = groups;
         self.bytes.clear();
+        self.packets = 0;
     }
 
     fn send(&mut self, fd: RawFd, groups: &[Group]) {

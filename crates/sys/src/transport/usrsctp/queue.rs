@@ -48,11 +48,11 @@ impl Queue {
         }
     }
 
-    fn message(&mut self, bytes: &[u8], info: &RcvInfo, is_end: bool) {
-        let assoc = AssocId(info.assoc);
+    fn message(&mut self, port: u32, bytes: &[u8], info: &RcvInfo, is_end: bool) {
+        let assoc = AssocId::new(port, info.assoc);
         if is_end && (self.partial.is_empty() || !self.partial.contains_key(&assoc)) {
             let data = self.store(bytes);
-            return self.push(info, data);
+            return self.push(assoc, info, data);
         }
         let pieces = self.partial.entry(assoc).or_default();
         if pieces.len() + bytes.len() > self.message_len_max {
@@ -62,13 +62,13 @@ impl Queue {
         }
         pieces.extend_from_slice(bytes);
         if is_end && let Some(whole) = self.partial.remove(&assoc) {
-            self.push(info, whole.freeze());
+            self.push(assoc, info, whole.freeze());
         }
     }
 
-    fn push(&mut self, info: &RcvInfo, data: Bytes) {
+    fn push(&mut self, assoc: AssocId, info: &RcvInfo, data: Bytes) {
         if data.len() > self.message_len_max {
-            self.too_long.push(AssocId(info.assoc));
+            self.too_long.push(assoc);
             return;
         }
         let message = Message {
@@ -77,7 +77,6 @@ impl Queue {
             unordered: info.flags & ffi::UNORDERED != 0,
             data,
         };
-        let assoc = AssocId(info.assoc);
         self.events.push(Event::Message { assoc, message });
     }
 
@@ -90,11 +89,11 @@ impl Queue {
         self.arena.split().freeze()
     }
 
-    fn notice(&mut self, bytes: &[u8]) {
+    fn notice(&mut self, port: u32, bytes: &[u8]) {
         let event = match u16_at(bytes, 0) {
-            Some(notice::ASSOC_CHANGE) => assoc_change(bytes),
-            Some(notice::PEER_ADDR_CHANGE) => path_change(bytes),
-            Some(notice::SEND_FAILED_EVENT) => send_failed(bytes),
+            Some(notice::ASSOC_CHANGE) => assoc_change(port, bytes),
+            Some(notice::PEER_ADDR_CHANGE) => path_change(port, bytes),
+            Some(notice::SEND_FAILED_EVENT) => send_failed(port, bytes),
             _ => None,
         };
         if let Some(Event::Down { assoc, .. } | Event::Restarted { assoc }) = event {
@@ -105,8 +104,8 @@ impl Queue {
 }
 
 /// `struct sctp_assoc_change`.
-fn assoc_change(bytes: &[u8]) -> Option<Event> {
-    let assoc = AssocId(u32_at(bytes, 16)?);
+fn assoc_change(port: u32, bytes: &[u8]) -> Option<Event> {
+    let assoc = AssocId::new(port, u32_at(bytes, 16)?);
     let down = |reason| Event::Down { assoc, reason };
     Some(match u16_at(bytes, 8)? {
         1 => Event::Up {
@@ -123,24 +122,24 @@ fn assoc_change(bytes: &[u8]) -> Option<Event> {
 }
 
 /// `struct sctp_paddr_change`.
-fn path_change(bytes: &[u8]) -> Option<Event> {
+fn path_change(port: u32, bytes: &[u8]) -> Option<Event> {
     const ADDRESS_AT: usize = 8;
     const STATE_AT: usize = ADDRESS_AT + size_of::<libc::sockaddr_storage>();
     let (address, _) = RawAddress::split_from(bytes.get(ADDRESS_AT..)?)?;
     Some(Event::Path {
-        assoc: AssocId(u32_at(bytes, STATE_AT + 8)?),
+        assoc: AssocId::new(port, u32_at(bytes, STATE_AT + 8)?),
         address: address.to_socket_addr()?,
         state: PathState::from_usrsctp(u32_at(bytes, STATE_AT)?)?,
     })
 }
 
 /// `struct sctp_send_failed_event`.
-fn send_failed(bytes: &[u8]) -> Option<Event> {
+fn send_failed(port: u32, bytes: &[u8]) -> Option<Event> {
     const INFO_AT: usize = 12;
     const INFO_LEN: usize = size_of::<ffi::SndInfo>();
     const DATA_AT: usize = INFO_AT + INFO_LEN + 4;
     Some(Event::SendFailed {
-        assoc: AssocId(u32_at(bytes, INFO_AT + INFO_LEN)?),
+        assoc: AssocId::new(port, u32_at(bytes, INFO_AT + INFO_LEN)?),
         message: Message {
             ppid: u32::from_be(u32_at(bytes, INFO_AT + 4)?),
             stream: u16_at(bytes, INFO_AT)?,
@@ -151,7 +150,12 @@ fn send_failed(bytes: &[u8]) -> Option<Event> {
     })
 }
 
-/// The stack's receive callback; `ulp_info` is the number of the endpoint's queue.
+/// What the stack knows a socket by: its port's number within the endpoint, and the number of the endpoint's queue.
+pub fn ulp_info(port: u32, queue: u32) -> *mut c_void {
+    (u64::from(port) << 32 | u64::from(queue)) as *mut c_void
+}
+
+/// The stack's receive callback.
 pub unsafe extern "C" fn receive(
     _socket: *mut Socket,
     _address: SockStore,
@@ -169,11 +173,12 @@ pub unsafe extern "C" fn receive(
     // SAFETY: the stack gives `length` readable bytes.
     let bytes = unsafe { std::slice::from_raw_parts(data.cast::<u8>(), length) };
     let mut queues = inner.queues.borrow_mut();
-    if let Some(Some(queue)) = queues.get_mut(ulp_info as usize) {
+    let (port, queue) = ((ulp_info as u64 >> 32) as u32, ulp_info as u32);
+    if let Some(Some(queue)) = queues.get_mut(queue as usize) {
         if flags & ffi::MSG_NOTIFICATION != 0 {
-            queue.notice(bytes);
+            queue.notice(port, bytes);
         } else {
-            queue.message(bytes, &info, flags & libc::MSG_EOR != 0);
+            queue.message(port, bytes, &info, flags & libc::MSG_EOR != 0);
         }
     }
     // SAFETY: `malloc` gave the buffer, and the callback owns it.
@@ -207,9 +212,9 @@ mod tests {
     #[test]
     fn pieces_become_messages_per_association() {
         let mut queue = queue();
-        queue.message(b"a", &info(1), false);
-        queue.message(b"x", &info(2), true);
-        queue.message(b"b", &info(1), true);
+        queue.message(0, b"a", &info(1), false);
+        queue.message(0, b"x", &info(2), true);
+        queue.message(0, b"b", &info(1), true);
         let texts: Vec<_> = queue
             .events
             .iter()
@@ -224,10 +229,10 @@ mod tests {
     #[test]
     fn a_message_without_end_is_cut_off() {
         let mut queue = queue();
-        queue.message(&[0; 600], &info(1), false);
-        queue.message(&[0; 600], &info(1), false);
+        queue.message(0, &[0; 600], &info(1), false);
+        queue.message(0, &[0; 600], &info(1), false);
         assert_eq!(queue.too_long, [AssocId(1)]);
-        queue.message(&[0; 1001], &info(2), true);
+        queue.message(0, &[0; 1001], &info(2), true);
         assert_eq!(queue.too_long.len(), 2);
         assert!(queue.events.is_empty() && queue.partial.is_empty());
     }
@@ -237,7 +242,7 @@ mod tests {
         fn any_notice_is_read_or_left(kind in 0u16..16, rest: Vec<u8>) {
             let mut bytes = kind.to_ne_bytes().to_vec();
             bytes.extend(rest);
-            queue().notice(&bytes);
+            queue().notice(0, &bytes);
         }
     }
 }

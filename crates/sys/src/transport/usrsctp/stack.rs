@@ -5,6 +5,8 @@ use super::hooks::StackSocket;
 use super::inbox::{Inbox, Kind, Packet, with_port};
 use super::outbox::Outbox;
 use super::queue::Queue;
+use super::ready::{drain, signal};
+use crate::transport::{AssocId, Event};
 use crate::{address, sockopt};
 use std::cell::{Cell, OnceCell, RefCell};
 use std::io;
@@ -189,9 +191,7 @@ impl Stack {
     pub fn read(&self, fd: RawFd) -> io::Result<()> {
         let inner = self.inner();
         if inner.timer.get().is_some_and(|t| t.as_raw_fd() == fd) {
-            let mut expired = [0u8; 8];
-            // SAFETY: the buffer is writable for its length. What it says does not matter: the clock is read.
-            unsafe { libc::read(fd, expired.as_mut_ptr().cast(), expired.len()) };
+            drain(fd);
             return Ok(());
         }
         let socket = inner.sockets.borrow().iter().find(|s| s.fd == fd).copied();
@@ -228,6 +228,40 @@ impl Stack {
             // SAFETY: the stack runs, and the lock is held.
             unsafe { ffi::usrsctp_handle_timers(elapsed) };
         }
+    }
+
+    /// Puts a queue into the first free place; returns its number.
+    pub fn add_queue(&self, queue: Queue) -> u32 {
+        let mut queues = self.inner().queues.borrow_mut();
+        let number = queues.iter().position(Option::is_none);
+        let number = number.unwrap_or_else(|| {
+            queues.push(None);
+            queues.len() - 1
+        });
+        queues[number] = Some(queue);
+        number as u32
+    }
+
+    pub fn remove_queue(&self, number: u32) {
+        if let Some(queue) = self.inner().queues.borrow_mut().get_mut(number as usize) {
+            *queue = None;
+        }
+    }
+
+    /// Takes one queue's events, wakes endpoints that got some meanwhile, and returns associations whose messages are too long.
+    pub fn collect(&self, own: u32, events: &mut Vec<Event>) -> Vec<AssocId> {
+        let mut too_long = Vec::new();
+        let mut queues = self.inner().queues.borrow_mut();
+        for (number, queue) in queues.iter_mut().enumerate() {
+            let Some(queue) = queue else { continue };
+            if number == own as usize {
+                events.append(&mut queue.events);
+                too_long = std::mem::take(&mut queue.too_long);
+            } else if !queue.events.is_empty() || !queue.too_long.is_empty() {
+                signal(queue.wake.as_raw_fd());
+            }
+        }
+        too_long
     }
 
     pub fn flush(&self) {
