@@ -128,13 +128,8 @@ pub enum PathState {
 }
 
 impl PathState {
-    /// `spc_state` of usrsctp, which counts from 1.
-    pub(super) fn from_usrsctp(value: u32) -> Option<Self> {
-        value.checked_sub(1).and_then(Self::from_kernel)
-    }
-
-    /// `spc_state` of Linux, which counts from 0 (`enum sctp_spc_state`).
-    pub(super) fn from_kernel(value: u32) -> Option<Self> {
+    /// `spc_state`, counted from 0.
+    pub(super) fn from_number(value: u32) -> Option<Self> {
         Some(match value {
             0 => Self::Reachable,
             1 => Self::Unreachable,

@@ -11,6 +11,7 @@
 //!
 //! System calls are made for batches of packets or messages, not for each.
 
+mod assembly;
 mod config;
 mod event;
 mod kernel;

@@ -254,10 +254,11 @@ impl Stack {
         let mut queues = self.inner().queues.borrow_mut();
         for (number, queue) in queues.iter_mut().enumerate() {
             let Some(queue) = queue else { continue };
+            let assembly = &mut queue.assembly;
             if number == own as usize {
-                events.append(&mut queue.events);
-                too_long = std::mem::take(&mut queue.too_long);
-            } else if !queue.events.is_empty() || !queue.too_long.is_empty() {
+                events.append(&mut assembly.events);
+                too_long = std::mem::take(&mut assembly.too_long);
+            } else if !assembly.events.is_empty() || !assembly.too_long.is_empty() {
                 signal(queue.wake.as_raw_fd());
             }
         }
