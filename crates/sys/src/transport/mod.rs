@@ -148,7 +148,7 @@ pub fn provider() -> Provider {
 /// No usable local address, a port in use, or neither raw nor encapsulated packets possible.
 pub fn open(config: &Config) -> io::Result<Box<dyn Endpoint>> {
     match provider() {
-        Provider::Kernel => unreachable!(),
+        Provider::Kernel => Ok(Box::new(kernel::KernelEndpoint::open(config)?)),
         Provider::Usrsctp => Ok(Box::new(usrsctp::UsrsctpEndpoint::open(config)?)),
     }
 }
