@@ -32,11 +32,7 @@ fn find_library() -> PathBuf {
     );
     let folder = pkg_config("--variable=libdir");
     let library = Path::new(&folder).join("libusrsctp.a");
-    assert!(
-        library.is_file(),
-        "{} is missing {HINT}",
-        library.display()
-    );
+    assert!(library.is_file(), "{} is missing {HINT}", library.display());
     library
 }
 

@@ -31,21 +31,21 @@ cat >"$dir/transport-inside.sh" <<INSIDE
 ip address add 10.77.0.2/24 dev vec0
 ip link set vec0 up
 "$tests" --test-threads 1 >/mnt/tests.txt 2>&1
-"$echo" serve 10.77.0.2:3863 9899 >/mnt/served.txt 2>&1 &
+timeout 90 "$echo" serve 10.77.0.2:3863 9899 >/mnt/served.txt 2>&1 &
 for encapsulation in 0 9899; do
-    "$echo" ask 10.77.0.2:0 10.77.0.1:3863 \$encapsulation
+    timeout 60 "$echo" ask 10.77.0.2:0 10.77.0.1:3863 \$encapsulation
 done >/mnt/asked.txt 2>&1
 wait
 INSIDE
 "$echo" serve 10.77.0.1:3863 9899 &
 server=$!
-"$here/guest.sh" run "$dir" "$dir/transport-inside.sh" tap0 >"$dir/console.txt" 2>&1 &
+timeout 180 "$here/guest.sh" run "$dir" "$dir/transport-inside.sh" tap0 >"$dir/console.txt" 2>&1 &
 guest=$!
 trap 'kill $server 2>/dev/null; wait $guest 2>/dev/null || true' EXIT
 
 status=0
 for encapsulation in 0 9899; do
-    "$echo" ask 10.77.0.1:0 10.77.0.2:3863 $encapsulation || status=1
+    timeout 90 "$echo" ask 10.77.0.1:0 10.77.0.2:3863 $encapsulation || status=1
 done
 wait $guest || true
 cat "$dir/tests.txt" "$dir/asked.txt"

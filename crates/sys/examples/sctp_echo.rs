@@ -51,7 +51,7 @@ fn serve(local: SocketAddr, udp: u16) -> Result<(), Box<dyn Error>> {
 
 fn ask(local: SocketAddr, remote: SocketAddr, udp: u16) -> Result<(), Box<dyn Error>> {
     let deadline = Instant::now() + PATIENCE;
-    let mut endpoint = endpoint(local, 9899)?;
+    let mut endpoint = endpoint(local, 0)?;
     let mut assoc = endpoint.connect(&[remote], Some(udp).filter(|&port| port > 0))?;
     let mut messages: Vec<Message> = LENGTHS
         .iter()
@@ -108,7 +108,10 @@ fn linger(endpoint: &mut dyn Endpoint) -> Result<(), Box<dyn Error>> {
     let until = Instant::now() + Duration::from_secs(3);
     while Instant::now() < until {
         let events = turn(endpoint)?;
-        if events.iter().any(|event| matches!(event, Event::Down { .. })) {
+        if events
+            .iter()
+            .any(|event| matches!(event, Event::Down { .. }))
+        {
             break;
         }
     }

@@ -72,7 +72,9 @@ fn until<T>(sides: &mut [&mut Side], mut find: impl FnMut(&mut [&mut Side]) -> O
         }
         wait(sides[0].endpoint.fd());
         for side in sides.iter_mut() {
-            side.endpoint.recv_batch(&mut side.events).expect("received");
+            side.endpoint
+                .recv_batch(&mut side.events)
+                .expect("received");
         }
     }
 }
@@ -159,7 +161,9 @@ fn an_association_ends_as_it_was_told() {
     assert_eq!(end, (at_server, DownReason::Shutdown));
     let end = until(&mut [&mut client, &mut server], |s| take(s[0], down));
     assert_eq!(end, (at_client, DownReason::Shutdown));
-    let late = client.endpoint.send(at_client, &Message::new(11, "x".into()));
+    let late = client
+        .endpoint
+        .send(at_client, &Message::new(11, "x".into()));
     match late {
         Ok(()) => assert_eq!(until(&mut [&mut client], |s| take(s[0], failed)), at_client),
         Err(error) => assert_eq!(error.kind(), io::ErrorKind::NotConnected),
@@ -205,7 +209,10 @@ fn the_peer_and_its_distance_are_known() {
     assert_eq!(addresses.expect("addresses"), [client.address()]);
     client.send(at_client, b"ping");
     until(&mut [&mut server, &mut client], |s| take(s[0], message));
-    client.endpoint.round_trip(at_client).expect("an association");
+    client
+        .endpoint
+        .round_trip(at_client)
+        .expect("an association");
     assert!(client.endpoint.round_trip(AssocId(u64::MAX)).is_err());
 }
 

@@ -105,7 +105,10 @@ pub fn measure(load: &EchoLoad, part: impl Fn(&[String]) -> Command) -> Result<E
     let serve = part(&words(&[&"serve", &load.response_len, &0]));
     let mut server = Process::start(serve)?;
     let line = server.line()?;
-    let (address, encapsulation) = line.trim().split_once(' ').context("the server's address")?;
+    let (address, encapsulation) = line
+        .trim()
+        .split_once(' ')
+        .context("the server's address")?;
     let ask = part(&words(&[
         &"ask",
         &address,
@@ -152,7 +155,12 @@ pub fn run_part(part: &EchoPart) -> Result<()> {
             encapsulation,
             processor,
             load,
-        } => ask(*server, Some(*encapsulation).filter(|&port| port > 0), *processor, load),
+        } => ask(
+            *server,
+            Some(*encapsulation).filter(|&port| port > 0),
+            *processor,
+            load,
+        ),
     }
 }
 

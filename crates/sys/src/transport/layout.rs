@@ -45,16 +45,12 @@ pub fn unpacked(mut bytes: &[u8], count: usize) -> Vec<SocketAddr> {
 
 /// Reads a `u16` in host order.
 pub fn u16_at(bytes: &[u8], at: usize) -> Option<u16> {
-    Some(u16::from_ne_bytes(
-        bytes.get(at..at + 2)?.try_into().ok()?,
-    ))
+    Some(u16::from_ne_bytes(bytes.get(at..at + 2)?.try_into().ok()?))
 }
 
 /// Reads a `u32` in host order.
 pub fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
-    Some(u32::from_ne_bytes(
-        bytes.get(at..at + 4)?.try_into().ok()?,
-    ))
+    Some(u32::from_ne_bytes(bytes.get(at..at + 4)?.try_into().ok()?))
 }
 
 #[cfg(test)]

@@ -21,6 +21,7 @@ mod usrsctp;
 
 pub use config::{Config, ENCAPSULATION_PORT, Failure};
 pub use event::{AssocId, DownReason, Event, Message, PathState};
+pub use multicast::{Announced, Multicast};
 
 use std::io;
 use std::net::SocketAddr;
@@ -74,11 +75,8 @@ pub trait Endpoint: Send {
     ///
     /// # Errors
     /// No such route, or an association with that peer is there already (`AlreadyExists`).
-    fn connect(
-        &mut self,
-        remote: &[SocketAddr],
-        encapsulation: Option<u16>,
-    ) -> io::Result<AssocId>;
+    fn connect(&mut self, remote: &[SocketAddr], encapsulation: Option<u16>)
+    -> io::Result<AssocId>;
 
     /// The same from a further local port, which lives as long as the association: the only way to several associations with one
     /// peer, such as a load generator needs.
@@ -91,12 +89,12 @@ pub trait Endpoint: Send {
         encapsulation: Option<u16>,
     ) -> io::Result<AssocId>;
 
-    /// Smoothed round-trip time of the primary path, in whole milliseconds as both stacks tell it; `None` before the first
+    /// Smoothed round-trip time of the primary path, in whole milliseconds as both stacks tell it; 0 also before the first
     /// measurement.
     ///
     /// # Errors
     /// There is no such association.
-    fn round_trip(&self, assoc: AssocId) -> io::Result<Option<Duration>>;
+    fn round_trip(&self, assoc: AssocId) -> io::Result<Duration>;
 
     /// The peer's addresses.
     ///

@@ -1,8 +1,8 @@
 //! What Linux's SCTP (`linux/sctp.h`) is told and tells, laid out by hand: several of its structures are packed.
 
 use crate::address::RawAddress;
-use crate::transport::assembly::Dialect;
 use crate::transport::Config;
+use crate::transport::assembly::Dialect;
 use std::net::SocketAddr;
 use std::time::Duration;
 
@@ -57,7 +57,12 @@ fn words<const N: usize>(words: [u32; N]) -> Vec<u8> {
 /// The options of `config` that every socket gets, as name and value.
 pub fn options(config: &Config) -> Vec<(i32, Vec<u8>)> {
     let failure = &config.failure;
-    let rto = [0, ms(failure.rto_initial), ms(failure.rto_max), ms(failure.rto_min)];
+    let rto = [
+        0,
+        ms(failure.rto_initial),
+        ms(failure.rto_max),
+        ms(failure.rto_min),
+    ];
     let init = [
         config.streams,
         config.streams,
@@ -70,14 +75,21 @@ pub fn options(config: &Config) -> Vec<(i32, Vec<u8>)> {
     let whole = config.message_len_max.min(config.receive_buffer / 2);
     let mut options = vec![
         (RTOINFO, words(rto)),
-        (INITMSG, init.into_iter().flat_map(u16::to_ne_bytes).collect()),
+        (
+            INITMSG,
+            init.into_iter().flat_map(u16::to_ne_bytes).collect(),
+        ),
         (ASSOCINFO, assoc),
         (PEER_ADDR_PARAMS, path_params(config)),
         (NODELAY, words([u32::from(config.no_delay)])),
         (RECVRCVINFO, words([1])),
         (PARTIAL_DELIVERY_POINT, words([whole])),
     ];
-    for kind in [DIALECT.assoc_change, DIALECT.path_change, DIALECT.send_failed] {
+    for kind in [
+        DIALECT.assoc_change,
+        DIALECT.path_change,
+        DIALECT.send_failed,
+    ] {
         // `struct sctp_event`: association, type, on.
         let mut event = vec![0; 8];
         event[4..6].copy_from_slice(&kind.to_ne_bytes());
@@ -133,5 +145,7 @@ pub fn with_port(addresses: &[SocketAddr], port: u16) -> Vec<SocketAddr> {
 
 /// The first address of a list, for calls that take one.
 pub fn first(addresses: &[SocketAddr]) -> Option<RawAddress> {
-    addresses.first().map(|&first| RawAddress::for_family(first, false))
+    addresses
+        .first()
+        .map(|&first| RawAddress::for_family(first, false))
 }

@@ -219,7 +219,7 @@ impl Endpoint for KernelEndpoint {
         Ok(AssocId::new(self.last_port, id))
     }
 
-    fn round_trip(&self, assoc: AssocId) -> io::Result<Option<Duration>> {
+    fn round_trip(&self, assoc: AssocId) -> io::Result<Duration> {
         self.socket_of(assoc)?.round_trip(assoc.id())
     }
 
@@ -273,7 +273,11 @@ fn encapsulate(wanted: u16) -> io::Result<u16> {
         let text = format!("the kernel's SCTP has UDP port {current} in this namespace");
         return Err(io::Error::new(io::ErrorKind::AddrInUse, text));
     }
-    let port = if wanted == 0 { super::ENCAPSULATION_PORT } else { wanted };
+    let port = if wanted == 0 {
+        super::ENCAPSULATION_PORT
+    } else {
+        wanted
+    };
     sysctl::write(UDP_PORT, &port.to_string())?;
     Ok(port)
 }

@@ -51,7 +51,13 @@ impl Inbox {
         let count = unsafe {
             let (batch, wait) = (BATCH as libc::c_uint, std::ptr::null_mut());
             let flags = libc::MSG_DONTWAIT;
-            libc::recvmmsg(fd.as_raw_fd(), headers.as_mut_ptr(), batch, flags as _, wait)
+            libc::recvmmsg(
+                fd.as_raw_fd(),
+                headers.as_mut_ptr(),
+                batch,
+                flags as _,
+                wait,
+            )
         };
         let Ok(count) = usize::try_from(count) else {
             let error = io::Error::last_os_error();

@@ -1,10 +1,10 @@
 //! One of the kernel's one-to-many sockets.
 
 use super::abi;
+use crate::address;
 use crate::sockopt::{self, check};
 use crate::transport::Config;
 use crate::transport::layout::{packed, u32_at, unpacked};
-use crate::address;
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
@@ -71,7 +71,10 @@ impl Socket {
 
     /// Starts an association; returns the kernel's number of it.
     pub fn connect(&self, remote: &[SocketAddr], encapsulation: Option<u16>) -> io::Result<u32> {
-        match self.set(abi::REMOTE_UDP_ENCAPS_PORT, &abi::encapsulation(encapsulation)) {
+        match self.set(
+            abi::REMOTE_UDP_ENCAPS_PORT,
+            &abi::encapsulation(encapsulation),
+        ) {
             // A kernel before 5.11 has no encapsulation to switch off.
             Err(error) if encapsulation.is_none() && is_unknown(&error) => {}
             outcome => outcome?,
@@ -97,12 +100,12 @@ impl Socket {
         sockopt::get_bytes(self.as_fd(), libc::IPPROTO_SCTP, name, value)
     }
 
-    pub fn round_trip(&self, assoc: u32) -> io::Result<Option<Duration>> {
+    pub fn round_trip(&self, assoc: u32) -> io::Result<Duration> {
         let mut status = [0; abi::STATUS_LEN];
         status[..4].copy_from_slice(&assoc.to_ne_bytes());
         self.get(abi::STATUS, &mut status)?;
-        let ms = abi::srtt_ms(&status).filter(|&ms| ms > 0);
-        Ok(ms.map(|ms| Duration::from_millis(ms.into())))
+        let ms = abi::srtt_ms(&status).unwrap_or(0);
+        Ok(Duration::from_millis(ms.into()))
     }
 
     /// Addresses by `GET_PEER_ADDRS` or `GET_LOCAL_ADDRS`; the latter of association 0 are those the socket is bound to.

@@ -55,7 +55,10 @@ mod tests {
             let (ours, theirs) = unsafe {
                 let rest = &mut bytes[offset..];
                 let theirs = usrsctp_crc32c(rest.as_mut_ptr(), rest.len());
-                (sctp_calculate_cksum(&raw const first, offset as u32), theirs)
+                (
+                    sctp_calculate_cksum(&raw const first, offset as u32),
+                    theirs,
+                )
             };
             assert_eq!(ours, theirs);
         }

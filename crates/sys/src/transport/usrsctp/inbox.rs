@@ -194,7 +194,8 @@ impl Told {
 fn from_ipv4(bytes: &[u8]) -> Option<Packet<'_>> {
     let header = bytes.get(..IPV4_HEADER_LEN)?;
     let header_len = usize::from(header[0] & 0xf) * 4;
-    let octets = |at: usize| Ipv4Addr::new(header[at], header[at + 1], header[at + 2], header[at + 3]);
+    let octets =
+        |at: usize| Ipv4Addr::new(header[at], header[at + 1], header[at + 2], header[at + 3]);
     (header_len >= IPV4_HEADER_LEN).then_some(())?;
     Some(Packet {
         source: octets(12).into(),

@@ -171,7 +171,7 @@ impl Endpoint for UsrsctpEndpoint {
         }
     }
 
-    fn round_trip(&self, assoc: AssocId) -> io::Result<Option<Duration>> {
+    fn round_trip(&self, assoc: AssocId) -> io::Result<Duration> {
         let _stack = Stack::lock();
         self.socket_of(assoc)?.round_trip(assoc.id())
     }

@@ -3,8 +3,8 @@
 use super::ffi::{self, Socket};
 use super::queue::NOTICES;
 use crate::sockopt::check;
-use crate::transport::layout::{Initmsg, RtoInfo};
 use crate::transport::Config;
+use crate::transport::layout::{Initmsg, RtoInfo};
 use libc::{c_int, c_void, socklen_t};
 use std::io;
 use std::mem::{size_of, zeroed};
@@ -32,8 +32,18 @@ fn set_sctp<T>(socket: *mut Socket, name: c_int, value: &T) -> io::Result<()> {
 /// Sets everything of `config` that is an option.
 pub fn set(socket: *mut Socket, config: &Config) -> io::Result<()> {
     let buffer = |bytes: u32| c_int::try_from(bytes).unwrap_or(c_int::MAX);
-    set_option(socket, libc::SOL_SOCKET, libc::SO_SNDBUF, &buffer(config.send_buffer))?;
-    set_option(socket, libc::SOL_SOCKET, libc::SO_RCVBUF, &buffer(config.receive_buffer))?;
+    set_option(
+        socket,
+        libc::SOL_SOCKET,
+        libc::SO_SNDBUF,
+        &buffer(config.send_buffer),
+    )?;
+    set_option(
+        socket,
+        libc::SOL_SOCKET,
+        libc::SO_RCVBUF,
+        &buffer(config.receive_buffer),
+    )?;
     set_sctp(socket, ffi::NODELAY, &c_int::from(config.no_delay))?;
     let whole = config.message_len_max.min(config.receive_buffer / 2);
     set_sctp(socket, ffi::PARTIAL_DELIVERY_POINT, &whole)?;
@@ -92,7 +102,7 @@ pub fn set_encapsulation(socket: *mut Socket, port: Option<u16>) -> io::Result<(
 }
 
 /// The smoothed round-trip time of the primary path.
-pub fn round_trip(socket: *mut Socket, assoc: u32) -> io::Result<Option<Duration>> {
+pub fn round_trip(socket: *mut Socket, assoc: u32) -> io::Result<Duration> {
     // SAFETY: all-zero bytes are a valid structure.
     let mut status: ffi::Status = unsafe { zeroed() };
     status.assoc = assoc;
@@ -103,8 +113,7 @@ pub fn round_trip(socket: *mut Socket, assoc: u32) -> io::Result<Option<Duration
         let level = libc::IPPROTO_SCTP;
         ffi::usrsctp_getsockopt(socket, level, ffi::STATUS, pointer, &raw mut length)
     })?;
-    let ms = status.primary.srtt_ms;
-    Ok((ms > 0).then(|| Duration::from_millis(ms.into())))
+    Ok(Duration::from_millis(status.primary.srtt_ms.into()))
 }
 
 /// The bytes of a list of `count` packed addresses.
@@ -125,4 +134,3 @@ pub unsafe fn read_list(list: *const u8, count: usize) -> Vec<u8> {
     // SAFETY: these are the addresses just walked over.
     unsafe { std::slice::from_raw_parts(list, length) }.to_vec()
 }
-

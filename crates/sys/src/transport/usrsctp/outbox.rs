@@ -50,14 +50,6 @@ impl Group {
     }
 }
 
-/// Counters of what was sent.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Sent {
-    pub packets: u64,
-    pub calls: u64,
-    pub refused: u64,
-}
-
 /// Packets waiting for a flush.
 #[derive(Default)]
 pub struct Outbox {
@@ -65,7 +57,6 @@ pub struct Outbox {
     packets: usize,
     groups: Vec<Group>,
     spare: Vec<Vec<(usize, usize)>>,
-    sent: Sent,
 }
 
 impl Outbox {
@@ -117,17 +108,12 @@ impl Outbox {
         self.packets = 0;
     }
 
-    fn send(&mut self, fd: RawFd, groups: &[Group]) {
+    fn send(&self, fd: RawFd, groups: &[Group]) {
         let mut batch = Batch::new(&self.bytes, groups);
         let mut done = 0;
         while done < groups.len() {
-            self.sent.calls += 1;
             match batch.send_from(fd, done) {
-                Ok(count) => {
-                    let gone = &groups[done..done + count];
-                    self.sent.packets += gone.iter().map(|g| g.pieces.len() as u64).sum::<u64>();
-                    done += count;
-                }
+                Ok(count) => done += count,
                 Err(error) if error.raw_os_error() == Some(libc::EINTR) => {}
                 Err(_) => {
                     self.send_singly(fd, &groups[done]);
@@ -138,7 +124,7 @@ impl Outbox {
     }
 
     /// For a group that the kernel did not take as one, such as on a device without checksum offload.
-    fn send_singly(&mut self, fd: RawFd, group: &Group) {
+    fn send_singly(&self, fd: RawFd, group: &Group) {
         for &piece in &group.pieces {
             let single = [Group {
                 route: group.route,
@@ -147,17 +133,9 @@ impl Outbox {
                 total: piece.1,
                 is_open: false,
             }];
-            self.sent.calls += 1;
-            match Batch::new(&self.bytes, &single).send_from(fd, 0) {
-                Ok(_) => self.sent.packets += 1,
-                Err(_) => self.sent.refused += 1,
-            }
+            // A packet that is refused is lost.
+            let _ = Batch::new(&self.bytes, &single).send_from(fd, 0);
         }
-    }
-
-    /// What was sent since the start.
-    pub fn sent(&self) -> Sent {
-        self.sent
     }
 }
 
@@ -232,14 +210,24 @@ fn fill_control(header: &mut libc::msghdr, control: &mut Control, group: &Group)
     let bytes = &mut control.0;
     if group.pieces.len() > 1 {
         let segment = (group.segment as u16).to_ne_bytes();
-        used += put(&mut bytes[used..], libc::SOL_UDP, libc::UDP_SEGMENT, &segment);
+        used += put(
+            &mut bytes[used..],
+            libc::SOL_UDP,
+            libc::UDP_SEGMENT,
+            &segment,
+        );
     }
     match group.route.source {
         Some(IpAddr::V4(source)) => {
             // `struct in_pktinfo`: interface, source, (unused).
             let mut info = [0; 12];
             info[4..8].copy_from_slice(&source.octets());
-            used += put(&mut bytes[used..], libc::IPPROTO_IP, libc::IP_PKTINFO, &info);
+            used += put(
+                &mut bytes[used..],
+                libc::IPPROTO_IP,
+                libc::IP_PKTINFO,
+                &info,
+            );
         }
         Some(IpAddr::V6(source)) => {
             // `struct in6_pktinfo`: source, interface.

@@ -17,7 +17,11 @@ const DIALECT: Dialect = Dialect {
     data_sent: 2,
 };
 /// The notifications that are wanted.
-pub const NOTICES: [u16; 3] = [DIALECT.assoc_change, DIALECT.path_change, DIALECT.send_failed];
+pub const NOTICES: [u16; 3] = [
+    DIALECT.assoc_change,
+    DIALECT.path_change,
+    DIALECT.send_failed,
+];
 
 /// Events of an endpoint, and how it is told that there are some.
 pub struct Queue {

@@ -1,9 +1,9 @@
 //! One socket of the stack. All calls are made under the stack's lock.
 
 use super::ffi::{self, SndInfo};
+use super::options;
 use super::queue::{self, ulp_info};
 use super::stack::Stack;
-use super::options;
 use crate::sockopt::check;
 use crate::transport::layout::{packed, unpacked};
 use crate::transport::{Config, Message};
@@ -144,7 +144,7 @@ impl Socket {
         }
     }
 
-    pub fn round_trip(&self, assoc: u32) -> io::Result<Option<Duration>> {
+    pub fn round_trip(&self, assoc: u32) -> io::Result<Duration> {
         options::round_trip(self.0, assoc)
     }
 

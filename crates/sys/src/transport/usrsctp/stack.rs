@@ -222,9 +222,9 @@ impl Stack {
         let ticks = u32::try_from(elapsed).unwrap_or(u32::MAX) / TICK_MS;
         if ticks > 0 {
             let elapsed = ticks * TICK_MS;
-            inner
-                .ticked
-                .set(Some(ticked + std::time::Duration::from_millis(elapsed.into())));
+            inner.ticked.set(Some(
+                ticked + std::time::Duration::from_millis(elapsed.into()),
+            ));
             // SAFETY: the stack runs, and the lock is held.
             unsafe { ffi::usrsctp_handle_timers(elapsed) };
         }
@@ -311,7 +311,9 @@ fn take_in(packet: Packet<'_>) {
     const CLUSTER_LEN: usize = 2048;
     let bytes = packet.bytes;
     let is_unicast = |ip: std::net::IpAddr| match ip {
-        std::net::IpAddr::V4(ip) => !ip.is_multicast() && !ip.is_broadcast() && !ip.is_unspecified(),
+        std::net::IpAddr::V4(ip) => {
+            !ip.is_multicast() && !ip.is_broadcast() && !ip.is_unspecified()
+        }
         std::net::IpAddr::V6(ip) => !ip.is_multicast() && !ip.is_unspecified(),
     };
     if bytes.len() < LEAST_LEN || !is_unicast(packet.destination) || !is_unicast(packet.source) {
