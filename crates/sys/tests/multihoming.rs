@@ -13,6 +13,9 @@ use std::os::fd::AsRawFd;
 use std::process::{Child, Command};
 use std::time::{Duration, Instant};
 
+/// The peer's address on the link that goes down.
+const LOST: &str = "10.1.0.2";
+/// Set for the program that is the peer.
 const PEER: &str = "HOLDFAST_TEST_PEER";
 
 fn config(addresses: [&str; 2]) -> Config {
@@ -55,7 +58,7 @@ fn peer() {
     if std::env::var_os(PEER).is_none() {
         return;
     }
-    let mut endpoint = open(&config(["10.1.0.2", "10.2.0.2"])).expect("an endpoint");
+    let mut endpoint = open(&config([LOST, "10.2.0.2"])).expect("an endpoint");
     loop {
         for event in turn(endpoint.as_mut()) {
             if let Event::Message { assoc, message } = event {
@@ -74,32 +77,47 @@ impl Drop for Peer {
     }
 }
 
-/// Waits until every association in `assocs` has something that `find` finds.
-fn each<T>(
+/// What every association shall tell.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Sign {
+    Up,
+    Answer,
+    PathLost,
+}
+
+/// Waits until every association has given every sign, in whatever order.
+fn each(
     endpoint: &mut dyn Endpoint,
     assocs: &[AssocId],
-    find: impl Fn(&Event) -> Option<(AssocId, T)>,
+    signs: &[Sign],
+    read: impl Fn(&Event) -> Option<(AssocId, Sign)>,
 ) {
     let deadline = Instant::now() + PATIENCE;
-    let mut missing = assocs.to_vec();
+    let pairs = |&assoc: &AssocId| signs.iter().map(move |&sign| (assoc, sign));
+    let mut missing: Vec<_> = assocs.iter().flat_map(pairs).collect();
     while !missing.is_empty() {
-        assert!(Instant::now() < deadline, "nothing came in time");
+        assert!(Instant::now() < deadline, "{missing:?} did not come");
         for event in turn(endpoint) {
             if let Event::Down { reason, .. } = event {
                 panic!("an association is lost: {reason:?}");
             }
-            if let Some((assoc, _)) = find(&event) {
-                missing.retain(|&other| other != assoc);
-            }
+            let found = read(&event);
+            missing.retain(|&pair| Some(pair) != found);
         }
     }
 }
 
-fn exchange(endpoint: &mut dyn Endpoint, assocs: &[AssocId], text: &'static str) {
+/// Sends `text` on all and waits for it to come back, and for the other signs.
+fn exchange(endpoint: &mut dyn Endpoint, assocs: &[AssocId], text: &'static str, signs: &[Sign]) {
     let message = Message::new(11, Bytes::from_static(text.as_bytes()));
     assert_eq!(endpoint.send_many(assocs, &message), assocs.len());
-    each(endpoint, assocs, |event| match event {
-        Event::Message { assoc, message } if message.data == text => Some((*assoc, ())),
+    each(endpoint, assocs, signs, |event| match event {
+        Event::Message { assoc, message } if message.data == text => Some((*assoc, Sign::Answer)),
+        Event::Path {
+            assoc,
+            address,
+            state: PathState::Unreachable,
+        } if *address == at(LOST) => Some((*assoc, Sign::PathLost)),
         _ => None,
     });
 }
@@ -107,7 +125,7 @@ fn exchange(endpoint: &mut dyn Endpoint, assocs: &[AssocId], text: &'static str)
 #[test]
 fn an_association_outlives_a_path() {
     let (ours, theirs) = (Namespace::new(), Namespace::new());
-    for (name, net) in [("a", 1), ("b", 2)] {
+    for (name, net) in [("left", 1), ("right", 2)] {
         ours.join(&theirs, name);
         for (host, namespace) in [(1, &ours), (2, &theirs)] {
             namespace.ip(&format!("address add 10.{net}.0.{host}/24 dev {name}"));
@@ -124,12 +142,12 @@ fn an_association_outlives_a_path() {
     ours.run(|| {
         let mut endpoint = open(&config(["10.1.0.1", "10.2.0.1"])).expect("an endpoint");
         let endpoint = endpoint.as_mut();
-        let remote = [at("10.1.0.2"), at("10.2.0.2")];
+        let remote = [at(LOST), at("10.2.0.2")];
         let raw = endpoint.connect(&remote, None).expect("asked");
         let inside_udp = endpoint.connect_apart(&remote, Some(ENCAPSULATION_PORT));
         let assocs = [raw, inside_udp.expect("asked")];
-        each(endpoint, &assocs, |event| match event {
-            Event::Up { assoc, .. } => Some((*assoc, ())),
+        each(endpoint, &assocs, &[Sign::Up], |event| match event {
+            Event::Up { assoc, .. } => Some((*assoc, Sign::Up)),
             _ => None,
         });
         for assoc in assocs {
@@ -137,17 +155,9 @@ fn an_association_outlives_a_path() {
             known.sort();
             assert_eq!(known, remote);
         }
-        // A path is used for failover only after a heartbeat has come back on it.
-        each(endpoint, &assocs, |event| match event {
-            Event::Path {
-                assoc,
-                address,
-                state: PathState::Confirmed,
-            } if *address == remote[1] => Some((*assoc, ())),
-            _ => None,
-        });
-        exchange(endpoint, &assocs, "both paths");
-        theirs.ip("link set a down");
-        exchange(endpoint, &assocs, "one path");
+        exchange(endpoint, &assocs, "both paths", &[Sign::Answer]);
+        theirs.ip("link set left down");
+        let signs = [Sign::Answer, Sign::PathLost];
+        exchange(endpoint, &assocs, "one path", &signs);
     });
 }

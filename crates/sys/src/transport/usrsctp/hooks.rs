@@ -1,6 +1,7 @@
 //! The stack's socket calls, answered here (`build.rs` renames them). Its sockets are real ones, opened and bound by these; what it
 //! sends goes to the [`Outbox`](super::outbox::Outbox); it gets no threads, so all of it runs inside calls of ours.
 
+use super::inbox::Kind;
 use super::outbox::Route;
 use super::stack::{INNER, Inner};
 use crate::address::RawAddress;
@@ -115,12 +116,9 @@ unsafe extern "C" fn holdfast_usrsctp_sendmsg(
     let (Some(socket), Some(to), Some(first)) = (socket, to, vectors.first()) else {
         return fail(libc::EINVAL);
     };
-    let source = if socket.is_udp {
-        // SAFETY: this is a packet to a UDP socket of the stack.
-        unsafe { chosen_source(first, to) }
-    } else {
-        None
-    };
+    // SAFETY: this is a packet of the stack to one of its sockets.
+    let chosen = unsafe { chosen_source(socket, first, to.is_ipv4()) };
+    let source = inner.sources.borrow_mut().best(to.ip(), chosen);
     // SAFETY: each vector is readable for its length.
     let pieces = vectors
         .iter()
@@ -130,24 +128,33 @@ unsafe extern "C" fn holdfast_usrsctp_sendmsg(
         fd,
         to,
         source,
-        is_udp: socket.is_udp,
+        kind: match (socket.is_udp, socket.is_v6) {
+            (true, _) => Kind::Udp,
+            (false, true) => Kind::Raw6,
+            (false, false) => Kind::Raw4,
+        },
     };
     inner.outbox.borrow_mut().push(route, pieces);
     length as ssize_t
 }
 
-/// The source address that the stack chose. It writes IP and UDP headers before the packet and then steps over them (`m_adj` in
-/// `sctp_userspace_ip_output`), leaving the choice to the kernel; with several addresses that would be the wrong one.
+/// The source address that the stack chose, from the IP header it wrote. Before a packet to a UDP socket there are IP and UDP headers,
+/// which it then steps over (`m_adj` in `sctp_userspace_ip_output`); one to the IPv4 raw socket begins with it.
 ///
 /// # Safety
-/// `first` begins behind an IP and a UDP header in the same buffer, as it does for packets to a UDP socket of the stack.
-unsafe fn chosen_source(first: &libc::iovec, to: SocketAddr) -> Option<IpAddr> {
+/// `first` is the first piece of such a packet.
+unsafe fn chosen_source(socket: StackSocket, first: &libc::iovec, is_v4: bool) -> Option<IpAddr> {
     const UDP_LEN: usize = 8;
-    let header_len = if to.is_ipv4() { 20 } else { 40 } + UDP_LEN;
+    let ip_len = if is_v4 { 20 } else { 40 };
+    let stepped_over = match (socket.is_udp, socket.is_v6) {
+        (true, _) => ip_len + UDP_LEN,
+        (false, true) => ip_len,
+        (false, false) => 0,
+    };
     let packet = first.iov_base.cast::<u8>();
-    // SAFETY: the caller vouches for `header_len` bytes before the packet.
-    let header = unsafe { std::slice::from_raw_parts(packet.sub(header_len), header_len) };
-    let source: IpAddr = if to.is_ipv4() {
+    // SAFETY: the header begins that many bytes before, in the same buffer.
+    let header = unsafe { std::slice::from_raw_parts(packet.sub(stepped_over), ip_len) };
+    let source: IpAddr = if is_v4 {
         Ipv4Addr::from(<[u8; 4]>::try_from(&header[12..16]).ok()?).into()
     } else {
         Ipv6Addr::from(<[u8; 16]>::try_from(&header[8..24]).ok()?).into()

@@ -13,6 +13,7 @@ mod outbox;
 mod queue;
 mod ready;
 mod socket;
+mod source;
 mod stack;
 
 use super::{AssocId, Config, Endpoint, Event, Message};
@@ -47,6 +48,9 @@ impl UsrsctpEndpoint {
             raw: config.raw,
             udp_port: config.encapsulation,
         })?;
+        for local in &config.local {
+            stack.inner().sources.borrow_mut().bind(local.ip());
+        }
         let wake = ready::event()?;
         let ready = Ready::new(stack.fds().into_iter(), wake.as_raw_fd())?;
         let queue = stack.add_queue(Queue::new(wake, config.message_len_max));

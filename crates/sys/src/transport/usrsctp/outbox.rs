@@ -1,6 +1,7 @@
 //! Packets on their way out, sent many at a time: `sendmmsg(2)`, and UDP segmentation offload for those of one length to one peer,
 //! which then pass the kernel's stack as one.
 
+use super::inbox::Kind;
 use crate::address::RawAddress;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::RawFd;
@@ -20,10 +21,10 @@ const CONTROL_LEN: usize = 96;
 pub struct Route {
     pub fd: RawFd,
     pub to: SocketAddr,
-    /// The address the stack chose to send from; `None` leaves it to the kernel.
+    /// The address to send from; `None` leaves it to the kernel.
     pub source: Option<IpAddr>,
-    /// Whether the socket is a UDP one, whose packets can be segmented.
-    pub is_udp: bool,
+    /// Packets to a UDP socket can be segmented; those to the IPv4 raw one begin with their IP header.
+    pub kind: Kind,
 }
 
 /// Packets of one route that leave as one datagram: all of `segment` bytes but the last.
@@ -65,10 +66,15 @@ impl Outbox {
         let start = self.bytes.len();
         pieces.for_each(|piece| self.bytes.extend_from_slice(piece));
         let len = self.bytes.len() - start;
+        if let (Kind::Raw4, Some(IpAddr::V4(source))) = (route.kind, route.source)
+            && let Some(field) = self.bytes.get_mut(start + 12..start + 16)
+        {
+            field.copy_from_slice(&source.octets());
+        }
         let recent = self.groups.iter_mut().rev().take(GROUPS_SEARCHED);
         // Behind the newest group of its route, so that packets of a route stay in order.
         match recent.into_iter().find(|group| group.route == route) {
-            Some(group) if route.is_udp && group.takes(len) => group.push(start, len),
+            Some(group) if route.kind == Kind::Udp && group.takes(len) => group.push(start, len),
             _ => self.open_group(route, start, len),
         }
         self.packets += 1;
@@ -217,7 +223,8 @@ fn fill_control(header: &mut libc::msghdr, control: &mut Control, group: &Group)
             &segment,
         );
     }
-    match group.route.source {
+    let source = group.route.source;
+    match source.filter(|_| group.route.kind != Kind::Raw4) {
         Some(IpAddr::V4(source)) => {
             // `struct in_pktinfo`: interface, source, (unused).
             let mut info = [0; 12];

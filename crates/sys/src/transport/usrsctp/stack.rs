@@ -6,6 +6,7 @@ use super::inbox::{Inbox, Kind, Packet, with_port};
 use super::outbox::Outbox;
 use super::queue::Queue;
 use super::ready::{drain, signal};
+use super::source::Sources;
 use crate::transport::{AssocId, Event};
 use crate::{address, sockopt};
 use std::cell::{Cell, OnceCell, RefCell};
@@ -38,6 +39,7 @@ pub struct Inner {
     pub outbox: RefCell<Outbox>,
     /// By the number that the stack knows an endpoint by.
     pub queues: RefCell<Vec<Option<Queue>>>,
+    pub sources: RefCell<Sources>,
     inbox: RefCell<Inbox>,
     udp_port: Cell<Option<u16>>,
     ticked: Cell<Option<Instant>>,
@@ -86,6 +88,7 @@ impl Inner {
             sockets: RefCell::default(),
             outbox: RefCell::default(),
             queues: RefCell::default(),
+            sources: RefCell::default(),
             inbox: RefCell::default(),
             udp_port: Cell::new(None),
             ticked: Cell::new(None),
@@ -221,6 +224,7 @@ impl Stack {
         let elapsed = now.duration_since(ticked).as_millis();
         let ticks = u32::try_from(elapsed).unwrap_or(u32::MAX) / TICK_MS;
         if ticks > 0 {
+            inner.sources.borrow_mut().tell_time(now);
             let elapsed = ticks * TICK_MS;
             inner.ticked.set(Some(
                 ticked + std::time::Duration::from_millis(elapsed.into()),
