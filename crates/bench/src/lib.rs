@@ -6,4 +6,5 @@ pub mod cluster;
 pub mod demo;
 pub mod handoff;
 pub mod load;
+pub mod registrar;
 pub mod steer;

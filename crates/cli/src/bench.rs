@@ -16,6 +16,8 @@ pub struct BenchArgs {
 enum Which {
     /// What moving live connections costs: freeze, gap seen by the client, resets, retransmissions
     Handoff(holdfast_bench::handoff::HandoffArgs),
+    /// What one registrar carries on one processor, beside a bare echo over the same transport
+    Registrar(holdfast_bench::registrar::RegistrarArgs),
     /// Packets a second and CPU time of the contact node, beside the kernel's own forwarding
     Steer(holdfast_bench::steer::SteerArgs),
 }
@@ -27,6 +29,7 @@ enum Which {
 pub fn run(args: BenchArgs) -> Result<Ending> {
     match args.which {
         Which::Handoff(args) => holdfast_bench::handoff::run(&args)?,
+        Which::Registrar(args) => holdfast_bench::registrar::run(&args)?,
         Which::Steer(args) => holdfast_bench::steer::run(args)?,
     }
     Ok(Ending::Done)

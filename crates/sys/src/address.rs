@@ -104,6 +104,36 @@ impl RawAddress {
         }
     }
 
+    /// The bytes of the address, as long as its family needs.
+    pub(crate) fn as_bytes(&self) -> &[u8] {
+        // SAFETY: the first `length` bytes of the storage are initialised, and `length` never exceeds it.
+        unsafe {
+            std::slice::from_raw_parts((&raw const self.storage).cast(), self.length as usize)
+        }
+    }
+
+    /// The address at the start of `bytes`, and what follows it; `None` for another family or too few bytes.
+    pub(crate) fn split_from(bytes: &[u8]) -> Option<(Self, &[u8])> {
+        let family = u16::from_ne_bytes(bytes.get(..2)?.try_into().ok()?);
+        let length = match i32::from(family) {
+            libc::AF_INET => size_of::<libc::sockaddr_in>(),
+            libc::AF_INET6 => size_of::<libc::sockaddr_in6>(),
+            _ => return None,
+        };
+        let (address, rest) = bytes.split_at_checked(length)?;
+        let mut raw = Self::empty();
+        // SAFETY: `address` is readable for `length` bytes, and the storage is larger.
+        unsafe {
+            std::ptr::copy_nonoverlapping(
+                address.as_ptr(),
+                (&raw mut raw.storage).cast::<u8>(),
+                length,
+            );
+        }
+        raw.length = length as libc::socklen_t;
+        Some((raw, rest))
+    }
+
     /// Pointer and length, for calls that read the address.
     pub(crate) fn as_raw(&self) -> (*const libc::sockaddr, libc::socklen_t) {
         ((&raw const self.storage).cast(), self.length)

@@ -16,6 +16,7 @@ pub mod sockopt;
 pub mod sysctl;
 pub mod tcp_info;
 pub mod tcp_repair;
+pub mod transport;
 pub mod tun;
 pub mod udp;
 pub mod watch;

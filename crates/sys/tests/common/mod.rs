@@ -68,6 +68,14 @@ impl Namespace {
         self.run(|| std::fs::write(format!("/proc/sys/{path}"), value).expect("sysctl"));
     }
 
+    /// A link to `other`, called `name` on both sides.
+    pub fn join(&self, other: &Namespace, name: &str) {
+        let path = other.path();
+        self.ip(&format!(
+            "link add {name} type veth peer name {name} netns {path}"
+        ));
+    }
+
     fn path(&self) -> String {
         format!(
             "/proc/{}/fd/{}",

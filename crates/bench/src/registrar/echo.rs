@@ -1,0 +1,370 @@
+//! A bare SCTP echo: what the transport can carry, before a registrar does anything with it.
+//!
+//! One process serves, pinned to one processor; another, pinned to another, has many associations. Each sends requests as long as a
+//! re-registration, and the next when an answer as long as a registration response has come, so the rate is that of whole operations.
+
+use std::io::{BufRead, BufReader};
+use std::net::SocketAddr;
+use std::os::fd::AsFd;
+use std::process::{Child, ChildStdout, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use bytes::Bytes;
+use holdfast_sys::transport::{self, AssocId, Config, Endpoint, Event, Message};
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sched::{CpuSet, sched_setaffinity};
+use nix::sys::resource::{UsageWho, getrusage};
+use nix::sys::time::TimeValLike;
+use nix::unistd::Pid;
+use serde::{Deserialize, Serialize};
+
+/// ASAP's payload protocol identifier.
+const PPID: u32 = 11;
+/// Asks the server for its processor time.
+const PPID_CPU: u32 = 99;
+/// How long associations may take to come up.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// What is measured.
+#[derive(Clone, Debug, clap::Args, Serialize)]
+pub struct EchoLoad {
+    /// Associations, each with a local port of its own.
+    #[arg(long, default_value_t = 256)]
+    pub associations: usize,
+    /// Requests that an association has unanswered at a time.
+    #[arg(long, default_value_t = 1)]
+    pub window: usize,
+    /// Bytes of a request: a re-registration with two addresses and a policy.
+    #[arg(long, default_value_t = 104)]
+    pub request_len: usize,
+    /// Bytes of an answer: a registration response.
+    #[arg(long, default_value_t = 32)]
+    pub response_len: usize,
+    /// How long it is measured, milliseconds.
+    #[arg(long, default_value_t = 3000)]
+    pub milliseconds: u64,
+}
+
+/// What came out.
+#[derive(Clone, Debug, Serialize)]
+pub struct EchoRow {
+    /// `kernel` or `usrsctp`.
+    pub transport: &'static str,
+    /// See [`EchoLoad`].
+    #[serde(flatten)]
+    pub load: EchoLoad,
+    /// Requests answered a second.
+    pub operations_per_s: f64,
+    /// Processor time of the server for one of them.
+    pub server_cpu_ns: f64,
+    /// Share of its processor that the server used.
+    pub server_cpu_share: f64,
+}
+
+/// One of the processes, as flags of a hidden command.
+#[derive(Clone, Debug, clap::Subcommand)]
+pub enum EchoPart {
+    /// Answers until its input ends.
+    Serve {
+        /// Bytes of an answer.
+        response_len: usize,
+        /// The processor to run on.
+        processor: usize,
+    },
+    /// Asks.
+    Ask {
+        /// The server.
+        server: SocketAddr,
+        /// Its UDP port, 0 for none.
+        encapsulation: u16,
+        /// The processor to run on.
+        processor: usize,
+        /// What to ask.
+        #[command(flatten)]
+        load: EchoLoad,
+    },
+}
+
+/// What a client says when it has finished.
+#[derive(Serialize, Deserialize)]
+struct Asked {
+    operations: u64,
+    seconds: f64,
+    server_cpu_ns: u64,
+}
+
+/// Measures `load` between two processes that `part` starts (this program, in a hidden role).
+///
+/// # Errors
+/// Fewer than two processors, or associations that do not come up.
+pub fn measure(load: &EchoLoad, part: impl Fn(&[String]) -> Command) -> Result<EchoRow> {
+    let words = |words: &[&dyn ToString]| -> Vec<String> {
+        words.iter().map(|word| word.to_string()).collect()
+    };
+    let serve = part(&words(&[&"serve", &load.response_len, &0]));
+    let mut server = Process::start(serve)?;
+    let line = server.line()?;
+    let (address, encapsulation) = line
+        .trim()
+        .split_once(' ')
+        .context("the server's address")?;
+    let ask = part(&words(&[
+        &"ask",
+        &address,
+        &encapsulation,
+        &1,
+        &"--associations",
+        &load.associations,
+        &"--window",
+        &load.window,
+        &"--request-len",
+        &load.request_len,
+        &"--response-len",
+        &load.response_len,
+        &"--milliseconds",
+        &load.milliseconds,
+    ]));
+    let mut client = Process::start(ask)?;
+    let asked: Asked = serde_json::from_str(&client.line()?)?;
+    let operations = asked.operations as f64;
+    Ok(EchoRow {
+        transport: match transport::provider() {
+            transport::Provider::Kernel => "kernel",
+            transport::Provider::Usrsctp => "usrsctp",
+        },
+        load: load.clone(),
+        operations_per_s: operations / asked.seconds,
+        server_cpu_ns: asked.server_cpu_ns as f64 / operations,
+        server_cpu_share: asked.server_cpu_ns as f64 / 1e9 / asked.seconds,
+    })
+}
+
+/// Carries out one role.
+///
+/// # Errors
+/// What the transport gives.
+pub fn run_part(part: &EchoPart) -> Result<()> {
+    match part {
+        EchoPart::Serve {
+            response_len,
+            processor,
+        } => serve(*response_len, *processor),
+        EchoPart::Ask {
+            server,
+            encapsulation,
+            processor,
+            load,
+        } => ask(
+            *server,
+            Some(*encapsulation).filter(|&port| port > 0),
+            *processor,
+            load,
+        ),
+    }
+}
+
+/// Both ends of the echo are on loopback, on ports that the system chooses.
+fn open(listen: bool) -> Result<Box<dyn Endpoint>> {
+    let kernel = transport::provider() == transport::Provider::Kernel;
+    let config = Config {
+        listen,
+        raw: false,
+        encapsulation: (!kernel).then_some(0),
+        ..Config::new(vec!["127.0.0.1:0".parse()?])
+    };
+    transport::open(&config).context("open an SCTP endpoint")
+}
+
+/// Answers each request, and one of another identifier with the processor time used so far.
+fn serve(response_len: usize, processor: usize) -> Result<()> {
+    pin(processor)?;
+    let mut endpoint = open(true)?;
+    let address = endpoint.local_addresses()?[0];
+    println!("{address} {}", endpoint.encapsulation_port().unwrap_or(0));
+    let answer = Message::new(PPID, Bytes::from(vec![0x5a; response_len]));
+    let mut events = Vec::new();
+    // Ends with the process that started it.
+    while wait(endpoint.as_ref())? {
+        endpoint.recv_batch(&mut events)?;
+        for event in events.drain(..) {
+            let Event::Message { assoc, message } = event else {
+                continue;
+            };
+            if message.ppid == PPID {
+                endpoint.send(assoc, &answer)?;
+            } else {
+                let time = Bytes::copy_from_slice(&cpu_ns()?.to_be_bytes());
+                endpoint.send(assoc, &Message::new(message.ppid, time))?;
+            }
+        }
+        endpoint.flush()?;
+    }
+    Ok(())
+}
+
+fn ask(
+    server: SocketAddr,
+    encapsulation: Option<u16>,
+    processor: usize,
+    load: &EchoLoad,
+) -> Result<()> {
+    pin(processor)?;
+    let mut client = Client::connect(server, encapsulation, load)?;
+    let cpu_before = client.server_cpu_ns()?;
+    let start = Instant::now();
+    let operations = client.load(load, start + Duration::from_millis(load.milliseconds))?;
+    let seconds = start.elapsed().as_secs_f64();
+    let asked = Asked {
+        operations,
+        seconds,
+        server_cpu_ns: client.server_cpu_ns()? - cpu_before,
+    };
+    println!("{}", serde_json::to_string(&asked)?);
+    Ok(())
+}
+
+struct Client {
+    endpoint: Box<dyn Endpoint>,
+    associations: Vec<AssocId>,
+    events: Vec<Event>,
+}
+
+impl Client {
+    fn connect(server: SocketAddr, encapsulation: Option<u16>, load: &EchoLoad) -> Result<Self> {
+        let mut client = Self {
+            endpoint: open(false)?,
+            associations: Vec::new(),
+            events: Vec::new(),
+        };
+        let deadline = Instant::now() + PATIENCE;
+        let (mut asked, mut up) = (0, 0);
+        while up < load.associations {
+            ensure!(Instant::now() < deadline, "associations do not come up");
+            // A few at a time: what is lost comes only after a timeout.
+            while asked < load.associations && asked < up + 64 {
+                let assoc = client.endpoint.connect_apart(&[server], encapsulation)?;
+                client.associations.push(assoc);
+                asked += 1;
+            }
+            for event in client.turn()? {
+                match event {
+                    Event::Up { .. } => up += 1,
+                    Event::Down { reason, .. } => bail!("no association: {reason:?}"),
+                    _ => {}
+                }
+            }
+        }
+        Ok(client)
+    }
+
+    /// Puts on the wire what was sent, waits, and returns what came.
+    fn turn(&mut self) -> Result<Vec<Event>> {
+        self.endpoint.flush()?;
+        wait(self.endpoint.as_ref())?;
+        let mut events = std::mem::take(&mut self.events);
+        events.clear();
+        self.endpoint.recv_batch(&mut events)?;
+        Ok(events)
+    }
+
+    fn server_cpu_ns(&mut self) -> Result<u64> {
+        let question = Message::new(PPID_CPU, Bytes::from_static(b"?"));
+        self.endpoint.send(self.associations[0], &question)?;
+        loop {
+            for event in self.turn()? {
+                if let Event::Message { message, .. } = event
+                    && message.ppid == PPID_CPU
+                {
+                    return Ok(u64::from_be_bytes(message.data.as_ref().try_into()?));
+                }
+            }
+        }
+    }
+
+    /// Asks until `deadline`, then waits for what is unanswered; returns how many answers came.
+    fn load(&mut self, load: &EchoLoad, deadline: Instant) -> Result<u64> {
+        let request = Message::new(PPID, Bytes::from(vec![0xa5; load.request_len]));
+        for _ in 0..load.window {
+            for &assoc in &self.associations {
+                self.endpoint.send(assoc, &request)?;
+            }
+        }
+        let mut unanswered = load.window * self.associations.len();
+        let mut operations = 0;
+        while unanswered > 0 {
+            let goes_on = Instant::now() < deadline;
+            let events = self.turn()?;
+            for event in &events {
+                let Event::Message { assoc, message } = event else {
+                    bail!("an association did not hold: {event:?}");
+                };
+                ensure!(message.data.len() == load.response_len, "a wrong answer");
+                operations += 1;
+                if goes_on {
+                    self.endpoint.send(*assoc, &request)?;
+                } else {
+                    unanswered -= 1;
+                }
+            }
+            self.events = events;
+        }
+        Ok(operations)
+    }
+}
+
+/// Waits for work; false when the process that started this one is gone.
+fn wait(endpoint: &dyn Endpoint) -> Result<bool> {
+    let stdin = std::io::stdin();
+    let mut waited = [
+        PollFd::new(endpoint.fd(), PollFlags::POLLIN),
+        PollFd::new(stdin.as_fd(), PollFlags::empty()),
+    ];
+    poll(&mut waited, PollTimeout::NONE)?;
+    Ok(waited[1].any() != Some(true))
+}
+
+fn cpu_ns() -> Result<u64> {
+    let usage = getrusage(UsageWho::RUSAGE_SELF)?;
+    let time = usage.user_time() + usage.system_time();
+    Ok(u64::try_from(time.num_microseconds())? * 1000)
+}
+
+fn pin(processor: usize) -> Result<()> {
+    let mut set = CpuSet::new();
+    set.set(processor)?;
+    sched_setaffinity(Pid::from_raw(0), &set)
+        .with_context(|| format!("pin to processor {processor}"))
+}
+
+/// A child that ends with this process, or with its input.
+struct Process {
+    child: Child,
+    output: BufReader<ChildStdout>,
+}
+
+impl Process {
+    fn start(mut command: Command) -> Result<Self> {
+        command.stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut child = command.spawn().context("start a process of the echo")?;
+        let output = child.stdout.take().context("its output")?;
+        Ok(Self {
+            child,
+            output: BufReader::new(output),
+        })
+    }
+
+    fn line(&mut self) -> Result<String> {
+        let mut line = String::new();
+        self.output.read_line(&mut line)?;
+        ensure!(!line.is_empty(), "a process of the echo failed");
+        Ok(line)
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}

@@ -1,0 +1,249 @@
+//! What a stack delivers, as events: pieces become messages, notifications of either layout become what they mean.
+
+use super::event::{AssocId, DownReason, Event, Message, PathState};
+use super::layout::{u16_at, u32_at};
+use crate::address::RawAddress;
+use bytes::{Bytes, BytesMut};
+use std::collections::HashMap;
+
+/// Bytes of one buffer that messages share.
+const ARENA_LEN: usize = 64 * 1024;
+/// The lengths of `struct sctp_sndinfo`, the same for both.
+const SNDINFO_LEN: usize = 16;
+
+/// The numbers in which Linux and usrsctp differ; their notifications are laid out alike.
+#[derive(Clone, Copy, Debug)]
+pub struct Dialect {
+    pub assoc_change: u16,
+    pub path_change: u16,
+    pub send_failed: u16,
+    /// The first of `sac_state` and of `spc_state`.
+    pub first_state: u32,
+    /// `SCTP_UNORDERED`.
+    pub unordered: u16,
+    /// `SCTP_DATA_SENT`.
+    pub data_sent: u16,
+}
+
+/// What comes with a message (`struct sctp_rcvinfo`).
+#[derive(Clone, Copy, Debug)]
+pub struct Origin {
+    pub assoc: AssocId,
+    pub stream: u16,
+    pub flags: u16,
+    /// Host order.
+    pub ppid: u32,
+}
+
+/// Events of an endpoint that it has not taken yet.
+pub struct Assembly {
+    pub events: Vec<Event>,
+    /// Associations whose peer sends a message that is too long.
+    pub too_long: Vec<AssocId>,
+    dialect: Dialect,
+    message_len_max: usize,
+    arena: BytesMut,
+    partial: HashMap<AssocId, BytesMut>,
+}
+
+impl Assembly {
+    pub fn new(dialect: Dialect, message_len_max: u32) -> Self {
+        Self {
+            events: Vec::new(),
+            too_long: Vec::new(),
+            dialect,
+            message_len_max: message_len_max as usize,
+            arena: BytesMut::new(),
+            partial: HashMap::new(),
+        }
+    }
+
+    /// A message, or a piece of one that is not the last.
+    pub fn message(&mut self, bytes: &[u8], origin: &Origin, is_end: bool) {
+        let is_first = self.partial.is_empty() || !self.partial.contains_key(&origin.assoc);
+        if is_end && is_first {
+            let data = self.store(bytes);
+            return self.push(origin, data);
+        }
+        let pieces = self.partial.entry(origin.assoc).or_default();
+        if pieces.len() + bytes.len() > self.message_len_max {
+            self.partial.remove(&origin.assoc);
+            self.too_long.push(origin.assoc);
+            return;
+        }
+        pieces.extend_from_slice(bytes);
+        if is_end && let Some(whole) = self.partial.remove(&origin.assoc) {
+            self.push(origin, whole.freeze());
+        }
+    }
+
+    fn push(&mut self, origin: &Origin, data: Bytes) {
+        if data.len() > self.message_len_max {
+            self.too_long.push(origin.assoc);
+            return;
+        }
+        self.events.push(Event::Message {
+            assoc: origin.assoc,
+            message: Message {
+                ppid: origin.ppid,
+                stream: origin.stream,
+                unordered: origin.flags & self.dialect.unordered != 0,
+                data,
+            },
+        });
+    }
+
+    /// A copy of `bytes` in the shared buffer: one allocation for hundreds of messages.
+    fn store(&mut self, bytes: &[u8]) -> Bytes {
+        if self.arena.capacity() < bytes.len() {
+            self.arena = BytesMut::with_capacity(ARENA_LEN.max(bytes.len()));
+        }
+        self.arena.extend_from_slice(bytes);
+        self.arena.split().freeze()
+    }
+
+    /// A notification to the socket of `port`; one that is unknown or cut off says nothing.
+    pub fn notice(&mut self, port: u32, bytes: &[u8]) {
+        let dialect = self.dialect;
+        let event = match u16_at(bytes, 0) {
+            Some(kind) if kind == dialect.assoc_change => dialect.assoc_change(port, bytes),
+            Some(kind) if kind == dialect.path_change => dialect.path_change(port, bytes),
+            Some(kind) if kind == dialect.send_failed => dialect.send_failed(port, bytes),
+            _ => None,
+        };
+        if let Some(Event::Down { assoc, .. } | Event::Restarted { assoc }) = event {
+            self.partial.remove(&assoc);
+        }
+        self.events.extend(event);
+    }
+}
+
+impl Dialect {
+    /// `struct sctp_assoc_change`.
+    fn assoc_change(&self, port: u32, bytes: &[u8]) -> Option<Event> {
+        let assoc = AssocId::new(port, u32_at(bytes, 16)?);
+        let down = |reason| Event::Down { assoc, reason };
+        let state = u32::from(u16_at(bytes, 8)?);
+        Some(match state.checked_sub(self.first_state)? {
+            0 => Event::Up {
+                assoc,
+                outbound_streams: u16_at(bytes, 12)?,
+                inbound_streams: u16_at(bytes, 14)?,
+            },
+            1 => down(DownReason::Lost),
+            2 => Event::Restarted { assoc },
+            3 => down(DownReason::Shutdown),
+            4 => down(DownReason::NotStarted),
+            _ => return None,
+        })
+    }
+
+    /// `struct sctp_paddr_change`.
+    fn path_change(&self, port: u32, bytes: &[u8]) -> Option<Event> {
+        const ADDRESS_AT: usize = 8;
+        const STATE_AT: usize = ADDRESS_AT + size_of::<libc::sockaddr_storage>();
+        let (address, _) = RawAddress::split_from(bytes.get(ADDRESS_AT..)?)?;
+        let state = u32_at(bytes, STATE_AT)?.checked_sub(self.first_state)?;
+        Some(Event::Path {
+            assoc: AssocId::new(port, u32_at(bytes, STATE_AT + 8)?),
+            address: address.to_socket_addr()?,
+            state: PathState::from_number(state)?,
+        })
+    }
+
+    /// `struct sctp_send_failed_event`.
+    fn send_failed(&self, port: u32, bytes: &[u8]) -> Option<Event> {
+        const INFO_AT: usize = 12;
+        const DATA_AT: usize = INFO_AT + SNDINFO_LEN + 4;
+        Some(Event::SendFailed {
+            assoc: AssocId::new(port, u32_at(bytes, INFO_AT + SNDINFO_LEN)?),
+            message: Message {
+                ppid: u32::from_be(u32_at(bytes, INFO_AT + 4)?),
+                stream: u16_at(bytes, INFO_AT)?,
+                unordered: u16_at(bytes, INFO_AT + 2)? & self.unordered != 0,
+                data: Bytes::copy_from_slice(bytes.get(DATA_AT..)?),
+            },
+            sent: u16_at(bytes, 2)? & self.data_sent != 0,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const DIALECT: Dialect = Dialect {
+        assoc_change: 1,
+        path_change: 2,
+        send_failed: 14,
+        first_state: 1,
+        unordered: 0x400,
+        data_sent: 2,
+    };
+
+    fn assembly() -> Assembly {
+        Assembly::new(DIALECT, 1000)
+    }
+
+    fn from(assoc: u64) -> Origin {
+        Origin {
+            assoc: AssocId(assoc),
+            stream: 1,
+            flags: 0,
+            ppid: 11,
+        }
+    }
+
+    #[test]
+    fn pieces_become_messages_per_association() {
+        let mut assembly = assembly();
+        assembly.message(b"a", &from(1), false);
+        assembly.message(b"x", &from(2), true);
+        assembly.message(b"b", &from(1), true);
+        let texts: Vec<_> = assembly
+            .events
+            .iter()
+            .map(|event| match event {
+                Event::Message { assoc, message } => (assoc.0, message.data.to_vec()),
+                other => panic!("{other:?}"),
+            })
+            .collect();
+        assert_eq!(texts, [(2, b"x".to_vec()), (1, b"ab".to_vec())]);
+    }
+
+    #[test]
+    fn a_message_without_end_is_cut_off() {
+        let mut assembly = assembly();
+        assembly.message(&[0; 600], &from(1), false);
+        assembly.message(&[0; 600], &from(1), false);
+        assert_eq!(assembly.too_long, [AssocId(1)]);
+        assembly.message(&[0; 1001], &from(2), true);
+        assert_eq!(assembly.too_long.len(), 2);
+        assert!(assembly.events.is_empty() && assembly.partial.is_empty());
+    }
+
+    #[test]
+    fn an_association_is_lost() {
+        let mut bytes = [0; 20];
+        bytes[0] = 1;
+        bytes[8] = 2;
+        bytes[16] = 7;
+        let mut assembly = assembly();
+        assembly.notice(3, &bytes);
+        let lost = Event::Down {
+            assoc: AssocId(3 << 32 | 7),
+            reason: DownReason::Lost,
+        };
+        assert_eq!(assembly.events, [lost]);
+    }
+
+    proptest! {
+        #[test]
+        fn any_notice_is_read_or_left(kind in 0u16..16, rest: Vec<u8>) {
+            let mut bytes = kind.to_ne_bytes().to_vec();
+            bytes.extend(rest);
+            assembly().notice(0, &bytes);
+        }
+    }
+}

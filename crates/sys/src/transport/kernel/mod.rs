@@ -1,0 +1,283 @@
+//! SCTP by the kernel.
+
+mod abi;
+mod receive;
+mod send;
+mod socket;
+
+use super::assembly::Assembly;
+use super::{AssocId, Config, Endpoint, Event, Message};
+use crate::sockopt::check;
+use crate::sysctl;
+use receive::Inbox;
+use send::{Progress, Queued};
+use socket::Socket;
+use std::collections::{HashMap, VecDeque};
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::time::Duration;
+
+/// Sockets read in one turn.
+const READY_MAX: usize = 64;
+/// The setting that has the kernel take encapsulated packets.
+const UDP_PORT: &str = "net/sctp/udp_port";
+
+/// Whether the kernel has SCTP in this network namespace.
+pub fn is_there() -> bool {
+    Socket::new(false).is_ok()
+}
+
+/// A one-to-many socket, and those of further local ports.
+pub struct KernelEndpoint {
+    config: Config,
+    /// By number; 0 is the endpoint's own.
+    sockets: HashMap<u32, Socket>,
+    last_port: u32,
+    epoll: OwnedFd,
+    assembly: Assembly,
+    inbox: Inbox,
+    queue: VecDeque<Queued>,
+    /// Bytes in `queue`.
+    queued: usize,
+    /// The socket whose room is waited for.
+    awaited: Option<u32>,
+    encapsulation: Option<u16>,
+}
+
+impl KernelEndpoint {
+    pub fn open(config: &Config) -> io::Result<Self> {
+        let encapsulation = config.encapsulation.map(encapsulate).transpose()?;
+        // SAFETY: no pointers are passed.
+        let epoll = unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) };
+        check(epoll)?;
+        let mut endpoint = Self {
+            config: config.clone(),
+            sockets: HashMap::new(),
+            last_port: 0,
+            // SAFETY: the descriptor was just opened and belongs to nobody else.
+            epoll: unsafe { OwnedFd::from_raw_fd(epoll) },
+            assembly: Assembly::new(abi::DIALECT, config.message_len_max),
+            inbox: Inbox::default(),
+            queue: VecDeque::new(),
+            queued: 0,
+            awaited: None,
+            encapsulation,
+        };
+        endpoint.add(0, Socket::open(config)?)?;
+        Ok(endpoint)
+    }
+
+    fn add(&mut self, port: u32, socket: Socket) -> io::Result<()> {
+        self.watch(libc::EPOLL_CTL_ADD, port, socket.as_fd().as_raw_fd(), false)?;
+        self.sockets.insert(port, socket);
+        Ok(())
+    }
+
+    fn watch(&self, change: i32, port: u32, fd: RawFd, for_room: bool) -> io::Result<()> {
+        let room = if for_room { libc::EPOLLOUT } else { 0 };
+        let mut interest = libc::epoll_event {
+            events: (libc::EPOLLIN | room) as u32,
+            u64: port.into(),
+        };
+        // SAFETY: the event outlives the call.
+        check(unsafe { libc::epoll_ctl(self.epoll.as_raw_fd(), change, fd, &raw mut interest) })
+    }
+
+    /// Wakes the caller when the socket of `port` has room, or, with `None`, no more.
+    fn wait_for_room(&mut self, port: Option<u32>) -> io::Result<()> {
+        if port == self.awaited {
+            return Ok(());
+        }
+        for (port, for_room) in [(self.awaited, false), (port, true)] {
+            if let Some(port) = port
+                && let Some(socket) = self.sockets.get(&port)
+            {
+                let fd = socket.as_fd().as_raw_fd();
+                self.watch(libc::EPOLL_CTL_MOD, port, fd, for_room)?;
+            }
+        }
+        self.awaited = port;
+        Ok(())
+    }
+
+    fn socket_of(&self, assoc: AssocId) -> io::Result<&Socket> {
+        let socket = self.sockets.get(&assoc.port());
+        socket.ok_or_else(|| io::ErrorKind::NotConnected.into())
+    }
+
+    fn push(&mut self, assoc: AssocId, flags: u16, message: &Message) -> io::Result<()> {
+        let queued = self.queued + message.data.len();
+        if queued > self.config.send_buffer as usize {
+            return Err(io::ErrorKind::WouldBlock.into());
+        }
+        self.queued = queued;
+        self.queue.push_back(Queued {
+            assoc,
+            flags,
+            message: message.clone(),
+        });
+        Ok(())
+    }
+
+    fn refuse(&mut self) {
+        if let Some(queued) = self.queue.pop_front() {
+            self.queued -= queued.message.data.len();
+            self.assembly.events.push(Event::SendFailed {
+                assoc: queued.assoc,
+                message: queued.message,
+                sent: false,
+            });
+        }
+    }
+
+    fn ready(&self) -> Vec<u32> {
+        let mut ready = [libc::epoll_event { events: 0, u64: 0 }; READY_MAX];
+        // SAFETY: the array is writable for its length.
+        let count = unsafe {
+            let max = READY_MAX as i32;
+            libc::epoll_wait(self.epoll.as_raw_fd(), ready.as_mut_ptr(), max, 0)
+        };
+        let ready = ready.iter().take(usize::try_from(count).unwrap_or(0));
+        ready.map(|event| event.u64 as u32).collect()
+    }
+}
+
+impl Endpoint for KernelEndpoint {
+    fn fd(&self) -> BorrowedFd<'_> {
+        self.epoll.as_fd()
+    }
+
+    fn recv_batch(&mut self, events: &mut Vec<Event>) -> io::Result<()> {
+        for port in self.ready() {
+            if let Some(socket) = self.sockets.get(&port) {
+                self.inbox.read(socket.as_fd(), port, &mut self.assembly)?;
+            }
+        }
+        for assoc in std::mem::take(&mut self.assembly.too_long) {
+            self.abort(assoc)?;
+        }
+        for event in &self.assembly.events {
+            if let Event::Down { assoc, .. } = event
+                && assoc.port() != 0
+            {
+                self.sockets.remove(&assoc.port());
+            }
+        }
+        events.append(&mut self.assembly.events);
+        Ok(())
+    }
+
+    fn send(&mut self, assoc: AssocId, message: &Message) -> io::Result<()> {
+        self.socket_of(assoc)?;
+        self.push(assoc, 0, message)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        while let Some(first) = self.queue.front() {
+            let port = first.assoc.port();
+            let Some(socket) = self.sockets.get(&port) else {
+                self.refuse();
+                continue;
+            };
+            let same = self.queue.iter().take_while(|q| q.assoc.port() == port);
+            match send::send(socket.as_fd(), &self.queue, same.count()) {
+                Progress::Sent(count) => {
+                    let gone = self.queue.drain(..count);
+                    self.queued -= gone.map(|sent| sent.message.data.len()).sum::<usize>();
+                }
+                Progress::Refused => self.refuse(),
+                Progress::Full => return self.wait_for_room(Some(port)),
+            }
+        }
+        self.wait_for_room(None)
+    }
+
+    fn connect(
+        &mut self,
+        remote: &[SocketAddr],
+        encapsulation: Option<u16>,
+    ) -> io::Result<AssocId> {
+        let own = self.socket_of(AssocId(0))?;
+        Ok(AssocId::new(0, own.connect(remote, encapsulation)?))
+    }
+
+    fn connect_apart(
+        &mut self,
+        remote: &[SocketAddr],
+        encapsulation: Option<u16>,
+    ) -> io::Result<AssocId> {
+        let config = Config {
+            listen: false,
+            local: abi::with_port(&self.config.local, 0),
+            ..self.config.clone()
+        };
+        let socket = Socket::open(&config)?;
+        let id = socket.connect(remote, encapsulation)?;
+        self.last_port += 1;
+        self.add(self.last_port, socket)?;
+        Ok(AssocId::new(self.last_port, id))
+    }
+
+    fn round_trip(&self, assoc: AssocId) -> io::Result<Duration> {
+        self.socket_of(assoc)?.round_trip(assoc.id())
+    }
+
+    fn remote_addresses(&self, assoc: AssocId) -> io::Result<Vec<SocketAddr>> {
+        let socket = self.socket_of(assoc)?;
+        socket.addresses(abi::GET_PEER_ADDRS, assoc.id())
+    }
+
+    fn local_addresses(&self) -> io::Result<Vec<SocketAddr>> {
+        let socket = self.socket_of(AssocId(0))?;
+        socket.addresses(abi::GET_LOCAL_ADDRS, 0)
+    }
+
+    fn encapsulation_port(&self) -> Option<u16> {
+        self.encapsulation
+    }
+
+    fn is_raw(&self) -> bool {
+        true
+    }
+
+    fn shutdown(&mut self, assoc: AssocId) -> io::Result<()> {
+        self.socket_of(assoc)?;
+        self.push(assoc, abi::EOF, &Message::new(0, "".into()))
+    }
+
+    fn abort(&mut self, assoc: AssocId) -> io::Result<()> {
+        self.socket_of(assoc)?;
+        self.push(assoc, abi::ABORT, &Message::new(0, "".into()))
+    }
+}
+
+impl Drop for KernelEndpoint {
+    fn drop(&mut self) {
+        // What was handed over leaves, as far as the kernel has room.
+        let _ = self.flush();
+    }
+}
+
+/// Has the kernel take encapsulated packets at UDP port `wanted`, 0 meaning whichever is set, and returns the port.
+fn encapsulate(wanted: u16) -> io::Result<u16> {
+    let current = sysctl::read(UDP_PORT).map_err(|error| {
+        let text = format!("the kernel's SCTP has no UDP encapsulation ({UDP_PORT}): {error}");
+        io::Error::new(io::ErrorKind::Unsupported, text)
+    })?;
+    let current = current.parse().unwrap_or(0);
+    if current != 0 && (wanted == 0 || wanted == current) {
+        return Ok(current);
+    }
+    if current != 0 {
+        let text = format!("the kernel's SCTP has UDP port {current} in this namespace");
+        return Err(io::Error::new(io::ErrorKind::AddrInUse, text));
+    }
+    let port = if wanted == 0 {
+        super::ENCAPSULATION_PORT
+    } else {
+        wanted
+    };
+    sysctl::write(UDP_PORT, &port.to_string())?;
+    Ok(port)
+}

@@ -1,0 +1,99 @@
+//! Messages out of the kernel, many in one call.
+
+use super::abi;
+use crate::transport::AssocId;
+use crate::transport::assembly::{Assembly, Origin};
+use crate::transport::layout::{u16_at, u32_at};
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd};
+
+/// Messages in one call.
+const BATCH: usize = 64;
+/// Bytes of a message's piece.
+const BUFFER_LEN: usize = 8192;
+
+#[repr(C, align(8))]
+#[derive(Clone, Copy)]
+struct Control([u8; 64]);
+
+/// Buffers for one batch.
+pub struct Inbox {
+    buffers: Vec<u8>,
+    controls: Vec<Control>,
+}
+
+impl Default for Inbox {
+    fn default() -> Self {
+        Self {
+            buffers: vec![0; BATCH * BUFFER_LEN],
+            controls: vec![Control([0; 64]); BATCH],
+        }
+    }
+}
+
+impl Inbox {
+    /// Reads one batch from the socket of `port`.
+    pub fn read(&mut self, fd: BorrowedFd<'_>, port: u32, to: &mut Assembly) -> io::Result<()> {
+        let mut vectors: [libc::iovec; BATCH] = std::array::from_fn(|index| libc::iovec {
+            iov_base: self.buffers[index * BUFFER_LEN..].as_mut_ptr().cast(),
+            iov_len: BUFFER_LEN,
+        });
+        let mut headers: [libc::mmsghdr; BATCH] = std::array::from_fn(|index| {
+            // SAFETY: all-zero bytes are a valid `mmsghdr`.
+            let mut header: libc::mmsghdr = unsafe { std::mem::zeroed() };
+            header.msg_hdr.msg_iov = &raw mut vectors[index];
+            header.msg_hdr.msg_iovlen = 1;
+            header.msg_hdr.msg_control = self.controls[index].0.as_mut_ptr().cast();
+            header.msg_hdr.msg_controllen = self.controls[index].0.len();
+            header
+        });
+        // SAFETY: headers, vectors and what they point to outlive the call.
+        let count = unsafe {
+            let (batch, wait) = (BATCH as libc::c_uint, std::ptr::null_mut());
+            let flags = libc::MSG_DONTWAIT;
+            libc::recvmmsg(
+                fd.as_raw_fd(),
+                headers.as_mut_ptr(),
+                batch,
+                flags as _,
+                wait,
+            )
+        };
+        let Ok(count) = usize::try_from(count) else {
+            let error = io::Error::last_os_error();
+            // Errors of associations come by notification, too.
+            return match error.raw_os_error() {
+                Some(libc::EBADF | libc::EINVAL | libc::EFAULT) => Err(error),
+                _ => Ok(()),
+            };
+        };
+        for (index, header) in headers[..count].iter().enumerate() {
+            let length = (header.msg_len as usize).min(BUFFER_LEN);
+            let bytes = &self.buffers[index * BUFFER_LEN..][..length];
+            let is_end = header.msg_hdr.msg_flags & libc::MSG_EOR != 0;
+            if header.msg_hdr.msg_flags & abi::MSG_NOTIFICATION != 0 {
+                to.notice(port, bytes);
+                continue;
+            }
+            let used = header.msg_hdr.msg_controllen.min(64);
+            if let Some(origin) = origin(port, &self.controls[index].0[..used]) {
+                to.message(bytes, &origin, is_end);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Reads a control message with a `struct sctp_rcvinfo`, the only one asked for.
+fn origin(port: u32, control: &[u8]) -> Option<Origin> {
+    const HEADER_LEN: usize = size_of::<libc::cmsghdr>();
+    let is_ours = u32_at(control, 8)? as i32 == libc::IPPROTO_SCTP
+        && u32_at(control, 12)? as i32 == abi::CMSG_RCVINFO;
+    let info = is_ours.then(|| control.get(HEADER_LEN..)).flatten()?;
+    Some(Origin {
+        assoc: AssocId::new(port, u32_at(info, 24)?),
+        stream: u16_at(info, 0)?,
+        flags: u16_at(info, 4)?,
+        ppid: u32::from_be(u32_at(info, 8)?),
+    })
+}

@@ -1,0 +1,86 @@
+//! Messages on their way into the kernel, many in one call.
+
+use super::abi;
+use crate::transport::{AssocId, Message};
+use std::collections::VecDeque;
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd};
+
+/// Messages in one call.
+const BATCH: usize = 64;
+
+/// A message with the flags it is sent with.
+pub struct Queued {
+    pub assoc: AssocId,
+    pub flags: u16,
+    pub message: Message,
+}
+
+/// `struct cmsghdr` with a `struct sctp_sndinfo`.
+#[repr(C, align(8))]
+#[derive(Clone, Copy)]
+struct Control([u8; 32]);
+
+/// How far a call came.
+pub enum Progress {
+    /// That many went.
+    Sent(usize),
+    /// The kernel has no room for the first.
+    Full,
+    /// The kernel refuses the first.
+    Refused,
+}
+
+/// Hands the first messages of `queue`, up to `count` and one batch, to the socket.
+pub fn send(fd: BorrowedFd<'_>, queue: &VecDeque<Queued>, count: usize) -> Progress {
+    let count = count.min(BATCH);
+    let mut vectors: Vec<libc::iovec> = queue
+        .iter()
+        .take(count)
+        .map(|queued| libc::iovec {
+            iov_base: queued.message.data.as_ptr().cast_mut().cast(),
+            iov_len: queued.message.data.len(),
+        })
+        .collect();
+    let mut controls: Vec<Control> = queue.iter().take(count).map(control).collect();
+    let mut headers: Vec<libc::mmsghdr> = vectors
+        .iter_mut()
+        .zip(&mut controls)
+        .map(|(vector, control)| {
+            // SAFETY: all-zero bytes are a valid `mmsghdr`.
+            let mut header: libc::mmsghdr = unsafe { std::mem::zeroed() };
+            header.msg_hdr.msg_iov = vector;
+            header.msg_hdr.msg_iovlen = 1;
+            header.msg_hdr.msg_control = control.0.as_mut_ptr().cast();
+            header.msg_hdr.msg_controllen = control.0.len();
+            header
+        })
+        .collect();
+    let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
+    // SAFETY: headers point into the vectors above, and those to messages of `queue`, which is borrowed.
+    let sent = unsafe {
+        let count = headers.len() as libc::c_uint;
+        libc::sendmmsg(fd.as_raw_fd(), headers.as_mut_ptr(), count, flags)
+    };
+    if let Ok(sent) = usize::try_from(sent) {
+        return Progress::Sent(sent);
+    }
+    match io::Error::last_os_error().raw_os_error() {
+        Some(libc::EAGAIN | libc::ENOBUFS | libc::ENOMEM) => Progress::Full,
+        Some(libc::EINTR) => Progress::Sent(0),
+        _ => Progress::Refused,
+    }
+}
+
+fn control(queued: &Queued) -> Control {
+    let message = &queued.message;
+    let unordered = if message.unordered { abi::UNORDERED } else { 0 };
+    let flags = queued.flags | unordered;
+    let info = abi::sndinfo(queued.assoc.id(), message.stream, flags, message.ppid);
+    let mut bytes = [0; 32];
+    bytes[..8].copy_from_slice(&32usize.to_ne_bytes());
+    bytes[8..12].copy_from_slice(&libc::IPPROTO_SCTP.to_ne_bytes());
+    bytes[12..16].copy_from_slice(&abi::CMSG_SNDINFO.to_ne_bytes());
+    bytes[16..].copy_from_slice(&info);
+    Control(bytes)
+}

@@ -1,0 +1,124 @@
+//! One of the kernel's one-to-many sockets.
+
+use super::abi;
+use crate::address;
+use crate::sockopt::{self, check};
+use crate::transport::Config;
+use crate::transport::layout::{packed, u32_at, unpacked};
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::time::Duration;
+
+/// A socket; non-blocking.
+pub struct Socket(OwnedFd);
+
+impl AsFd for Socket {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+impl Socket {
+    /// A socket without address; fails where the kernel has no SCTP.
+    pub fn new(is_v6: bool) -> io::Result<Self> {
+        let domain = if is_v6 { libc::AF_INET6 } else { libc::AF_INET };
+        let kind = libc::SOCK_SEQPACKET | libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
+        // SAFETY: no pointers are passed.
+        let fd = unsafe { libc::socket(domain, kind, libc::IPPROTO_SCTP) };
+        check(fd)?;
+        // SAFETY: the descriptor was just opened and belongs to nobody else.
+        Ok(Self(unsafe { OwnedFd::from_raw_fd(fd) }))
+    }
+
+    pub fn open(config: &Config) -> io::Result<Self> {
+        let socket = Self::new(config.local.iter().any(SocketAddr::is_ipv6))?;
+        for (forced, plain, bytes) in [
+            (libc::SO_SNDBUFFORCE, libc::SO_SNDBUF, config.send_buffer),
+            (libc::SO_RCVBUFFORCE, libc::SO_RCVBUF, config.receive_buffer),
+        ] {
+            let bytes = i32::try_from(bytes).unwrap_or(i32::MAX);
+            if sockopt::set_int(socket.as_fd(), libc::SOL_SOCKET, forced, bytes).is_err() {
+                sockopt::set_int(socket.as_fd(), libc::SOL_SOCKET, plain, bytes)?;
+            }
+        }
+        for (name, value) in abi::options(config) {
+            socket.set(name, &value)?;
+        }
+        socket.bind(&config.local)?;
+        if config.listen {
+            // SAFETY: no pointers are passed.
+            check(unsafe { libc::listen(socket.0.as_raw_fd(), libc::SOMAXCONN) })?;
+        }
+        Ok(socket)
+    }
+
+    fn set(&self, name: i32, value: &[u8]) -> io::Result<()> {
+        sockopt::set_bytes(self.as_fd(), libc::IPPROTO_SCTP, name, value)
+    }
+
+    fn bind(&self, local: &[SocketAddr]) -> io::Result<()> {
+        let Some(first) = abi::first(local) else {
+            return Err(io::ErrorKind::InvalidInput.into());
+        };
+        address::bind(self.as_fd(), &first)?;
+        if local.len() > 1 {
+            let port = address::local(self.as_fd())?.port();
+            self.set(abi::BINDX_ADD, &packed(&abi::with_port(&local[1..], port)))?;
+        }
+        Ok(())
+    }
+
+    /// Starts an association; returns the kernel's number of it.
+    pub fn connect(&self, remote: &[SocketAddr], encapsulation: Option<u16>) -> io::Result<u32> {
+        match self.set(
+            abi::REMOTE_UDP_ENCAPS_PORT,
+            &abi::encapsulation(encapsulation),
+        ) {
+            // A kernel before 5.11 has no encapsulation to switch off.
+            Err(error) if encapsulation.is_none() && is_unknown(&error) => {}
+            outcome => outcome?,
+        }
+        let addresses = packed(remote);
+        // `struct sctp_getaddrs_old`: association, length of the list, list.
+        let mut request = [0u8; 16];
+        request[4..8].copy_from_slice(&(addresses.len() as u32).to_ne_bytes());
+        request[8..].copy_from_slice(&(addresses.as_ptr() as u64).to_ne_bytes());
+        let told = self.get(abi::CONNECTX3, &mut request);
+        match told {
+            Err(error) if error.raw_os_error() == Some(libc::EINPROGRESS) => {}
+            Err(error) if error.raw_os_error() == Some(libc::EISCONN) => {
+                return Err(io::ErrorKind::AlreadyExists.into());
+            }
+            Err(error) => return Err(error),
+            Ok(_) => {}
+        }
+        Ok(u32_at(&request, 0).unwrap_or(0))
+    }
+
+    fn get(&self, name: i32, value: &mut [u8]) -> io::Result<usize> {
+        sockopt::get_bytes(self.as_fd(), libc::IPPROTO_SCTP, name, value)
+    }
+
+    pub fn round_trip(&self, assoc: u32) -> io::Result<Duration> {
+        let mut status = [0; abi::STATUS_LEN];
+        status[..4].copy_from_slice(&assoc.to_ne_bytes());
+        self.get(abi::STATUS, &mut status)?;
+        let ms = abi::srtt_ms(&status).unwrap_or(0);
+        Ok(Duration::from_millis(ms.into()))
+    }
+
+    /// Addresses by `GET_PEER_ADDRS` or `GET_LOCAL_ADDRS`; the latter of association 0 are those the socket is bound to.
+    pub fn addresses(&self, name: i32, assoc: u32) -> io::Result<Vec<SocketAddr>> {
+        let mut list = [0; abi::LIST_LEN];
+        list[..4].copy_from_slice(&assoc.to_ne_bytes());
+        // The length it gives back is that of the addresses alone; their number says the same.
+        self.get(name, &mut list)?;
+        let count = u32_at(&list, 4).unwrap_or(0) as usize;
+        Ok(unpacked(&list[8..], count))
+    }
+}
+
+fn is_unknown(error: &io::Error) -> bool {
+    error.raw_os_error() == Some(libc::ENOPROTOOPT)
+}

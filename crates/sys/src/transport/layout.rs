@@ -1,0 +1,72 @@
+//! Structures of the socket API (RFC 6458) that Linux and usrsctp lay out alike, and addresses one after another.
+
+use crate::address::RawAddress;
+use std::net::SocketAddr;
+
+/// `struct sctp_rtoinfo`, milliseconds.
+#[repr(C)]
+pub struct RtoInfo {
+    pub assoc: u32,
+    pub initial: u32,
+    pub max: u32,
+    pub min: u32,
+}
+
+/// `struct sctp_initmsg`.
+#[repr(C)]
+pub struct Initmsg {
+    pub outbound_streams: u16,
+    pub inbound_streams_max: u16,
+    pub attempts_max: u16,
+    pub timeout_ms_max: u16,
+}
+
+/// Addresses one after another, each as long as its family is: what bindx and connectx read.
+pub fn packed(addresses: &[SocketAddr]) -> Vec<u8> {
+    let mut bytes = Vec::with_capacity(addresses.len() * 28);
+    for &address in addresses {
+        bytes.extend_from_slice(RawAddress::for_family(address, false).as_bytes());
+    }
+    bytes
+}
+
+/// The addresses in a packed list of `count`; stops at what is neither IPv4 nor IPv6.
+pub fn unpacked(mut bytes: &[u8], count: usize) -> Vec<SocketAddr> {
+    let mut addresses = Vec::new();
+    while addresses.len() < count {
+        let Some((address, rest)) = RawAddress::split_from(bytes) else {
+            break;
+        };
+        addresses.extend(address.to_socket_addr());
+        bytes = rest;
+    }
+    addresses
+}
+
+/// Reads a `u16` in host order.
+pub fn u16_at(bytes: &[u8], at: usize) -> Option<u16> {
+    Some(u16::from_ne_bytes(bytes.get(at..at + 2)?.try_into().ok()?))
+}
+
+/// Reads a `u32` in host order.
+pub fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
+    Some(u32::from_ne_bytes(bytes.get(at..at + 4)?.try_into().ok()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_round_trip() {
+        let addresses: Vec<SocketAddr> = ["192.0.2.1:3863", "[2001:db8::1]:9901", "127.0.0.1:1"]
+            .iter()
+            .map(|text| text.parse().expect("an address"))
+            .collect();
+        let bytes = packed(&addresses);
+        assert_eq!(bytes.len(), 16 + 28 + 16);
+        assert_eq!(unpacked(&bytes, 3), addresses);
+        assert_eq!(unpacked(&bytes[..20], 3), addresses[..1]);
+        assert_eq!(unpacked(&bytes, 2), addresses[..2]);
+    }
+}

@@ -1,0 +1,252 @@
+//! Packets that came, read many at a time: `recvmmsg(2)`, and UDP receive offload, which gives packets of one length from one peer as
+//! one.
+
+use crate::address::RawAddress;
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::os::fd::RawFd;
+
+/// Datagrams read in one call.
+const BATCH: usize = 16;
+/// Packets in a batch above which the next has fewer datagrams, so that answers to the first do not wait for the last.
+const PACKETS_WANTED: usize = 128;
+const BUFFER_LEN: usize = 65_536;
+const CONTROL_LEN: usize = 128;
+
+/// `struct ip`'s shortest length.
+const IPV4_HEADER_LEN: usize = 20;
+
+/// An SCTP packet with its addresses.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Packet<'a> {
+    pub source: IpAddr,
+    pub destination: IpAddr,
+    /// The UDP port it came from, if encapsulated.
+    pub encapsulation: Option<u16>,
+    pub ecn: u8,
+    pub bytes: &'a [u8],
+}
+
+/// Which of the stack's sockets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    Raw4,
+    Raw6,
+    Udp,
+}
+
+#[repr(C, align(8))]
+#[derive(Clone, Copy)]
+struct Control([u8; CONTROL_LEN]);
+
+/// Buffers for one batch. Boxed: headers point into them.
+pub struct Inbox {
+    buffers: Vec<u8>,
+    addresses: Vec<RawAddress>,
+    controls: Vec<Control>,
+    lengths: Vec<(usize, usize)>,
+    /// Datagrams to read next time.
+    wanted: usize,
+}
+
+impl Default for Inbox {
+    fn default() -> Self {
+        Self {
+            buffers: vec![0; BATCH * BUFFER_LEN],
+            addresses: vec![RawAddress::empty(); BATCH],
+            controls: vec![Control([0; CONTROL_LEN]); BATCH],
+            lengths: Vec::with_capacity(BATCH),
+            wanted: BATCH,
+        }
+    }
+}
+
+impl Inbox {
+    /// Reads what is there, up to a batch; returns how many datagrams.
+    pub fn fill(&mut self, fd: RawFd) -> io::Result<usize> {
+        self.lengths.clear();
+        let mut vectors: [libc::iovec; BATCH] = std::array::from_fn(|index| libc::iovec {
+            iov_base: self.buffers[index * BUFFER_LEN..].as_mut_ptr().cast(),
+            iov_len: BUFFER_LEN,
+        });
+        let mut headers: [libc::mmsghdr; BATCH] = std::array::from_fn(|index| {
+            self.addresses[index] = RawAddress::empty();
+            // SAFETY: all-zero bytes are a valid `mmsghdr`.
+            let mut header: libc::mmsghdr = unsafe { std::mem::zeroed() };
+            let (name, length) = self.addresses[index].as_raw_mut();
+            header.msg_hdr.msg_name = name.cast();
+            header.msg_hdr.msg_namelen = *length;
+            header.msg_hdr.msg_iov = &raw mut vectors[index];
+            header.msg_hdr.msg_iovlen = 1;
+            header.msg_hdr.msg_control = self.controls[index].0.as_mut_ptr().cast();
+            header.msg_hdr.msg_controllen = CONTROL_LEN;
+            header
+        });
+        let flags = libc::MSG_DONTWAIT;
+        // SAFETY: headers, vectors and what they point to outlive the call.
+        let count = unsafe {
+            libc::recvmmsg(
+                fd,
+                headers.as_mut_ptr(),
+                self.wanted as libc::c_uint,
+                flags as _,
+                std::ptr::null_mut(),
+            )
+        };
+        let count = usize::try_from(count).map_err(|_| io::Error::last_os_error())?;
+        let filled = headers[..count].iter();
+        self.lengths.extend(filled.map(|header| {
+            let length = (header.msg_len as usize).min(BUFFER_LEN);
+            (length, header.msg_hdr.msg_controllen.min(CONTROL_LEN))
+        }));
+        Ok(count)
+    }
+
+    /// Gives each packet of the batch to `take`.
+    pub fn packets(&mut self, kind: Kind, mut take: impl FnMut(Packet<'_>)) {
+        let mut count = 0;
+        self.each(kind, |packet| {
+            count += 1;
+            take(packet);
+        });
+        self.wanted = if count > PACKETS_WANTED {
+            (self.wanted / 2).max(1)
+        } else {
+            (self.wanted * 2).min(BATCH)
+        };
+    }
+
+    fn each(&self, kind: Kind, mut take: impl FnMut(Packet<'_>)) {
+        for (index, &(length, control_len)) in self.lengths.iter().enumerate() {
+            let bytes = &self.buffers[index * BUFFER_LEN..][..length];
+            let told = Told::read(&self.controls[index].0[..control_len]);
+            let Some(from) = self.addresses[index].to_socket_addr() else {
+                continue;
+            };
+            if kind == Kind::Raw4 {
+                if let Some(packet) = from_ipv4(bytes) {
+                    take(packet);
+                }
+                continue;
+            }
+            let Some(destination) = told.destination else {
+                continue;
+            };
+            let segment = told.segment.unwrap_or(length).max(1);
+            for bytes in bytes.chunks(segment) {
+                take(Packet {
+                    source: from.ip(),
+                    destination,
+                    encapsulation: (kind == Kind::Udp).then_some(from.port()),
+                    ecn: 0,
+                    bytes,
+                });
+            }
+        }
+    }
+}
+
+/// What the kernel says beside a datagram.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Told {
+    destination: Option<IpAddr>,
+    segment: Option<usize>,
+}
+
+impl Told {
+    /// Reads control messages (`struct cmsghdr` of a 64-bit Linux).
+    fn read(mut bytes: &[u8]) -> Self {
+        const HEADER_LEN: usize = size_of::<libc::cmsghdr>();
+        let mut told = Self::default();
+        let word = |at: usize, bytes: &[u8]| super::super::layout::u32_at(bytes, at);
+        while let (Some(len), Some(level), Some(kind)) =
+            (word(0, bytes), word(8, bytes), word(12, bytes))
+        {
+            let len = len as usize;
+            let Some(data) = bytes.get(HEADER_LEN..len) else {
+                break;
+            };
+            match (level as i32, kind as i32) {
+                (libc::SOL_UDP, libc::UDP_GRO) => {
+                    told.segment = word(0, data).map(|segment| segment as usize);
+                }
+                (libc::IPPROTO_IP, libc::IP_PKTINFO) => {
+                    // `ipi_addr`, the destination in the header, is the last of three words.
+                    let octets = data.get(8..12).and_then(|o| <[u8; 4]>::try_from(o).ok());
+                    told.destination = octets.map(|octets| Ipv4Addr::from(octets).into());
+                }
+                (libc::IPPROTO_IPV6, libc::IPV6_PKTINFO) => {
+                    let octets = data.get(..16).and_then(|o| <[u8; 16]>::try_from(o).ok());
+                    told.destination = octets.map(|octets| Ipv6Addr::from(octets).into());
+                }
+                _ => {}
+            }
+            match bytes.get(len.next_multiple_of(8)..) {
+                Some(rest) => bytes = rest,
+                None => break,
+            }
+        }
+        told
+    }
+}
+
+/// A packet of protocol 132 as an IPv4 raw socket gives it, header first.
+fn from_ipv4(bytes: &[u8]) -> Option<Packet<'_>> {
+    let header = bytes.get(..IPV4_HEADER_LEN)?;
+    let header_len = usize::from(header[0] & 0xf) * 4;
+    let octets =
+        |at: usize| Ipv4Addr::new(header[at], header[at + 1], header[at + 2], header[at + 3]);
+    (header_len >= IPV4_HEADER_LEN).then_some(())?;
+    Some(Packet {
+        source: octets(12).into(),
+        destination: octets(16).into(),
+        encapsulation: None,
+        ecn: header[1] & 3,
+        bytes: bytes.get(header_len..)?,
+    })
+}
+
+/// The socket address of a packet's end, as the stack wants it.
+pub fn with_port(ip: IpAddr, port: u16) -> RawAddress {
+    RawAddress::for_family(SocketAddr::new(ip, port), false)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn control_messages_are_read() {
+        let mut bytes = Vec::new();
+        for (level, kind, data) in [
+            (libc::SOL_UDP, libc::UDP_GRO, vec![100, 0, 0, 0]),
+            (
+                libc::IPPROTO_IP,
+                libc::IP_PKTINFO,
+                vec![1, 0, 0, 0, 9, 9, 9, 9, 192, 0, 2, 1],
+            ),
+        ] {
+            bytes.extend_from_slice(&(16 + data.len()).to_ne_bytes());
+            bytes.extend_from_slice(&level.to_ne_bytes());
+            bytes.extend_from_slice(&kind.to_ne_bytes());
+            bytes.extend_from_slice(&data);
+            bytes.resize(bytes.len().next_multiple_of(8), 0);
+        }
+        let told = Told {
+            destination: Some("192.0.2.1".parse().expect("an address")),
+            segment: Some(100),
+        };
+        assert_eq!(Told::read(&bytes), told);
+    }
+
+    proptest! {
+        #[test]
+        fn anything_can_come(bytes: Vec<u8>) {
+            Told::read(&bytes);
+            if let Some(packet) = from_ipv4(&bytes) {
+                prop_assert!(packet.bytes.len() + IPV4_HEADER_LEN <= bytes.len());
+            }
+        }
+    }
+}

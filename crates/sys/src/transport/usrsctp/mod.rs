@@ -1,0 +1,222 @@
+//! SCTP by libusrsctp in this process.
+//!
+//! The library runs without threads. Its packets leave through [`outbox`] and come through [`inbox`], both in
+//! batches, on sockets of our own handling ([`hooks`]); so real addresses, several of them, and both encapsulations work as
+//! they do in the library, at one system call for dozens of packets. There is one stack in a process ([`stack`]), with one lock.
+
+mod checksum;
+mod ffi;
+mod hooks;
+mod inbox;
+mod options;
+mod outbox;
+mod queue;
+mod ready;
+mod socket;
+mod source;
+mod stack;
+
+use super::{AssocId, Config, Endpoint, Event, Message};
+use queue::Queue;
+use ready::Ready;
+use socket::{End, Socket};
+use stack::{Setup, Stack};
+use std::collections::HashMap;
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::{AsRawFd, BorrowedFd};
+use std::time::Duration;
+
+/// A one-to-many socket of the process's stack, and those of further local ports.
+pub struct UsrsctpEndpoint {
+    config: Config,
+    socket: Option<Socket>,
+    /// By number, from 1.
+    further: HashMap<u32, Socket>,
+    last_port: u32,
+    queue: u32,
+    ready: Ready,
+    encapsulation: Option<u16>,
+    is_raw: bool,
+}
+
+impl UsrsctpEndpoint {
+    /// Opens an endpoint, and starts the stack if it is the first.
+    pub fn open(config: &Config) -> io::Result<Self> {
+        let stack = Stack::lock();
+        stack.start(Setup {
+            raw: config.raw,
+            udp_port: config.encapsulation,
+        })?;
+        for local in &config.local {
+            stack.inner().sources.borrow_mut().bind(local.ip());
+        }
+        let wake = ready::event()?;
+        let ready = Ready::new(stack.fds().into_iter(), wake.as_raw_fd())?;
+        let queue = stack.add_queue(Queue::new(wake, config.message_len_max));
+        let mut endpoint = Self {
+            config: config.clone(),
+            socket: None,
+            further: HashMap::new(),
+            last_port: 0,
+            queue,
+            ready,
+            encapsulation: stack.udp_port(),
+            is_raw: stack.is_raw(),
+        };
+        let socket = Socket::open(&stack, config, 0, queue);
+        drop(stack);
+        endpoint.socket = Some(socket?);
+        Ok(endpoint)
+    }
+
+    fn socket_of(&self, assoc: AssocId) -> io::Result<&Socket> {
+        let socket = match assoc.port() {
+            0 => self.socket.as_ref(),
+            port => self.further.get(&port),
+        };
+        socket.ok_or_else(|| io::ErrorKind::NotConnected.into())
+    }
+
+    fn send_with(&self, assoc: AssocId, flags: u16, message: &Message) -> io::Result<()> {
+        self.socket_of(assoc)?.send(assoc.id(), flags, message)
+    }
+
+    /// Lets the stack read what its sockets have.
+    fn turn(&self, stack: &Stack) -> io::Result<()> {
+        for fd in self.ready.now() {
+            stack.read(fd)?;
+        }
+        stack.tick();
+        Ok(())
+    }
+
+    /// Ends associations of messages that are too long, and closes further ports whose association is gone.
+    fn tidy(&mut self, stack: &Stack, events: &[Event], too_long: &[AssocId]) {
+        for &assoc in too_long {
+            let _ = self.send_with(assoc, ffi::SEND_ABORT, &Message::new(0, "too long".into()));
+        }
+        if self.further.is_empty() {
+            return;
+        }
+        for event in events {
+            if let Event::Down { assoc, .. } = event
+                && let Some(socket) = self.further.remove(&assoc.port())
+            {
+                socket.close(stack);
+            }
+        }
+    }
+}
+
+impl Endpoint for UsrsctpEndpoint {
+    fn fd(&self) -> BorrowedFd<'_> {
+        self.ready.fd()
+    }
+
+    fn recv_batch(&mut self, events: &mut Vec<Event>) -> io::Result<()> {
+        let stack = Stack::lock();
+        self.turn(&stack)?;
+        let before = events.len();
+        let too_long = stack.collect(self.queue, events);
+        self.tidy(&stack, &events[before..], &too_long);
+        Ok(())
+    }
+
+    fn send(&mut self, assoc: AssocId, message: &Message) -> io::Result<()> {
+        let _stack = Stack::lock();
+        self.send_with(assoc, 0, message)
+    }
+
+    fn send_many(&mut self, assocs: &[AssocId], message: &Message) -> usize {
+        let _stack = Stack::lock();
+        let handed_over = |&&assoc: &&AssocId| self.send_with(assoc, 0, message).is_ok();
+        assocs.iter().filter(handed_over).count()
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Stack::lock().flush();
+        Ok(())
+    }
+
+    fn connect(
+        &mut self,
+        remote: &[SocketAddr],
+        encapsulation: Option<u16>,
+    ) -> io::Result<AssocId> {
+        let _stack = Stack::lock();
+        let own = self.socket_of(AssocId(0))?;
+        Ok(AssocId::new(0, own.connect(remote, encapsulation)?))
+    }
+
+    fn connect_apart(
+        &mut self,
+        remote: &[SocketAddr],
+        encapsulation: Option<u16>,
+    ) -> io::Result<AssocId> {
+        let stack = Stack::lock();
+        let mut config = self.config.clone();
+        config.listen = false;
+        for local in &mut config.local {
+            local.set_port(0);
+        }
+        let port = self.last_port + 1;
+        let socket = Socket::open(&stack, &config, port, self.queue)?;
+        match socket.connect(remote, encapsulation) {
+            Ok(id) => {
+                self.last_port = port;
+                self.further.insert(port, socket);
+                Ok(AssocId::new(port, id))
+            }
+            Err(error) => {
+                socket.close(&stack);
+                Err(error)
+            }
+        }
+    }
+
+    fn round_trip(&self, assoc: AssocId) -> io::Result<Duration> {
+        let _stack = Stack::lock();
+        self.socket_of(assoc)?.round_trip(assoc.id())
+    }
+
+    fn remote_addresses(&self, assoc: AssocId) -> io::Result<Vec<SocketAddr>> {
+        let _stack = Stack::lock();
+        self.socket_of(assoc)?.addresses(End::Remote, assoc.id())
+    }
+
+    fn local_addresses(&self) -> io::Result<Vec<SocketAddr>> {
+        let _stack = Stack::lock();
+        self.socket_of(AssocId(0))?.addresses(End::Local, 0)
+    }
+
+    fn encapsulation_port(&self) -> Option<u16> {
+        self.encapsulation
+    }
+
+    fn is_raw(&self) -> bool {
+        self.is_raw
+    }
+
+    fn shutdown(&mut self, assoc: AssocId) -> io::Result<()> {
+        let _stack = Stack::lock();
+        self.send_with(assoc, ffi::SEND_EOF, &Message::new(0, "".into()))
+    }
+
+    fn abort(&mut self, assoc: AssocId) -> io::Result<()> {
+        let _stack = Stack::lock();
+        self.send_with(assoc, ffi::SEND_ABORT, &Message::new(0, "".into()))
+    }
+}
+
+impl Drop for UsrsctpEndpoint {
+    fn drop(&mut self) {
+        let stack = Stack::lock();
+        let further = self.further.drain().map(|(_, socket)| socket);
+        for socket in further.chain(self.socket.take()) {
+            socket.close(&stack);
+        }
+        stack.flush();
+        stack.remove_queue(self.queue);
+    }
+}

@@ -1,0 +1,136 @@
+//! Socket options of usrsctp.
+
+use super::ffi::{self, Socket};
+use super::queue::NOTICES;
+use crate::sockopt::check;
+use crate::transport::Config;
+use crate::transport::layout::{Initmsg, RtoInfo};
+use libc::{c_int, c_void, socklen_t};
+use std::io;
+use std::mem::{size_of, zeroed};
+use std::time::Duration;
+
+/// `usrsctp_getpaddrs` or `usrsctp_getladdrs`.
+pub type GetList = unsafe extern "C" fn(*mut Socket, u32, *mut *mut libc::sockaddr) -> c_int;
+/// What frees such a list.
+pub type FreeList = unsafe extern "C" fn(*mut libc::sockaddr);
+
+/// `SCTP_FUTURE_ASSOC`: associations to come.
+const FUTURE: u32 = 0;
+
+fn set_option<T>(socket: *mut Socket, level: c_int, name: c_int, value: &T) -> io::Result<()> {
+    let pointer: *const T = value;
+    let length = size_of::<T>() as socklen_t;
+    // SAFETY: the socket is open; `value` outlives the call and is as long as said.
+    check(unsafe { ffi::usrsctp_setsockopt(socket, level, name, pointer.cast(), length) })
+}
+
+fn set_sctp<T>(socket: *mut Socket, name: c_int, value: &T) -> io::Result<()> {
+    set_option(socket, libc::IPPROTO_SCTP, name, value)
+}
+
+/// Sets everything of `config` that is an option.
+pub fn set(socket: *mut Socket, config: &Config) -> io::Result<()> {
+    let buffer = |bytes: u32| c_int::try_from(bytes).unwrap_or(c_int::MAX);
+    set_option(
+        socket,
+        libc::SOL_SOCKET,
+        libc::SO_SNDBUF,
+        &buffer(config.send_buffer),
+    )?;
+    set_option(
+        socket,
+        libc::SOL_SOCKET,
+        libc::SO_RCVBUF,
+        &buffer(config.receive_buffer),
+    )?;
+    set_sctp(socket, ffi::NODELAY, &c_int::from(config.no_delay))?;
+    let whole = config.message_len_max.min(config.receive_buffer / 2);
+    set_sctp(socket, ffi::PARTIAL_DELIVERY_POINT, &whole)?;
+    for kind in NOTICES {
+        let choice = ffi::EventChoice {
+            assoc: FUTURE,
+            kind,
+            on: 1,
+        };
+        set_sctp(socket, ffi::EVENT, &choice)?;
+    }
+    set_failure(socket, config)
+}
+
+fn set_failure(socket: *mut Socket, config: &Config) -> io::Result<()> {
+    let failure = &config.failure;
+    let ms = |duration: Duration| u32::try_from(duration.as_millis()).unwrap_or(u32::MAX);
+    let rto = RtoInfo {
+        assoc: FUTURE,
+        initial: ms(failure.rto_initial),
+        max: ms(failure.rto_max),
+        min: ms(failure.rto_min),
+    };
+    set_sctp(socket, ffi::RTOINFO, &rto)?;
+    let init = Initmsg {
+        outbound_streams: config.streams,
+        inbound_streams_max: config.streams,
+        attempts_max: failure.init_retransmissions,
+        timeout_ms_max: u16::try_from(ms(failure.rto_max)).unwrap_or(u16::MAX),
+    };
+    set_sctp(socket, ffi::INITMSG, &init)?;
+    let assoc = ffi::AssocParams {
+        assoc: FUTURE,
+        peer_rwnd: 0,
+        local_rwnd: 0,
+        cookie_life: 0,
+        retransmissions_max: failure.association_retransmissions,
+        peer_destinations: 0,
+    };
+    set_sctp(socket, ffi::ASSOCINFO, &assoc)?;
+    // SAFETY: all-zero bytes are a valid structure: no address, all paths.
+    let mut path: ffi::PathParams = unsafe { zeroed() };
+    path.heartbeat_ms = ms(failure.heartbeat);
+    path.path_mtu = config.path_mtu;
+    path.flags = ffi::HEARTBEAT_ENABLE | ffi::PMTU_DISCOVERY_DISABLE;
+    path.retransmissions_max = failure.path_retransmissions;
+    set_sctp(socket, ffi::PEER_ADDR_PARAMS, &path)
+}
+
+/// Where associations to come send encapsulated packets; `None`: they send raw ones.
+pub fn set_encapsulation(socket: *mut Socket, port: Option<u16>) -> io::Result<()> {
+    // SAFETY: all-zero bytes are a valid structure: no address, all paths of associations to come.
+    let mut encapsulation: ffi::UdpEncaps = unsafe { zeroed() };
+    encapsulation.port = port.unwrap_or(0).to_be();
+    set_sctp(socket, ffi::REMOTE_UDP_ENCAPS_PORT, &encapsulation)
+}
+
+/// The smoothed round-trip time of the primary path.
+pub fn round_trip(socket: *mut Socket, assoc: u32) -> io::Result<Duration> {
+    // SAFETY: all-zero bytes are a valid structure.
+    let mut status: ffi::Status = unsafe { zeroed() };
+    status.assoc = assoc;
+    let mut length = size_of::<ffi::Status>() as socklen_t;
+    let pointer: *mut c_void = (&raw mut status).cast();
+    // SAFETY: the structure is writable for `length` bytes, and both outlive the call.
+    check(unsafe {
+        let level = libc::IPPROTO_SCTP;
+        ffi::usrsctp_getsockopt(socket, level, ffi::STATUS, pointer, &raw mut length)
+    })?;
+    Ok(Duration::from_millis(status.primary.srtt_ms.into()))
+}
+
+/// The bytes of a list of `count` packed addresses.
+///
+/// # Safety
+/// `list` has that many IPv4 or IPv6 addresses, one after another.
+pub unsafe fn read_list(list: *const u8, count: usize) -> Vec<u8> {
+    let mut length = 0;
+    for _ in 0..count {
+        // SAFETY: the caller vouches for an address here, and its family comes first.
+        let family = unsafe { list.add(length).cast::<u16>().read_unaligned() };
+        length += match i32::from(family) {
+            libc::AF_INET => size_of::<libc::sockaddr_in>(),
+            libc::AF_INET6 => size_of::<libc::sockaddr_in6>(),
+            _ => break,
+        };
+    }
+    // SAFETY: these are the addresses just walked over.
+    unsafe { std::slice::from_raw_parts(list, length) }.to_vec()
+}

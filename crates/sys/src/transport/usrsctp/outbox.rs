@@ -1,0 +1,267 @@
+//! Packets on their way out, sent many at a time: `sendmmsg(2)`, and UDP segmentation offload for those of one length to one peer,
+//! which then pass the kernel's stack as one.
+
+use super::inbox::Kind;
+use crate::address::RawAddress;
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::RawFd;
+
+/// Segments the kernel takes in one datagram (`UDP_MAX_SEGMENTS` was 64 before Linux 6.9).
+const SEGMENTS_MAX: usize = 64;
+/// Bytes of one datagram before segmentation.
+const GROUP_LEN_MAX: usize = 63_000;
+/// Packets after which all leave without waiting for a flush, so that the peer has work meanwhile.
+const OUTBOX_PACKETS_MAX: usize = 64;
+/// Groups looked at for one that a packet can join.
+const GROUPS_SEARCHED: usize = 8;
+const CONTROL_LEN: usize = 96;
+
+/// Where a packet goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Route {
+    pub fd: RawFd,
+    pub to: SocketAddr,
+    /// The address to send from; `None` leaves it to the kernel.
+    pub source: Option<IpAddr>,
+    /// Packets to a UDP socket can be segmented; those to the IPv4 raw one begin with their IP header.
+    pub kind: Kind,
+}
+
+/// Packets of one route that leave as one datagram: all of `segment` bytes but the last.
+struct Group {
+    route: Route,
+    segment: usize,
+    pieces: Vec<(usize, usize)>,
+    total: usize,
+    is_open: bool,
+}
+
+impl Group {
+    fn takes(&self, len: usize) -> bool {
+        self.is_open
+            && len <= self.segment
+            && self.pieces.len() < SEGMENTS_MAX
+            && self.total + len <= GROUP_LEN_MAX
+    }
+
+    fn push(&mut self, start: usize, len: usize) {
+        self.is_open &= len == self.segment;
+        self.total += len;
+        self.pieces.push((start, len));
+    }
+}
+
+/// Packets waiting for a flush.
+#[derive(Default)]
+pub struct Outbox {
+    bytes: Vec<u8>,
+    packets: usize,
+    groups: Vec<Group>,
+    spare: Vec<Vec<(usize, usize)>>,
+}
+
+impl Outbox {
+    /// Adds a packet in pieces.
+    pub fn push<'a>(&mut self, route: Route, pieces: impl Iterator<Item = &'a [u8]>) {
+        let start = self.bytes.len();
+        pieces.for_each(|piece| self.bytes.extend_from_slice(piece));
+        let len = self.bytes.len() - start;
+        if let (Kind::Raw4, Some(IpAddr::V4(source))) = (route.kind, route.source)
+            && let Some(field) = self.bytes.get_mut(start + 12..start + 16)
+        {
+            field.copy_from_slice(&source.octets());
+        }
+        let recent = self.groups.iter_mut().rev().take(GROUPS_SEARCHED);
+        // Behind the newest group of its route, so that packets of a route stay in order.
+        match recent.into_iter().find(|group| group.route == route) {
+            Some(group) if route.kind == Kind::Udp && group.takes(len) => group.push(start, len),
+            _ => self.open_group(route, start, len),
+        }
+        self.packets += 1;
+        if self.packets >= OUTBOX_PACKETS_MAX {
+            self.flush();
+        }
+    }
+
+    fn open_group(&mut self, route: Route, start: usize, len: usize) {
+        let mut pieces = self.spare.pop().unwrap_or_default();
+        pieces.push((start, len));
+        self.groups.push(Group {
+            route,
+            segment: len,
+            pieces,
+            total: len,
+            is_open: true,
+        });
+    }
+
+    /// Sends everything. What the kernel refuses is lost, as on a wire: SCTP sends it again.
+    pub fn flush(&mut self) {
+        let mut groups = std::mem::take(&mut self.groups);
+        let mut rest = groups.as_slice();
+        while let Some(first) = rest.first() {
+            let same = rest.iter().take_while(|g| g.route.fd == first.route.fd);
+            let (now, later) = rest.split_at(same.count());
+            self.send(first.route.fd, now);
+            rest = later;
+        }
+        for mut group in groups.drain(..) {
+            group.pieces.clear();
+            self.spare.push(group.pieces);
+        }
+        self.groups = groups;
+        self.bytes.clear();
+        self.packets = 0;
+    }
+
+    fn send(&self, fd: RawFd, groups: &[Group]) {
+        let mut batch = Batch::new(&self.bytes, groups);
+        let mut done = 0;
+        while done < groups.len() {
+            match batch.send_from(fd, done) {
+                Ok(count) => done += count,
+                Err(error) if error.raw_os_error() == Some(libc::EINTR) => {}
+                Err(_) => {
+                    self.send_singly(fd, &groups[done]);
+                    done += 1;
+                }
+            }
+        }
+    }
+
+    /// For a group that the kernel did not take as one, such as on a device without checksum offload.
+    fn send_singly(&self, fd: RawFd, group: &Group) {
+        for &piece in &group.pieces {
+            let single = [Group {
+                route: group.route,
+                segment: piece.1,
+                pieces: vec![piece],
+                total: piece.1,
+                is_open: false,
+            }];
+            // A packet that is refused is lost.
+            let _ = Batch::new(&self.bytes, &single).send_from(fd, 0);
+        }
+    }
+}
+
+/// The arguments of a `sendmmsg`. Vectors are sized before pointers to their elements are taken.
+struct Batch {
+    headers: Vec<libc::mmsghdr>,
+    _addresses: Vec<RawAddress>,
+    _vectors: Vec<libc::iovec>,
+    _controls: Vec<Control>,
+}
+
+#[repr(C, align(8))]
+#[derive(Clone, Copy)]
+struct Control([u8; CONTROL_LEN]);
+
+impl Batch {
+    fn new(bytes: &[u8], groups: &[Group]) -> Self {
+        let mut addresses: Vec<RawAddress> = groups
+            .iter()
+            .map(|group| RawAddress::for_family(group.route.to, false))
+            .collect();
+        let mut vectors: Vec<libc::iovec> = groups
+            .iter()
+            .flat_map(|group| &group.pieces)
+            .map(|&(start, len)| libc::iovec {
+                iov_base: bytes[start..start + len].as_ptr().cast_mut().cast(),
+                iov_len: len,
+            })
+            .collect();
+        let mut controls = vec![Control([0; CONTROL_LEN]); groups.len()];
+        let mut headers = Vec::with_capacity(groups.len());
+        let mut first = 0;
+        for (index, group) in groups.iter().enumerate() {
+            let (name, name_len) = addresses[index].as_raw_mut();
+            // SAFETY: all-zero bytes are a valid `mmsghdr`.
+            let mut header: libc::mmsghdr = unsafe { std::mem::zeroed() };
+            header.msg_hdr.msg_name = name.cast();
+            header.msg_hdr.msg_namelen = *name_len;
+            header.msg_hdr.msg_iov = vectors[first..].as_mut_ptr();
+            header.msg_hdr.msg_iovlen = group.pieces.len();
+            fill_control(&mut header.msg_hdr, &mut controls[index], group);
+            headers.push(header);
+            first += group.pieces.len();
+        }
+        Self {
+            headers,
+            _addresses: addresses,
+            _vectors: vectors,
+            _controls: controls,
+        }
+    }
+
+    /// Sends the messages from `first` on; returns how many went.
+    fn send_from(&mut self, fd: RawFd, first: usize) -> std::io::Result<usize> {
+        let rest = &mut self.headers[first..];
+        // SAFETY: every header points into vectors that live in `self`, and to bytes that the caller borrows meanwhile.
+        let count = unsafe {
+            libc::sendmmsg(
+                fd,
+                rest.as_mut_ptr(),
+                rest.len() as libc::c_uint,
+                libc::MSG_DONTWAIT,
+            )
+        };
+        usize::try_from(count).map_err(|_| std::io::Error::last_os_error())
+    }
+}
+
+/// Says the segment length and the source address, where there is something to say.
+fn fill_control(header: &mut libc::msghdr, control: &mut Control, group: &Group) {
+    let mut used = 0;
+    let bytes = &mut control.0;
+    if group.pieces.len() > 1 {
+        let segment = (group.segment as u16).to_ne_bytes();
+        used += put(
+            &mut bytes[used..],
+            libc::SOL_UDP,
+            libc::UDP_SEGMENT,
+            &segment,
+        );
+    }
+    let source = group.route.source;
+    match source.filter(|_| group.route.kind != Kind::Raw4) {
+        Some(IpAddr::V4(source)) => {
+            // `struct in_pktinfo`: interface, source, (unused).
+            let mut info = [0; 12];
+            info[4..8].copy_from_slice(&source.octets());
+            used += put(
+                &mut bytes[used..],
+                libc::IPPROTO_IP,
+                libc::IP_PKTINFO,
+                &info,
+            );
+        }
+        Some(IpAddr::V6(source)) => {
+            // `struct in6_pktinfo`: source, interface.
+            let mut info = [0; 20];
+            info[..16].copy_from_slice(&source.octets());
+            used += put(
+                &mut bytes[used..],
+                libc::IPPROTO_IPV6,
+                libc::IPV6_PKTINFO,
+                &info,
+            );
+        }
+        None => {}
+    }
+    if used > 0 {
+        header.msg_control = bytes.as_mut_ptr().cast();
+        header.msg_controllen = used;
+    }
+}
+
+/// Writes one control message (`struct cmsghdr` of a 64-bit Linux) and returns its aligned length.
+fn put(bytes: &mut [u8], level: i32, kind: i32, data: &[u8]) -> usize {
+    const HEADER_LEN: usize = size_of::<libc::cmsghdr>();
+    let len = HEADER_LEN + data.len();
+    bytes[..8].copy_from_slice(&len.to_ne_bytes());
+    bytes[8..12].copy_from_slice(&level.to_ne_bytes());
+    bytes[12..16].copy_from_slice(&kind.to_ne_bytes());
+    bytes[HEADER_LEN..len].copy_from_slice(data);
+    len.next_multiple_of(8)
+}

@@ -1,0 +1,83 @@
+//! What the stack says to one endpoint.
+
+use super::ffi::{self, RcvInfo, SockStore, Socket};
+use super::stack::INNER;
+use crate::transport::assembly::{Assembly, Dialect, Origin};
+use crate::transport::event::AssocId;
+use libc::{c_int, c_void, size_t};
+use std::os::fd::OwnedFd;
+
+/// Notifications and flags of `usrsctp.h`.
+const DIALECT: Dialect = Dialect {
+    assoc_change: 1,
+    path_change: 2,
+    send_failed: 14,
+    first_state: 1,
+    unordered: ffi::UNORDERED,
+    data_sent: 2,
+};
+/// The notifications that are wanted.
+pub const NOTICES: [u16; 3] = [
+    DIALECT.assoc_change,
+    DIALECT.path_change,
+    DIALECT.send_failed,
+];
+
+/// Events of an endpoint, and how it is told that there are some.
+pub struct Queue {
+    pub assembly: Assembly,
+    /// Readable when another endpoint's call put events here.
+    pub wake: OwnedFd,
+}
+
+impl Queue {
+    pub fn new(wake: OwnedFd, message_len_max: u32) -> Self {
+        Self {
+            assembly: Assembly::new(DIALECT, message_len_max),
+            wake,
+        }
+    }
+}
+
+/// What the stack knows a socket by: its port's number within the endpoint, and the number of the endpoint's queue.
+pub fn ulp_info(port: u32, queue: u32) -> *mut c_void {
+    (u64::from(port) << 32 | u64::from(queue)) as *mut c_void
+}
+
+/// The stack's receive callback.
+pub unsafe extern "C" fn receive(
+    _socket: *mut Socket,
+    _address: SockStore,
+    data: *mut c_void,
+    length: size_t,
+    info: RcvInfo,
+    flags: c_int,
+    ulp_info: *mut c_void,
+) -> c_int {
+    if data.is_null() {
+        return 1;
+    }
+    // SAFETY: the stack calls back inside calls of ours only, under the lock.
+    let inner = unsafe { INNER.assume_locked() };
+    // SAFETY: the stack gives `length` readable bytes.
+    let bytes = unsafe { std::slice::from_raw_parts(data.cast::<u8>(), length) };
+    let mut queues = inner.queues.borrow_mut();
+    let (port, queue) = ((ulp_info as u64 >> 32) as u32, ulp_info as u32);
+    if let Some(Some(queue)) = queues.get_mut(queue as usize) {
+        if flags & ffi::MSG_NOTIFICATION != 0 {
+            queue.assembly.notice(port, bytes);
+        } else {
+            let origin = Origin {
+                assoc: AssocId::new(port, info.assoc),
+                stream: info.sid,
+                flags: info.flags,
+                ppid: u32::from_be(info.ppid),
+            };
+            let is_end = flags & libc::MSG_EOR != 0;
+            queue.assembly.message(bytes, &origin, is_end);
+        }
+    }
+    // SAFETY: `malloc` gave the buffer, and the callback owns it.
+    unsafe { libc::free(data) };
+    1
+}

@@ -1,0 +1,64 @@
+//! Announces between members of a group, in a network namespace of the test's own.
+
+mod common;
+
+use common::{Namespace, PATIENCE};
+use holdfast_sys::transport::Multicast;
+use std::io;
+use std::net::SocketAddr;
+use std::time::Instant;
+
+fn index(name: &str) -> u32 {
+    let name = std::ffi::CString::new(name).expect("a name");
+    // SAFETY: the name is a C string that outlives the call.
+    unsafe { libc::if_nametoindex(name.as_ptr()) }
+}
+
+fn next(member: &mut Multicast) -> Vec<u8> {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        if let Some(announced) = member.receive().expect("a socket") {
+            return announced.bytes.to_vec();
+        }
+        assert!(Instant::now() < deadline, "no announce came");
+        std::thread::yield_now();
+    }
+}
+
+#[test]
+fn members_hear_each_other_on_the_interfaces_chosen() {
+    let namespace = Namespace::new();
+    namespace.ip("link add a0 type veth peer name a1");
+    namespace.ip("link add b0 type veth peer name b1");
+    for (interface, address) in [
+        ("a0", "10.1.0.1/24"),
+        ("a1", "10.1.0.2/24"),
+        ("b0", "10.2.0.1/24"),
+        ("b1", "10.2.0.2/24"),
+    ] {
+        namespace.ip(&format!("address add {address} dev {interface}"));
+        namespace.ip(&format!("link set {interface} up"));
+    }
+    namespace.run(|| {
+        let group: SocketAddr = "239.0.0.50:3863".parse().expect("an address");
+        let both = Multicast::join(group, &[index("a0"), index("b0")]).expect("joined");
+        let mut at_a = Multicast::join(group, &[index("a0")]).expect("joined");
+        let mut at_b = Multicast::join(group, &[index("b0")]).expect("joined");
+        assert_eq!(both.send(b"here I am").expect("sent"), 2);
+        assert_eq!(next(&mut at_a), b"here I am");
+        assert_eq!(next(&mut at_b), b"here I am");
+        let only_a = Multicast::join(group, &[index("a0")]).expect("joined");
+        only_a.send(b"to a").expect("sent");
+        both.send(b"to both").expect("sent");
+        assert_eq!(next(&mut at_a), b"to a");
+        assert_eq!(next(&mut at_b), b"to both", "what went to a came to b");
+    });
+}
+
+#[test]
+fn a_host_is_no_group() {
+    let host = "192.0.2.1:3863".parse().expect("an address");
+    let outcome = Multicast::join(host, &[]);
+    let kind = outcome.err().map(|error| error.kind());
+    assert_eq!(kind, Some(io::ErrorKind::InvalidInput));
+}

@@ -1,0 +1,260 @@
+//! SCTP endpoints of this process, over loopback and inside UDP, on ports that the system chooses. They run with the kernel's SCTP where
+//! it has one (`scripts/guest/transport.sh`), else with libusrsctp.
+
+use bytes::Bytes;
+use holdfast_sys::transport::{AssocId, Config, DownReason, Endpoint, Event, Message, open};
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::{AsRawFd, BorrowedFd};
+use std::time::{Duration, Instant};
+
+/// Longest wait for anything that must happen.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+fn config() -> Config {
+    Config {
+        encapsulation: Some(0),
+        raw: false,
+        ..Config::new(vec!["127.0.0.1:0".parse().expect("an address")])
+    }
+}
+
+/// An endpoint and the events it told that no test has looked at yet.
+struct Side {
+    endpoint: Box<dyn Endpoint>,
+    events: Vec<Event>,
+}
+
+impl Side {
+    fn open(config: &Config) -> Self {
+        Self {
+            endpoint: open(config).expect("an endpoint"),
+            events: Vec::new(),
+        }
+    }
+
+    fn address(&self) -> SocketAddr {
+        self.endpoint.local_addresses().expect("addresses")[0]
+    }
+
+    fn connect(&mut self, to: &Side) -> AssocId {
+        let port = to.endpoint.encapsulation_port();
+        let assoc = self.endpoint.connect(&[to.address()], port);
+        assoc.expect("a connection in progress")
+    }
+
+    fn send(&mut self, assoc: AssocId, data: &'static [u8]) {
+        let message = Message::new(11, Bytes::from_static(data));
+        self.endpoint.send(assoc, &message).expect("sent");
+    }
+}
+
+fn wait(fd: BorrowedFd<'_>) {
+    let mut poll = libc::pollfd {
+        fd: fd.as_raw_fd(),
+        events: libc::POLLIN,
+        revents: 0,
+    };
+    // SAFETY: one structure, that outlives the call.
+    unsafe { libc::poll(&raw mut poll, 1, 5) };
+}
+
+/// Runs all sides until `find` has found what it looks for.
+fn until<T>(sides: &mut [&mut Side], mut find: impl FnMut(&mut [&mut Side]) -> Option<T>) -> T {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        if let Some(found) = find(sides) {
+            return found;
+        }
+        assert!(Instant::now() < deadline, "nothing happened in time");
+        for side in sides.iter_mut() {
+            side.endpoint.flush().expect("flushed");
+        }
+        wait(sides[0].endpoint.fd());
+        for side in sides.iter_mut() {
+            side.endpoint
+                .recv_batch(&mut side.events)
+                .expect("received");
+        }
+    }
+}
+
+/// Removes and returns the first event that `matches` makes something of.
+fn take<T>(side: &mut Side, matches: impl Fn(&Event) -> Option<T>) -> Option<T> {
+    let (index, found) = side
+        .events
+        .iter()
+        .enumerate()
+        .find_map(|(index, event)| matches(event).map(|found| (index, found)))?;
+    side.events.remove(index);
+    Some(found)
+}
+
+fn up(event: &Event) -> Option<AssocId> {
+    match event {
+        Event::Up { assoc, .. } => Some(*assoc),
+        _ => None,
+    }
+}
+
+fn message(event: &Event) -> Option<(AssocId, Message)> {
+    match event {
+        Event::Message { assoc, message } => Some((*assoc, message.clone())),
+        _ => None,
+    }
+}
+
+fn down(event: &Event) -> Option<(AssocId, DownReason)> {
+    match event {
+        Event::Down { assoc, reason } => Some((*assoc, *reason)),
+        _ => None,
+    }
+}
+
+fn failed(event: &Event) -> Option<AssocId> {
+    match event {
+        Event::SendFailed { assoc, .. } => Some(*assoc),
+        _ => None,
+    }
+}
+
+/// Two endpoints with an association between them.
+fn pair() -> (Side, AssocId, Side, AssocId) {
+    let mut server = Side::open(&config());
+    let mut client = Side::open(&Config {
+        listen: false,
+        ..config()
+    });
+    let asked = client.connect(&server);
+    let at_server = until(&mut [&mut server, &mut client], |s| take(s[0], up));
+    let at_client = until(&mut [&mut client, &mut server], |s| take(s[0], up));
+    assert_eq!(asked, at_client);
+    (server, at_server, client, at_client)
+}
+
+#[test]
+fn messages_go_both_ways() {
+    let (mut server, at_server, mut client, at_client) = pair();
+    let question = Message {
+        ppid: 11,
+        stream: 3,
+        unordered: true,
+        data: Bytes::from_static(b"question"),
+    };
+    client.endpoint.send(at_client, &question).expect("sent");
+    let came = until(&mut [&mut server, &mut client], |s| take(s[0], message));
+    assert_eq!(came, (at_server, question));
+    let answer = Message::new(12, Bytes::from(vec![7; 100_000]));
+    server.endpoint.send(at_server, &answer).expect("sent");
+    let came = until(&mut [&mut client, &mut server], |s| take(s[0], message));
+    assert_eq!(came, (at_client, answer));
+}
+
+#[test]
+fn an_association_ends_as_it_was_told() {
+    let (mut server, at_server, mut client, at_client) = pair();
+    client.send(at_client, b"last words");
+    client.endpoint.shutdown(at_client).expect("shut down");
+    let came = until(&mut [&mut server, &mut client], |s| take(s[0], message));
+    assert_eq!(came.1.data, "last words");
+    let end = until(&mut [&mut server, &mut client], |s| take(s[0], down));
+    assert_eq!(end, (at_server, DownReason::Shutdown));
+    let end = until(&mut [&mut client, &mut server], |s| take(s[0], down));
+    assert_eq!(end, (at_client, DownReason::Shutdown));
+    let late = client
+        .endpoint
+        .send(at_client, &Message::new(11, "x".into()));
+    match late {
+        Ok(()) => assert_eq!(until(&mut [&mut client], |s| take(s[0], failed)), at_client),
+        Err(error) => assert_eq!(error.kind(), io::ErrorKind::NotConnected),
+    }
+
+    let (mut server, at_server, mut client, at_client) = pair();
+    client.endpoint.abort(at_client).expect("aborted");
+    let end = until(&mut [&mut server, &mut client], |s| take(s[0], down));
+    assert_eq!(end, (at_server, DownReason::Lost));
+}
+
+#[test]
+fn nobody_there_is_said() {
+    let mut client = Side::open(&config());
+    let nobody = "127.0.0.1:9".parse().expect("an address");
+    let port = client.endpoint.encapsulation_port();
+    let asked = client.endpoint.connect(&[nobody], port).expect("asked");
+    let end = until(&mut [&mut client], |s| take(s[0], down));
+    assert_eq!(end, (asked, DownReason::NotStarted));
+}
+
+#[test]
+fn one_message_goes_to_many() {
+    let mut server = Side::open(&config());
+    let mut clients: Vec<Side> = (0..5).map(|_| Side::open(&config())).collect();
+    let mut assocs = Vec::new();
+    for client in &mut clients {
+        client.connect(&server);
+        assocs.push(until(&mut [&mut server, client], |s| take(s[0], up)));
+    }
+    let news = Message::new(12, Bytes::from_static(b"news"));
+    assert_eq!(server.endpoint.send_many(&assocs, &news), 5);
+    for client in &mut clients {
+        let came = until(&mut [client, &mut server], |s| take(s[0], message));
+        assert_eq!(came.1, news);
+    }
+}
+
+#[test]
+fn the_peer_and_its_distance_are_known() {
+    let (mut server, at_server, mut client, at_client) = pair();
+    let addresses = server.endpoint.remote_addresses(at_server);
+    assert_eq!(addresses.expect("addresses"), [client.address()]);
+    client.send(at_client, b"ping");
+    until(&mut [&mut server, &mut client], |s| take(s[0], message));
+    client
+        .endpoint
+        .round_trip(at_client)
+        .expect("an association");
+    assert!(client.endpoint.round_trip(AssocId(u64::MAX)).is_err());
+}
+
+#[test]
+fn a_full_buffer_is_said_and_empties() {
+    let small = Config {
+        send_buffer: 20_000,
+        ..config()
+    };
+    let mut server = Side::open(&config());
+    let mut client = Side::open(&small);
+    let assoc = client.connect(&server);
+    until(&mut [&mut client, &mut server], |s| take(s[0], up));
+    let piece = Message::new(11, Bytes::from(vec![1; 5_000]));
+    let mut count = 0;
+    let refused = loop {
+        match client.endpoint.send(assoc, &piece) {
+            Ok(()) => count += 1,
+            Err(error) => break error,
+        }
+        assert!(count < 1000, "it never fills");
+    };
+    assert_eq!(refused.kind(), io::ErrorKind::WouldBlock);
+    for _ in 0..count {
+        until(&mut [&mut server, &mut client], |s| take(s[0], message));
+    }
+    client.endpoint.send(assoc, &piece).expect("room again");
+}
+
+#[test]
+fn a_message_that_is_too_long_ends_the_association() {
+    let strict = Config {
+        message_len_max: 1000,
+        ..config()
+    };
+    let mut server = Side::open(&strict);
+    let mut client = Side::open(&config());
+    let assoc = client.connect(&server);
+    until(&mut [&mut client, &mut server], |s| take(s[0], up));
+    let long = Message::new(11, Bytes::from(vec![1; 100_000]));
+    client.endpoint.send(assoc, &long).expect("sent");
+    let end = until(&mut [&mut client, &mut server], |s| take(s[0], down));
+    assert_eq!(end, (assoc, DownReason::Lost));
+    assert!(!server.events.iter().any(|event| message(event).is_some()));
+}
