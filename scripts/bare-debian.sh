@@ -39,12 +39,18 @@ outside() {
     remove_stale "$base"
     folder=$(mktemp -d "$base/holdfast-bare.XXXXXX")
     echo $$ >"$folder/pid"
+    # A control group of its own, which is the whole hierarchy inside: labs there and on this machine do not meet.
+    group=$(findmnt --noheadings --first-only --output TARGET --types cgroup2) || stop "needs a cgroup2 mount"
+    group=$group/$(basename "$folder")
+    mkdir "$group"
     worker=
     trap cleanup EXIT
     trap 'exit 130' INT
     trap 'exit 143' TERM HUP
     # In the background, so that a signal is handled at once. If this shell is killed, so is everything inside.
-    setpriv --pdeathsig KILL unshare --mount --propagation private --pid --fork --kill-child \
+    # shellcheck disable=SC2016 # expanded by the shell that joins the group
+    setpriv --pdeathsig KILL bash -c 'echo $$ >"$1/cgroup.procs" && shift && exec "$@"' bash "$group" \
+        unshare --mount --propagation private --pid --cgroup --fork --kill-child \
         "$root/scripts/bare-debian.sh" --inside "$folder" "$@" &
     worker=$!
     local status=0
@@ -61,6 +67,7 @@ cleanup() {
     fi
     # The mounts went with their namespace; should one be left, it is not followed.
     remove "$folder"
+    find "$group" -depth -type d -exec rmdir {} + 2>/dev/null || true
     say "removed $folder"
 }
 
