@@ -1,0 +1,80 @@
+//! Handle resolution: a pool's policy chooses elements.
+
+use crate::element::ElementRef;
+use crate::policy::Procedure;
+use crate::selection::Selection;
+use crate::space::Handlespace;
+use holdfast_wire::rserpool::PoolHandle;
+use rand::Rng;
+
+impl<T> Handlespace<T> {
+    /// Selects up to `items` different elements of a pool by its policy and shows them in the policy's order. Returns how many,
+    /// or none if there is no such pool.
+    pub fn resolve(
+        &mut self,
+        handle: &PoolHandle,
+        items: usize,
+        mut visit: impl FnMut(ElementRef<'_, T>),
+    ) -> Option<usize> {
+        let pool = self.find_pool(self.hash(handle), handle)?;
+        let procedure = self.pools[pool as usize].procedure;
+        if items == 1 && procedure == Procedure::First {
+            return Some(self.rotate(pool, visit));
+        }
+        self.choose(pool, items);
+        for &slot in &self.chosen {
+            self.view(slot).map(&mut visit);
+        }
+        self.advance(pool, procedure);
+        Some(self.chosen.len())
+    }
+
+    /// Shows a pool's first element, whose turn is over then.
+    #[inline]
+    fn rotate(&mut self, pool: u32, visit: impl FnMut(ElementRef<'_, T>)) -> usize {
+        let Selection::Ordered(order) = &mut self.pools[pool as usize].selection else {
+            return 0;
+        };
+        let Some((slot, spot)) = order.rotate(&mut self.blocks) else {
+            return 0;
+        };
+        self.elements.cores[slot as usize].spot = spot;
+        self.view(slot).map(visit);
+        1
+    }
+
+    /// Chooses elements; the weights of the chosen are 0 until [`advance`](Self::advance).
+    fn choose(&mut self, pool: u32, items: usize) {
+        self.chosen.clear();
+        match &mut self.pools[pool as usize].selection {
+            Selection::Ordered(order) => {
+                self.chosen.extend(order.iter(&self.blocks).take(items));
+            }
+            Selection::Weighted(weights) => {
+                while self.chosen.len() < items && weights.total() > 0 {
+                    let slot = weights.at(self.random.random_range(0..weights.total()));
+                    weights.set(self.elements.cores[slot as usize].spot, 0);
+                    self.chosen.push(slot);
+                }
+            }
+        }
+    }
+
+    /// What selection does to the chosen.
+    fn advance(&mut self, pool: u32, procedure: Procedure) {
+        let selection = &mut self.pools[pool as usize].selection;
+        let counted = match procedure {
+            // RFC 5356 section 4.1.2: "Then the head SHOULD be advanced by one element."
+            Procedure::First | Procedure::FirstInTurn => self.chosen.len().min(1),
+            _ => self.chosen.len(),
+        };
+        for &slot in &self.chosen[..counted] {
+            let mut standing = self.elements.cores[slot as usize].standing;
+            if !matches!(procedure, Procedure::First | Procedure::ByWeight) {
+                standing = standing.selected(&self.elements.rests[slot as usize].policy);
+            }
+            let cores = &mut self.elements.cores;
+            selection.update(&mut self.blocks, cores, slot, standing);
+        }
+    }
+}
