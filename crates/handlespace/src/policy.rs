@@ -189,7 +189,8 @@ fn turn(round: u64, weight: u32, count: u32) -> u64 {
     if weight == 0 {
         return OUT;
     }
-    let within = (u64::from(count) << ROUND_BITS) / u64::from(weight);
+    // The middle of its part of the round, so that those of few turns do not all come at the beginning.
+    let within = ((2 * u64::from(count) + 1) << ROUND_BITS) / (2 * u64::from(weight));
     (round >> ROUND_BITS << ROUND_BITS) | within
 }
 

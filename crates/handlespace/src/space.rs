@@ -100,7 +100,7 @@ impl<T> Handlespace<T> {
     }
 
     /// Registers an element, or renews its registration with what is different. A timer that is set stays set; an element
-    /// whose policy is the same keeps its turn.
+    /// that stands where it stood keeps its turn.
     ///
     /// # Errors
     /// The pool's elements have another policy or class. Nothing has changed then.
@@ -305,8 +305,10 @@ impl<T> Handlespace<T> {
         let previous = rest.payload.replace(registration.payload);
         rest.policy = policy;
         let updated = standing.updated(&policy, pool.selection.lowest());
-        if updated != standing {
-            let cores = &mut self.elements.cores;
+        let cores = &mut self.elements.cores;
+        if updated.value == standing.value {
+            cores[slot as usize].standing = updated;
+        } else {
             pool.selection
                 .update(&mut self.blocks, cores, slot, updated);
         }
