@@ -13,6 +13,7 @@ use holdfast_wire::rserpool::RegistrarId;
 pub(crate) struct Group {
     pub(crate) members: Vec<u32>,
     pub(crate) generation: u32,
+    pub(crate) home: RegistrarId,
     pool: u32,
     owner: u32,
     /// The places in the list of all groups and in the owner's.
@@ -63,8 +64,7 @@ impl Ownership {
     }
 
     pub(crate) fn home_of(&self, core: &Core) -> RegistrarId {
-        let group = &self.groups[core.group as usize];
-        self.owners[group.owner as usize].home
+        self.groups[core.group as usize].home
     }
 
     /// Makes `home` the home of an element that has none; `block` is what the element adds to a checksum.
@@ -126,7 +126,7 @@ impl Ownership {
         let hash = self.hash(pool, home);
         let found = self.group_index.find(hash, |number| {
             let group = &self.groups[number as usize];
-            group.pool == pool && self.owners[group.owner as usize].home == home
+            group.pool == pool && group.home == home
         });
         found.unwrap_or_else(|| self.add_group(pool, home, hash))
     }
@@ -140,6 +140,7 @@ impl Ownership {
         let mut group = Group {
             members: Vec::new(),
             generation: 0,
+            home,
             pool,
             owner,
             in_all: self.all.len() as u32,
@@ -169,7 +170,7 @@ impl Ownership {
         group.members = Vec::new();
         let (pool, number_of_owner) = (group.pool, group.owner);
         let (in_all, in_owner) = (group.in_all, group.in_owner);
-        let home = self.owners[number_of_owner as usize].home;
+        let home = group.home;
         let hash = self.hash(pool, home);
         self.group_index.remove(hash, number);
         self.all.swap_remove(in_all as usize);

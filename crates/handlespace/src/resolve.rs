@@ -21,15 +21,23 @@ impl<T> Handlespace<T> {
         if items == 1 && procedure == Procedure::First {
             return Some(self.rotate(pool, visit));
         }
+        if items == 0 {
+            return Some(0);
+        }
         self.choose(pool, items);
         for &slot in &self.chosen {
             self.view(slot).map(&mut visit);
         }
-        self.advance(pool, procedure);
+        if procedure == Procedure::First {
+            self.rotate(pool, |_| {});
+        } else {
+            self.advance(pool, procedure);
+        }
         Some(self.chosen.len())
     }
 
-    /// Shows a pool's first element, whose turn is over then.
+    /// Shows a pool's first element, whose turn is over then. RFC 5356 section 4.1.2: "Then the head SHOULD be advanced by
+    /// one element."
     #[inline]
     fn rotate(&mut self, pool: u32, visit: impl FnMut(ElementRef<'_, T>)) -> usize {
         let Selection::Ordered(order) = &mut self.pools[pool as usize].selection else {
@@ -48,7 +56,7 @@ impl<T> Handlespace<T> {
         self.chosen.clear();
         match &mut self.pools[pool as usize].selection {
             Selection::Ordered(order) => {
-                self.chosen.extend(order.iter(&self.blocks).take(items));
+                order.first(&self.blocks, items, &mut self.chosen);
             }
             Selection::Weighted(weights) => {
                 while self.chosen.len() < items && weights.total() > 0 {
@@ -64,13 +72,12 @@ impl<T> Handlespace<T> {
     fn advance(&mut self, pool: u32, procedure: Procedure) {
         let selection = &mut self.pools[pool as usize].selection;
         let counted = match procedure {
-            // RFC 5356 section 4.1.2: "Then the head SHOULD be advanced by one element."
-            Procedure::First | Procedure::FirstInTurn => self.chosen.len().min(1),
+            Procedure::FirstInTurn => self.chosen.len().min(1),
             _ => self.chosen.len(),
         };
         for &slot in &self.chosen[..counted] {
             let mut standing = self.elements.cores[slot as usize].standing;
-            if !matches!(procedure, Procedure::First | Procedure::ByWeight) {
+            if procedure != Procedure::ByWeight {
                 standing = standing.selected(&self.elements.rests[slot as usize].policy);
             }
             let cores = &mut self.elements.cores;

@@ -1,13 +1,16 @@
-//! One timer for each element (paper 001 section 3.3): a hierarchical wheel (Varghese and Lauck) of microseconds.
+//! One timer for each element (paper 001 section 3.3): a hierarchical wheel (Varghese and Lauck) over a small heap.
 //!
-//! Eleven levels of 64 buckets cover all of a 64-bit time. An entry lies at the level of the highest digit, to base 64, in
-//! which its time differs from the wheel's; when the wheel reaches its bucket it moves down, until at the lowest level a bucket is
-//! one microsecond. So entries come out in exact order, and each moves at most once per level.
+//! Eleven levels of 64 buckets cover all of a 64-bit time in microseconds. An entry lies at the level of the highest digit, to
+//! base 64, in which its time differs from the wheel's. When its bucket's time has come and the bucket is small, it
+//! goes to the heap, which gives the exact order; else it moves to a lower level. So entries pass two or three places
+//! whatever their number.
 //!
 //! Most timers are restarted before they expire. A timer that moves to a later time keeps its entry: restarting is one
 //! write. When the entry comes out, it goes back in with the time it has by then.
 
 use crate::element::Core;
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
 use std::time::Duration;
 
 /// What is to happen (paper 001 section 3.3).
@@ -57,12 +60,13 @@ pub(crate) const NEVER: u64 = u64::MAX;
 const DIGIT_BITS: u32 = 6;
 const BUCKETS: usize = 1 << DIGIT_BITS;
 const LEVELS: usize = 64usize.div_ceil(DIGIT_BITS as usize);
-/// Room for this many entries stays with a bucket; more was for a crowd that has moved on.
-const KEPT_ENTRIES: usize = 64;
+/// A bucket of up to this many entries goes to the heap; room for as many stays with it.
+const SMALL_ENTRIES: usize = 64;
 /// Entries of no timer are cleared out when they are half of all, and more than this.
 const STALE_MIN: usize = 1024;
 
-#[derive(Debug, Clone, Copy)]
+/// By time, then by slot.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct Entry {
     time: u64,
     slot: u32,
@@ -78,9 +82,10 @@ struct Level {
 /// The timers of all elements.
 #[derive(Debug, Clone)]
 pub(crate) struct Timers {
-    levels: Vec<Level>,
-    /// No entry is earlier.
+    /// What the wheel has reached: the heap has the entries up to that time, the levels those after it.
     reached: u64,
+    near: BinaryHeap<Reverse<Entry>>,
+    levels: Vec<Level>,
     entries: usize,
     /// Entries at most whose timers have gone, or have an earlier entry.
     stale: usize,
@@ -93,8 +98,9 @@ impl Timers {
             buckets: vec![Vec::new(); BUCKETS],
         };
         Timers {
-            levels: vec![level; LEVELS],
             reached: 0,
+            near: BinaryHeap::new(),
+            levels: vec![level; LEVELS],
             entries: 0,
             stale: 0,
         }
@@ -110,9 +116,8 @@ impl Timers {
             return;
         }
         let had_entry = timer.entry != NEVER;
-        timer.entry = at.max(self.reached);
-        let entry = timer.entry;
-        self.push(Entry { time: entry, slot });
+        timer.entry = at;
+        self.push(Entry { time: at, slot });
         if had_entry {
             self.forget(cores);
         }
@@ -151,37 +156,36 @@ impl Timers {
 
     /// A time before which nothing expires; the first one's own, or that of the bucket it is in.
     pub(crate) fn next(&self) -> Option<u64> {
-        self.first_bucket().map(|(_, _, start)| start)
+        match self.near.peek() {
+            Some(Reverse(entry)) => Some(entry.time),
+            None => self.first_bucket().map(|(_, _, start)| start),
+        }
     }
 
     pub(crate) fn heap_bytes(&self) -> usize {
         let buckets = self.levels.iter().flat_map(|level| &level.buckets);
-        buckets
-            .map(|bucket| bucket.capacity() * size_of::<Entry>() + size_of::<Vec<Entry>>())
-            .sum()
+        let rooms: usize = buckets.clone().map(Vec::capacity).sum();
+        (rooms + self.near.capacity()) * size_of::<Entry>()
+            + buckets.count() * size_of::<Vec<Entry>>()
     }
 
     /// Takes the first entry out if its time is not after `now`.
     #[inline]
     fn pop_entry(&mut self, now: u64) -> Option<Entry> {
-        loop {
+        while self.near.is_empty() {
             let (number, bucket, start) = self.first_bucket()?;
             if start > now {
                 return None;
             }
-            self.reached = start;
-            let level = &mut self.levels[number];
-            if number == 0 {
-                let entry = level.buckets[bucket].pop();
-                if level.buckets[bucket].is_empty() {
-                    level.occupied &= !(1 << bucket);
-                }
-                self.entries -= 1;
-                return entry;
-            }
-            level.occupied &= !(1 << bucket);
-            self.move_down(number, bucket);
+            self.advance(number, bucket, start);
         }
+        let Reverse(entry) = *self.near.peek()?;
+        if entry.time > now {
+            return None;
+        }
+        self.entries -= 1;
+        self.near.pop();
+        Some(entry)
     }
 
     /// The first bucket that is not empty: its level, its number, and when it begins. What lies at a lower level is earlier.
@@ -192,33 +196,44 @@ impl Timers {
         let shift = DIGIT_BITS * number as u32;
         let above = self.reached.checked_shr(shift + DIGIT_BITS).unwrap_or(0);
         let above = above.checked_shl(DIGIT_BITS).unwrap_or(0);
-        Some((
-            number,
-            bucket as usize,
-            (above | u64::from(bucket)) << shift,
-        ))
+        let start = (above | u64::from(bucket)) << shift;
+        Some((number, bucket as usize, start))
     }
 
-    fn move_down(&mut self, number: usize, bucket: usize) {
-        let mut entries = std::mem::take(&mut self.levels[number].buckets[bucket]);
-        self.entries -= entries.len();
-        for entry in entries.drain(..) {
-            self.push(entry);
+    /// The time of the first bucket has come: to the heap with it whole if it is small, else to the levels below.
+    fn advance(&mut self, number: usize, bucket: usize, start: u64) {
+        let level = &mut self.levels[number];
+        level.occupied &= !(1 << bucket);
+        let mut entries = std::mem::take(&mut level.buckets[bucket]);
+        if number == 0 || entries.len() <= SMALL_ENTRIES {
+            let last = (1u64 << (DIGIT_BITS * number as u32)) - 1;
+            self.reached = start | last;
+            self.near.extend(entries.drain(..).map(Reverse));
+        } else {
+            self.reached = start;
+            self.entries -= entries.len();
+            for entry in entries.drain(..) {
+                self.push(entry);
+            }
         }
-        if entries.capacity() <= KEPT_ENTRIES {
+        if entries.capacity() <= SMALL_ENTRIES {
             self.levels[number].buckets[bucket] = entries;
         }
     }
 
     #[inline]
     fn push(&mut self, entry: Entry) {
-        let differs = (entry.time ^ self.reached) | 1;
+        self.entries += 1;
+        if entry.time <= self.reached {
+            self.near.push(Reverse(entry));
+            return;
+        }
+        let differs = entry.time ^ self.reached;
         let number = (63 - differs.leading_zeros()) / DIGIT_BITS;
         let bucket = (entry.time >> (DIGIT_BITS * number)) as usize % BUCKETS;
         let level = &mut self.levels[number as usize];
         level.occupied |= 1 << bucket;
         level.buckets[bucket].push(entry);
-        self.entries += 1;
     }
 
     /// An entry has lost its timer.
@@ -231,12 +246,14 @@ impl Timers {
 
     #[cold]
     fn clear_out(&mut self, cores: &[Core]) {
-        self.entries = 0;
+        let valid = |entry: &Entry| cores[entry.slot as usize].timer.entry == entry.time;
+        self.near.retain(|Reverse(entry)| valid(entry));
+        self.entries = self.near.len();
         self.stale = 0;
         for level in &mut self.levels {
             for (number, bucket) in level.buckets.iter_mut().enumerate() {
-                bucket.retain(|entry| cores[entry.slot as usize].timer.entry == entry.time);
-                bucket.shrink_to(KEPT_ENTRIES);
+                bucket.retain(valid);
+                bucket.shrink_to(SMALL_ENTRIES);
                 self.entries += bucket.len();
                 if bucket.is_empty() {
                     level.occupied &= !(1 << number);

@@ -103,19 +103,21 @@ impl Blocks {
         new
     }
 
-    /// The elements from the head on.
-    pub(crate) fn iter(&self, queue: Queue) -> impl Iterator<Item = u32> + '_ {
+    /// Appends the elements from the head on, until there are `items`.
+    #[inline]
+    pub(crate) fn first_of(&self, queue: Queue, items: usize, chosen: &mut Vec<u32>) {
         let mut number = queue.head;
-        let mut live = self.blocks[number as usize].live;
-        std::iter::from_fn(move || {
-            while live == 0 {
-                number = self.blocks[number as usize].after;
-                live = self.blocks.get(number as usize)?.live;
+        while let Some(block) = self.blocks.get(number as usize) {
+            let mut live = block.live;
+            while live != 0 {
+                if chosen.len() >= items {
+                    return;
+                }
+                chosen.push(block.places[live.trailing_zeros() as usize]);
+                live &= live - 1;
             }
-            let place = live.trailing_zeros();
-            live &= live - 1;
-            Some(self.blocks[number as usize].places[place as usize])
-        })
+            number = block.after;
+        }
     }
 
     pub(crate) fn heap_bytes(&self) -> usize {

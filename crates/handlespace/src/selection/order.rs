@@ -73,11 +73,21 @@ impl Order {
         Some((slot, blocks.rotate(queue)))
     }
 
-    /// All elements, in order.
-    pub(crate) fn iter<'a>(&'a self, blocks: &'a Blocks) -> impl Iterator<Item = u32> + 'a {
-        let front = self.front.iter().map(|&(_, queue)| queue);
-        let queues = front.chain(self.later.values().copied());
-        queues.flat_map(|queue| blocks.iter(queue))
+    /// The first elements, in order, up to so many.
+    #[inline]
+    pub(crate) fn first(&self, blocks: &Blocks, items: usize, chosen: &mut Vec<u32>) {
+        let Some((_, front)) = self.front else {
+            return;
+        };
+        blocks.first_of(front, items, chosen);
+        if chosen.len() < items {
+            for &queue in self.later.values() {
+                blocks.first_of(queue, items, chosen);
+                if chosen.len() >= items {
+                    break;
+                }
+            }
+        }
     }
 
     pub(crate) fn heap_bytes(&self) -> usize {

@@ -1,0 +1,159 @@
+//! `holdfast bench handlespace`: operations a second on a registrar's handlespace, without a network.
+//!
+//! The six operations of paper 001 section 3.1, registration and deregistration apart: at steady size, on elements in random
+//! order, loads of least used in sixteen levels and changed with every re-registration. Batches are prepared outside
+//! the time. Every operation finds its pool and element by handle and id; registration sets a timer; a restarted timer is
+//! restarted twice in its life, and the time goes on meanwhile.
+
+mod measure;
+mod operations;
+mod ours;
+mod workload;
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use serde::Serialize;
+
+use operations::{Bench, OPERATIONS};
+use workload::PolicyName;
+
+/// Flags of `holdfast bench handlespace`.
+#[derive(Debug, clap::Args)]
+pub struct HandlespaceArgs {
+    /// Pool elements; several numbers, separated by commas.
+    #[arg(
+        long,
+        value_delimiter = ',',
+        default_value = "1000,10000,100000,1000000"
+    )]
+    elements: Vec<u32>,
+    /// Pools the elements are in; several numbers. Where that leaves fewer than ten elements a pool, there is no row.
+    #[arg(long, value_delimiter = ',', default_value = "1,10000")]
+    pools: Vec<u32>,
+    /// Policies, separated by commas.
+    #[arg(
+        long,
+        value_delimiter = ',',
+        default_value = "RR,WRR,RAND,WRAND,LU,LU-DPF"
+    )]
+    policy: Vec<PolicyName>,
+    /// How long each operation is measured in a round, milliseconds.
+    #[arg(long, default_value_t = 60)]
+    milliseconds: u64,
+    /// Rounds; the best is told.
+    #[arg(long, default_value_t = 3)]
+    rounds: usize,
+    /// Write the rows to this file.
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+}
+
+/// One line of the result.
+#[derive(Clone, Debug, Serialize)]
+pub struct Row {
+    policy: &'static str,
+    elements: u32,
+    pools: u32,
+    operation: &'static str,
+    /// With `synchronize`: elements a second.
+    ops_per_s: f64,
+    ns_median: f64,
+    bytes_per_element: f64,
+}
+
+#[derive(Serialize)]
+struct Report<'a> {
+    bench: &'static str,
+    rows: &'a [Row],
+}
+
+/// Runs the benchmark.
+///
+/// # Errors
+/// Nothing to measure; the file cannot be written.
+pub fn run(args: &HandlespaceArgs) -> Result<()> {
+    ensure!(
+        args.rounds > 0 && args.milliseconds > 0,
+        "nothing to measure"
+    );
+    ensure!(
+        args.elements.iter().all(|&elements| elements > 0),
+        "no elements to measure with"
+    );
+    ensure!(
+        args.pools.iter().all(|&pools| pools > 0),
+        "no pools to measure with"
+    );
+    let mut rows = Vec::new();
+    println!("{}", heading());
+    for &policy in &args.policy {
+        for &elements in &args.elements {
+            for &pools in &args.pools {
+                if pools == 1 || elements / pools >= 10 {
+                    let of_size = measure(args, policy, elements, pools);
+                    println!("{}", line(&of_size));
+                    rows.extend(of_size);
+                }
+            }
+        }
+    }
+    if let Some(path) = &args.json {
+        let report = Report {
+            bench: "handlespace",
+            rows: &rows,
+        };
+        let text = serde_json::to_string_pretty(&report)?;
+        std::fs::write(path, text + "\n").with_context(|| format!("write {}", path.display()))?;
+    }
+    Ok(())
+}
+
+fn measure(args: &HandlespaceArgs, policy: PolicyName, elements: u32, pools: u32) -> Vec<Row> {
+    eprintln!("{}, {elements} elements in {pools} pools", policy.name());
+    let mut bench = Bench::new(policy, elements, pools);
+    let mut best: Vec<Row> = Vec::new();
+    for _ in 0..args.rounds {
+        let round = bench.round(Duration::from_millis(args.milliseconds));
+        for (index, mut samples) in round.into_iter().enumerate() {
+            let row = Row {
+                policy: policy.name(),
+                elements,
+                pools,
+                operation: OPERATIONS[index],
+                ops_per_s: samples.per_second(),
+                ns_median: samples.ns_median(),
+                bytes_per_element: bench.bytes_per_element(),
+            };
+            match best.get_mut(index) {
+                Some(old) if old.ops_per_s < row.ops_per_s => *old = row,
+                Some(_) => {}
+                None => best.push(row),
+            }
+        }
+    }
+    best
+}
+
+fn heading() -> String {
+    let mut text = format!("{:<9} {:>8} {:>6}", "policy", "elements", "pools");
+    for operation in OPERATIONS {
+        text += &format!(" {operation:>13}");
+    }
+    text + "  bytes   (thousand operations a second)"
+}
+
+fn line(rows: &[Row]) -> String {
+    let Some(first) = rows.first() else {
+        return String::new();
+    };
+    let mut text = format!(
+        "{:<9} {:>8} {:>6}",
+        first.policy, first.elements, first.pools
+    );
+    for row in rows {
+        text += &format!(" {:>13.0}", row.ops_per_s / 1e3);
+    }
+    text + &format!(" {:>6.0}", first.bytes_per_element)
+}

@@ -1,0 +1,180 @@
+//! The eight rows of a pool size: each operation at steady size, on elements in random order.
+
+use std::hint::black_box;
+use std::time::Duration;
+
+use super::measure::Samples;
+use super::ours::Subject;
+use super::workload::{PolicyName, Workload};
+
+/// The operations, in the order in which they are measured.
+pub const OPERATIONS: [&str; 8] = [
+    "register",
+    "deregister",
+    "reregister",
+    "timer_restart",
+    "timer_expire",
+    "resolve_1",
+    "resolve_3",
+    "synchronize",
+];
+
+/// How long an element's timer runs.
+const LIFE: Duration = Duration::from_secs(30);
+/// Operations a batch; fewer where that would be more than one element in eight.
+const BATCH: usize = 4096;
+
+/// A handlespace with its workload.
+pub struct Bench {
+    subject: Subject,
+    workload: Workload,
+    elements: usize,
+    now: Duration,
+}
+
+impl Bench {
+    /// All elements registered, with timers spread evenly over their lives, and some time gone by.
+    pub fn new(policy: PolicyName, elements: u32, pools: u32) -> Bench {
+        let mut workload = Workload::new(policy, elements, pools);
+        let mut subject = Subject::new(pools);
+        for (index, (member, policy)) in workload.batch(elements as usize).into_iter().enumerate() {
+            subject.register_with_timer(member, policy, LIFE * index as u32 / elements);
+        }
+        let mut bench = Bench {
+            subject,
+            workload,
+            elements: elements as usize,
+            now: Duration::ZERO,
+        };
+        // Age: what was registered in order now lies in no order.
+        for _ in 0..elements {
+            bench.now = bench.subject.expire_timer(LIFE);
+        }
+        for _ in 0..2 * (elements as usize / bench.batch_len()) {
+            let (mut register, mut deregister) = (Samples::default(), Samples::default());
+            bench.exchange(&mut register, &mut deregister);
+        }
+        bench
+    }
+
+    /// Memory.
+    pub fn bytes_per_element(&self) -> f64 {
+        self.subject.bytes_per_element()
+    }
+
+    /// Measures every operation for `duration`, in the order of [`OPERATIONS`].
+    pub fn round(&mut self, duration: Duration) -> [Samples; 8] {
+        let (mut register, mut deregister) = (Samples::default(), Samples::default());
+        while !register.lasted(duration) || !deregister.lasted(duration) {
+            self.exchange(&mut register, &mut deregister);
+        }
+        [
+            register,
+            deregister,
+            self.reregister(duration),
+            self.timer_restart(duration),
+            self.timer_expire(duration),
+            self.resolve(duration, 1),
+            self.resolve(duration, 3),
+            self.synchronize(duration),
+        ]
+    }
+
+    fn batch_len(&self) -> usize {
+        BATCH.min(self.elements / 8).max(1)
+    }
+
+    /// Some elements leave, as many come.
+    fn exchange(&mut self, register: &mut Samples, deregister: &mut Samples) {
+        let leave = self.workload.batch(self.batch_len());
+        deregister.time(leave.len(), || {
+            for &(member, _) in &leave {
+                self.subject.deregister(member);
+            }
+        });
+        let come = self.workload.successors(&leave);
+        let (now, step) = (self.now, LIFE / come.len() as u32);
+        let mut at = now;
+        register.time(come.len(), || {
+            for &(member, policy) in &come {
+                at += step;
+                self.subject.register_with_timer(member, policy, at);
+            }
+        });
+    }
+
+    fn reregister(&mut self, duration: Duration) -> Samples {
+        let mut samples = Samples::default();
+        while !samples.lasted(duration) {
+            let batch = self.workload.batch(self.batch_len());
+            samples.time(batch.len(), || {
+                for &(member, policy) in &batch {
+                    self.subject.register(member, policy);
+                }
+            });
+        }
+        samples
+    }
+
+    /// Each timer is restarted twice in its life, so none expires.
+    fn timer_restart(&mut self, duration: Duration) -> Samples {
+        let mut samples = Samples::default();
+        let step = LIFE / 2 / self.elements as u32;
+        for (member, _) in self.workload.batch(self.elements) {
+            self.subject
+                .restart_timer(member, Duration::ZERO, self.now + LIFE);
+        }
+        while !samples.lasted(duration) {
+            let batch = self.workload.batch(self.batch_len());
+            let mut now = self.now;
+            samples.time(batch.len(), || {
+                for &(member, _) in &batch {
+                    now += step;
+                    self.subject.restart_timer(member, now, now + LIFE);
+                }
+            });
+            self.now = now;
+        }
+        samples
+    }
+
+    fn timer_expire(&mut self, duration: Duration) -> Samples {
+        let mut samples = Samples::default();
+        let len = self.batch_len();
+        while !samples.lasted(duration) {
+            let mut now = self.now;
+            samples.time(len, || {
+                for _ in 0..len {
+                    now = self.subject.expire_timer(LIFE);
+                }
+            });
+            self.now = now;
+        }
+        samples
+    }
+
+    fn resolve(&mut self, duration: Duration, items: usize) -> Samples {
+        let mut samples = Samples::default();
+        let mut buffer = [0; 3];
+        while !samples.lasted(duration) {
+            let pools = self.workload.pools(BATCH);
+            samples.time(pools.len(), || {
+                for &pool in &pools {
+                    self.subject.resolve(pool, &mut buffer, items);
+                    black_box(&buffer);
+                }
+            });
+        }
+        samples
+    }
+
+    fn synchronize(&mut self, duration: Duration) -> Samples {
+        let mut samples = Samples::default();
+        while !samples.lasted(duration) {
+            samples.time(self.elements, || {
+                assert_eq!(self.subject.synchronize(), self.elements);
+            });
+        }
+        samples
+    }
+}
