@@ -2,6 +2,7 @@
 
 use crate::checksum;
 use crate::policy::Standing;
+use crate::space::Handlespace;
 use crate::timers::Timer;
 use holdfast_wire::rserpool::{ElementId, Policy, PoolHandle, RegistrarId};
 
@@ -12,21 +13,11 @@ pub struct ElementKey {
     pub(crate) generation: u32,
 }
 
-/// A pool element.
-#[derive(Debug)]
+/// A registered pool element. What is asked of it is fetched then, and nothing else.
 pub struct ElementRef<'a, T> {
-    /// Names the registration.
-    pub key: ElementKey,
-    /// The pool it is in.
-    pub handle: &'a PoolHandle,
-    /// Its number in the pool.
-    pub id: ElementId,
-    /// Its home registrar.
-    pub home: RegistrarId,
-    /// What it said of itself for the pool's policy.
-    pub policy: &'a Policy,
-    /// What the caller registered with it.
-    pub payload: &'a T,
+    pub(crate) space: &'a Handlespace<T>,
+    pub(crate) core: &'a Core,
+    pub(crate) slot: u32,
 }
 
 impl<T> Clone for ElementRef<'_, T> {
@@ -36,6 +27,45 @@ impl<T> Clone for ElementRef<'_, T> {
 }
 
 impl<T> Copy for ElementRef<'_, T> {}
+
+impl<'a, T> ElementRef<'a, T> {
+    /// Names the registration.
+    pub fn key(&self) -> ElementKey {
+        ElementKey {
+            slot: self.slot,
+            generation: self.core.generation,
+        }
+    }
+
+    /// The pool it is in.
+    pub fn handle(&self) -> &'a PoolHandle {
+        &self.space.pools[self.core.pool as usize].handle
+    }
+
+    /// Its number in the pool.
+    pub fn id(&self) -> ElementId {
+        ElementId(self.core.id)
+    }
+
+    /// Its home registrar.
+    pub fn home(&self) -> RegistrarId {
+        self.space.ownership.home_of(self.core)
+    }
+
+    /// What it said of itself for the pool's policy.
+    pub fn policy(&self) -> &'a Policy {
+        &self.space.elements.rests[self.slot as usize].policy
+    }
+
+    /// What the caller registered with it.
+    pub fn payload(&self) -> &'a T {
+        let payload = &self.space.elements.rests[self.slot as usize].payload;
+        let Some(payload) = payload else {
+            unreachable!("only a free record has no payload");
+        };
+        payload
+    }
+}
 
 /// The element is in no group and its record is free.
 const FREE: u32 = u32::MAX;

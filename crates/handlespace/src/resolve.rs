@@ -18,37 +18,38 @@ impl<T> Handlespace<T> {
     ) -> Option<usize> {
         let pool = self.find_pool(self.hash(handle), handle)?;
         let procedure = self.pools[pool as usize].procedure;
-        if items == 1 && procedure == Procedure::First {
-            return Some(self.rotate(pool, visit));
-        }
-        if items == 0 {
-            return Some(0);
+        if procedure == Procedure::First {
+            return Some(self.first(pool, items, visit));
         }
         self.choose(pool, items);
         for &slot in &self.chosen {
-            self.view(slot).map(&mut visit);
+            visit(self.view(slot));
         }
-        if procedure == Procedure::First {
-            self.rotate(pool, |_| {});
-        } else {
-            self.advance(pool, procedure);
-        }
+        self.advance(pool, procedure);
         Some(self.chosen.len())
     }
 
-    /// Shows a pool's first element, whose turn is over then. RFC 5356 section 4.1.2: "Then the head SHOULD be advanced by
-    /// one element."
+    /// Shows a pool's first elements. RFC 5356 section 4.1.2: "Then the head SHOULD be advanced by one element."
     #[inline]
-    fn rotate(&mut self, pool: u32, visit: impl FnMut(ElementRef<'_, T>)) -> usize {
-        let Selection::Ordered(order) = &mut self.pools[pool as usize].selection else {
+    fn first(
+        &mut self,
+        pool: u32,
+        items: usize,
+        mut visit: impl FnMut(ElementRef<'_, T>),
+    ) -> usize {
+        let Selection::Ordered(order) = &self.pools[pool as usize].selection else {
             return 0;
         };
-        let Some((slot, spot)) = order.rotate(&mut self.blocks) else {
-            return 0;
-        };
-        self.elements.cores[slot as usize].spot = spot;
-        self.view(slot).map(visit);
-        1
+        let shown = order.first(&self.blocks, items, |slot| {
+            visit(self.view(slot));
+        });
+        if shown > 0
+            && let Selection::Ordered(order) = &mut self.pools[pool as usize].selection
+            && let Some((slot, spot)) = order.rotate(&mut self.blocks)
+        {
+            self.elements.cores[slot as usize].spot = spot;
+        }
+        shown
     }
 
     /// Chooses elements; the weights of the chosen are 0 until [`advance`](Self::advance).
@@ -56,7 +57,7 @@ impl<T> Handlespace<T> {
         self.chosen.clear();
         match &mut self.pools[pool as usize].selection {
             Selection::Ordered(order) => {
-                order.first(&self.blocks, items, &mut self.chosen);
+                order.first(&self.blocks, items, |slot| self.chosen.push(slot));
             }
             Selection::Weighted(weights) => {
                 while self.chosen.len() < items && weights.total() > 0 {

@@ -137,7 +137,7 @@ impl<T> Handlespace<T> {
     /// The element of a registration; none if it is gone.
     #[inline]
     pub fn get(&self, key: ElementKey) -> Option<ElementRef<'_, T>> {
-        self.view(self.elements.slot_of(key)?)
+        Some(self.view(self.elements.slot_of(key)?))
     }
 
     /// What the caller keeps with an element.
@@ -269,17 +269,12 @@ impl<T> Handlespace<T> {
     }
 
     #[inline]
-    pub(crate) fn view(&self, slot: u32) -> Option<ElementRef<'_, T>> {
-        let core = &self.elements.cores[slot as usize];
-        let rest = &self.elements.rests[slot as usize];
-        Some(ElementRef {
-            key: self.elements.key_of(slot),
-            handle: &self.pools[core.pool as usize].handle,
-            id: ElementId(core.id),
-            home: self.ownership.home_of(core),
-            policy: &rest.policy,
-            payload: rest.payload.as_ref()?,
-        })
+    pub(crate) fn view(&self, slot: u32) -> ElementRef<'_, T> {
+        ElementRef {
+            space: self,
+            core: &self.elements.cores[slot as usize],
+            slot,
+        }
     }
 
     /// The element's own hash needs no look at its pool: what the index says is checked against the record.

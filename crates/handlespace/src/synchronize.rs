@@ -73,7 +73,7 @@ impl<T> Handlespace<T> {
             };
             let end = left - left.min(items - shown);
             for &slot in group.members[end..left].iter().rev() {
-                self.view(slot).map(&mut visit);
+                visit(self.view(slot));
             }
             shown += left - end;
             cursor.begun = (end > 0).then_some((number, generation, end));

@@ -111,7 +111,7 @@ proptest! {
                 Step::Resolve { pool, items } => {
                     let kind = policy_of(pool);
                     let mut got = Vec::new();
-                    let count = space.resolve(&handle(kind), items, |e| got.push(e.id.0));
+                    let count = space.resolve(&handle(kind), items, |e| got.push(e.id().0));
                     prop_assert_eq!(count.unwrap_or(0), got.len());
                     prop_assert_eq!(count.is_some(), naive.has_pool(kind));
                     prop_assert_eq!(got, naive.resolve(kind, items));
@@ -145,7 +145,7 @@ proptest! {
                         prop_assert!(at >= last, "in the order of their times");
                         last = at;
                         let element = space.get(expired.key).expect("it is registered");
-                        got.insert((at, element.handle.to_string(), element.id.0));
+                        got.insert((at, element.handle().to_string(), element.id().0));
                     }
                     let expected = naive.expire(now);
                     let expected = expected.into_iter().map(|(at, kind, id)| (at, handle(kind).to_string(), id));
@@ -172,7 +172,7 @@ fn sets_agree(space: &Handlespace<usize>, naive: &Naive) -> Result<(), TestCaseE
         let mut cursor = home.map_or(Cursor::all(), |home| Cursor::owned_by(RegistrarId(home)));
         let mut got = Vec::new();
         while space.next_block(&mut cursor, 3, |e| {
-            got.push((e.handle.to_string(), e.id.0, *e.payload))
+            got.push((e.handle().to_string(), e.id().0, *e.payload()))
         }) > 0
         {}
         got.sort();

@@ -27,7 +27,7 @@ fn tally(policies: &[Policy], items: usize, draws: u32) -> Vec<(u32, u32)> {
     let mut counts = vec![(0, 0); policies.len()];
     for _ in 0..draws {
         let mut chosen = Vec::new();
-        space.resolve(&handle, items, |e| chosen.push(e.id.0 as usize));
+        space.resolve(&handle, items, |e| chosen.push(e.id().0 as usize));
         assert_eq!(
             chosen.iter().collect::<BTreeSet<_>>().len(),
             chosen.len(),
@@ -147,7 +147,7 @@ fn randomized_degradation_evens_out() {
     // Sixteen selections use the first one up; then both have weight 1.
     let mut first = |space: &mut Handlespace<()>| {
         let mut id = 0;
-        space.resolve(&handle, 1, |e| id = e.id.0);
+        space.resolve(&handle, 1, |e| id = e.id().0);
         id
     };
     for _ in 0..15 {
@@ -174,7 +174,7 @@ fn weighted_round_robin_spreads_turns() {
     }
     let mut turns = Vec::new();
     for _ in 0..800 {
-        space.resolve(&handle, 1, |e| turns.push(e.id.0));
+        space.resolve(&handle, 1, |e| turns.push(e.id().0));
     }
     let mut counts = BTreeMap::new();
     for window in turns.chunks(8) {
@@ -221,7 +221,7 @@ proptest! {
         let mut seen = BTreeSet::new();
         loop {
             let shown = space.next_block(&mut cursor, items, |e| {
-                seen.insert((e.handle.to_string().parse::<u32>().unwrap(), e.id.0));
+                seen.insert((e.handle().to_string().parse::<u32>().unwrap(), e.id().0));
             });
             if shown == 0 {
                 break;

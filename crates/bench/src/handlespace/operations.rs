@@ -7,17 +7,32 @@ use super::measure::Samples;
 use super::ours::Subject;
 use super::workload::{PolicyName, Workload};
 
-/// The operations, in the order in which they are measured.
-pub const OPERATIONS: [&str; 8] = [
-    "register",
-    "deregister",
-    "reregister",
-    "timer_restart",
-    "timer_expire",
-    "resolve_1",
-    "resolve_3",
-    "synchronize",
-];
+/// What is measured, in this order.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum, serde::Serialize)]
+#[serde(rename_all = "snake_case")]
+#[clap(rename_all = "snake_case")]
+pub enum Operation {
+    /// A new element, and its timer.
+    Register,
+    /// An element leaves.
+    Deregister,
+    /// An element registers again, with another figure if its policy has one.
+    Reregister,
+    /// An element's timer is set anew before it expires.
+    TimerRestart,
+    /// The first timer is taken and set again.
+    TimerExpire,
+    /// One element is selected.
+    #[value(name = "resolve_1")]
+    #[serde(rename = "resolve_1")]
+    Resolve1,
+    /// Three elements are selected.
+    #[value(name = "resolve_3")]
+    #[serde(rename = "resolve_3")]
+    Resolve3,
+    /// All elements are walked through; counted by element.
+    Synchronize,
+}
 
 /// How long an element's timer runs.
 const LIFE: Duration = Duration::from_secs(30);
@@ -37,7 +52,7 @@ impl Bench {
     pub fn new(policy: PolicyName, elements: u32, pools: u32) -> Bench {
         let mut workload = Workload::new(policy, elements, pools);
         let mut subject = Subject::new(pools);
-        for (index, (member, policy)) in workload.batch(elements as usize).into_iter().enumerate() {
+        for (index, (member, policy)) in workload.everyone().into_iter().enumerate() {
             subject.register_with_timer(member, policy, LIFE * index as u32 / elements);
         }
         let mut bench = Bench {
@@ -52,7 +67,7 @@ impl Bench {
         }
         for _ in 0..2 * (elements as usize / bench.batch_len()) {
             let (mut register, mut deregister) = (Samples::default(), Samples::default());
-            bench.exchange(&mut register, &mut deregister);
+            bench.exchange_batch(&mut register, &mut deregister);
         }
         bench
     }
@@ -62,30 +77,34 @@ impl Bench {
         self.subject.bytes_per_element()
     }
 
-    /// Measures every operation for `duration`, in the order of [`OPERATIONS`].
-    pub fn round(&mut self, duration: Duration) -> [Samples; 8] {
-        let (mut register, mut deregister) = (Samples::default(), Samples::default());
-        while !register.lasted(duration) || !deregister.lasted(duration) {
-            self.exchange(&mut register, &mut deregister);
+    /// Measures an operation for `duration`.
+    pub fn measure(&mut self, operation: Operation, duration: Duration) -> Samples {
+        match operation {
+            Operation::Register => self.exchange(duration).0,
+            Operation::Deregister => self.exchange(duration).1,
+            Operation::Reregister => self.reregister(duration),
+            Operation::TimerRestart => self.timer_restart(duration),
+            Operation::TimerExpire => self.timer_expire(duration),
+            Operation::Resolve1 => self.resolve(duration, 1),
+            Operation::Resolve3 => self.resolve(duration, 3),
+            Operation::Synchronize => self.synchronize(duration),
         }
-        [
-            register,
-            deregister,
-            self.reregister(duration),
-            self.timer_restart(duration),
-            self.timer_expire(duration),
-            self.resolve(duration, 1),
-            self.resolve(duration, 3),
-            self.synchronize(duration),
-        ]
     }
 
     fn batch_len(&self) -> usize {
         BATCH.min(self.elements / 8).max(1)
     }
 
-    /// Some elements leave, as many come.
-    fn exchange(&mut self, register: &mut Samples, deregister: &mut Samples) {
+    /// Some elements leave and as many come, by turns.
+    fn exchange(&mut self, duration: Duration) -> (Samples, Samples) {
+        let (mut register, mut deregister) = (Samples::default(), Samples::default());
+        while !register.lasted(duration) || !deregister.lasted(duration) {
+            self.exchange_batch(&mut register, &mut deregister);
+        }
+        (register, deregister)
+    }
+
+    fn exchange_batch(&mut self, register: &mut Samples, deregister: &mut Samples) {
         let leave = self.workload.batch(self.batch_len());
         deregister.time(leave.len(), || {
             for &(member, _) in &leave {
@@ -93,8 +112,8 @@ impl Bench {
             }
         });
         let come = self.workload.successors(&leave);
-        let (now, step) = (self.now, LIFE / come.len() as u32);
-        let mut at = now;
+        let step = LIFE / come.len() as u32;
+        let mut at = self.now;
         register.time(come.len(), || {
             for &(member, policy) in &come {
                 at += step;
@@ -116,14 +135,16 @@ impl Bench {
         samples
     }
 
-    /// Each timer is restarted twice in its life, so none expires.
+    /// Each timer is restarted three times in its life on average, so none expires. The time goes on, and with it what restarting put off:
+    /// the first lives are not counted.
     fn timer_restart(&mut self, duration: Duration) -> Samples {
         let mut samples = Samples::default();
-        let step = LIFE / 2 / self.elements as u32;
-        for (member, _) in self.workload.batch(self.elements) {
+        let step = LIFE / 3 / self.elements as u32;
+        for (member, _) in self.workload.everyone() {
             self.subject
                 .restart_timer(member, Duration::ZERO, self.now + LIFE);
         }
+        let mut settling = 3 * self.elements;
         while !samples.lasted(duration) {
             let batch = self.workload.batch(self.batch_len());
             let mut now = self.now;
@@ -134,6 +155,10 @@ impl Bench {
                 }
             });
             self.now = now;
+            if settling > 0 {
+                settling = settling.saturating_sub(batch.len());
+                samples = Samples::default();
+            }
         }
         samples
     }
@@ -141,6 +166,9 @@ impl Bench {
     fn timer_expire(&mut self, duration: Duration) -> Samples {
         let mut samples = Samples::default();
         let len = self.batch_len();
+        for _ in 0..self.elements {
+            self.now = self.subject.expire_timer(LIFE);
+        }
         while !samples.lasted(duration) {
             let mut now = self.now;
             samples.time(len, || {

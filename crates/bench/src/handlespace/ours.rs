@@ -105,7 +105,7 @@ impl Subject {
         self.space
             .resolve(&self.handles[pool as usize], items, |element| {
                 if let Some(place) = places.next() {
-                    *place = element.id.0;
+                    *place = element.id().0;
                 }
             });
     }
@@ -117,7 +117,7 @@ impl Subject {
         let mut elements = 0;
         loop {
             let shown = self.space.next_block(&mut cursor, BLOCK, |element| {
-                digest ^= element.id.0 ^ element.home.0 ^ element.payload.association;
+                digest ^= element.id().0 ^ element.home().0 ^ element.payload().association;
             });
             if shown == 0 {
                 black_box(digest);

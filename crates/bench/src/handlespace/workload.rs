@@ -118,19 +118,25 @@ impl Workload {
         }
     }
 
-    /// The next `count` elements of the random order, which is drawn again when it ends, and a figure for each.
+    /// Every element once, in random order, with a figure for each.
+    pub fn everyone(&mut self) -> Vec<(Member, Policy)> {
+        self.next = self.members.len();
+        self.batch(self.members.len())
+    }
+
+    /// The next elements of the random order, up to `count`, which is drawn again when it ends, and a figure for each.
     pub fn batch(&mut self, count: usize) -> Vec<(Member, Policy)> {
-        let count = count.min(self.members.len());
-        if self.next + count > self.members.len() {
+        if self.next == self.members.len() {
             self.members.shuffle(&mut self.random);
             self.next = 0;
         }
-        let batch = &self.members[self.next..self.next + count];
+        let end = self.members.len().min(self.next + count);
+        let batch = &self.members[self.next..end];
         let figures = batch
             .iter()
             .map(|&m| (m, self.policy.figure(&mut self.random)));
         let figures = figures.collect();
-        self.next += count;
+        self.next = end;
         figures
     }
 

@@ -103,21 +103,28 @@ impl Blocks {
         new
     }
 
-    /// Appends the elements from the head on, until there are `items`.
+    /// Shows up to `items` elements from the head on. Returns how many of these there were not.
     #[inline]
-    pub(crate) fn first_of(&self, queue: Queue, items: usize, chosen: &mut Vec<u32>) {
+    pub(crate) fn first_of(
+        &self,
+        queue: Queue,
+        mut items: usize,
+        mut show: impl FnMut(u32),
+    ) -> usize {
         let mut number = queue.head;
         while let Some(block) = self.blocks.get(number as usize) {
             let mut live = block.live;
             while live != 0 {
-                if chosen.len() >= items {
-                    return;
+                if items == 0 {
+                    return 0;
                 }
-                chosen.push(block.places[live.trailing_zeros() as usize]);
+                show(block.places[live.trailing_zeros() as usize]);
                 live &= live - 1;
+                items -= 1;
             }
             number = block.after;
         }
+        items
     }
 
     pub(crate) fn heap_bytes(&self) -> usize {

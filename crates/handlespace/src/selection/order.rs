@@ -73,21 +73,22 @@ impl Order {
         Some((slot, blocks.rotate(queue)))
     }
 
-    /// The first elements, in order, up to so many.
+    /// Shows the first elements, in order, up to so many. Returns how many.
     #[inline]
-    pub(crate) fn first(&self, blocks: &Blocks, items: usize, chosen: &mut Vec<u32>) {
+    pub(crate) fn first(&self, blocks: &Blocks, items: usize, mut show: impl FnMut(u32)) -> usize {
         let Some((_, front)) = self.front else {
-            return;
+            return 0;
         };
-        blocks.first_of(front, items, chosen);
-        if chosen.len() < items {
+        let mut left = blocks.first_of(front, items, &mut show);
+        if left > 0 {
             for &queue in self.later.values() {
-                blocks.first_of(queue, items, chosen);
-                if chosen.len() >= items {
+                left = blocks.first_of(queue, left, &mut show);
+                if left == 0 {
                     break;
                 }
             }
         }
+        items - left
     }
 
     pub(crate) fn heap_bytes(&self) -> usize {
