@@ -104,7 +104,7 @@ impl Workload {
         let mut random = SmallRng::seed_from_u64(42);
         let member = |i: u32| Member {
             pool: i % pools,
-            id: spread(i),
+            id: spread(i + 1),
         };
         let mut members: Vec<Member> = (0..elements).map(member).collect();
         members.shuffle(&mut random);
@@ -114,7 +114,7 @@ impl Workload {
             policy,
             random,
             next: 0,
-            born: elements,
+            born: elements + 1,
         }
     }
 
@@ -161,7 +161,7 @@ impl Workload {
     }
 }
 
-/// A permutation of the numbers that looks random: different ids stay different.
+/// A permutation of the numbers that looks random: different ids stay different, and only 0 is 0, which is no id.
 fn spread(i: u32) -> u32 {
     let mut x = i.wrapping_mul(0x9e37_79b1);
     x ^= x >> 15;
