@@ -1,5 +1,6 @@
 //! The handlespace: registration, deregistration, timers, and what can be asked.
 
+use crate::checksum::Checksum;
 use crate::element::{ElementKey, ElementRef, Elements};
 use crate::index::Index;
 use crate::ownership::{Ownership, mix};
@@ -7,7 +8,6 @@ use crate::policy::{Procedure, Standing};
 use crate::pool::{Pool, PoolRef};
 use crate::selection::{Blocks, Selection};
 use crate::timers::Timers;
-use crate::{checksum, checksum::Checksum};
 use bytes::Bytes;
 use foldhash::fast::FixedState;
 use holdfast_wire::rserpool::{ElementId, Policy, PolicyKind, PoolHandle, RegistrarId};

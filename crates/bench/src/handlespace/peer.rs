@@ -122,8 +122,8 @@ mod tests {
 
     #[test]
     fn a_line_of_the_program_is_a_row() {
-        let row = row("resolve_3 1250000.0 801.50 612.0", PolicyName::LU, 10, 1).unwrap();
+        let row = row("resolve_3 1250000.0 801.50 612.0", PolicyName::Lu, 10, 1).unwrap();
         assert_eq!((row.operation, row.ns_median), (Operation::Resolve3, 801.5));
-        assert!(super::row("resolve_3 fast", PolicyName::LU, 10, 1).is_err());
+        assert!(super::row("resolve_3 fast", PolicyName::Lu, 10, 1).is_err());
     }
 }
