@@ -4,6 +4,7 @@
 pub mod capture;
 pub mod cluster;
 pub mod demo;
+pub mod handlespace;
 pub mod handoff;
 pub mod load;
 pub mod registrar;

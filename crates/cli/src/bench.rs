@@ -5,7 +5,7 @@ use clap::{Args, Subcommand};
 
 use crate::Ending;
 
-/// Measure, and write the numbers as JSON. Needs root
+/// Measure, and write the numbers as JSON. What measures packets and connections needs root
 #[derive(Debug, Args)]
 pub struct BenchArgs {
     #[command(subcommand)]
@@ -14,6 +14,8 @@ pub struct BenchArgs {
 
 #[derive(Debug, Subcommand)]
 enum Which {
+    /// Operations a second on a registrar's handlespace, by policy and number of elements
+    Handlespace(holdfast_bench::handlespace::HandlespaceArgs),
     /// What moving live connections costs: freeze, gap seen by the client, resets, retransmissions
     Handoff(holdfast_bench::handoff::HandoffArgs),
     /// What one registrar carries on one processor, beside a bare echo over the same transport
@@ -28,6 +30,7 @@ enum Which {
 /// What the measurement answers.
 pub fn run(args: BenchArgs) -> Result<Ending> {
     match args.which {
+        Which::Handlespace(args) => holdfast_bench::handlespace::run(&args)?,
         Which::Handoff(args) => holdfast_bench::handoff::run(&args)?,
         Which::Registrar(args) => holdfast_bench::registrar::run(&args)?,
         Which::Steer(args) => holdfast_bench::steer::run(args)?,

@@ -1,0 +1,223 @@
+//! `holdfast bench handlespace`: operations a second on a registrar's handlespace, without a network.
+//!
+//! The six operations of paper 001 section 3.1, registration and deregistration apart: at steady size, on elements in random
+//! order, loads of least used in sixteen levels and changed with every re-registration. Batches are prepared outside
+//! the time. Every operation finds its pool and element by handle and id; registration sets a timer; a restarted timer is
+//! restarted three times in its life, and the time goes on meanwhile.
+
+mod measure;
+mod operations;
+mod ours;
+mod peer;
+mod workload;
+
+use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use clap::ValueEnum;
+use serde::Serialize;
+
+use operations::{Bench, Operation};
+use peer::Rsplib;
+use workload::PolicyName;
+
+/// Flags of `holdfast bench handlespace`.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Examples:
+  holdfast bench handlespace --elements 1000,100000 --policy RR,LU
+  holdfast bench handlespace --peer rsplib --peer-prefix /usr/local --json rows.json")]
+pub struct HandlespaceArgs {
+    /// Pool elements; several numbers, separated by commas.
+    #[arg(
+        long,
+        value_delimiter = ',',
+        default_value = "1000,10000,100000,1000000"
+    )]
+    elements: Vec<u32>,
+    /// Pools the elements are in; several numbers. Where that leaves fewer than ten elements a pool, there is no row.
+    #[arg(long, value_delimiter = ',', default_value = "1,10000")]
+    pools: Vec<u32>,
+    /// Policies, separated by commas.
+    #[arg(
+        long,
+        value_delimiter = ',',
+        default_value = "RR,WRR,RAND,WRAND,LU,LU-DPF"
+    )]
+    policy: Vec<PolicyName>,
+    /// Operations, separated by commas; all by default.
+    #[arg(long, value_delimiter = ',')]
+    operation: Vec<Operation>,
+    /// How long each operation is measured in a round, milliseconds.
+    #[arg(long, default_value_t = 60)]
+    milliseconds: u64,
+    /// Rounds; the best is told.
+    #[arg(long, default_value_t = 3)]
+    rounds: usize,
+    /// Measure this too, with the same workload in the same run, where it is installed.
+    #[arg(long)]
+    peer: Option<Peer>,
+    /// Where rsplib is installed.
+    #[arg(long, value_name = "DIR", default_value = "/usr")]
+    peer_prefix: PathBuf,
+    /// Write the rows to this file.
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+}
+
+/// One line of the result.
+#[derive(Clone, Debug, Serialize)]
+pub struct Row {
+    policy: &'static str,
+    elements: u32,
+    pools: u32,
+    operation: Operation,
+    /// With `synchronize`: elements a second.
+    ops_per_s: f64,
+    ns_median: f64,
+    bytes_per_element: f64,
+    /// Whose handlespace it is, if not ours.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    peer: Option<Peer>,
+}
+
+/// Other handlespaces.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Peer {
+    /// The handlespace management of rsplib 3.5.
+    Rsplib,
+}
+
+#[derive(Serialize)]
+struct Report<'a> {
+    bench: &'static str,
+    rows: &'a [Row],
+}
+
+/// Runs the benchmark.
+///
+/// # Errors
+/// Nothing to measure; the file cannot be written.
+pub fn run(args: &HandlespaceArgs) -> Result<()> {
+    ensure!(
+        args.rounds > 0 && args.milliseconds > 0,
+        "nothing to measure"
+    );
+    ensure!(
+        args.elements.iter().all(|&elements| elements > 0),
+        "no elements to measure with"
+    );
+    ensure!(
+        args.pools.iter().all(|&pools| pools > 0),
+        "no pools to measure with"
+    );
+    with_huge_pages()?;
+    let peer = args
+        .peer
+        .map(|_| Rsplib::new(&args.peer_prefix))
+        .transpose()?;
+    let mut rows = Vec::new();
+    println!("{}", heading(operations(args)));
+    for &policy in &args.policy {
+        for &elements in &args.elements {
+            for &pools in &args.pools {
+                if pools == 1 || elements / pools >= 10 {
+                    let of_size = measure(args, policy, elements, pools);
+                    println!("{}", line(&of_size));
+                    rows.extend(of_size);
+                    if let Some(peer) = &peer {
+                        let of_peer = peer.measure(args, policy, elements, pools)?;
+                        println!("{}", line(&of_peer));
+                        rows.extend(of_peer);
+                    }
+                }
+            }
+        }
+    }
+    if let Some(path) = &args.json {
+        let report = Report {
+            bench: "handlespace",
+            rows: &rows,
+        };
+        let text = serde_json::to_string_pretty(&report)?;
+        std::fs::write(path, text + "\n").with_context(|| format!("write {}", path.display()))?;
+    }
+    Ok(())
+}
+
+/// Begins again with an allocator that asks for huge pages, as for a peer: else more time goes by in the processor's page
+/// tables than in any handlespace. Who has set glibc's tunables keeps them.
+fn with_huge_pages() -> Result<()> {
+    const TUNABLES: &str = "GLIBC_TUNABLES";
+    if std::env::var_os(TUNABLES).is_some() {
+        return Ok(());
+    }
+    let mut again = Command::new(std::env::current_exe()?);
+    again.args(std::env::args_os().skip(1));
+    let error = again.env(TUNABLES, "glibc.malloc.hugetlb=1").exec();
+    Err(error).context("start again with huge pages")
+}
+
+fn measure(args: &HandlespaceArgs, policy: PolicyName, elements: u32, pools: u32) -> Vec<Row> {
+    eprintln!("{}, {elements} elements in {pools} pools", policy.name());
+    let mut bench = Bench::new(policy, elements, pools);
+    let mut best: Vec<Row> = Vec::new();
+    for _ in 0..args.rounds {
+        for (index, &operation) in operations(args).iter().enumerate() {
+            let duration = Duration::from_millis(args.milliseconds);
+            let mut samples = bench.measure(operation, duration);
+            let row = Row {
+                policy: policy.name(),
+                elements,
+                pools,
+                operation,
+                ops_per_s: samples.per_second(),
+                ns_median: samples.ns_median(),
+                bytes_per_element: bench.bytes_per_element(),
+                peer: None,
+            };
+            match best.get_mut(index) {
+                Some(old) if old.ops_per_s < row.ops_per_s => *old = row,
+                Some(_) => {}
+                None => best.push(row),
+            }
+        }
+    }
+    best
+}
+
+fn operations(args: &HandlespaceArgs) -> &[Operation] {
+    if args.operation.is_empty() {
+        Operation::value_variants()
+    } else {
+        &args.operation
+    }
+}
+
+fn heading(operations: &[Operation]) -> String {
+    let mut text = format!("{:<9} {:>8} {:>6}", "policy", "elements", "pools");
+    for operation in operations {
+        let operation = operation.to_possible_value();
+        let operation = operation.as_ref().map_or("", |value| value.get_name());
+        text += &format!(" {operation:>13}");
+    }
+    text + "  bytes   (thousand operations a second)"
+}
+
+fn line(rows: &[Row]) -> String {
+    let Some(first) = rows.first() else {
+        return String::new();
+    };
+    let mut text = format!(
+        "{:<9} {:>8} {:>6}",
+        first.policy, first.elements, first.pools
+    );
+    for row in rows {
+        text += &format!(" {:>13.0}", row.ops_per_s / 1e3);
+    }
+    let peer = first.peer.map_or("", |_| "  rsplib");
+    text + &format!(" {:>6.0}{peer}", first.bytes_per_element)
+}

@@ -1,0 +1,227 @@
+//! The eight rows of a pool size: each operation at steady size, on elements in random order.
+
+use std::hint::black_box;
+use std::time::Duration;
+
+use super::measure::Samples;
+use super::ours::Subject;
+use super::workload::{PolicyName, Workload};
+
+/// What is measured, in this order.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum, serde::Serialize)]
+#[serde(rename_all = "snake_case")]
+#[clap(rename_all = "snake_case")]
+pub enum Operation {
+    /// A new element, and its timer.
+    Register,
+    /// An element leaves.
+    Deregister,
+    /// An element registers again, with another figure if its policy has one.
+    Reregister,
+    /// An element's timer is set anew before it expires.
+    TimerRestart,
+    /// The first timer is taken and set again.
+    TimerExpire,
+    /// One element is selected.
+    #[value(name = "resolve_1")]
+    #[serde(rename = "resolve_1")]
+    Resolve1,
+    /// Three elements are selected.
+    #[value(name = "resolve_3")]
+    #[serde(rename = "resolve_3")]
+    Resolve3,
+    /// All elements are walked through; counted by element.
+    Synchronize,
+}
+
+/// How long an element's timer runs.
+const LIFE: Duration = Duration::from_secs(30);
+/// Operations a batch; fewer where that would be more than one element in eight.
+const BATCH: usize = 4096;
+
+/// A handlespace with its workload.
+pub struct Bench {
+    subject: Subject,
+    workload: Workload,
+    elements: usize,
+    now: Duration,
+}
+
+impl Bench {
+    /// All elements registered, with timers spread evenly over their lives, and some time gone by.
+    pub fn new(policy: PolicyName, elements: u32, pools: u32) -> Bench {
+        let mut workload = Workload::new(policy, elements, pools);
+        let mut subject = Subject::new(pools);
+        for (index, (member, policy)) in workload.everyone().into_iter().enumerate() {
+            subject.register_with_timer(member, policy, LIFE * index as u32 / elements);
+        }
+        let mut bench = Bench {
+            subject,
+            workload,
+            elements: elements as usize,
+            now: Duration::ZERO,
+        };
+        // Age: what was registered in order now lies in no order.
+        for _ in 0..elements {
+            bench.now = bench.subject.expire_timer(LIFE);
+        }
+        for _ in 0..2 * (elements as usize / bench.batch_len()) {
+            let (mut register, mut deregister) = (Samples::default(), Samples::default());
+            bench.exchange_batch(&mut register, &mut deregister);
+        }
+        bench
+    }
+
+    /// Memory.
+    pub fn bytes_per_element(&self) -> f64 {
+        self.subject.bytes_per_element()
+    }
+
+    /// Measures an operation for `duration`.
+    pub fn measure(&mut self, operation: Operation, duration: Duration) -> Samples {
+        match operation {
+            Operation::Register => self.exchange(duration).0,
+            Operation::Deregister => self.exchange(duration).1,
+            Operation::Reregister => self.reregister(duration),
+            Operation::TimerRestart => self.timer_restart(duration),
+            Operation::TimerExpire => self.timer_expire(duration),
+            Operation::Resolve1 => self.resolve(duration, 1),
+            Operation::Resolve3 => self.resolve(duration, 3),
+            Operation::Synchronize => self.synchronize(duration),
+        }
+    }
+
+    fn batch_len(&self) -> usize {
+        BATCH.min(self.elements / 8).max(1)
+    }
+
+    /// Some elements leave and as many come, by turns.
+    fn exchange(&mut self, duration: Duration) -> (Samples, Samples) {
+        let (mut register, mut deregister) = (Samples::default(), Samples::default());
+        while !register.lasted(duration) || !deregister.lasted(duration) {
+            self.exchange_batch(&mut register, &mut deregister);
+        }
+        (register, deregister)
+    }
+
+    fn exchange_batch(&mut self, register: &mut Samples, deregister: &mut Samples) {
+        let leave = self.workload.batch(self.batch_len());
+        deregister.time(leave.len(), || {
+            for &(member, _) in &leave {
+                self.subject.deregister(member);
+            }
+        });
+        let come = self.workload.successors(&leave);
+        let step = LIFE / come.len() as u32;
+        let mut at = self.now;
+        register.time(come.len(), || {
+            for &(member, policy) in &come {
+                at += step;
+                self.subject.register_with_timer(member, policy, at);
+            }
+        });
+    }
+
+    fn reregister(&mut self, duration: Duration) -> Samples {
+        let mut samples = Samples::default();
+        while !samples.lasted(duration) {
+            let batch = self.workload.batch(self.batch_len());
+            samples.time(batch.len(), || {
+                for &(member, policy) in &batch {
+                    self.subject.register(member, policy);
+                }
+            });
+        }
+        samples
+    }
+
+    /// Each timer is restarted three times in its life on average, so none expires. The time goes on, and with it what restarting put off:
+    /// the first lives are not counted.
+    fn timer_restart(&mut self, duration: Duration) -> Samples {
+        let mut samples = Samples::default();
+        let step = LIFE / 3 / self.elements as u32;
+        for (member, _) in self.workload.everyone() {
+            self.subject
+                .restart_timer(member, Duration::ZERO, self.now + LIFE);
+        }
+        let mut settling = 3 * self.elements;
+        while !samples.lasted(duration) {
+            let batch = self.workload.batch(self.batch_len());
+            let mut now = self.now;
+            samples.time(batch.len(), || {
+                for &(member, _) in &batch {
+                    now += step;
+                    self.subject.restart_timer(member, now, now + LIFE);
+                }
+            });
+            self.now = now;
+            if settling > 0 {
+                settling = settling.saturating_sub(batch.len());
+                samples = Samples::default();
+            }
+        }
+        samples
+    }
+
+    fn timer_expire(&mut self, duration: Duration) -> Samples {
+        let mut samples = Samples::default();
+        let len = self.batch_len();
+        for _ in 0..self.elements {
+            self.now = self.subject.expire_timer(LIFE);
+        }
+        while !samples.lasted(duration) {
+            let mut now = self.now;
+            samples.time(len, || {
+                for _ in 0..len {
+                    now = self.subject.expire_timer(LIFE);
+                }
+            });
+            self.now = now;
+        }
+        samples
+    }
+
+    fn resolve(&mut self, duration: Duration, items: usize) -> Samples {
+        let mut samples = Samples::default();
+        let mut buffer = [0; 3];
+        while !samples.lasted(duration) {
+            let pools = self.workload.pools(BATCH);
+            samples.time(pools.len(), || {
+                for &pool in &pools {
+                    self.subject.resolve(pool, &mut buffer, items);
+                    black_box(&buffer);
+                }
+            });
+        }
+        samples
+    }
+
+    fn synchronize(&mut self, duration: Duration) -> Samples {
+        let mut samples = Samples::default();
+        while !samples.lasted(duration) {
+            samples.time(self.elements, || {
+                assert_eq!(self.subject.synchronize(), self.elements);
+            });
+        }
+        samples
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::ValueEnum;
+
+    /// Each operation does its work on every policy, and none changes the number of elements.
+    #[test]
+    fn every_operation_keeps_the_size() {
+        for &policy in PolicyName::value_variants() {
+            let mut bench = Bench::new(policy, 300, 7);
+            for &operation in Operation::value_variants() {
+                let samples = bench.measure(operation, Duration::from_micros(1));
+                assert!(samples.per_second() > 0.0);
+                assert_eq!(bench.subject.synchronize(), 300);
+            }
+        }
+    }
+}

@@ -1,0 +1,170 @@
+//! What is done to a handlespace, the same for every implementation.
+
+use holdfast_wire::rserpool::Policy;
+use rand::rngs::SmallRng;
+use rand::seq::SliceRandom;
+use rand::{Rng, SeedableRng};
+
+/// The policies that can be measured, by the names of RFC 5356 and rsplib.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+#[clap(rename_all = "UPPER")]
+#[allow(missing_docs)]
+pub enum PolicyName {
+    Rr,
+    Wrr,
+    Rand,
+    Wrand,
+    Prio,
+    Lu,
+    Lud,
+    Plu,
+    Rlu,
+    #[value(name = "LU-DPF")]
+    LuDpf,
+    #[value(name = "WRAND-DPF")]
+    WrandDpf,
+}
+
+/// An element: its pool's number and its own.
+#[derive(Debug, Clone, Copy)]
+pub struct Member {
+    /// From 0.
+    pub pool: u32,
+    /// Random.
+    pub id: u32,
+}
+
+/// Elements of a policy, and an endless supply of random ones.
+#[derive(Debug)]
+pub struct Workload {
+    /// What is registered at present, in an order that is random.
+    pub members: Vec<Member>,
+    pools: u32,
+    policy: PolicyName,
+    random: SmallRng,
+    next: usize,
+    /// How many ids have been given.
+    born: u32,
+}
+
+/// Levels of load, weight and distance.
+const LEVELS: u32 = 16;
+
+impl PolicyName {
+    /// As it is written on the command line.
+    pub fn name(self) -> &'static str {
+        match self {
+            PolicyName::Rr => "RR",
+            PolicyName::Wrr => "WRR",
+            PolicyName::Rand => "RAND",
+            PolicyName::Wrand => "WRAND",
+            PolicyName::Prio => "PRIO",
+            PolicyName::Lu => "LU",
+            PolicyName::Lud => "LUD",
+            PolicyName::Plu => "PLU",
+            PolicyName::Rlu => "RLU",
+            PolicyName::LuDpf => "LU-DPF",
+            PolicyName::WrandDpf => "WRAND-DPF",
+        }
+    }
+
+    /// The policy with a random figure: one of sixteen loads, priorities or weights, and of sixteen distances.
+    pub fn figure(self, random: &mut impl Rng) -> Policy {
+        let level = random.random_range(0..LEVELS);
+        let load = level * (u32::MAX / LEVELS);
+        let distance = random.random_range(0..LEVELS) * 10;
+        let (weight, degradation, dpf) = (level + 1, 1 << 20, 1 << 22);
+        match self {
+            PolicyName::Rr => Policy::RoundRobin,
+            PolicyName::Wrr => Policy::WeightedRoundRobin { weight },
+            PolicyName::Rand => Policy::Random,
+            PolicyName::Wrand => Policy::WeightedRandom { weight },
+            PolicyName::Prio => Policy::Priority { priority: level },
+            PolicyName::Lu => Policy::LeastUsed { load },
+            PolicyName::Lud => Policy::LeastUsedDegradation { load, degradation },
+            PolicyName::Plu => Policy::PriorityLeastUsed { load, degradation },
+            PolicyName::Rlu => Policy::RandomizedLeastUsed { load },
+            PolicyName::LuDpf => Policy::LeastUsedDpf {
+                load,
+                dpf,
+                distance,
+            },
+            PolicyName::WrandDpf => Policy::WeightedRandomDpf {
+                weight,
+                dpf,
+                distance,
+            },
+        }
+    }
+}
+
+impl Workload {
+    /// Elements with random numbers, dealt to the pools by turns and put in random order.
+    pub fn new(policy: PolicyName, elements: u32, pools: u32) -> Workload {
+        let mut random = SmallRng::seed_from_u64(42);
+        let member = |i: u32| Member {
+            pool: i % pools,
+            id: spread(i + 1),
+        };
+        let mut members: Vec<Member> = (0..elements).map(member).collect();
+        members.shuffle(&mut random);
+        Workload {
+            members,
+            pools,
+            policy,
+            random,
+            next: 0,
+            born: elements + 1,
+        }
+    }
+
+    /// Every element once, in random order, with a figure for each.
+    pub fn everyone(&mut self) -> Vec<(Member, Policy)> {
+        self.next = self.members.len();
+        self.batch(self.members.len())
+    }
+
+    /// The next elements of the random order, up to `count`, which is drawn again when it ends, and a figure for each.
+    pub fn batch(&mut self, count: usize) -> Vec<(Member, Policy)> {
+        if self.next == self.members.len() {
+            self.members.shuffle(&mut self.random);
+            self.next = 0;
+        }
+        let end = self.members.len().min(self.next + count);
+        let batch = &self.members[self.next..end];
+        let figures = batch
+            .iter()
+            .map(|&m| (m, self.policy.figure(&mut self.random)));
+        let figures = figures.collect();
+        self.next = end;
+        figures
+    }
+
+    /// Gives the elements of the last batch other numbers, and figures: they take the places of those that left.
+    pub fn successors(&mut self, batch: &[(Member, Policy)]) -> Vec<(Member, Policy)> {
+        let places = &mut self.members[self.next - batch.len()..self.next];
+        for place in places.iter_mut() {
+            place.id = spread(self.born);
+            self.born = self.born.wrapping_add(1);
+        }
+        let figures = places
+            .iter()
+            .map(|&m| (m, self.policy.figure(&mut self.random)));
+        figures.collect()
+    }
+
+    /// Random pools.
+    pub fn pools(&mut self, count: usize) -> Vec<u32> {
+        (0..count)
+            .map(|_| self.random.random_range(0..self.pools))
+            .collect()
+    }
+}
+
+/// A permutation of the numbers that looks random: different ids stay different, and only 0 is 0, which is no id.
+fn spread(i: u32) -> u32 {
+    let mut x = i.wrapping_mul(0x9e37_79b1);
+    x ^= x >> 15;
+    x = x.wrapping_mul(0x85eb_ca77);
+    x ^ x >> 13
+}

@@ -1,0 +1,199 @@
+//! A pool element's record, and how it is seen from outside.
+
+use crate::checksum;
+use crate::policy::Standing;
+use crate::space::Handlespace;
+use crate::timers::Timer;
+use holdfast_wire::rserpool::{ElementId, Policy, PoolHandle, RegistrarId};
+
+/// Names one registration: the same element registered again after a deregistration has another key.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct ElementKey {
+    pub(crate) slot: u32,
+    pub(crate) generation: u32,
+}
+
+/// A registered pool element. What is asked of it is fetched then, and nothing else.
+pub struct ElementRef<'a, T> {
+    pub(crate) space: &'a Handlespace<T>,
+    pub(crate) core: &'a Core,
+    pub(crate) slot: u32,
+}
+
+impl<T> Clone for ElementRef<'_, T> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<T> Copy for ElementRef<'_, T> {}
+
+impl<'a, T> ElementRef<'a, T> {
+    /// Names the registration.
+    pub fn key(&self) -> ElementKey {
+        ElementKey {
+            slot: self.slot,
+            generation: self.core.generation,
+        }
+    }
+
+    /// The pool it is in.
+    pub fn handle(&self) -> &'a PoolHandle {
+        &self.space.pools[self.core.pool as usize].handle
+    }
+
+    /// Its number in the pool.
+    pub fn id(&self) -> ElementId {
+        ElementId(self.core.id)
+    }
+
+    /// Its home registrar.
+    pub fn home(&self) -> RegistrarId {
+        self.space.ownership.home_of(self.core)
+    }
+
+    /// What it said of itself for the pool's policy.
+    pub fn policy(&self) -> &'a Policy {
+        &self.space.elements.rests[self.slot as usize].policy
+    }
+
+    /// What the caller registered with it.
+    pub fn payload(&self) -> &'a T {
+        let payload = &self.space.elements.rests[self.slot as usize].payload;
+        let Some(payload) = payload else {
+            unreachable!("only a free record has no payload");
+        };
+        payload
+    }
+}
+
+/// The element is in no group and its record is free.
+const FREE: u32 = u32::MAX;
+
+/// What the operations touch of an element: one cache line.
+#[derive(Debug, Clone)]
+#[repr(align(64))]
+pub(crate) struct Core {
+    pub(crate) id: u32,
+    pub(crate) pool: u32,
+    pub(crate) generation: u32,
+    /// The set of the pool's elements with the same home registrar, and the place in it.
+    pub(crate) group: u32,
+    pub(crate) member: u32,
+    /// The place in the pool's selection set.
+    pub(crate) spot: u32,
+    pub(crate) standing: Standing,
+    pub(crate) timer: Timer,
+}
+
+/// What they seldom touch: another line, if the payload is small.
+#[derive(Debug, Clone)]
+#[repr(align(64))]
+pub(crate) struct Rest<T> {
+    pub(crate) policy: Policy,
+    pub(crate) payload: Option<T>,
+}
+
+/// The records of all elements, by slot. A slot that became free last is used first: its lines are still in a cache.
+#[derive(Debug, Clone)]
+pub(crate) struct Elements<T> {
+    pub(crate) cores: Vec<Core>,
+    pub(crate) rests: Vec<Rest<T>>,
+    free: Vec<u32>,
+}
+
+impl<T> Elements<T> {
+    pub(crate) fn new() -> Self {
+        Elements {
+            cores: Vec::new(),
+            rests: Vec::new(),
+            free: Vec::new(),
+        }
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.cores.len() - self.free.len()
+    }
+
+    /// A record for an element that is in no set yet.
+    pub(crate) fn insert(&mut self, id: ElementId, pool: u32, policy: Policy, payload: T) -> u32 {
+        let rest = Rest {
+            policy,
+            payload: Some(payload),
+        };
+        let core = |generation| Core {
+            id: id.0,
+            pool,
+            generation,
+            group: 0,
+            member: 0,
+            spot: 0,
+            standing: Standing::default(),
+            timer: Timer::default(),
+        };
+        if let Some(slot) = self.free.pop() {
+            let old = &mut self.cores[slot as usize];
+            *old = core(old.generation);
+            self.rests[slot as usize] = rest;
+            return slot;
+        }
+        let slot = u32::try_from(self.cores.len()).ok();
+        let slot = slot.filter(|&slot| slot < FREE);
+        let slot = slot.expect("more elements than there are numbers for");
+        self.cores.push(core(0));
+        self.rests.push(rest);
+        slot
+    }
+
+    /// Frees the record of an element that is in no set any more.
+    pub(crate) fn remove(&mut self, slot: u32) -> Option<T> {
+        let core = &mut self.cores[slot as usize];
+        core.group = FREE;
+        core.generation = core.generation.wrapping_add(1);
+        core.timer = Timer::default();
+        self.free.push(slot);
+        self.rests[slot as usize].payload.take()
+    }
+
+    /// The slot, while the registration lasts.
+    #[inline]
+    pub(crate) fn slot_of(&self, key: ElementKey) -> Option<u32> {
+        let core = self.cores.get(key.slot as usize)?;
+        (core.generation == key.generation && core.group != FREE).then_some(key.slot)
+    }
+
+    #[inline]
+    pub(crate) fn key_of(&self, slot: u32) -> ElementKey {
+        ElementKey {
+            slot,
+            generation: self.cores[slot as usize].generation,
+        }
+    }
+
+    /// Whether there is an element in the slot.
+    #[inline]
+    pub(crate) fn is_used(&self, slot: u32) -> bool {
+        self.cores[slot as usize].group != FREE
+    }
+
+    /// What the element adds to its home registrar's checksum, `handle_block` being its pool's part.
+    pub(crate) fn checksum_block(&self, slot: u32, handle_block: u64) -> u64 {
+        handle_block + checksum::id_block(self.cores[slot as usize].id)
+    }
+
+    pub(crate) fn heap_bytes(&self) -> usize {
+        self.cores.capacity() * size_of::<Core>()
+            + self.rests.capacity() * size_of::<Rest<T>>()
+            + self.free.capacity() * size_of::<u32>()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_core_is_one_cache_line() {
+        assert_eq!(size_of::<Core>(), 64);
+    }
+}

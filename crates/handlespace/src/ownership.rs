@@ -1,0 +1,213 @@
+//! Which elements have which home registrar.
+//!
+//! The elements of a pool that have the same home registrar are a group. A registrar owns groups; so its elements can be
+//! told pool by pool, as a handle table wants them.
+
+use crate::checksum::Checksum;
+use crate::element::Core;
+use crate::index::Index;
+use holdfast_wire::rserpool::RegistrarId;
+
+/// Elements of one pool with the same home registrar.
+#[derive(Debug, Clone)]
+pub(crate) struct Group {
+    pub(crate) members: Vec<u32>,
+    pub(crate) generation: u32,
+    pub(crate) home: RegistrarId,
+    pool: u32,
+    owner: u32,
+    /// The place in the owner's list.
+    in_owner: u32,
+}
+
+/// A registrar that is some element's home.
+#[derive(Debug, Clone)]
+pub(crate) struct Owner {
+    pub(crate) home: RegistrarId,
+    pub(crate) groups: Vec<u32>,
+    pub(crate) elements: usize,
+    pub(crate) checksum: Checksum,
+}
+
+/// All groups and owners. Lists of groups and of members are dense: what leaves is replaced by the last.
+#[derive(Debug, Clone)]
+pub(crate) struct Ownership {
+    pub(crate) groups: Vec<Group>,
+    free_groups: Vec<u32>,
+    group_index: Index,
+    owners: Vec<Owner>,
+    free_owners: Vec<u32>,
+    owner_index: Index,
+    seed: u64,
+}
+
+impl Ownership {
+    pub(crate) fn new(seed: u64) -> Ownership {
+        Ownership {
+            groups: Vec::new(),
+            free_groups: Vec::new(),
+            group_index: Index::new(),
+            owners: Vec::new(),
+            free_owners: Vec::new(),
+            owner_index: Index::new(),
+            seed,
+        }
+    }
+
+    /// What is known of a registrar that is some element's home.
+    pub(crate) fn owner(&self, home: RegistrarId) -> Option<&Owner> {
+        let owner = self.find_owner(home)?;
+        Some(&self.owners[owner as usize])
+    }
+
+    pub(crate) fn home_of(&self, core: &Core) -> RegistrarId {
+        self.groups[core.group as usize].home
+    }
+
+    /// Makes `home` the home of an element that has none; `block` is what the element adds to a checksum.
+    #[inline]
+    pub(crate) fn insert(&mut self, cores: &mut [Core], slot: u32, home: RegistrarId, block: u64) {
+        let core = &mut cores[slot as usize];
+        let number = self.group(core.pool, home);
+        let group = &mut self.groups[number as usize];
+        core.group = number;
+        core.member = group.members.len() as u32;
+        group.members.push(slot);
+        let owner = &mut self.owners[group.owner as usize];
+        owner.elements += 1;
+        owner.checksum.add(block);
+    }
+
+    /// Takes an element from its home.
+    #[inline]
+    pub(crate) fn remove(&mut self, cores: &mut [Core], slot: u32, block: u64) {
+        let Core { group, member, .. } = cores[slot as usize];
+        let number = group;
+        let group = &mut self.groups[number as usize];
+        group.members.swap_remove(member as usize);
+        if let Some(&moved) = group.members.get(member as usize) {
+            cores[moved as usize].member = member;
+        }
+        let owner = &mut self.owners[group.owner as usize];
+        owner.elements -= 1;
+        owner.checksum.take(block);
+        if group.members.is_empty() {
+            self.remove_group(number);
+        }
+    }
+
+    pub(crate) fn heap_bytes(&self) -> usize {
+        let members: usize = self.groups.iter().map(|g| g.members.capacity()).sum();
+        let owned: usize = self.owners.iter().map(|o| o.groups.capacity()).sum();
+        let lists = self.free_groups.capacity() + self.free_owners.capacity();
+        (members + owned + lists) * size_of::<u32>()
+            + self.groups.capacity() * size_of::<Group>()
+            + self.owners.capacity() * size_of::<Owner>()
+            + self.group_index.heap_bytes()
+            + self.owner_index.heap_bytes()
+    }
+
+    fn hash(&self, pool: u32, home: RegistrarId) -> u64 {
+        mix(self.seed ^ u64::from(home.0), pool)
+    }
+
+    fn find_owner(&self, home: RegistrarId) -> Option<u32> {
+        let hash = mix(self.seed, home.0);
+        self.owner_index
+            .find(hash, |owner| self.owners[owner as usize].home == home)
+    }
+
+    /// The group of a pool and a registrar, made if there is none.
+    #[inline]
+    fn group(&mut self, pool: u32, home: RegistrarId) -> u32 {
+        let hash = self.hash(pool, home);
+        let found = self.group_index.find(hash, |number| {
+            let group = &self.groups[number as usize];
+            group.pool == pool && group.home == home
+        });
+        found.unwrap_or_else(|| self.add_group(pool, home, hash))
+    }
+
+    fn add_group(&mut self, pool: u32, home: RegistrarId, hash: u64) -> u32 {
+        let owner = match self.find_owner(home) {
+            Some(owner) => owner,
+            None => self.add_owner(home),
+        };
+        let groups = &mut self.owners[owner as usize].groups;
+        let mut group = Group {
+            members: Vec::new(),
+            generation: 0,
+            home,
+            pool,
+            owner,
+            in_owner: groups.len() as u32,
+        };
+        let number = match self.free_groups.pop() {
+            Some(number) => {
+                let free = &mut self.groups[number as usize];
+                group.generation = free.generation;
+                *free = group;
+                number
+            }
+            None => {
+                self.groups.push(group);
+                self.groups.len() as u32 - 1
+            }
+        };
+        groups.push(number);
+        self.group_index.insert(hash, number);
+        number
+    }
+
+    fn remove_group(&mut self, number: u32) {
+        let group = &mut self.groups[number as usize];
+        group.generation = group.generation.wrapping_add(1);
+        group.members = Vec::new();
+        let (pool, number_of_owner) = (group.pool, group.owner);
+        let in_owner = group.in_owner;
+        let home = group.home;
+        let hash = self.hash(pool, home);
+        self.group_index.remove(hash, number);
+        let owner = &mut self.owners[number_of_owner as usize];
+        owner.groups.swap_remove(in_owner as usize);
+        if let Some(&moved) = owner.groups.get(in_owner as usize) {
+            self.groups[moved as usize].in_owner = in_owner;
+        }
+        if owner.groups.is_empty() {
+            self.owner_index
+                .remove(mix(self.seed, home.0), number_of_owner);
+            self.free_owners.push(number_of_owner);
+        }
+        self.free_groups.push(number);
+    }
+
+    fn add_owner(&mut self, home: RegistrarId) -> u32 {
+        let owner = Owner {
+            home,
+            groups: Vec::new(),
+            elements: 0,
+            checksum: Checksum::default(),
+        };
+        let number = match self.free_owners.pop() {
+            Some(number) => {
+                self.owners[number as usize] = owner;
+                number
+            }
+            None => {
+                self.owners.push(owner);
+                self.owners.len() as u32 - 1
+            }
+        };
+        self.owner_index.insert(mix(self.seed, home.0), number);
+        number
+    }
+}
+
+/// A hash of a hash and a number: their product folded.
+#[inline]
+pub(crate) fn mix(hash: u64, number: u32) -> u64 {
+    const ODD: u64 = 0x9e37_79b9_7f4a_7c15;
+    let spread = hash ^ (u64::from(number) + 1).wrapping_mul(ODD);
+    let product = u128::from(spread) * u128::from(ODD.rotate_left(32) | 1);
+    (product as u64) ^ (product >> 64) as u64
+}

@@ -1,0 +1,110 @@
+//! A pool's selection set.
+
+pub(crate) mod blocks;
+mod order;
+mod weights;
+
+pub(crate) use blocks::Blocks;
+use order::Order;
+use weights::Weights;
+
+use crate::element::Core;
+use crate::policy::{OUT, Procedure, Standing};
+
+/// The elements of a pool as its policy's procedure wants them.
+#[derive(Debug, Clone)]
+pub(crate) enum Selection {
+    Ordered(Order),
+    Weighted(Weights),
+}
+
+impl Selection {
+    pub(crate) fn new(procedure: Procedure) -> Selection {
+        if procedure.is_by_weight() {
+            Selection::Weighted(Weights::default())
+        } else {
+            Selection::Ordered(Order::default())
+        }
+    }
+
+    /// The lowest key.
+    pub(crate) fn lowest(&self) -> u64 {
+        match self {
+            Selection::Ordered(order) => order.lowest(),
+            Selection::Weighted(_) => 0,
+        }
+    }
+
+    /// Adds the element in `slot`, which is in no selection set.
+    #[inline]
+    pub(crate) fn insert(
+        &mut self,
+        blocks: &mut Blocks,
+        cores: &mut [Core],
+        slot: u32,
+        standing: Standing,
+    ) {
+        let core = &mut cores[slot as usize];
+        core.standing = standing;
+        match self {
+            Selection::Ordered(order) if standing.value != OUT => {
+                core.spot = order.insert(blocks, standing.value, slot);
+            }
+            Selection::Ordered(_) => {}
+            Selection::Weighted(weights) => {
+                core.spot = weights.insert(weight(standing), slot);
+            }
+        }
+    }
+
+    /// Takes an element out.
+    #[inline]
+    pub(crate) fn remove(&mut self, blocks: &mut Blocks, cores: &mut [Core], slot: u32) {
+        let Core { standing, spot, .. } = cores[slot as usize];
+        match self {
+            Selection::Ordered(order) if standing.value != OUT => {
+                order.remove(blocks, standing.value, spot);
+            }
+            Selection::Ordered(_) => {}
+            Selection::Weighted(weights) => {
+                if let Some(moved) = weights.remove(spot) {
+                    cores[moved as usize].spot = spot;
+                }
+            }
+        }
+    }
+
+    /// Gives an element another standing, and in an order the next sequence number.
+    #[inline]
+    pub(crate) fn update(
+        &mut self,
+        blocks: &mut Blocks,
+        cores: &mut [Core],
+        slot: u32,
+        standing: Standing,
+    ) {
+        match self {
+            Selection::Ordered(_) => {
+                self.remove(blocks, cores, slot);
+                self.insert(blocks, cores, slot, standing);
+            }
+            Selection::Weighted(weights) => {
+                let core = &mut cores[slot as usize];
+                core.standing = standing;
+                weights.set(core.spot, weight(standing));
+            }
+        }
+    }
+
+    pub(crate) fn heap_bytes(&self) -> usize {
+        match self {
+            Selection::Ordered(order) => order.heap_bytes(),
+            Selection::Weighted(weights) => weights.heap_bytes(),
+        }
+    }
+}
+
+/// Weights fit 32 bits by their policies' definitions.
+fn weight(standing: Standing) -> u32 {
+    u32::try_from(standing.value).unwrap_or(u32::MAX)
+}

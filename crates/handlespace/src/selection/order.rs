@@ -1,0 +1,103 @@
+//! Elements in a policy's sorting order: a queue for each key, the queue of the lowest key at hand.
+
+use super::blocks::{Blocks, Queue};
+use std::collections::BTreeMap;
+
+/// The queues of a pool, by key.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Order {
+    /// The lowest key's: what is selected from, and all there is where every key is the same.
+    front: Option<(u64, Queue)>,
+    /// All others.
+    later: BTreeMap<u64, Queue>,
+}
+
+impl Order {
+    /// The lowest key, 0 if there is no element.
+    pub(crate) fn lowest(&self) -> u64 {
+        self.front.map_or(0, |(key, _)| key)
+    }
+
+    /// Puts an element behind all with keys up to its own; returns its spot.
+    #[inline]
+    pub(crate) fn insert(&mut self, blocks: &mut Blocks, key: u64, slot: u32) -> u32 {
+        match &mut self.front {
+            Some((front, queue)) if *front == key => blocks.push(queue, slot),
+            Some((front, queue)) if *front > key => {
+                self.later.insert(*front, *queue);
+                let (queue, spot) = blocks.start(slot);
+                self.front = Some((key, queue));
+                spot
+            }
+            Some(_) => match self.later.get_mut(&key) {
+                Some(queue) => blocks.push(queue, slot),
+                None => {
+                    let (queue, spot) = blocks.start(slot);
+                    self.later.insert(key, queue);
+                    spot
+                }
+            },
+            None => {
+                let (queue, spot) = blocks.start(slot);
+                self.front = Some((key, queue));
+                spot
+            }
+        }
+    }
+
+    /// Takes out the element at `spot`, which has this key.
+    #[inline]
+    pub(crate) fn remove(&mut self, blocks: &mut Blocks, key: u64, spot: u32) {
+        match &mut self.front {
+            Some((front, queue)) if *front == key => {
+                if !blocks.remove(queue, spot) {
+                    self.front = self.later.pop_first();
+                }
+            }
+            _ => {
+                let Some(queue) = self.later.get_mut(&key) else {
+                    unreachable!("an element's key has a queue");
+                };
+                if !blocks.remove(queue, spot) {
+                    self.later.remove(&key);
+                }
+            }
+        }
+    }
+
+    /// Puts the first element behind its equals; returns its slot and its new spot.
+    #[inline]
+    pub(crate) fn rotate(&mut self, blocks: &mut Blocks) -> Option<(u32, u32)> {
+        let (_, queue) = self.front.as_mut()?;
+        Some(blocks.rotate(queue))
+    }
+
+    /// The slot of an element whose turn comes soon.
+    #[inline]
+    pub(crate) fn ahead(&self, blocks: &Blocks) -> Option<u32> {
+        self.front.map(|(_, queue)| blocks.ahead(queue))
+    }
+
+    /// Shows the first elements, in order, up to so many. Returns how many.
+    #[inline]
+    pub(crate) fn first(&self, blocks: &Blocks, items: usize, mut show: impl FnMut(u32)) -> usize {
+        let Some((_, front)) = self.front else {
+            return 0;
+        };
+        let mut left = blocks.first_of(front, items, &mut show);
+        if left > 0 {
+            for &queue in self.later.values() {
+                left = blocks.first_of(queue, left, &mut show);
+                if left == 0 {
+                    break;
+                }
+            }
+        }
+        items - left
+    }
+
+    pub(crate) fn heap_bytes(&self) -> usize {
+        // A node of the standard library's map has eleven places, and two of three are taken.
+        self.later.len() * (size_of::<u64>() + size_of::<Queue>()) * 3 / 2
+    }
+}

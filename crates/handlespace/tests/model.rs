@@ -1,0 +1,234 @@
+//! Random operations on the handlespace and on a naive model: vectors, searched from the front.
+
+mod naive;
+
+use holdfast_handlespace::{Cursor, Handlespace, Registration, TimerKind};
+use holdfast_wire::rserpool::{ElementId, PoolHandle, RegistrarId};
+use naive::Naive;
+use proptest::prelude::*;
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+#[derive(Debug, Clone)]
+enum Step {
+    Register {
+        pool: usize,
+        id: u32,
+        home: u32,
+        figure: u32,
+        class: u32,
+    },
+    Deregister {
+        pool: usize,
+        id: u32,
+    },
+    Rehome {
+        pool: usize,
+        id: u32,
+        home: u32,
+    },
+    Resolve {
+        pool: usize,
+        items: usize,
+    },
+    SetTimer {
+        pool: usize,
+        id: u32,
+        in_us: u64,
+    },
+    StopTimer {
+        pool: usize,
+        id: u32,
+    },
+    Wait {
+        us: u64,
+    },
+}
+
+/// Deterministic policies, one for each pool, made of a figure of few values so that keys are often equal.
+const POOLS: usize = naive::POLICIES;
+
+fn step() -> impl Strategy<Value = Step> {
+    let pool = 0..POOLS;
+    let id = 0u32..40;
+    let home = 1u32..4;
+    prop_oneof![
+        6 => (pool.clone(), id.clone(), home.clone(), 0u32..5, prop_oneof![9 => Just(0u32), 1 => Just(1)])
+            .prop_map(|(pool, id, home, figure, class)| Step::Register { pool, id, home, figure, class }),
+        2 => (pool.clone(), id.clone()).prop_map(|(pool, id)| Step::Deregister { pool, id }),
+        1 => (pool.clone(), id.clone(), home).prop_map(|(pool, id, home)| Step::Rehome { pool, id, home }),
+        6 => (pool.clone(), 0usize..6).prop_map(|(pool, items)| Step::Resolve { pool, items }),
+        4 => (pool.clone(), id.clone(), prop_oneof![0u64..100, 0u64..1_000_000, Just(1 << 40)])
+            .prop_map(|(pool, id, in_us)| Step::SetTimer { pool, id, in_us }),
+        1 => (pool, id).prop_map(|(pool, id)| Step::StopTimer { pool, id }),
+        2 => prop_oneof![0u64..100, 0u64..1_000_000].prop_map(|us| Step::Wait { us }),
+    ]
+}
+
+fn handle(pool: usize) -> PoolHandle {
+    PoolHandle::from(["a", "pool", "another pool", "odd", "x", "y", "z"][pool % 7])
+}
+
+/// Both, and the time.
+struct Run {
+    space: Handlespace<usize>,
+    naive: Naive,
+    now: u64,
+}
+
+type Checked = Result<(), TestCaseError>;
+
+impl Run {
+    fn step(&mut self, kind_of: impl Fn(usize) -> usize, number: usize, step: Step) -> Checked {
+        match step {
+            Step::Register {
+                pool,
+                id,
+                home,
+                figure,
+                class,
+            } => self.register(kind_of(pool), id, home, figure, class, number),
+            Step::Deregister { pool, id } => {
+                let kind = kind_of(pool);
+                let got = self.space.deregister(&handle(kind), ElementId(id));
+                prop_assert_eq!(got, self.naive.deregister(kind, id));
+                Ok(())
+            }
+            Step::Rehome { pool, id, home } => {
+                let kind = kind_of(pool);
+                if let Some(key) = self.space.find(&handle(kind), ElementId(id)) {
+                    prop_assert!(self.space.set_home(key, RegistrarId(home)));
+                }
+                self.naive.rehome(kind, id, home);
+                Ok(())
+            }
+            Step::Resolve { pool, items } => self.resolve(kind_of(pool), items),
+            Step::SetTimer { pool, id, in_us } => {
+                let (kind, at) = (kind_of(pool), self.now + in_us);
+                if let Some(key) = self.space.find(&handle(kind), ElementId(id)) {
+                    let (timer, at) = (TimerKind::KeepAliveTimeout, Duration::from_micros(at));
+                    self.space.set_timer(key, timer, at);
+                    prop_assert_eq!(self.space.timer(key), Some((timer, at)));
+                }
+                self.naive.set_timer(kind, id, Some(at));
+                Ok(())
+            }
+            Step::StopTimer { pool, id } => {
+                let kind = kind_of(pool);
+                if let Some(key) = self.space.find(&handle(kind), ElementId(id)) {
+                    prop_assert!(self.space.stop_timer(key));
+                    prop_assert_eq!(self.space.timer(key), None);
+                }
+                self.naive.set_timer(kind, id, None);
+                Ok(())
+            }
+            Step::Wait { us } => self.wait(us),
+        }
+    }
+
+    fn register(
+        &mut self,
+        kind: usize,
+        id: u32,
+        home: u32,
+        figure: u32,
+        class: u32,
+        payload: usize,
+    ) -> Checked {
+        let policy = naive::policy(kind, figure);
+        let got = self.space.register(Registration {
+            handle: &handle(kind),
+            id: ElementId(id),
+            home: RegistrarId(home),
+            policy,
+            class,
+            payload,
+        });
+        let expected = self.naive.register(kind, id, home, policy, class, payload);
+        prop_assert_eq!(got.map(|registered| registered.previous).ok(), expected);
+        Ok(())
+    }
+
+    fn resolve(&mut self, kind: usize, items: usize) -> Checked {
+        let mut got = Vec::new();
+        let resolved = self
+            .space
+            .resolve(&handle(kind), items, |e| got.push(e.id().0));
+        prop_assert_eq!(resolved.unwrap_or(0), got.len());
+        prop_assert_eq!(resolved.is_some(), self.naive.has_pool(kind));
+        prop_assert_eq!(got, self.naive.resolve(kind, items));
+        Ok(())
+    }
+
+    fn wait(&mut self, us: u64) -> Checked {
+        self.now += us;
+        if let Some(first) = self.naive.first_timer() {
+            let next = self.space.next_timer().expect("a timer is set");
+            prop_assert!(next <= Duration::from_micros(first));
+        }
+        let mut last = 0;
+        let mut got = BTreeSet::new();
+        while let Some(expired) = self.space.pop_expired(Duration::from_micros(self.now)) {
+            let at = expired.at.as_micros() as u64;
+            prop_assert!(at >= last, "in the order of their times");
+            last = at;
+            let element = self.space.get(expired.key).expect("it is registered");
+            got.insert((at, element.handle().to_string(), element.id().0));
+        }
+        let expected = self.naive.expire(self.now).into_iter();
+        let expected = expected.map(|(at, kind, id)| (at, handle(kind).to_string(), id));
+        prop_assert_eq!(got, expected.collect::<BTreeSet<_>>());
+        Ok(())
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(400))]
+
+    #[test]
+    fn it_does_what_vectors_do(few in 1..=3usize, first in 0..POOLS, steps in prop::collection::vec(step(), 1..300)) {
+        let mut run = Run { space: Handlespace::new(7), naive: Naive::default(), now: 0 };
+        for (number, step) in steps.into_iter().enumerate() {
+            // Few pools at a time, so that they fill up.
+            run.step(|pool| (first + pool % few) % POOLS, number, step)?;
+            prop_assert_eq!(run.space.elements(), run.naive.elements.len());
+        }
+        sets_agree(&run.space, &run.naive)?;
+    }
+}
+
+/// Counts, checksums, and walks through all and owned elements.
+fn sets_agree(space: &Handlespace<usize>, naive: &Naive) -> Result<(), TestCaseError> {
+    let pools: BTreeSet<usize> = naive.elements.iter().map(|e| e.pool).collect();
+    prop_assert_eq!(space.pools(), pools.len());
+    prop_assert_eq!(space.each_pool().count(), pools.len());
+    for &pool in &pools {
+        let view = space.pool(&handle(pool)).expect("it exists");
+        let expected = naive.elements.iter().filter(|e| e.pool == pool).count();
+        prop_assert_eq!(view.elements, expected);
+    }
+    for home in [None, Some(1), Some(2), Some(3)] {
+        let mut cursor = home.map_or(Cursor::all(), |home| Cursor::owned_by(RegistrarId(home)));
+        let mut got = Vec::new();
+        while space.next_block(&mut cursor, 3, |e| {
+            got.push((e.handle().to_string(), e.id().0, *e.payload()))
+        }) > 0
+        {}
+        got.sort();
+        let members = naive.elements.iter();
+        let members = members.filter(|e| home.is_none_or(|home| e.home == home));
+        let mut expected: Vec<_> = members
+            .map(|e| (handle(e.pool).to_string(), e.id, e.payload))
+            .collect();
+        expected.sort();
+        if let Some(home) = home {
+            prop_assert_eq!(space.elements_owned_by(RegistrarId(home)), expected.len());
+            let blocks = expected
+                .iter()
+                .map(|(handle, id, _)| (handle.as_bytes(), *id));
+            prop_assert_eq!(space.checksum(RegistrarId(home)), naive::checksum(blocks));
+        }
+        prop_assert_eq!(got, expected);
+    }
+    Ok(())
+}
