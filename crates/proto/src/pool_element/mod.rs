@@ -16,7 +16,7 @@ mod session;
 #[cfg(test)]
 mod tests;
 
-pub use crate::hunt::{HuntConfig, Link};
+pub use crate::hunt::{HuntConfig, Link, Output as LinkOutput};
 pub use config::{Config, LifeUnit};
 pub use cookie::{CookieError, CookieKey};
 pub use event::{Departure, Event, PolicyChanged, Refusal};
@@ -29,7 +29,7 @@ use registration::{Goal, Question, Registration};
 use std::time::Duration;
 
 /// Something for the daemon to do.
-pub type Output = crate::hunt::Output<Event>;
+pub type Output = LinkOutput<Event>;
 
 /// The machine. See the module's text.
 #[derive(Debug)]

@@ -20,7 +20,7 @@ mod session;
 #[cfg(test)]
 mod tests;
 
-pub use crate::hunt::{HuntConfig, Link};
+pub use crate::hunt::{HuntConfig, Link, Output as LinkOutput};
 pub use config::Config;
 pub use event::{Event, ResolveError};
 pub use session::OwnCard;
@@ -35,7 +35,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 /// Something for the daemon to do.
-pub type Output = crate::hunt::Output<Event>;
+pub type Output = LinkOutput<Event>;
 
 /// Names a request, unique in the life of a machine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -25,7 +25,9 @@ impl Node {
         Transport::Sctp(SctpTransport {
             port: index as u16,
             usage: TransportUse::DataAndControl,
-            addresses: [IpAddr::V4(Ipv4Addr::new(10, 0, kind, 1))].into_iter().collect(),
+            addresses: [IpAddr::V4(Ipv4Addr::new(10, 0, kind, 1))]
+                .into_iter()
+                .collect(),
         })
     }
 
@@ -62,7 +64,9 @@ pub enum Packet {
 impl Packet {
     pub fn asap(message: &Message) -> Packet {
         let mut buffer = BytesMut::new();
-        message.encode(&mut buffer).expect("what machines say has an encoding");
+        message
+            .encode(&mut buffer)
+            .expect("what machines say has an encoding");
         Packet::Asap(buffer.freeze())
     }
 }

@@ -27,9 +27,10 @@ impl Space {
         match message {
             Message::Registration { handle, element } => {
                 let id = element.id;
-                let other = self.entries.get(&id).is_some_and(|entry| {
-                    entry.element.user_transport != element.user_transport
-                });
+                let other = self
+                    .entries
+                    .get(&id)
+                    .is_some_and(|entry| entry.element.user_transport != element.user_transport);
                 if other {
                     return Some(Message::RegistrationResponse {
                         rejected: true,
@@ -83,7 +84,11 @@ impl Space {
             };
         }
         self.turn += 1;
-        let all: Vec<PoolElement> = self.entries.values().map(|entry| entry.element.clone()).collect();
+        let all: Vec<PoolElement> = self
+            .entries
+            .values()
+            .map(|entry| entry.element.clone())
+            .collect();
         let mut elements: Vec<PoolElement> = Vec::new();
         for step in 0..all.len().min(self.items) {
             elements.push(all[(self.turn + step) % all.len()].clone());

@@ -14,18 +14,40 @@ use std::time::Duration;
 #[derive(Debug)]
 pub enum What {
     /// The third way of a handshake arrives; and the fourth.
-    Accepted { conn: usize },
-    Connected { conn: usize },
+    Accepted {
+        conn: usize,
+    },
+    Connected {
+        conn: usize,
+    },
     /// The end with that number hears that the link is gone.
-    Lost { conn: usize, end: usize },
-    Packet { conn: usize, to: usize, packet: Packet },
-    Announce { registrar: usize, to: Node },
-    Wake { node: Node },
+    Lost {
+        conn: usize,
+        end: usize,
+    },
+    Packet {
+        conn: usize,
+        to: usize,
+        packet: Packet,
+    },
+    Announce {
+        registrar: usize,
+        to: Node,
+    },
+    Wake {
+        node: Node,
+    },
     /// Users' work, registrars' upkeep.
     Tick,
-    Crash { node: Node },
-    Restart { node: Node },
-    Policy { element: usize },
+    Crash {
+        node: Node,
+    },
+    Restart {
+        node: Node,
+    },
+    Policy {
+        element: usize,
+    },
 }
 
 pub struct World {
@@ -34,6 +56,7 @@ pub struct World {
     pub queue: BTreeMap<(Duration, u64), What>,
     number: u64,
     pub conns: Vec<Conn>,
+    links: BTreeMap<(Node, u64, Link), (usize, usize)>,
     /// How often each node was started, and whether it runs.
     pub lives: BTreeMap<Node, (u64, bool)>,
     pub space: Space,
@@ -61,6 +84,7 @@ impl World {
             queue: BTreeMap::new(),
             number: 0,
             conns: Vec::new(),
+            links: BTreeMap::new(),
             lives: BTreeMap::new(),
             space: Space {
                 handle: PoolHandle::from("pool"),
@@ -79,18 +103,29 @@ impl World {
             trace: Vec::new(),
             rng,
         };
-        let known: Vec<Transport> = (0..registrars).map(|index| Node::Registrar(index).transport()).collect();
+        let known: Vec<Transport> = (0..registrars)
+            .map(|index| Node::Registrar(index).transport())
+            .collect();
         for index in 0..registrars {
             world.lives.insert(Node::Registrar(index), (1, true));
         }
         for index in 0..elements {
-            world.elements.push(Element::new(index, known.clone(), &mut world.rng));
+            world
+                .elements
+                .push(Element::new(index, known.clone(), &mut world.rng));
             world.lives.insert(Node::Element(index), (0, false));
             let at = Duration::from_millis(world.rng.range(0, 1_000));
-            world.at(at, What::Restart { node: Node::Element(index) });
+            world.at(
+                at,
+                What::Restart {
+                    node: Node::Element(index),
+                },
+            );
         }
         for index in 0..users {
-            world.users.push(User::new(index, known.clone(), &mut world.rng));
+            world
+                .users
+                .push(User::new(index, known.clone(), &mut world.rng));
             world.lives.insert(Node::User(index), (1, true));
         }
         world.at(Duration::ZERO, What::Tick);
@@ -116,7 +151,9 @@ impl World {
         while let Some((&(due, _), _)) = self.queue.first_key_value()
             && due <= end
         {
-            let Some((_, what)) = self.queue.pop_first() else { break };
+            let Some((_, what)) = self.queue.pop_first() else {
+                break;
+            };
             self.now = due;
             self.step(what);
             steps += 1;
@@ -175,10 +212,27 @@ impl World {
         let delay = Duration::from_micros(self.rng.range(self.delay_us.0, self.delay_us.1));
         let (life, alive) = self.lives[&other];
         let ends = [
-            End { node, life: self.lives[&node].0, link },
-            End { node: other, life, link: Link::Theirs(number as u64) },
+            End {
+                node,
+                life: self.lives[&node].0,
+                link,
+            },
+            End {
+                node: other,
+                life,
+                link: Link::Theirs(number as u64),
+            },
         ];
-        self.conns.push(Conn { ends, delay, last: [Duration::ZERO; 2], open: true });
+        for (end, at) in ends.iter().enumerate() {
+            self.links
+                .insert((at.node, at.life, at.link), (number, end));
+        }
+        self.conns.push(Conn {
+            ends,
+            delay,
+            last: [Duration::ZERO; 2],
+            open: true,
+        });
         if alive {
             self.at(delay * 3, What::Accepted { conn: number });
             self.at(delay * 4, What::Connected { conn: number });
@@ -187,47 +241,69 @@ impl World {
             self.count("connect to a dead node");
             // Its host refuses, or is gone too and nothing ever comes.
             if self.rng.percent(60) {
-                self.at(delay * 2, What::Lost { conn: number, end: 0 });
+                self.at(
+                    delay * 2,
+                    What::Lost {
+                        conn: number,
+                        end: 0,
+                    },
+                );
             }
         }
         number
     }
 
-    pub fn conn(&self, node: Node, link: Link) -> Option<(usize, usize)> {
-        let (life, _) = self.lives[&node];
-        let me = End { node, life, link };
-        self.conns.iter().enumerate().rev().find_map(|(number, conn)| {
-            let end = conn.ends.iter().position(|end| *end == me)?;
-            Some((number, end))
-        })
+    fn conn(&self, node: Node, link: Link) -> (usize, usize) {
+        let life = self.lives[&node].0;
+        let found = self.links.get(&(node, life, link)).copied();
+        let (number, end) = found.unwrap_or_else(|| panic!("{node:?} has no {link:?}"));
+        let open = self.conns[number].ends[end].life == life;
+        assert!(open, "{node:?} uses {link:?}, which it has closed");
+        (number, end)
+    }
+
+    pub fn element_of(&self, user: Node, link: Link) -> Node {
+        let (number, _) = self.conn(user, link);
+        self.conns[number].ends[1].node
     }
 
     pub fn send(&mut self, node: Node, link: Link, packet: Packet) {
-        let Some((number, end)) = self.conn(node, link) else {
-            panic!("{node:?} sends on {link:?}, which is none of its links");
-        };
+        let (number, end) = self.conn(node, link);
         let conn = &mut self.conns[number];
         let arrival = (self.now + conn.delay).max(conn.last[end]);
         conn.last[end] = arrival;
-        let registrar = conn.ends.iter().any(|end| matches!(end.node, Node::Registrar(_)));
+        let registrar = conn
+            .ends
+            .iter()
+            .any(|end| matches!(end.node, Node::Registrar(_)));
         let times = match self.rng.range(0, 100) {
             0..4 if registrar && self.hostile => 0,
             4..8 if registrar && self.hostile => 2,
             _ => 1,
         };
         for _ in 0..times {
-            let what = What::Packet { conn: number, to: 1 - end, packet: packet.clone() };
+            let what = What::Packet {
+                conn: number,
+                to: 1 - end,
+                packet: packet.clone(),
+            };
             self.at(arrival - self.now, what);
         }
     }
 
     pub fn close(&mut self, node: Node, link: Link) {
-        let (number, end) = self.conn(node, link).expect("a link that is closed was made");
+        let (number, end) = self.conn(node, link);
         let conn = &mut self.conns[number];
         // What was sent before arrives; the other end sees the end then.
         let after = (self.now + conn.delay).max(conn.last[end]) - self.now;
         conn.ends[end].life = u64::MAX;
-        self.at(after, What::Lost { conn: number, end: 1 - end });
+        self.at(
+            after,
+            What::Lost {
+                conn: number,
+                end: 1 - end,
+            },
+        );
     }
 
     fn crash(&mut self, node: Node) {
@@ -241,13 +317,26 @@ impl World {
             _ => "element crashed",
         });
         // Others hear of it at once, or when their transport has tried long enough.
-        let late = Duration::from_millis(if self.rng.percent(50) { 0 } else { self.rng.range(200, 3_000) });
+        let late = Duration::from_millis(if self.rng.percent(50) {
+            0
+        } else {
+            self.rng.range(200, 3_000)
+        });
         for number in 0..self.conns.len() {
             let conn = &self.conns[number];
-            let end = conn.ends.iter().position(|end| end.node == node && end.life == life);
+            let end = conn
+                .ends
+                .iter()
+                .position(|end| end.node == node && end.life == life);
             if let Some(end) = end {
                 let after = conn.delay + late;
-                self.at(after, What::Lost { conn: number, end: 1 - end });
+                self.at(
+                    after,
+                    What::Lost {
+                        conn: number,
+                        end: 1 - end,
+                    },
+                );
             }
         }
     }
@@ -271,7 +360,9 @@ impl World {
     pub fn registrars_tick(&mut self) {
         let now = self.now;
         self.space.upkeep(now);
-        let alive: Vec<usize> = (0..self.registrars).filter(|index| self.is_alive(Node::Registrar(*index))).collect();
+        let alive: Vec<usize> = (0..self.registrars)
+            .filter(|index| self.is_alive(Node::Registrar(*index)))
+            .collect();
         let Some(&heir) = alive.first() else { return };
         let mut calls = Vec::new();
         for (id, Entry { owner, element, .. }) in &mut self.space.entries {
@@ -282,12 +373,16 @@ impl World {
             calls.push((*id, *owner, taken, Node::of(&element.user_transport)));
         }
         for (id, owner, taken, node) in calls {
-            let Node::Element(element) = node else { continue };
+            let Node::Element(element) = node else {
+                continue;
+            };
             if taken {
                 self.count("taken over");
             }
             let known = self.monitors.get(&(owner, element)).copied();
-            let usable = known.filter(|conn| self.conns[*conn].open && self.live_end(*conn, 0) && self.live_end(*conn, 1));
+            let usable = known.filter(|conn| {
+                self.conns[*conn].open && self.live_end(*conn, 0) && self.live_end(*conn, 1)
+            });
             let conn = usable.unwrap_or_else(|| {
                 let link = Link::Ours(self.conns.len() as u64);
                 self.connect(Node::Registrar(owner), link, &node.transport())
@@ -307,7 +402,13 @@ impl World {
                 // Datagrams: lost, repeated, late.
                 for _ in 0..[0, 1, 1, 2][self.rng.index(4)] {
                     let after = Duration::from_micros(self.rng.range(100, 400_000));
-                    self.at(after, What::Announce { registrar, to: node });
+                    self.at(
+                        after,
+                        What::Announce {
+                            registrar,
+                            to: node,
+                        },
+                    );
                 }
             }
         }
