@@ -110,7 +110,7 @@ mod tests {
             let handle = PoolHandle::from("p");
             let mut cookie = seal(&KEYS, &handle, &state).to_vec();
             let at = at % cookie.len();
-            cookie[at] ^= 1 << bit;
+            cookie[at] ^= 1u8 << bit;
             prop_assert_eq!(open(&KEYS, &handle, &cookie.into()), Err(CookieError::Forged));
         }
 

@@ -14,6 +14,8 @@ mod event;
 mod registration;
 mod session;
 #[cfg(test)]
+mod session_tests;
+#[cfg(test)]
 mod tests;
 
 pub use crate::hunt::{HuntConfig, Link, Output as LinkOutput};

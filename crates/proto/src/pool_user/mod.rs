@@ -9,7 +9,7 @@
 //! A session is a link to an element with a control channel beside the data, if the element has one. Data goes straight
 //! between the daemon and whoever uses it. When the link is lost, the session takes the next element: at once, from the
 //! business card or what is known of the pool, however old. The cookie goes out with the connection, so that the element
-//! has the state a round trip and a half after the loss was seen, and answers data within two.
+//! has the state a round trip and a half after the loss was seen, and the user goes on after two.
 
 mod config;
 mod event;

@@ -33,19 +33,22 @@ pub(super) struct Pending {
 impl PoolUser {
     /// C1: "Be consulted before sending a handle resolution."
     pub(super) fn want(&mut self, now: Duration, handle: PoolHandle, waiting: Waiting) {
-        let age = self.pools.get(&handle).and_then(|pool| pool.fetched);
-        match age.map(|fetched| now.saturating_sub(fetched)) {
-            // C4: "If the cache entry is NOT stale, the endpoint SHOULD NOT send a handle resolution request".
-            Some(age) if age < self.config.fresh_for && self.answer(now, &handle, waiting) => {}
-            // C3: "in parallel, update the cache and answer the request".
-            Some(age)
-                if age >= self.config.fresh_for
-                    && age < self.config.usable_for
-                    && self.answer(now, &handle, waiting) =>
-            {
-                self.ask(now, handle, None);
-            }
-            _ => self.ask(now, handle, Some(waiting)),
+        let fetched = self.pools.get(&handle).and_then(|pool| pool.fetched);
+        let usable = fetched.is_some_and(|fetched| now < fetched + self.config.usable_for);
+        // C3: "in parallel, update the cache and answer the request"; C4: "If the cache entry is NOT stale, the endpoint
+        // SHOULD NOT send a handle resolution request".
+        if usable && self.answer(now, &handle, waiting) {
+            self.refresh(now, handle);
+        } else {
+            self.ask(now, handle, Some(waiting));
+        }
+    }
+
+    /// "If the cache entry is determined to be stale upon a cache hit, a handle resolution message SHOULD be sent" (C2).
+    pub(super) fn refresh(&mut self, now: Duration, handle: PoolHandle) {
+        let fetched = self.pools.get(&handle).and_then(|pool| pool.fetched);
+        if fetched.is_none_or(|fetched| fetched + self.config.fresh_for <= now) {
+            self.ask(now, handle, None);
         }
     }
 
@@ -247,7 +250,9 @@ impl PoolUser {
         let Some(pool) = self.pools.get_mut(handle) else {
             return;
         };
-        let wait = if pool.watched && pool.updates.is_none() {
+        // A session wants somebody to fail over to.
+        let scarce = pool.sessions > 0 && pool.elements.len() < 2;
+        let wait = if scarce || pool.watched && pool.updates.is_none() {
             self.config.fresh_for
         } else {
             self.config.usable_for

@@ -84,7 +84,7 @@ fn value(policy: &Policy, chosen: u64) -> u64 {
     match *policy {
         Policy::WeightedRoundRobin { weight } => match u64::from(weight) {
             0 => u64::MAX,
-            weight => ((chosen + 1) << 32) / weight,
+            weight => (chosen + 1).saturating_mul(1 << 32) / weight,
         },
         Policy::Priority { priority } => u64::from(u32::MAX - priority),
         Policy::LeastUsed { load } => load.into(),
@@ -118,5 +118,101 @@ fn value(policy: &Policy, chosen: u64) -> u64 {
         } => raised(load, degradation, chosen + 1).saturating_add(delay(dpf, distance)),
         // Round robin: "starting with the first". Policies by chance have no order.
         _ => chosen,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    /// How often each of the elements, each with its policy, is chosen in `rounds` choices.
+    fn choose(policies: &[Policy], rounds: usize) -> Vec<u64> {
+        let mut selection = Selection::new(policies[0].kind());
+        let mut chosen = vec![0; policies.len()];
+        for (position, policy) in policies.iter().enumerate() {
+            selection.insert(position, policy, 0);
+        }
+        let mut random = Random::new([2; 32]);
+        for _ in 0..rounds {
+            let position = selection.next(&mut random).expect("there are elements");
+            selection.remove(position, &policies[position], chosen[position]);
+            chosen[position] += 1;
+            selection.insert(position, &policies[position], chosen[position]);
+        }
+        chosen
+    }
+
+    #[test]
+    fn the_highest_priority_is_always_chosen() {
+        let policies = [3, 9, 5].map(|priority| Policy::Priority { priority });
+        assert_eq!(choose(&policies, 10), [0, 10, 0]);
+    }
+
+    #[test]
+    fn the_least_loaded_is_chosen_and_equals_in_turn() {
+        let policies = [7, 5, 5].map(|load| Policy::LeastUsed { load });
+        assert_eq!(choose(&policies, 10), [0, 5, 5]);
+    }
+
+    #[test]
+    fn degradation_spreads_choices_between_answers() {
+        let lud = |load| Policy::LeastUsedDegradation {
+            load,
+            degradation: 10,
+        };
+        assert_eq!(choose(&[lud(0), lud(50)], 15), [10, 5]);
+        // PLU counts the next session only: RFC 5356's example.
+        let plu = |load, degradation| Policy::PriorityLeastUsed { load, degradation };
+        assert_eq!(choose(&[plu(50, 50), plu(50, 10)], 5), [0, 5]);
+    }
+
+    #[test]
+    fn distance_is_a_load() {
+        let far = |load, distance| Policy::LeastUsedDpf {
+            load,
+            dpf: 2,
+            distance,
+        };
+        assert_eq!(choose(&[far(10, 10), far(20, 4)], 3), [0, 3]);
+    }
+
+    #[test]
+    fn chance_is_fair_whatever_the_weights() {
+        // The registrar has weighed them already.
+        let policies = [1, 1_000].map(|weight| Policy::WeightedRandom { weight });
+        let chosen = choose(&policies, 2_000);
+        assert!(
+            chosen.iter().all(|count| (900..1_100).contains(count)),
+            "{chosen:?}"
+        );
+    }
+
+    proptest! {
+        #[test]
+        fn weights_are_kept_to_within_one_choice(weights in proptest::collection::vec(1u32..20, 1..8)) {
+            let total: u32 = weights.iter().sum();
+            let policies: Vec<Policy> =
+                weights.iter().map(|&weight| Policy::WeightedRoundRobin { weight }).collect();
+            let chosen = choose(&policies, total as usize * 3);
+            for (weight, chosen) in weights.iter().zip(chosen) {
+                prop_assert!(chosen.abs_diff(u64::from(*weight) * 3) <= 1, "{weight}: {chosen}");
+            }
+        }
+
+        #[test]
+        fn any_figures_are_sorted_without_overflow(load: u32, degradation: u32, dpf: u32, distance: u32, chosen: u32) {
+            let policies = [
+                Policy::WeightedRoundRobin { weight: load },
+                Policy::LeastUsedDegradation { load, degradation },
+                Policy::PriorityLeastUsedDegradation { load, degradation },
+                Policy::LeastUsedDegradationDpf { load, degradation, dpf, distance },
+                Policy::PriorityLeastUsedDegradationDpf { load, degradation, dpf, distance },
+            ];
+            for policy in policies {
+                let (before, after) = (value(&policy, chosen.into()), value(&policy, u64::from(chosen) + 1));
+                prop_assert!(before <= after);
+            }
+        }
     }
 }

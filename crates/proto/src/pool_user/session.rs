@@ -253,7 +253,7 @@ impl PoolUser {
         self.links.remove(&link);
         self.unreachable(now, &handle, element);
         if self.session_seeks(now, id) {
-            return;
+            return self.refresh(now, handle);
         }
         self.arm(id, None);
         self.ask(now, handle, Some(Waiting::Session(id)));

@@ -3,6 +3,7 @@
 //! `HOLDFAST_SEED=n` runs that seed alone; `HOLDFAST_SEEDS=n` runs so many.
 
 mod net;
+mod outputs;
 mod people;
 mod registrar;
 #[path = "../handoff/rng.rs"]
@@ -51,7 +52,7 @@ fn run(seed: u64) -> World {
             node: Node::Element(4),
         },
     );
-    world.run(seconds(150));
+    world.run(seconds(100));
     check_rest(&mut world);
     world
 }
@@ -62,15 +63,12 @@ fn check_rest(world: &mut World) {
         count(world, "connect to a dead node"),
         count(world, "output"),
     );
-    world.run(seconds(40));
+    world.run(seconds(20));
     let dead = count(world, "connect to a dead node") - connects;
     assert_eq!(dead, 0, "still connecting to dead nodes");
     let outputs = count(world, "output") - outputs;
-    // Keep-alives each second, cookies ten times a second, registrations every few seconds.
-    assert!(
-        outputs < 40 * (4 + 9 * 10 + 10),
-        "{outputs} outputs at rest"
-    );
+    // Keep-alives each second, cookies four times a second, registrations every few seconds.
+    assert!(outputs < 20 * (4 + 9 * 4 + 10), "{outputs} outputs at rest");
     for (index, element) in world.elements.iter().enumerate().take(4) {
         let id = element.machine.id();
         let entry = world.space.entries.get(&id);
@@ -111,9 +109,9 @@ fn the_living_are_registered_and_sessions_go_on_with_their_latest_cookie() {
     };
     let seeds = match (number("HOLDFAST_SEED"), number("HOLDFAST_SEEDS")) {
         (Some(seed), _) => seed..seed + 1,
-        (None, count) => 0..count.unwrap_or(300),
+        (None, count) => 0..count.unwrap_or(200),
     };
-    let all = seeds.end - seeds.start >= 300;
+    let all = seeds.end - seeds.start >= 200;
     let mut tally = BTreeMap::<&str, u64>::new();
     for seed in seeds {
         let world = catch_unwind(AssertUnwindSafe(|| run(seed)));
@@ -145,8 +143,8 @@ fn a_seed_gives_the_same_run_again() {
     }
 }
 
-/// Issue 3, "Done when" 6: within two round trips after the loss is seen the user has an answer from another element,
-/// which had the cookie's state.
+/// The next element has the cookie's state one and a half round trips after the loss is seen, and the user goes on after
+/// two: as long as a handshake of SCTP takes.
 #[test]
 fn a_session_resumes_within_two_round_trips() {
     for seed in 0..50 {
@@ -167,7 +165,9 @@ fn a_session_resumes_within_two_round_trips() {
                 .0
         };
         let round_trip = Duration::from_millis(20);
-        let took = when("resumed") - when("broken");
-        assert!(took <= round_trip * 3 / 2, "seed {seed}: {took:?}");
+        let resumed = when("resumed") - when("broken");
+        assert!(resumed <= round_trip * 3 / 2, "seed {seed}: {resumed:?}");
+        let up = when("up") - when("broken");
+        assert!(up <= round_trip * 2, "seed {seed}: {up:?}");
     }
 }

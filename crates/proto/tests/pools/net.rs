@@ -58,7 +58,7 @@ pub enum Packet {
     /// A user's data: one more step of the session.
     Step { session: (usize, u64) },
     /// The element's answer to it.
-    Done { session: (usize, u64), count: u64 },
+    Done { session: (usize, u64) },
 }
 
 impl Packet {

@@ -4,10 +4,8 @@ use crate::net::{Node, Packet};
 use crate::registrar;
 use crate::rng::Rng;
 use crate::world::{What, World, parse};
-use holdfast_proto::pool_element::{
-    self, CookieKey, PoolElement, SessionEvent, Sessions, SessionsConfig,
-};
-use holdfast_proto::pool_element::{HuntConfig, Link, LinkOutput as Output};
+use holdfast_proto::pool_element::{self, CookieKey, PoolElement, Sessions, SessionsConfig};
+use holdfast_proto::pool_element::{HuntConfig, Link};
 use holdfast_proto::pool_user::{self, PoolUser, SessionId};
 use holdfast_wire::rserpool::asap::Message;
 use holdfast_wire::rserpool::{Policy, PoolHandle, Transport};
@@ -18,10 +16,10 @@ pub struct Element {
     pub machine: PoolElement,
     pub sessions: Sessions,
     /// The state of each user's session.
-    counts: BTreeMap<Link, u64>,
+    pub counts: BTreeMap<Link, u64>,
     known: Vec<Transport>,
     pub policy: Policy,
-    next_wake: Option<Duration>,
+    pub next_wake: Option<Duration>,
 }
 
 pub struct User {
@@ -30,7 +28,7 @@ pub struct User {
     pub sessions: BTreeMap<SessionId, Option<Link>>,
     /// When each had an answer last.
     pub answered: BTreeMap<SessionId, Duration>,
-    next_wake: Option<Duration>,
+    pub next_wake: Option<Duration>,
 }
 
 /// Some know registrars beforehand, some trust announces, some both.
@@ -80,9 +78,8 @@ impl Element {
 }
 
 impl User {
-    pub fn new(index: usize, known: Vec<Transport>, rng: &mut Rng) -> User {
-        let _ = index;
-        let config = pool_user::Config::new(hunt(&known, rng), seed(rng));
+    pub fn new(known: &[Transport], rng: &mut Rng) -> User {
+        let config = pool_user::Config::new(hunt(known, rng), seed(rng));
         User {
             machine: PoolUser::new(config),
             sessions: BTreeMap::new(),
@@ -143,7 +140,7 @@ impl World {
     }
 
     pub fn announced(&mut self, registrar: usize, to: Node) {
-        let (now, id) = (self.now, registrar::id(registrar));
+        let (now, id) = (self.now, registrar::id_of(registrar));
         let transports = vec![Node::Registrar(registrar).transport()];
         match to {
             Node::Element(index) if self.is_alive(to) => {
@@ -207,7 +204,7 @@ impl World {
                 self.elements[index]
                     .sessions
                     .handle_state(link, state.as_bytes());
-                self.send(Node::Element(index), link, Packet::Done { session, count });
+                self.send(Node::Element(index), link, Packet::Done { session });
             }
             Packet::Done { .. } => panic!("an element got an answer"),
         }
@@ -227,8 +224,7 @@ impl World {
                 self.users[index].machine.handle_message(now, link, message);
                 self.drain(Node::User(index));
             }
-            Packet::Done { session, count } => {
-                self.trace.push((self.now, format!("answer {count}")));
+            Packet::Done { session } => {
                 let now = self.now;
                 self.users[index].answered.insert(SessionId(session.1), now);
             }
@@ -267,138 +263,11 @@ impl World {
         if self.now.as_millis().is_multiple_of(1_000) {
             self.registrars_tick();
         }
-        self.at(Duration::from_millis(100), What::Tick);
-    }
-
-    /// Takes what a machine wants done, and wakes it when it wants.
-    fn drain(&mut self, node: Node) {
-        let before = self.number_of_outputs();
-        match node {
-            Node::Element(index) => {
-                while let Some(output) = self.elements[index].machine.poll_output() {
-                    self.carry_out(node, output, World::element_told);
-                }
-                while let Some(output) = self.elements[index].sessions.poll_output() {
-                    self.carry_out(node, output, World::session_told);
-                }
-                let due = self.elements[index].machine.poll_timeout();
-                if std::mem::replace(&mut self.elements[index].next_wake, due) != due {
-                    self.wake_at(node, due);
-                }
-            }
-            Node::User(index) => {
-                while let Some(output) = self.users[index].machine.poll_output() {
-                    self.carry_out(node, output, World::user_told);
-                }
-                let due = self.users[index].machine.poll_timeout();
-                if std::mem::replace(&mut self.users[index].next_wake, due) != due {
-                    self.wake_at(node, due);
-                }
-            }
-            Node::Registrar(_) => {}
-        }
-        let outputs = self.number_of_outputs() - before;
-        assert!(
-            outputs < 200,
-            "{node:?} gave {outputs} outputs for one input"
-        );
-    }
-
-    fn number_of_outputs(&self) -> u64 {
-        self.tally.get("output").copied().unwrap_or(0)
-    }
-
-    fn wake_at(&mut self, node: Node, due: Option<Duration>) {
-        if let Some(due) = due {
-            self.at(due.saturating_sub(self.now), What::Wake { node });
-        }
-    }
-
-    fn carry_out<E>(&mut self, node: Node, output: Output<E>, told: fn(&mut World, Node, E)) {
-        self.count("output");
-        match output {
-            Output::Connect { link, to } => {
-                self.connect(node, link, &to);
-            }
-            Output::Close { link } => self.close(node, link),
-            Output::Send { link, message } => self.send(node, link, Packet::asap(&message)),
-            Output::Event(event) => told(self, node, event),
-        }
-    }
-
-    fn element_told(&mut self, _: Node, event: pool_element::Event) {
-        use pool_element::Event;
-        self.count(match event {
-            Event::Registered { .. } => "registered",
-            Event::Refused(refusal) => panic!("{refusal}"),
-            Event::Expired => "expired",
-            Event::NewHome { .. } => "element: new home",
-            Event::HomeLost => "element: home lost",
-            Event::NoRegistrar => "element: no registrar",
-            Event::Unanswered { .. } => "unanswered",
-            Event::Reported(_) => "reported",
-            Event::Left(_) => "left",
-        });
-    }
-
-    fn session_told(&mut self, node: Node, event: SessionEvent) {
-        let Node::Element(index) = node else { return };
-        match event {
-            SessionEvent::Resumed { link, state } => {
-                let (key, count) = read_state(&state);
-                assert_eq!(
-                    self.cookies.get(&key),
-                    Some(&count),
-                    "the latest cookie of {key:?}"
-                );
-                self.elements[index].counts.insert(link, count);
-                self.count("resumed");
-                self.trace.push((self.now, format!("resumed {count}")));
-            }
-            other => panic!("{other:?}"),
-        }
-    }
-
-    fn user_told(&mut self, node: Node, event: pool_user::Event) {
-        use pool_user::Event;
-        let Node::User(index) = node else { return };
-        match event {
-            Event::SessionUp {
-                session,
-                link,
-                resumed,
-                ..
-            } => {
-                self.users[index].sessions.insert(session, Some(link));
-                let known = self.cookies.contains_key(&(index, session.0));
-                assert_eq!(resumed, known, "{session:?} of {node:?}");
-                self.count("session up");
-                self.send(
-                    node,
-                    link,
-                    Packet::Step {
-                        session: (index, session.0),
-                    },
-                );
-            }
-            Event::SessionBroken { session, .. } => {
-                self.users[index].sessions.insert(session, None);
-                self.count("session broken");
-                self.trace.push((self.now, "broken".to_owned()));
-            }
-            Event::SessionFailed { session, .. } => {
-                self.users[index].sessions.remove(&session);
-                self.count("session failed");
-            }
-            Event::NewHome { .. } => self.count("user: new home"),
-            Event::HomeLost => self.count("user: home lost"),
-            Event::NoRegistrar => self.count("user: no registrar"),
-            other => panic!("{other:?}"),
-        }
+        self.at(Duration::from_millis(250), What::Tick);
     }
 }
 
-fn read_state(state: &[u8]) -> ((usize, u64), u64) {
+pub fn read_state(state: &[u8]) -> ((usize, u64), u64) {
     let text = std::str::from_utf8(state).expect("as written");
     let numbers: Vec<u64> = text
         .split(' ')

@@ -1,5 +1,8 @@
 //! Registrars in a model: their handlespace is one, kept as if they were always synchronised.
 
+use crate::net::{Node, Packet};
+use crate::world::{What, World};
+use holdfast_proto::pool_element::Link;
 use holdfast_wire::rserpool::asap::Message;
 use holdfast_wire::rserpool::{Cause, CauseCode, ElementId, PoolElement, PoolHandle, RegistrarId};
 use std::collections::BTreeMap;
@@ -110,6 +113,66 @@ impl Space {
     }
 }
 
-pub fn id(index: usize) -> RegistrarId {
+pub fn id_of(index: usize) -> RegistrarId {
     RegistrarId(index as u32 + 1)
+}
+
+impl World {
+    /// Registrars: keep-alives, takeover of elements whose owner is dead, announces.
+    pub fn registrars_tick(&mut self) {
+        let now = self.now;
+        self.space.upkeep(now);
+        let alive: Vec<usize> = (0..self.registrars)
+            .filter(|index| self.is_alive(Node::Registrar(*index)))
+            .collect();
+        let Some(&heir) = alive.first() else { return };
+        let mut calls = Vec::new();
+        for (id, Entry { owner, element, .. }) in &mut self.space.entries {
+            let taken = !alive.contains(owner);
+            if taken {
+                *owner = heir;
+            }
+            calls.push((*id, *owner, taken, Node::of(&element.user_transport)));
+        }
+        for (id, owner, taken, node) in calls {
+            let Node::Element(element) = node else {
+                continue;
+            };
+            if taken {
+                self.count("taken over");
+            }
+            let known = self.monitors.get(&(owner, element)).copied();
+            let usable = known.filter(|conn| {
+                self.conns[*conn].open && self.live_end(*conn, 0) && self.live_end(*conn, 1)
+            });
+            let conn = usable.unwrap_or_else(|| {
+                let link = Link::Ours(self.conns.len() as u64);
+                self.connect(Node::Registrar(owner), link, &node.transport())
+            });
+            self.monitors.insert((owner, element), conn);
+            let message = Message::EndpointKeepAlive {
+                home: taken,
+                registrar: id_of(owner),
+                handle: self.space.handle.clone(),
+                id: self.rng.percent(50).then_some(id),
+            };
+            let link = self.conns[conn].ends[0].link;
+            self.send(Node::Registrar(owner), link, Packet::asap(&message));
+        }
+        for registrar in alive {
+            for node in self.lives.keys().copied().collect::<Vec<_>>() {
+                // Datagrams: lost, repeated, late.
+                for _ in 0..[0, 1, 1, 2][self.rng.index(4)] {
+                    let after = Duration::from_micros(self.rng.range(100, 400_000));
+                    self.at(
+                        after,
+                        What::Announce {
+                            registrar,
+                            to: node,
+                        },
+                    );
+                }
+            }
+        }
+    }
 }

@@ -2,7 +2,7 @@
 
 use crate::net::{Conn, End, Node, Packet};
 use crate::people::{Element, User};
-use crate::registrar::{self, Entry, Space};
+use crate::registrar::Space;
 use crate::rng::Rng;
 use bytes::Bytes;
 use holdfast_proto::pool_element::Link;
@@ -71,7 +71,7 @@ pub struct World {
     /// The count in the cookie that each session has.
     pub cookies: BTreeMap<(usize, u64), u64>,
     pub tally: BTreeMap<&'static str, u64>,
-    /// When a session resumed at an element, and when the user had an answer after that.
+    /// When sessions were broken, resumed at an element, and up again.
     pub trace: Vec<(Duration, String)>,
 }
 
@@ -123,9 +123,7 @@ impl World {
             );
         }
         for index in 0..users {
-            world
-                .users
-                .push(User::new(index, known.clone(), &mut world.rng));
+            world.users.push(User::new(&known, &mut world.rng));
             world.lives.insert(Node::User(index), (1, true));
         }
         world.at(Duration::ZERO, What::Tick);
@@ -277,8 +275,8 @@ impl World {
             .iter()
             .any(|end| matches!(end.node, Node::Registrar(_)));
         let times = match self.rng.range(0, 100) {
-            0..4 if registrar && self.hostile => 0,
-            4..8 if registrar && self.hostile => 2,
+            0..8 if registrar && self.hostile => 0,
+            8..12 if registrar && self.hostile => 2,
             _ => 1,
         };
         for _ in 0..times {
@@ -353,64 +351,6 @@ impl World {
             (Node::Element(index), packet) => self.element_gets(index, conn, link, packet),
             (Node::User(index), packet) => self.user_gets(index, link, packet),
             (Node::Registrar(_), packet) => panic!("a registrar got {packet:?}"),
-        }
-    }
-
-    /// Registrars: keep-alives, takeover of elements whose owner is dead, announces.
-    pub fn registrars_tick(&mut self) {
-        let now = self.now;
-        self.space.upkeep(now);
-        let alive: Vec<usize> = (0..self.registrars)
-            .filter(|index| self.is_alive(Node::Registrar(*index)))
-            .collect();
-        let Some(&heir) = alive.first() else { return };
-        let mut calls = Vec::new();
-        for (id, Entry { owner, element, .. }) in &mut self.space.entries {
-            let taken = !alive.contains(owner);
-            if taken {
-                *owner = heir;
-            }
-            calls.push((*id, *owner, taken, Node::of(&element.user_transport)));
-        }
-        for (id, owner, taken, node) in calls {
-            let Node::Element(element) = node else {
-                continue;
-            };
-            if taken {
-                self.count("taken over");
-            }
-            let known = self.monitors.get(&(owner, element)).copied();
-            let usable = known.filter(|conn| {
-                self.conns[*conn].open && self.live_end(*conn, 0) && self.live_end(*conn, 1)
-            });
-            let conn = usable.unwrap_or_else(|| {
-                let link = Link::Ours(self.conns.len() as u64);
-                self.connect(Node::Registrar(owner), link, &node.transport())
-            });
-            self.monitors.insert((owner, element), conn);
-            let message = Message::EndpointKeepAlive {
-                home: taken,
-                registrar: registrar::id(owner),
-                handle: self.space.handle.clone(),
-                id: self.rng.percent(50).then_some(id),
-            };
-            let link = self.conns[conn].ends[0].link;
-            self.send(Node::Registrar(owner), link, Packet::asap(&message));
-        }
-        for registrar in alive {
-            for node in self.lives.keys().copied().collect::<Vec<_>>() {
-                // Datagrams: lost, repeated, late.
-                for _ in 0..[0, 1, 1, 2][self.rng.index(4)] {
-                    let after = Duration::from_micros(self.rng.range(100, 400_000));
-                    self.at(
-                        after,
-                        What::Announce {
-                            registrar,
-                            to: node,
-                        },
-                    );
-                }
-            }
         }
     }
 }
