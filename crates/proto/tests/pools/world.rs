@@ -198,7 +198,7 @@ impl World {
         }
     }
 
-    fn live_end(&self, conn: usize, end: usize) -> bool {
+    pub fn live_end(&self, conn: usize, end: usize) -> bool {
         let End { node, life, .. } = self.conns[conn].ends[end];
         self.lives[&node] == (life, true)
     }
