@@ -204,8 +204,8 @@ impl PoolElement {
     }
 
     fn keep_alive(&mut self, link: Link, home: bool, registrar: RegistrarId) {
-        if self.registration.accepted.is_none() {
-            // Not an element of any pool yet, or no longer: the registrar is to notice.
+        // An answer may be on its way. But who was never registered or leaves is no element: the registrar is to notice.
+        if self.registration.goal != Goal::In || !self.registration.asked_once {
             return;
         }
         self.hunt.send(

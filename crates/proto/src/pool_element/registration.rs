@@ -53,7 +53,7 @@ pub(super) struct Registration {
     /// Registrations without an answer, in a row.
     unanswered: u32,
     /// Whether a registrar may know the element, by this identifier.
-    asked_once: bool,
+    pub(super) asked_once: bool,
 }
 
 impl Registration {

@@ -10,7 +10,7 @@ use std::time::Duration;
 pub struct Config {
     /// T1-ENRPrequest: how long a registrar may take to answer (3 s).
     pub answer_timeout: Duration,
-    /// MAX-REQUEST-RETRANSMIT: how many more registrars are asked then (2).
+    /// MAX-REQUEST-RETRANSMIT: how many more registrars are asked then (2). A request ends after so many times that, and one.
     pub retries_max: u32,
     /// stale_cache_value: how long an answer is used without asking again (5 s).
     pub fresh_for: Duration,

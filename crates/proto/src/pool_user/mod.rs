@@ -248,7 +248,7 @@ impl PoolUser {
             }
             Some(Change::Lost) => {
                 self.hunt.event(Event::HomeLost);
-                self.none_asked(now);
+                self.none_asked();
             }
             Some(Change::NotFound) => self.hunt.event(Event::NoRegistrar),
             None => {}

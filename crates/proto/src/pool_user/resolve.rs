@@ -20,11 +20,9 @@ pub(super) enum Waiting {
 #[derive(Debug)]
 pub(super) struct Pending {
     waiting: Vec<Waiting>,
-    /// Whether the home registrar has it.
-    asked: bool,
-    /// Registrars that did not answer.
-    unanswered: u32,
-    /// When the wait for a registrar, all in all, is over.
+    /// When the home registrar was asked; none if it was not.
+    asked: Option<Duration>,
+    /// When the wait, all in all, is over.
     until: Duration,
     /// As it is in the timers.
     due: Duration,
@@ -98,8 +96,7 @@ impl PoolUser {
         let until = now + self.config.answer_timeout * (1 + self.config.retries_max);
         let pending = Pending {
             waiting: waiting.into_iter().collect(),
-            asked: false,
-            unanswered: 0,
+            asked: None,
             until,
             due: until,
         };
@@ -113,8 +110,8 @@ impl PoolUser {
             return;
         };
         let before = pending.due;
-        pending.asked = true;
-        pending.due = now + self.config.answer_timeout;
+        pending.asked = Some(now);
+        pending.due = pending.until.min(now + self.config.answer_timeout);
         let due = pending.due;
         let message = Message::HandleResolution {
             updates: self.pools.get(handle).is_some_and(|pool| pool.watched),
@@ -146,13 +143,13 @@ impl PoolUser {
     }
 
     /// The home registrar is gone: nobody has the questions.
-    pub(super) fn none_asked(&mut self, now: Duration) {
+    pub(super) fn none_asked(&mut self) {
         let asked: Vec<PoolHandle> = self.pending.keys().cloned().collect();
         for handle in asked {
             if let Some(pending) = self.pending.get_mut(&handle) {
                 let before = pending.due;
-                pending.asked = false;
-                pending.due = pending.until.max(now);
+                pending.asked = None;
+                pending.due = pending.until;
                 let due = pending.due;
                 self.set_timer(Timer::Answer(handle), Some(before), Some(due));
             }
@@ -162,18 +159,21 @@ impl PoolUser {
     /// T1-ENRPrequest. The registrar is left at once: over a transport that does not lose messages, asking it again would
     /// gain nothing. (RFC 5352 section 3.7.2 asks again and hunts in parallel.)
     pub(super) fn answer_due(&mut self, now: Duration, handle: PoolHandle) {
-        let Some(pending) = self.pending.get_mut(&handle) else {
+        let Some(pending) = self.pending.get(&handle) else {
             return;
         };
-        if !pending.asked {
-            return self.give_up(now, &handle, &ResolveError::NoRegistrar);
+        let (asked, over) = (pending.asked, pending.until <= now);
+        if over {
+            let error = match asked {
+                Some(_) => ResolveError::Unanswered,
+                None => ResolveError::NoRegistrar,
+            };
+            self.give_up(now, &handle, &error);
         }
-        pending.unanswered += 1;
-        if pending.unanswered > self.config.retries_max {
-            self.give_up(now, &handle, &ResolveError::Unanswered);
+        if asked.is_some_and(|asked| asked + self.config.answer_timeout <= now) {
+            let change = self.hunt.give_home_up(now);
+            self.changed(now, change);
         }
-        let change = self.hunt.give_home_up(now);
-        self.changed(now, change);
     }
 
     fn give_up(&mut self, now: Duration, handle: &PoolHandle, error: &ResolveError) {

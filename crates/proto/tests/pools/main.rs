@@ -2,6 +2,7 @@
 //!
 //! `HOLDFAST_SEED=n` runs that seed alone; `HOLDFAST_SEEDS=n` runs so many.
 
+mod fault;
 mod net;
 mod outputs;
 mod people;
@@ -10,6 +11,7 @@ mod registrar;
 mod rng;
 mod world;
 
+use fault::Fault;
 use net::Node;
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -21,8 +23,9 @@ fn seconds(seconds: u64) -> Duration {
 }
 
 /// Twenty seconds of crashes; then some stay dead, the others heal and come to rest.
-fn run(seed: u64) -> World {
+fn run(seed: u64, fault: Fault) -> World {
     let mut world = World::new(seed, 3, 5, 3);
+    world.fault = fault;
     for _ in 0..world.rng.range(3, 15) {
         let node = match world.rng.range(0, 3) {
             0 => Node::Registrar(world.rng.index(3)),
@@ -114,7 +117,7 @@ fn the_living_are_registered_and_sessions_go_on_with_their_latest_cookie() {
     let all = seeds.end - seeds.start >= 200;
     let mut tally = BTreeMap::<&str, u64>::new();
     for seed in seeds {
-        let world = catch_unwind(AssertUnwindSafe(|| run(seed)));
+        let world = catch_unwind(AssertUnwindSafe(|| run(seed, Fault::None)));
         let world =
             world.unwrap_or_else(|_| panic!("failed; run it again with HOLDFAST_SEED={seed}"));
         for (what, count) in world.tally {
@@ -139,7 +142,11 @@ fn the_living_are_registered_and_sessions_go_on_with_their_latest_cookie() {
 #[test]
 fn a_seed_gives_the_same_run_again() {
     for seed in 0..5 {
-        assert_eq!(run(seed).tally, run(seed).tally, "seed {seed}");
+        assert_eq!(
+            run(seed, Fault::None).tally,
+            run(seed, Fault::None).tally,
+            "seed {seed}"
+        );
     }
 }
 
@@ -169,5 +176,17 @@ fn a_session_resumes_within_two_round_trips() {
         assert!(resumed <= round_trip * 3 / 2, "seed {seed}: {resumed:?}");
         let up = when("up") - when("broken");
         assert!(up <= round_trip * 2, "seed {seed}: {up:?}");
+    }
+}
+
+#[test]
+fn the_oracles_find_each_deliberate_fault() {
+    for fault in fault::ALL {
+        let found = (0..20).find(|seed| {
+            let run = catch_unwind(AssertUnwindSafe(|| run(*seed, fault)));
+            run.is_err()
+        });
+        let seed = found.unwrap_or_else(|| panic!("{fault:?} was not found"));
+        println!("{fault:?}: found by seed {seed}");
     }
 }

@@ -1,10 +1,12 @@
 //! What the machines want done, and what they tell.
 
+use crate::fault::Fault;
 use crate::net::{Node, Packet};
 use crate::people::read_state;
 use crate::world::{What, World};
 use holdfast_proto::pool_element::{self, LinkOutput as Output, SessionEvent};
 use holdfast_proto::pool_user;
+use holdfast_wire::rserpool::asap::Message;
 use std::time::Duration;
 
 impl World {
@@ -47,7 +49,11 @@ impl World {
     }
 
     fn wake_at(&mut self, node: Node, due: Option<Duration>) {
-        if let Some(due) = due {
+        let asleep = match node {
+            Node::User(_) => self.fault == Fault::UserSleeps,
+            _ => self.fault == Fault::ElementSleeps,
+        };
+        if let Some(due) = due.filter(|_| !asleep) {
             self.at(due.saturating_sub(self.now), What::Wake { node });
         }
     }
@@ -59,6 +65,10 @@ impl World {
                 self.connect(node, link, &to);
             }
             Output::Close { link } => self.close(node, link),
+            Output::Send {
+                message: Message::CookieEcho(_),
+                ..
+            } if self.fault == Fault::NoEcho => {}
             Output::Send { link, message } => self.send(node, link, Packet::asap(&message)),
             Output::Event(event) => told(self, node, event),
         }

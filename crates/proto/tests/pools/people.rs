@@ -1,5 +1,6 @@
 //! Elements and users: their machines, and what the programs above do.
 
+use crate::fault::Fault;
 use crate::net::{Node, Packet};
 use crate::registrar;
 use crate::rng::Rng;
@@ -133,6 +134,7 @@ impl World {
                 element.sessions.handle_lost(link);
                 element.counts.remove(&link);
             }
+            Node::User(_) if self.fault == Fault::UserDeaf => {}
             Node::User(index) => self.users[index].machine.handle_lost(now, link),
             Node::Registrar(_) => {}
         }
@@ -186,6 +188,10 @@ impl World {
         let now = self.now;
         let from_user = matches!(self.conns[conn].ends[0].node, Node::User(_));
         match packet {
+            Packet::Asap(_)
+                if !from_user
+                    && matches!(link, Link::Theirs(_))
+                    && self.fault == Fault::ElementDeaf => {}
             Packet::Asap(bytes) if from_user => self.elements[index]
                 .sessions
                 .handle_message(link, parse(&bytes)),
@@ -200,6 +206,11 @@ impl World {
                 };
                 *count += 1;
                 let count = *count;
+                let kept = self.cookies.get(&session).copied().unwrap_or(0);
+                assert!(
+                    count > kept,
+                    "{session:?} is at {count}, its cookie at {kept}"
+                );
                 let state = format!("{} {} {count}", session.0, session.1);
                 self.elements[index]
                     .sessions
@@ -218,7 +229,10 @@ impl World {
                 if let Message::Cookie(cookie) = &message {
                     // As its element signed it: 32 bytes, then the state.
                     let (key, count) = read_state(&cookie[32..]);
-                    self.cookies.insert(key, count);
+                    let before = self.cookies.insert(key, count);
+                    if before.is_some() && self.fault == Fault::OldCookie {
+                        return;
+                    }
                 }
                 let now = self.now;
                 self.users[index].machine.handle_message(now, link, message);

@@ -1,5 +1,6 @@
 //! Registrars, elements and users in virtual time.
 
+use crate::fault::Fault;
 use crate::net::{Conn, End, Node, Packet};
 use crate::people::{Element, User};
 use crate::registrar::Space;
@@ -65,6 +66,7 @@ pub struct World {
     pub registrars: usize,
     /// Links to each element at each registrar, by owner and element.
     pub monitors: BTreeMap<(usize, usize), usize>,
+    pub fault: Fault,
     /// Registrars lose and repeat messages.
     pub hostile: bool,
     pub delay_us: (u64, u64),
@@ -96,6 +98,7 @@ impl World {
             users: Vec::new(),
             registrars,
             monitors: BTreeMap::new(),
+            fault: Fault::None,
             hostile: true,
             delay_us: (100, 20_000),
             cookies: BTreeMap::new(),
