@@ -23,12 +23,12 @@ impl Random {
         digest
             .iter()
             .take(4)
-            .fold(0, |number, byte| number << 8 | u32::from(*byte))
+            .fold(0, |number, byte| (number << 8) | u32::from(*byte))
     }
 
     /// From 0 to `end`, the latter excluded; 0 if that is 0.
     pub(crate) fn below(&mut self, end: usize) -> usize {
-        (u64::from(self.number()) * end as u64 >> 32) as usize
+        ((u64::from(self.number()) * end as u64) >> 32) as usize
     }
 }
 

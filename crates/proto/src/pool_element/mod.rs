@@ -130,11 +130,9 @@ impl PoolElement {
                 registrar,
                 handle,
                 id,
-            } => {
+            } if handle == self.config.handle && id.is_none_or(|id| id == self.registration.id) => {
                 // KA1: "If the Pool Handle does not match, the PE MUST silently discard the message."
-                if handle == self.config.handle && id.is_none_or(|id| id == self.registration.id) {
-                    self.keep_alive(link, home, registrar);
-                }
+                self.keep_alive(link, home, registrar);
             }
             Message::RegistrationResponse {
                 rejected,

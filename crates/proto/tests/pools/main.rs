@@ -2,6 +2,7 @@
 //!
 //! `HOLDFAST_SEED=n` runs that seed alone; `HOLDFAST_SEEDS=n` runs so many.
 
+mod any;
 mod fault;
 mod net;
 mod outputs;
