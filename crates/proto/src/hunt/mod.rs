@@ -12,6 +12,7 @@ mod tests;
 pub use config::HuntConfig;
 pub use link::{Link, Output};
 pub(crate) use random::Random;
+pub(crate) use servers::Reach;
 
 use holdfast_wire::rserpool::asap::Message;
 use holdfast_wire::rserpool::{RegistrarId, Transport};
@@ -70,11 +71,11 @@ pub(crate) struct Hunt<E> {
 }
 
 impl<E> Hunt<E> {
-    pub(crate) fn new(config: HuntConfig, seed: [u8; 32]) -> Hunt<E> {
+    pub(crate) fn new(config: HuntConfig, seed: [u8; 32], reach: Reach) -> Hunt<E> {
         Hunt {
             outputs: VecDeque::new(),
             random: Random::new(seed),
-            servers: Servers::new(&config),
+            servers: Servers::new(&config, reach),
             config,
             state: State::Idle,
             attempts: BTreeMap::new(),

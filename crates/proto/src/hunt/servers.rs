@@ -23,10 +23,11 @@ pub(super) struct Servers {
     /// Attempts up to this one were of earlier rounds.
     round: u64,
     announced_max: usize,
+    reach: Reach,
 }
 
 impl Servers {
-    pub(super) fn new(config: &HuntConfig) -> Servers {
+    pub(super) fn new(config: &HuntConfig, reach: Reach) -> Servers {
         let known = config.registrars.iter().map(|transport| {
             let server = Server {
                 id: None,
@@ -40,6 +41,7 @@ impl Servers {
             tries: 0,
             round: 0,
             announced_max: config.registrars.len() + ANNOUNCED_MAX,
+            reach,
         }
     }
 
@@ -52,7 +54,7 @@ impl Servers {
         if let Some(server) = self.known.get_mut(&address) {
             server.id = Some(id);
             server.until = server.until.map(|_| until);
-        } else if self.known.len() < self.announced_max && is_reachable(&address) {
+        } else if self.known.len() < self.announced_max && self.reach.includes(&address) {
             let server = Server {
                 id: Some(id),
                 until: Some(until),
@@ -102,7 +104,20 @@ impl Servers {
 /// Announced registrars that are remembered at once, so that a flood of announces cannot fill the memory.
 const ANNOUNCED_MAX: usize = 64;
 
-/// Registrars are reached by SCTP or TCP.
-fn is_reachable(transport: &Transport) -> bool {
-    matches!(transport, Transport::Sctp(_) | Transport::Tcp { .. })
+/// "all ASAP messages exchanged between an ENRP server and a PE MUST use SCTP as transport, while ASAP messages exchanged
+/// between an ENRP server and a PU MUST use either SCTP or TCP" (RFC 5352 section 2.1).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Reach {
+    Sctp,
+    SctpAndTcp,
+}
+
+impl Reach {
+    fn includes(self, transport: &Transport) -> bool {
+        match transport {
+            Transport::Sctp(_) => true,
+            Transport::Tcp { .. } => self == Reach::SctpAndTcp,
+            _ => false,
+        }
+    }
 }

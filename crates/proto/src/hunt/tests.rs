@@ -16,7 +16,7 @@ fn server(port: u16) -> Transport {
 
 fn hunt(servers: u16) -> Hunt<()> {
     let config = HuntConfig::new((1..=servers).map(server).collect());
-    Hunt::new(config, [1; 32])
+    Hunt::new(config, [1; 32], Reach::Sctp)
 }
 
 /// What is connected to, and what is closed.
@@ -176,4 +176,21 @@ fn who_says_it_is_the_home_is_and_the_old_one_is_left() {
         Some(Change::Found)
     );
     assert_eq!(outputs(&mut hunt).1, [theirs]);
+}
+
+#[test]
+fn elements_reach_registrars_by_sctp_only() {
+    let tcp = Transport::Tcp {
+        port: 1,
+        usage: TransportUse::DataOnly,
+        address: IpAddr::V4(Ipv4Addr::LOCALHOST),
+    };
+    for (reach, tried) in [(Reach::Sctp, 0), (Reach::SctpAndTcp, 1)] {
+        let mut config = HuntConfig::new(Vec::new());
+        config.trust_announces = true;
+        let mut hunt = Hunt::new(config, [1; 32], reach);
+        hunt.start(START);
+        hunt.handle_announce(START, RegistrarId(7), vec![tcp.clone()], None);
+        assert_eq!(outputs(&mut hunt).0.len(), tried);
+    }
 }

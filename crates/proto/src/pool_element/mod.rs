@@ -24,7 +24,7 @@ pub use cookie::{CookieError, CookieKey};
 pub use event::{Departure, Event, PolicyChanged, Refusal};
 pub use session::{SessionEvent, SessionOutput, Sessions, SessionsConfig};
 
-use crate::hunt::{Change, Hunt};
+use crate::hunt::{Change, Hunt, Reach};
 use holdfast_wire::rserpool::asap::Message;
 use holdfast_wire::rserpool::{ElementId, Policy, RegistrarId, Transport};
 use registration::{Goal, Question, Registration};
@@ -44,7 +44,7 @@ pub struct PoolElement {
 impl PoolElement {
     /// A machine with nothing to do.
     pub fn new(config: Config) -> PoolElement {
-        let mut hunt = Hunt::new(config.hunt.clone(), config.seed);
+        let mut hunt = Hunt::new(config.hunt.clone(), config.seed, Reach::Sctp);
         // R2.2: "Fill in the PE identifier using a good-quality randomly generated number".
         let id = ElementId(hunt.random.number());
         PoolElement {

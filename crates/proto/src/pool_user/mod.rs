@@ -25,7 +25,7 @@ pub use config::Config;
 pub use event::{Event, ResolveError};
 pub use session::OwnCard;
 
-use crate::hunt::{Change, Hunt};
+use crate::hunt::{Change, Hunt, Reach};
 use holdfast_wire::rserpool::asap::Message;
 use holdfast_wire::rserpool::{ElementId, PoolHandle, RegistrarId, Transport};
 use pool::Pool;
@@ -74,7 +74,7 @@ impl PoolUser {
     /// A machine with nothing to do.
     pub fn new(config: Config) -> PoolUser {
         PoolUser {
-            hunt: Hunt::new(config.hunt.clone(), config.seed),
+            hunt: Hunt::new(config.hunt.clone(), config.seed, Reach::SctpAndTcp),
             config,
             pools: BTreeMap::new(),
             pending: BTreeMap::new(),
