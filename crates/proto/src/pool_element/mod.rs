@@ -101,7 +101,7 @@ impl PoolElement {
         self.pump(now);
     }
 
-    /// A link could not be made, was lost, or a message on it could not be delivered.
+    /// A link could not be made, or was lost. One on which a message could not be delivered counts as lost; the daemon closes it.
     pub fn handle_lost(&mut self, now: Duration, link: Link) {
         let change = self.hunt.handle_lost(now, link);
         self.changed(change);

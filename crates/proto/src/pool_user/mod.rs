@@ -142,7 +142,7 @@ impl PoolUser {
         self.changed(now, change);
     }
 
-    /// A link could not be made, was lost, or something on it could not be delivered.
+    /// A link could not be made, or was lost. One on which a message could not be delivered counts as lost; the daemon closes it.
     pub fn handle_lost(&mut self, now: Duration, link: Link) {
         if let Some(&session) = self.links.get(&link) {
             return self.session_lost(now, session);
