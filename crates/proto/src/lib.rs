@@ -5,8 +5,13 @@
 //! `poll_timeout` says when to call `handle_timeout`. The same inputs give the same outputs, always.
 //!
 //! - [`ownership`]: the compare-and-set that the holder of the steering table applies;
-//! - [`handoff`]: how connections move from node to node.
+//! - [`handoff`]: how connections move from node to node;
+//! - [`pool_element`]: one server in a pool: its registration, and the control channels to its users;
+//! - [`pool_user`]: a client that asks for servers of pools, and keeps sessions with them through failures.
 #![forbid(unsafe_code)]
 
 pub mod handoff;
+mod hunt;
 pub mod ownership;
+pub mod pool_element;
+pub mod pool_user;

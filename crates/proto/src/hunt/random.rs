@@ -1,0 +1,49 @@
+//! Numbers nobody else can guess, from a seed that nobody else knows.
+
+use sha2::{Digest, Sha256};
+
+/// SHA-256 of a seed and a counter: the same seed gives the same numbers.
+#[derive(Debug)]
+pub(crate) struct Random {
+    seed: [u8; 32],
+    drawn: u64,
+}
+
+impl Random {
+    pub(crate) fn new(seed: [u8; 32]) -> Random {
+        Random { seed, drawn: 0 }
+    }
+
+    pub(crate) fn number(&mut self) -> u32 {
+        self.drawn += 1;
+        let digest = Sha256::new()
+            .chain_update(self.seed)
+            .chain_update(self.drawn.to_be_bytes())
+            .finalize();
+        digest
+            .iter()
+            .take(4)
+            .fold(0, |number, byte| (number << 8) | u32::from(*byte))
+    }
+
+    /// From 0 to `end`, the latter excluded; 0 if that is 0.
+    pub(crate) fn below(&mut self, end: usize) -> usize {
+        ((u64::from(self.number()) * end as u64) >> 32) as usize
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_number_below_the_end_is_drawn_about_as_often() {
+        let mut random = Random::new([7; 32]);
+        let mut drawn = [0; 5];
+        for _ in 0..5_000 {
+            drawn[random.below(5)] += 1;
+        }
+        assert!(drawn.iter().all(|count| (850..1150).contains(count)));
+        assert_eq!(random.below(0), 0);
+    }
+}

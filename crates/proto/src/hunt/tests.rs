@@ -1,0 +1,196 @@
+//! The hunt, rule by rule.
+
+use super::*;
+use holdfast_wire::rserpool::{SctpTransport, TransportUse};
+use std::net::{IpAddr, Ipv4Addr};
+
+const START: Duration = Duration::from_secs(100);
+
+fn server(port: u16) -> Transport {
+    Transport::Sctp(SctpTransport {
+        port,
+        usage: TransportUse::DataOnly,
+        addresses: [IpAddr::V4(Ipv4Addr::LOCALHOST)].into_iter().collect(),
+    })
+}
+
+fn hunt(servers: u16) -> Hunt<()> {
+    let config = HuntConfig::new((1..=servers).map(server).collect());
+    Hunt::new(config, [1; 32], Reach::Sctp)
+}
+
+/// What is connected to, and what is closed.
+fn outputs(hunt: &mut Hunt<()>) -> (Vec<(Link, Transport)>, Vec<Link>) {
+    let (mut connects, mut closes) = (Vec::new(), Vec::new());
+    for output in hunt.outputs.drain(..) {
+        match output {
+            Output::Connect { link, to } => connects.push((link, to)),
+            Output::Close { link } => closes.push(link),
+            other => panic!("{other:?}"),
+        }
+    }
+    (connects, closes)
+}
+
+#[test]
+fn at_most_three_are_tried_at_once_and_the_first_is_taken() {
+    let mut hunt = hunt(5);
+    hunt.config.parallel = 9;
+    hunt.start(START);
+    let (tried, _) = outputs(&mut hunt);
+    assert_eq!(tried.len(), 3);
+    assert_eq!(hunt.handle_connected(tried[1].0), Some(Change::Found));
+    assert_eq!(hunt.home(), Some(tried[1].0));
+    assert_eq!(outputs(&mut hunt).1, [tried[0].0, tried[2].0]);
+    assert_eq!(hunt.poll_timeout(), None, "SH3: T5 is stopped");
+}
+
+#[test]
+fn another_is_tried_for_each_that_fails_and_then_there_is_a_pause() {
+    let mut hunt = hunt(4);
+    hunt.start(START);
+    let (tried, _) = outputs(&mut hunt);
+    assert_eq!(hunt.handle_lost(START, tried[0].0), None);
+    let (next, _) = outputs(&mut hunt);
+    assert_eq!(next.len(), 1);
+    assert!(tried.iter().all(|(_, address)| *address != next[0].1));
+    assert_eq!(hunt.handle_lost(START, next[0].0), None);
+    assert_eq!(hunt.handle_lost(START, tried[1].0), None);
+    assert_eq!(hunt.handle_lost(START, tried[2].0), Some(Change::NotFound));
+    assert_eq!(hunt.poll_timeout(), Some(START + hunt.config.pause));
+    assert!(outputs(&mut hunt).0.is_empty());
+    hunt.handle_timeout(START + hunt.config.pause);
+    assert_eq!(outputs(&mut hunt).0.len(), 3);
+}
+
+#[test]
+fn t5_doubles_up_to_its_most_and_goes_back_once_a_registrar_is_found() {
+    let mut hunt = hunt(1);
+    let first = hunt.config.timeout;
+    hunt.start(START);
+    let mut now = START;
+    for times in [1, 2, 4, 6, 6] {
+        let due = hunt.poll_timeout().expect("T5 runs");
+        assert_eq!(due - now, first * times);
+        now = due;
+        let (tried, _) = outputs(&mut hunt);
+        assert_eq!(hunt.handle_timeout(now), Some(Change::NotFound));
+        assert_eq!(hunt.outputs[0], Output::Close { link: tried[0].0 }, "SH5.2");
+    }
+    let (tried, _) = outputs(&mut hunt);
+    hunt.handle_connected(tried[tried.len() - 1].0);
+    hunt.give_home_up(now);
+    assert_eq!(hunt.poll_timeout(), Some(now + first));
+}
+
+#[test]
+fn the_next_round_begins_with_others() {
+    let mut hunt = hunt(5);
+    hunt.start(START);
+    let (first, _) = outputs(&mut hunt);
+    hunt.handle_timeout(START + hunt.config.timeout);
+    let (second, closed) = outputs(&mut hunt);
+    assert_eq!(closed.len(), 3);
+    let again = |(_, address): &&(Link, Transport)| first.iter().any(|(_, tried)| tried == address);
+    assert_eq!(
+        second.iter().filter(again).count(),
+        1,
+        "two of five were left"
+    );
+}
+
+#[test]
+fn a_lost_home_is_tried_last() {
+    for seed in 0..20 {
+        let mut hunt = hunt(3);
+        hunt.random = Random::new([seed; 32]);
+        hunt.config.parallel = 1;
+        hunt.start(START);
+        let (tried, _) = outputs(&mut hunt);
+        hunt.handle_connected(tried[0].0);
+        assert_eq!(hunt.handle_lost(START, tried[0].0), Some(Change::Lost));
+        for _ in 0..2 {
+            let (next, _) = outputs(&mut hunt);
+            assert_ne!(next[0].1, tried[0].1);
+            hunt.handle_lost(START, next[0].0);
+        }
+        assert_eq!(outputs(&mut hunt).0[0].1, tried[0].1);
+    }
+}
+
+#[test]
+fn announces_are_believed_only_if_configured_and_for_a_while() {
+    let announce = |hunt: &mut Hunt<()>, port, transports| {
+        hunt.handle_announce(START, RegistrarId(7), transports, Some(server(port)));
+    };
+    let mut deaf = hunt(0);
+    deaf.start(START);
+    announce(&mut deaf, 1, vec![server(1)]);
+    assert!(outputs(&mut deaf).0.is_empty());
+
+    let mut hunt = hunt(0);
+    hunt.config.trust_announces = true;
+    hunt.start(START);
+    announce(&mut hunt, 1, Vec::new());
+    let (tried, _) = outputs(&mut hunt);
+    assert_eq!(tried[0].1, server(1), "without transports, its source");
+    hunt.handle_connected(tried[0].0);
+    assert_eq!(hunt.home_id(), Some(RegistrarId(7)));
+    let later = START + hunt.config.announce_life;
+    hunt.handle_lost(later, tried[0].0);
+    assert!(outputs(&mut hunt).0.is_empty(), "T7 has expired");
+}
+
+#[test]
+fn a_flood_of_announces_is_forgotten() {
+    let mut hunt = hunt(1);
+    hunt.config.trust_announces = true;
+    for port in 2..10_000 {
+        hunt.handle_announce(START, RegistrarId(7), vec![server(port)], None);
+    }
+    let mut known = 0;
+    hunt.config.parallel = 1;
+    hunt.start(START);
+    while let Some((link, _)) = outputs(&mut hunt).0.first() {
+        known += 1;
+        hunt.handle_lost(START, *link);
+    }
+    assert!(known <= 65, "{known} registrars");
+}
+
+#[test]
+fn who_says_it_is_the_home_is_and_the_old_one_is_left() {
+    let mut hunt = hunt(2);
+    hunt.start(START);
+    let (tried, _) = outputs(&mut hunt);
+    let theirs = Link::Theirs(1);
+    assert_eq!(hunt.adopt(theirs, RegistrarId(5)), Some(Change::Found));
+    assert_eq!(outputs(&mut hunt).1.len(), tried.len());
+    assert_eq!(
+        (hunt.home(), hunt.home_id()),
+        (Some(theirs), Some(RegistrarId(5)))
+    );
+    assert_eq!(hunt.adopt(theirs, RegistrarId(5)), None);
+    assert_eq!(
+        hunt.adopt(Link::Theirs(2), RegistrarId(6)),
+        Some(Change::Found)
+    );
+    assert_eq!(outputs(&mut hunt).1, [theirs]);
+}
+
+#[test]
+fn elements_reach_registrars_by_sctp_only() {
+    let tcp = Transport::Tcp {
+        port: 1,
+        usage: TransportUse::DataOnly,
+        address: IpAddr::V4(Ipv4Addr::LOCALHOST),
+    };
+    for (reach, tried) in [(Reach::Sctp, 0), (Reach::SctpAndTcp, 1)] {
+        let mut config = HuntConfig::new(Vec::new());
+        config.trust_announces = true;
+        let mut hunt = Hunt::new(config, [1; 32], reach);
+        hunt.start(START);
+        hunt.handle_announce(START, RegistrarId(7), vec![tcp.clone()], None);
+        assert_eq!(outputs(&mut hunt).0.len(), tried);
+    }
+}

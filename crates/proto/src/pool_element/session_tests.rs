@@ -1,0 +1,101 @@
+//! Control channels at an element, rule by rule.
+
+use super::*;
+use bytes::Bytes;
+use holdfast_wire::rserpool::PoolElement as Description;
+use holdfast_wire::rserpool::PoolHandle;
+
+const USER: Link = Link::Theirs(1);
+
+fn sessions(keys: &[u8]) -> Sessions {
+    Sessions::new(SessionsConfig {
+        handle: PoolHandle::from("pool"),
+        policy: Policy::Random,
+        keys: keys.iter().map(|key| CookieKey([*key; 32])).collect(),
+    })
+}
+
+fn outputs(sessions: &mut Sessions) -> Vec<SessionOutput> {
+    std::iter::from_fn(|| sessions.poll_output()).collect()
+}
+
+/// The cookie that `sessions` gives for a state.
+fn cookie(sessions: &mut Sessions, state: &[u8]) -> Bytes {
+    sessions.handle_connected(USER);
+    sessions.handle_state(USER, state);
+    match outputs(sessions).pop() {
+        Some(LinkOutput::Send {
+            message: Message::Cookie(cookie),
+            ..
+        }) => cookie,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn a_cookie_of_one_element_resumes_at_another() {
+    let cookie = cookie(&mut sessions(&[1]), b"state");
+    // Its keys are being replaced.
+    let mut other = sessions(&[2, 1]);
+    other.handle_connected(USER);
+    outputs(&mut other);
+    for _ in 0..2 {
+        other.handle_message(USER, Message::CookieEcho(cookie.clone()));
+    }
+    let resumed = SessionEvent::Resumed {
+        link: USER,
+        state: Bytes::from("state"),
+    };
+    let expected = [resumed, SessionEvent::LateCookie { link: USER }].map(LinkOutput::Event);
+    assert_eq!(outputs(&mut other), expected);
+}
+
+#[test]
+fn a_forged_cookie_is_disbelieved() {
+    let forged = cookie(&mut sessions(&[9]), b"state");
+    let mut element = sessions(&[1]);
+    element.handle_connected(USER);
+    outputs(&mut element);
+    element.handle_message(USER, Message::CookieEcho(forged));
+    let error = CookieError::Forged;
+    let event = SessionEvent::Disbelieved { link: USER, error };
+    assert_eq!(outputs(&mut element), [LinkOutput::Event(event)]);
+}
+
+#[test]
+fn users_are_told_whom_to_take_next_first_and_when_it_changes() {
+    let mut element = sessions(&[]);
+    element.handle_connected(USER);
+    let next = Description {
+        id: ElementId(2),
+        home: RegistrarId(0),
+        registration_life: 1,
+        user_transport: Transport::Opaque(Bytes::new()),
+        policy: Policy::Random,
+        asap_transport: None,
+    };
+    element.handle_failover_order(vec![next.clone()]);
+    let orders: Vec<usize> = outputs(&mut element)
+        .into_iter()
+        .map(|output| match output {
+            LinkOutput::Send {
+                message: Message::BusinessCard { elements, .. },
+                ..
+            } => elements.len(),
+            other => panic!("{other:?}"),
+        })
+        .collect();
+    assert_eq!(orders, [0, 1]);
+}
+
+#[test]
+fn who_is_gone_gets_nothing() {
+    let mut element = sessions(&[]);
+    element.handle_connected(USER);
+    element.handle_lost(USER);
+    outputs(&mut element);
+    element.handle_state(USER, b"state");
+    element.handle_message(USER, Message::CookieEcho(Bytes::from("state")));
+    element.handle_failover_order(Vec::new());
+    assert!(outputs(&mut element).is_empty());
+}

@@ -1,0 +1,218 @@
+//! The choice among the elements that a registrar named: a sorting order, or chance (RFC 5356, "Pool User Considerations").
+//!
+//! A choice that is no pool policy, such as one by latencies that the user has seen, is one more variant here.
+
+use crate::hunt::Random;
+use holdfast_wire::rserpool::{Policy, PolicyKind};
+use std::collections::BTreeSet;
+
+/// Chooses positions in a list of elements. Each operation is at most logarithmic in the list.
+#[derive(Debug)]
+pub(super) enum Selection {
+    /// The first in order; being chosen may move an element back.
+    Ranked(BTreeSet<Rank>),
+    /// "randomly selecting one element from the list of pool elements received from the ENRP server".
+    Random(Vec<usize>),
+}
+
+/// The lower, the sooner chosen: by the policy, then the one chosen less often, then the registrar's order.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Rank {
+    value: u64,
+    chosen: u64,
+    position: usize,
+}
+
+impl Selection {
+    pub(super) fn new(policy: PolicyKind) -> Selection {
+        match policy {
+            PolicyKind::Random
+            | PolicyKind::WeightedRandom
+            | PolicyKind::WeightedRandomDpf
+            | PolicyKind::RandomizedLeastUsed
+            | PolicyKind::RandomizedPriorityLeastUsed
+            | PolicyKind::RandomizedLeastUsedDegradation
+            | PolicyKind::RandomizedPriorityLeastUsedDegradation => Selection::Random(Vec::new()),
+            _ => Selection::Ranked(BTreeSet::new()),
+        }
+    }
+
+    /// The element at `position` may be chosen; it was so many times.
+    pub(super) fn insert(&mut self, position: usize, policy: &Policy, chosen: u64) {
+        match self {
+            Selection::Ranked(ranks) => {
+                ranks.insert(rank(position, policy, chosen));
+            }
+            Selection::Random(positions) => positions.push(position),
+        }
+    }
+
+    /// It may not be chosen any more.
+    pub(super) fn remove(&mut self, position: usize, policy: &Policy, chosen: u64) {
+        match self {
+            Selection::Ranked(ranks) => {
+                ranks.remove(&rank(position, policy, chosen));
+            }
+            Selection::Random(positions) => positions.retain(|other| *other != position),
+        }
+    }
+
+    /// Whom to use next. The caller counts the choice by removing and inserting it anew.
+    pub(super) fn next(&self, random: &mut Random) -> Option<usize> {
+        match self {
+            Selection::Ranked(ranks) => ranks.first().map(|rank| rank.position),
+            Selection::Random(positions) => positions.get(random.below(positions.len())).copied(),
+        }
+    }
+}
+
+fn rank(position: usize, policy: &Policy, chosen: u64) -> Rank {
+    Rank {
+        value: value(policy, chosen),
+        chosen,
+        position,
+    }
+}
+
+/// What the policy sorts by. Loads are as the registrar said them, and get worse with each choice where the policy says
+/// by how much; all starts afresh with the next answer.
+fn value(policy: &Policy, chosen: u64) -> u64 {
+    let raised = |load: u32, degradation: u32, times: u64| {
+        u64::from(load).saturating_add(times.saturating_mul(u64::from(degradation)))
+    };
+    let delay = |dpf: u32, distance: u32| u64::from(dpf) * u64::from(distance);
+    match *policy {
+        Policy::WeightedRoundRobin { weight } => match u64::from(weight) {
+            0 => u64::MAX,
+            weight => (chosen + 1).saturating_mul(1 << 32) / weight,
+        },
+        Policy::Priority { priority } => u64::from(u32::MAX - priority),
+        Policy::LeastUsed { load } => load.into(),
+        Policy::LeastUsedDegradation { load, degradation } => raised(load, degradation, chosen),
+        Policy::PriorityLeastUsed { load, degradation } => raised(load, degradation, 1),
+        Policy::PriorityLeastUsedDegradation { load, degradation } => {
+            raised(load, degradation, chosen + 1)
+        }
+        Policy::LeastUsedDpf {
+            load,
+            dpf,
+            distance,
+        } => u64::from(load).saturating_add(delay(dpf, distance)),
+        Policy::LeastUsedDegradationDpf {
+            load,
+            degradation,
+            dpf,
+            distance,
+        } => raised(load, degradation, chosen).saturating_add(delay(dpf, distance)),
+        Policy::PriorityLeastUsedDpf {
+            load,
+            degradation,
+            dpf,
+            distance,
+        } => raised(load, degradation, 1).saturating_add(delay(dpf, distance)),
+        Policy::PriorityLeastUsedDegradationDpf {
+            load,
+            degradation,
+            dpf,
+            distance,
+        } => raised(load, degradation, chosen + 1).saturating_add(delay(dpf, distance)),
+        // Round robin: "starting with the first". Policies by chance have no order.
+        _ => chosen,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    /// How often each of the elements, each with its policy, is chosen in `rounds` choices.
+    fn choose(policies: &[Policy], rounds: usize) -> Vec<u64> {
+        let mut selection = Selection::new(policies[0].kind());
+        let mut chosen = vec![0; policies.len()];
+        for (position, policy) in policies.iter().enumerate() {
+            selection.insert(position, policy, 0);
+        }
+        let mut random = Random::new([2; 32]);
+        for _ in 0..rounds {
+            let position = selection.next(&mut random).expect("there are elements");
+            selection.remove(position, &policies[position], chosen[position]);
+            chosen[position] += 1;
+            selection.insert(position, &policies[position], chosen[position]);
+        }
+        chosen
+    }
+
+    #[test]
+    fn the_highest_priority_is_always_chosen() {
+        let policies = [3, 9, 5].map(|priority| Policy::Priority { priority });
+        assert_eq!(choose(&policies, 10), [0, 10, 0]);
+    }
+
+    #[test]
+    fn the_least_loaded_is_chosen_and_equals_in_turn() {
+        let policies = [7, 5, 5].map(|load| Policy::LeastUsed { load });
+        assert_eq!(choose(&policies, 10), [0, 5, 5]);
+    }
+
+    #[test]
+    fn degradation_spreads_choices_between_answers() {
+        let lud = |load| Policy::LeastUsedDegradation {
+            load,
+            degradation: 10,
+        };
+        assert_eq!(choose(&[lud(0), lud(50)], 15), [10, 5]);
+        // PLU counts the next session only: RFC 5356's example.
+        let plu = |load, degradation| Policy::PriorityLeastUsed { load, degradation };
+        assert_eq!(choose(&[plu(50, 50), plu(50, 10)], 5), [0, 5]);
+    }
+
+    #[test]
+    fn distance_is_a_load() {
+        let far = |load, distance| Policy::LeastUsedDpf {
+            load,
+            dpf: 2,
+            distance,
+        };
+        assert_eq!(choose(&[far(10, 10), far(20, 4)], 3), [0, 3]);
+    }
+
+    #[test]
+    fn chance_is_fair_whatever_the_weights() {
+        // The registrar has weighed them already.
+        let policies = [1, 1_000].map(|weight| Policy::WeightedRandom { weight });
+        let chosen = choose(&policies, 2_000);
+        assert!(
+            chosen.iter().all(|count| (900..1_100).contains(count)),
+            "{chosen:?}"
+        );
+    }
+
+    proptest! {
+        #[test]
+        fn weights_are_kept_to_within_one_choice(weights in proptest::collection::vec(1u32..20, 1..8)) {
+            let total: u32 = weights.iter().sum();
+            let policies: Vec<Policy> =
+                weights.iter().map(|&weight| Policy::WeightedRoundRobin { weight }).collect();
+            let chosen = choose(&policies, total as usize * 3);
+            for (weight, chosen) in weights.iter().zip(chosen) {
+                prop_assert!(chosen.abs_diff(u64::from(*weight) * 3) <= 1, "{weight}: {chosen}");
+            }
+        }
+
+        #[test]
+        fn any_figures_are_sorted_without_overflow(load: u32, degradation: u32, dpf: u32, distance: u32, chosen: u32) {
+            let policies = [
+                Policy::WeightedRoundRobin { weight: load },
+                Policy::LeastUsedDegradation { load, degradation },
+                Policy::PriorityLeastUsedDegradation { load, degradation },
+                Policy::LeastUsedDegradationDpf { load, degradation, dpf, distance },
+                Policy::PriorityLeastUsedDegradationDpf { load, degradation, dpf, distance },
+            ];
+            for policy in policies {
+                let (before, after) = (value(&policy, chosen.into()), value(&policy, u64::from(chosen) + 1));
+                prop_assert!(before <= after);
+            }
+        }
+    }
+}

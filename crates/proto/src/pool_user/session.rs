@@ -1,0 +1,330 @@
+//! The user's side of the session layer (RFC 5352 sections 3.8 and 3.9): one link at a time, the latest cookie, and the
+//! element to take next.
+
+use super::event::{Event, ResolveError};
+use super::resolve::Waiting;
+use super::{Link, PoolUser, SessionId, Timer};
+use bytes::Bytes;
+use holdfast_wire::rserpool::asap::Message;
+use holdfast_wire::rserpool::{ElementId, PoolElement, PoolHandle};
+use holdfast_wire::rserpool::{Policy, SctpTransport, Transport, TransportUse};
+use std::time::Duration;
+
+/// What a user that is a pool element too says of itself on control channels.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct OwnCard {
+    /// Its own pool.
+    pub handle: PoolHandle,
+    /// That pool's policy.
+    pub policy: Policy,
+    /// Whom to fail over to, should this user fail.
+    pub elements: Vec<PoolElement>,
+}
+
+#[derive(Debug)]
+enum Phase {
+    /// Waits for a registrar's answer.
+    Waiting,
+    /// Waits before it asks again.
+    Pausing,
+    Connecting {
+        link: Link,
+        element: ElementId,
+        /// Whether the cookie was sent.
+        resumed: bool,
+    },
+    Up {
+        link: Link,
+        element: ElementId,
+    },
+}
+
+#[derive(Debug)]
+pub(super) struct Session {
+    handle: PoolHandle,
+    own: Option<OwnCard>,
+    /// "The PU's ASAP endpoint stores the Cookie parameter and discards an older cookie if it is previously stored."
+    cookie: Option<Bytes>,
+    /// "a preferred list for failover order".
+    preferred: Vec<PoolElement>,
+    phase: Phase,
+    /// When it is given up; none while it has an element.
+    until: Option<Duration>,
+    pauses: u32,
+    /// Why it has no element.
+    error: ResolveError,
+    /// As it is in the timers.
+    due: Option<Duration>,
+}
+
+impl PoolUser {
+    /// Opens a session with the pool. [`Event::SessionUp`] follows, and after each loss of an element
+    /// [`Event::SessionBroken`] and [`Event::SessionUp`], until [`Event::SessionFailed`] or
+    /// [`PoolUser::handle_close`].
+    pub fn handle_open(
+        &mut self,
+        now: Duration,
+        handle: PoolHandle,
+        own: Option<OwnCard>,
+    ) -> SessionId {
+        let id = SessionId(self.number());
+        let session = Session {
+            handle: handle.clone(),
+            own,
+            cookie: None,
+            preferred: Vec::new(),
+            phase: Phase::Waiting,
+            until: Some(now + self.config.give_up_after),
+            pauses: 0,
+            error: ResolveError::NoRegistrar,
+            due: None,
+        };
+        self.sessions.insert(id, session);
+        self.pools.entry(handle.clone()).or_default().sessions += 1;
+        self.arm(id, None);
+        self.want(now, handle, Waiting::Session(id));
+        id
+    }
+
+    /// Ends a session; nothing follows.
+    pub fn handle_close(&mut self, now: Duration, id: SessionId) {
+        if let Some(link) = self.session_link(id) {
+            self.hunt.close(link);
+        }
+        self.end_session(now, id);
+    }
+
+    /// The session's element does not do what it should, though the link stands: the session is to take another.
+    pub fn handle_failed(&mut self, now: Duration, id: SessionId) {
+        if let Some(link) = self.session_link(id) {
+            self.hunt.close(link);
+            self.session_lost(now, id);
+        }
+    }
+
+    fn session_link(&self, id: SessionId) -> Option<Link> {
+        match self.sessions.get(&id)?.phase {
+            Phase::Connecting { link, .. } | Phase::Up { link, .. } => Some(link),
+            Phase::Waiting | Phase::Pausing => None,
+        }
+    }
+
+    fn end_session(&mut self, now: Duration, id: SessionId) {
+        if let Some(link) = self.session_link(id) {
+            self.links.remove(&link);
+        }
+        let Some(session) = self.sessions.remove(&id) else {
+            return;
+        };
+        self.set_timer(Timer::Session(id), session.due, None);
+        let Some(pool) = self.pools.get_mut(&session.handle) else {
+            return;
+        };
+        pool.sessions -= 1;
+        if pool.due.is_none() {
+            // Nothing was ever known of it.
+            pool.due = Some(now + self.config.usable_for);
+            let due = pool.due;
+            self.set_timer(Timer::Cache(session.handle), None, due);
+        }
+    }
+
+    /// Sets the session's timer to `due`, or to its end if that is sooner.
+    fn arm(&mut self, id: SessionId, due: Option<Duration>) {
+        let Some(session) = self.sessions.get_mut(&id) else {
+            return;
+        };
+        let before = session.due;
+        session.due = due.into_iter().chain(session.until).min();
+        let due = session.due;
+        self.set_timer(Timer::Session(id), before, due);
+    }
+
+    /// Takes the next element that is known: first of the business card, then by the pool's policy. Whether there was one.
+    pub(super) fn session_seeks(&mut self, now: Duration, id: SessionId) -> bool {
+        let Some(session) = self.sessions.get(&id) else {
+            // Closed meanwhile: nothing is wanted.
+            return true;
+        };
+        if self.session_link(id).is_some() {
+            return true;
+        }
+        let Some(pool) = self.pools.get_mut(&session.handle) else {
+            return false;
+        };
+        let preferred = session.preferred.iter();
+        let element = preferred
+            .clone()
+            .find(|element| !pool.is_missed(now, element.id))
+            .or_else(|| pool.select(now, &mut self.hunt.random))
+            .map(|element| (element.id, element.user_transport.clone()));
+        let Some((element, transport)) = element else {
+            return false;
+        };
+        self.session_connects(now, id, element, transport);
+        true
+    }
+
+    fn session_connects(
+        &mut self,
+        now: Duration,
+        id: SessionId,
+        element: ElementId,
+        transport: Transport,
+    ) {
+        let control = has_control(&transport);
+        let link = self.hunt.connect(transport);
+        let Some(session) = self.sessions.get_mut(&id) else {
+            return;
+        };
+        let cookie = session.cookie.clone().filter(|_| control);
+        session.phase = Phase::Connecting {
+            link,
+            element,
+            resumed: cookie.is_some(),
+        };
+        self.links.insert(link, id);
+        // "it SHOULD send the latest received cookie parameter in an ASAP_COOKIE_ECHO message to the new PE as the first
+        // message on the control channel."
+        if let Some(cookie) = cookie {
+            self.hunt.send(link, Message::CookieEcho(cookie));
+        }
+        // "A PU should send an ASAP_BUSINESS_CARD message to a PE only if it is part of a PU/PE combination."
+        if let Some(own) = session.own.clone().filter(|_| control) {
+            let card = Message::BusinessCard {
+                handle: own.handle,
+                policy: Some(own.policy),
+                elements: own.elements,
+            };
+            self.hunt.send(link, card);
+        }
+        self.arm(id, Some(now + self.config.connect_timeout));
+    }
+
+    pub(super) fn session_connected(&mut self, id: SessionId) {
+        let Some(session) = self.sessions.get_mut(&id) else {
+            return;
+        };
+        let Phase::Connecting {
+            link,
+            element,
+            resumed,
+        } = session.phase
+        else {
+            return;
+        };
+        session.phase = Phase::Up { link, element };
+        session.until = None;
+        session.pauses = 0;
+        if let Some(pool) = self.pools.get_mut(&session.handle) {
+            pool.reached(element);
+        }
+        self.arm(id, None);
+        self.hunt.event(Event::SessionUp {
+            session: id,
+            link,
+            element,
+            resumed,
+        });
+    }
+
+    /// The element was not reached, or is lost: the next.
+    pub(super) fn session_lost(&mut self, now: Duration, id: SessionId) {
+        let Some(session) = self.sessions.get_mut(&id) else {
+            return;
+        };
+        let (link, element) = match session.phase {
+            Phase::Connecting { link, element, .. } => (link, element),
+            Phase::Up { link, element } => {
+                self.hunt.event(Event::SessionBroken {
+                    session: id,
+                    link,
+                    element,
+                });
+                (link, element)
+            }
+            Phase::Waiting | Phase::Pausing => return,
+        };
+        session.phase = Phase::Waiting;
+        session.error = ResolveError::NoElement;
+        let until = now + self.config.give_up_after;
+        session.until = Some(session.until.unwrap_or(until));
+        let handle = session.handle.clone();
+        self.links.remove(&link);
+        self.unreachable(now, &handle, element);
+        if self.session_seeks(now, id) {
+            return self.refresh(now, handle);
+        }
+        self.arm(id, None);
+        self.ask(now, handle, Some(Waiting::Session(id)));
+    }
+
+    /// Nothing is known that could help the session: it tries again later.
+    pub(super) fn session_pauses(&mut self, now: Duration, id: SessionId, error: ResolveError) {
+        let Some(session) = self.sessions.get_mut(&id) else {
+            return;
+        };
+        let wait = self.config.pause * (1 << session.pauses.min(16));
+        session.pauses += 1;
+        session.phase = Phase::Pausing;
+        session.error = error;
+        self.arm(id, Some(now + wait.min(self.config.pause_max)));
+    }
+
+    pub(super) fn session_due(&mut self, now: Duration, id: SessionId) {
+        let Some(session) = self.sessions.get_mut(&id) else {
+            return;
+        };
+        session.due = None;
+        let over = session.until.is_some_and(|until| until <= now);
+        let error = session.error.clone();
+        let handle = session.handle.clone();
+        if over {
+            self.handle_close(now, id);
+            return self.hunt.event(Event::SessionFailed { session: id, error });
+        }
+        match session.phase {
+            Phase::Connecting { .. } => self.handle_failed(now, id),
+            Phase::Pausing => {
+                session.phase = Phase::Waiting;
+                self.arm(id, None);
+                self.ask(now, handle, Some(Waiting::Session(id)));
+            }
+            Phase::Waiting | Phase::Up { .. } => {}
+        }
+    }
+
+    /// A message of the session's element.
+    pub(super) fn session_message(&mut self, now: Duration, id: SessionId, message: Message) {
+        let Some(session) = self.sessions.get_mut(&id) else {
+            return;
+        };
+        match message {
+            // A copy: the buffer it came in may be much larger, and the cookie stays.
+            Message::Cookie(cookie) => session.cookie = Some(Bytes::copy_from_slice(&cookie)),
+            Message::BusinessCard {
+                handle, elements, ..
+            } if handle == session.handle => {
+                session.preferred = elements;
+                // BC1: "if no entry exists in the translation cache [...] perform an ASAP_HANDLE_RESOLUTION".
+                let known = self
+                    .pools
+                    .get(&handle)
+                    .is_some_and(|pool| pool.fetched.is_some());
+                if !known {
+                    self.ask(now, handle, None);
+                }
+            }
+            _ => {}
+        }
+    }
+}
+
+/// Whether a control channel goes with the data: by SCTP's payload protocol identifiers, or as rsplib does over TCP.
+fn has_control(transport: &Transport) -> bool {
+    let usage = match transport {
+        Transport::Sctp(SctpTransport { usage, .. }) | Transport::Tcp { usage, .. } => *usage,
+        _ => return false,
+    };
+    usage == TransportUse::DataAndControl
+}

@@ -1,0 +1,339 @@
+//! Resolution, rule by rule, with one registrar at hand.
+
+mod session;
+
+use super::*;
+use holdfast_wire::rserpool::{Cause, CauseCode, Policy, PoolElement, SctpTransport, TransportUse};
+use std::net::{IpAddr, Ipv4Addr};
+
+fn transport(port: u16) -> Transport {
+    Transport::Sctp(SctpTransport {
+        port,
+        usage: TransportUse::DataAndControl,
+        addresses: [IpAddr::V4(Ipv4Addr::LOCALHOST)].into_iter().collect(),
+    })
+}
+
+fn handle() -> PoolHandle {
+    PoolHandle::from("pool")
+}
+
+/// Element `id` is at port `id`.
+fn element(id: u32) -> PoolElement {
+    PoolElement {
+        id: ElementId(id),
+        home: RegistrarId(1),
+        registration_life: 300,
+        user_transport: transport(id as u16),
+        policy: Policy::RoundRobin,
+        asap_transport: None,
+    }
+}
+
+/// A user, its clock, its home registrar's link and what it was told.
+struct Bench {
+    user: PoolUser,
+    now: Duration,
+    home: Link,
+    events: Vec<Event>,
+    /// Links made, and where to, since last looked at.
+    connects: Vec<(Link, Transport)>,
+}
+
+const REGISTRAR: u16 = 3863;
+
+impl Bench {
+    fn new() -> Bench {
+        let hunt = HuntConfig::new(vec![transport(REGISTRAR)]);
+        Bench {
+            user: PoolUser::new(Config::new(hunt, [4; 32])),
+            now: Duration::from_secs(1_000),
+            home: Link::Ours(0),
+            events: Vec::new(),
+            connects: Vec::new(),
+        }
+    }
+
+    /// A user that knows elements 1 to 3.
+    fn knowing() -> Bench {
+        let mut bench = Bench::new();
+        bench.user.handle_resolve(bench.now, handle());
+        bench.sent();
+        bench.answer((1..4).map(element).collect());
+        bench.sent();
+        bench.events.clear();
+        bench
+    }
+
+    /// Carries the outputs out; gives what is sent. Registrars are reached at once.
+    fn sent(&mut self) -> Vec<(Link, Message)> {
+        let mut sent = Vec::new();
+        while let Some(output) = self.user.poll_output() {
+            match output {
+                Output::Send { link, message } => sent.push((link, message)),
+                Output::Connect { link, to } if to == transport(REGISTRAR) => {
+                    self.home = link;
+                    self.user.handle_connected(self.now, link);
+                }
+                Output::Connect { link, to } => self.connects.push((link, to)),
+                Output::Close { .. } => {}
+                Output::Event(event) => self.events.push(event),
+            }
+        }
+        sent
+    }
+
+    fn tell(&mut self, message: Message) {
+        self.user.handle_message(self.now, self.home, message);
+    }
+
+    fn answer(&mut self, elements: Vec<PoolElement>) {
+        self.tell(Message::HandleResolutionResponse {
+            updates: false,
+            handle: handle(),
+            policy: None,
+            elements,
+            causes: Vec::new(),
+        });
+    }
+
+    fn refuse(&mut self) {
+        self.tell(Message::HandleResolutionResponse {
+            updates: false,
+            handle: handle(),
+            policy: None,
+            elements: Vec::new(),
+            causes: vec![Cause::from(CauseCode::UNKNOWN_POOL_HANDLE)],
+        });
+    }
+
+    fn pass(&mut self, time: Duration) {
+        let end = self.now + time;
+        while let Some(due) = self.user.poll_timeout()
+            && due <= end
+        {
+            self.now = due.max(self.now);
+            self.user.handle_timeout(self.now);
+        }
+        self.now = end;
+    }
+
+    /// Selects; the identifier, if the answer is there at once.
+    fn select(&mut self) -> Option<u32> {
+        let wanted = self.user.handle_select(self.now, handle());
+        let questions = self.sent();
+        assert!(questions.len() <= 1, "{questions:?}");
+        match self.events.pop() {
+            Some(Event::Selected { request, element }) if request == wanted => Some(element.id.0),
+            Some(other) => panic!("{other:?}"),
+            None => None,
+        }
+    }
+
+    /// A session that is up, with the element it is up with.
+    fn session(&mut self) -> (SessionId, Link, u32) {
+        let id = self.user.handle_open(self.now, handle(), None);
+        self.sent();
+        let (link, to) = self.connects.pop().expect("a link to an element");
+        self.user.handle_connected(self.now, link);
+        self.sent();
+        (id, link, port(&to))
+    }
+}
+
+fn port(transport: &Transport) -> u32 {
+    match transport {
+        Transport::Sctp(transport) => transport.port.into(),
+        other => panic!("{other:?}"),
+    }
+}
+
+fn is_report(message: &Message, id: u32) -> bool {
+    matches!(message, Message::EndpointUnreachable { id: ElementId(of), .. } if *of == id)
+}
+
+fn is_question(message: &Message) -> bool {
+    matches!(message, Message::HandleResolution { .. })
+}
+
+#[test]
+fn an_answer_is_used_while_it_is_fresh_in_turn() {
+    let mut bench = Bench::knowing();
+    let chosen: Vec<_> = (0..7).map(|_| bench.select()).collect();
+    assert_eq!(chosen, [1, 2, 3, 1, 2, 3, 1].map(Some));
+}
+
+#[test]
+fn a_stale_answer_is_used_and_renewed_and_an_old_one_is_not_used() {
+    let mut bench = Bench::knowing();
+    bench.pass(bench.user.config.fresh_for);
+    bench.user.handle_select(bench.now, handle());
+    bench.user.handle_select(bench.now, handle());
+    let sent = bench.sent();
+    assert_eq!(sent.len(), 1, "one question for both: {sent:?}");
+    assert!(is_question(&sent[0].1));
+    assert_eq!(bench.events.len(), 2);
+    bench.answer(vec![element(9)]);
+    bench.events.clear();
+    assert_eq!(bench.select(), Some(9));
+    bench.pass(bench.user.config.usable_for);
+    assert_eq!(bench.select(), None);
+    assert!(bench.user.pools.is_empty(), "nobody needed it");
+}
+
+#[test]
+fn all_who_wait_are_told_and_learn_why_not() {
+    let mut bench = Bench::new();
+    for _ in 0..3 {
+        bench.user.handle_select(bench.now, handle());
+    }
+    assert_eq!(bench.sent().len(), 1);
+    bench.refuse();
+    bench.sent();
+    let unknown = |event: &&Event| {
+        matches!(
+            event,
+            Event::Failed {
+                error: ResolveError::UnknownPool,
+                ..
+            }
+        )
+    };
+    assert_eq!(bench.events.iter().filter(unknown).count(), 3);
+}
+
+#[test]
+fn a_registrar_that_does_not_answer_is_left_and_the_wait_ends() {
+    let mut bench = Bench::new();
+    bench.user.handle_select(bench.now, handle());
+    let mut homes = vec![];
+    for _ in 0..3 {
+        assert_eq!(bench.sent().len(), 1);
+        homes.push(bench.home);
+        bench.pass(bench.user.config.answer_timeout);
+    }
+    homes.dedup();
+    assert_eq!(homes.len(), 3);
+    assert!(bench.sent().is_empty());
+    let end = |event: &Event| {
+        matches!(
+            event,
+            Event::Failed {
+                error: ResolveError::Unanswered,
+                ..
+            }
+        )
+    };
+    assert!(bench.events.iter().any(end));
+}
+
+#[test]
+fn without_any_registrar_the_wait_ends() {
+    let mut bench = Bench::new();
+    bench.user = PoolUser::new(Config::new(HuntConfig::new(Vec::new()), [1; 32]));
+    bench.user.handle_select(bench.now, handle());
+    bench.pass(Duration::from_secs(10));
+    bench.sent();
+    let end = |event: &Event| {
+        matches!(
+            event,
+            Event::Failed {
+                error: ResolveError::NoRegistrar,
+                ..
+            }
+        )
+    };
+    assert!(bench.events.iter().any(end));
+}
+
+#[test]
+fn an_element_not_reached_is_reported_once_and_avoided_for_a_while() {
+    let mut bench = Bench::knowing();
+    bench
+        .user
+        .handle_unreachable(bench.now, &handle(), ElementId(1));
+    assert!(bench.sent().is_empty(), "nobody was sent to it");
+    assert_eq!(bench.select(), Some(1));
+    for _ in 0..5 {
+        bench
+            .user
+            .handle_unreachable(bench.now, &handle(), ElementId(1));
+    }
+    let sent = bench.sent();
+    assert_eq!(sent.len(), 1);
+    assert!(is_report(&sent[0].1, 1));
+    let chosen: Vec<_> = (0..4).map(|_| bench.select()).collect();
+    assert_eq!(chosen, [2, 3, 2, 3].map(Some));
+    // An answer that still names it does not bring it back, time does; and the second time takes longer.
+    bench.answer((1..4).map(element).collect());
+    assert_eq!(bench.select(), Some(2));
+    bench.pass(bench.user.config.avoid_for);
+    assert_eq!(bench.select(), Some(1));
+    bench
+        .user
+        .handle_unreachable(bench.now, &handle(), ElementId(1));
+    bench.sent();
+    bench.pass(bench.user.config.avoid_for);
+    assert_ne!(bench.select(), Some(1));
+}
+
+#[test]
+fn a_report_waits_for_a_registrar() {
+    let mut bench = Bench::knowing();
+    bench.select();
+    bench.user.handle_lost(bench.now, bench.home);
+    let Some(Output::Connect { link, .. }) = bench.user.poll_output() else {
+        panic!("no hunt");
+    };
+    bench
+        .user
+        .handle_unreachable(bench.now, &handle(), ElementId(1));
+    assert!(bench.sent().is_empty());
+    bench.user.handle_connected(bench.now, link);
+    let sent = bench.sent();
+    assert!(matches!(&sent[..], [(at, report)] if *at == link && is_report(report, 1)));
+}
+
+#[test]
+fn nobody_but_the_home_registrar_is_believed() {
+    let mut bench = Bench::knowing();
+    let home = std::mem::replace(&mut bench.home, Link::Theirs(1));
+    bench.answer(vec![element(9)]);
+    bench.home = home;
+    assert_eq!(bench.select(), Some(1));
+    // Nor is an answer about a pool that nobody asked for kept.
+    bench.tell(Message::HandleResolutionResponse {
+        updates: false,
+        handle: PoolHandle::from("other"),
+        policy: None,
+        elements: vec![element(9)],
+        causes: Vec::new(),
+    });
+    assert_eq!(bench.user.pools.len(), 1);
+}
+
+#[test]
+fn a_watched_pool_is_asked_for_again_and_its_changes_are_told() {
+    let mut bench = Bench::new();
+    bench.user.handle_watch(bench.now, handle());
+    assert!(matches!(
+        bench.sent()[..],
+        [(_, Message::HandleResolution { updates: true, .. })]
+    ));
+    bench.answer(vec![element(1)]);
+    for elements in [vec![element(1)], vec![element(1), element(2)]] {
+        bench.pass(bench.user.config.fresh_for);
+        assert_eq!(bench.sent().len(), 1);
+        bench.answer(elements);
+    }
+    bench.sent();
+    let told: Vec<usize> = bench
+        .events
+        .iter()
+        .filter_map(|event| match event {
+            Event::Changed { elements, .. } => Some(elements.len()),
+            _ => None,
+        })
+        .collect();
+    assert_eq!(told, [1, 2], "no news is not told");
+}

@@ -1,0 +1,193 @@
+//! Pool elements and pool users against registrars, elements and links that fail, with oracles at every step.
+//!
+//! `HOLDFAST_SEED=n` runs that seed alone; `HOLDFAST_SEEDS=n` runs so many.
+
+mod any;
+mod fault;
+mod net;
+mod outputs;
+mod people;
+mod registrar;
+#[path = "../handoff/rng.rs"]
+mod rng;
+mod world;
+
+use fault::Fault;
+use net::Node;
+use std::collections::BTreeMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::time::Duration;
+use world::{What, World};
+
+fn seconds(seconds: u64) -> Duration {
+    Duration::from_secs(seconds)
+}
+
+/// Twenty seconds of crashes; then some stay dead, the others heal and come to rest.
+fn run(seed: u64, fault: Fault) -> World {
+    let mut world = World::new(seed, 3, 5, 3);
+    world.fault = fault;
+    for _ in 0..world.rng.range(3, 15) {
+        let node = match world.rng.range(0, 3) {
+            0 => Node::Registrar(world.rng.index(3)),
+            _ => Node::Element(world.rng.index(5)),
+        };
+        let at = Duration::from_millis(world.rng.range(0, 20_000));
+        world.at(at, What::Crash { node });
+        let later = at + Duration::from_millis(world.rng.range(10, 9_000));
+        world.at(later, What::Restart { node });
+    }
+    for _ in 0..world.rng.range(0, 30) {
+        let at = Duration::from_millis(world.rng.range(0, 25_000));
+        let element = world.rng.index(5);
+        world.at(at, What::Policy { element });
+    }
+    world.run(seconds(30));
+    world.hostile = false;
+    world.at(
+        Duration::ZERO,
+        What::Crash {
+            node: Node::Registrar(2),
+        },
+    );
+    world.at(
+        Duration::ZERO,
+        What::Crash {
+            node: Node::Element(4),
+        },
+    );
+    world.run(seconds(100));
+    check_rest(&mut world);
+    world
+}
+
+/// Everybody who lives is where they should be, and nobody speaks to the dead.
+fn check_rest(world: &mut World) {
+    let (connects, outputs) = (
+        count(world, "connect to a dead node"),
+        count(world, "output"),
+    );
+    world.run(seconds(20));
+    let dead = count(world, "connect to a dead node") - connects;
+    assert_eq!(dead, 0, "still connecting to dead nodes");
+    let outputs = count(world, "output") - outputs;
+    // Keep-alives each second, cookies four times a second, registrations every few seconds.
+    assert!(outputs < 20 * (4 + 9 * 4 + 10), "{outputs} outputs at rest");
+    for (index, element) in world.elements.iter().enumerate().take(4) {
+        let id = element.machine.id();
+        let entry = world.space.entries.get(&id);
+        let entry =
+            entry.unwrap_or_else(|| panic!("element {index} is in no registrar's handlespace"));
+        assert_eq!(
+            entry.element.user_transport,
+            Node::Element(index).transport()
+        );
+        assert_eq!(entry.element.policy, element.policy, "element {index}");
+        assert!(element.machine.is_registered());
+        assert!(entry.owner < 2, "its owner is dead");
+    }
+    assert_eq!(world.space.entries.len(), 4, "none but the living");
+    for (index, user) in world.users.iter().enumerate() {
+        assert_eq!(user.sessions.len(), 3, "user {index}");
+        for session in user.sessions.keys() {
+            let answered = user.answered.get(session).copied();
+            let late = answered.is_none_or(|at| at + seconds(1) < world.now);
+            assert!(
+                !late,
+                "{session:?} of user {index} had its last answer at {answered:?}"
+            );
+        }
+    }
+}
+
+fn count(world: &World, what: &str) -> u64 {
+    world.tally.get(what).copied().unwrap_or(0)
+}
+
+#[test]
+fn the_living_are_registered_and_sessions_go_on_with_their_latest_cookie() {
+    let number = |name| {
+        std::env::var(name)
+            .ok()
+            .and_then(|text| text.parse::<u64>().ok())
+    };
+    let seeds = match (number("HOLDFAST_SEED"), number("HOLDFAST_SEEDS")) {
+        (Some(seed), _) => seed..seed + 1,
+        (None, count) => 0..count.unwrap_or(200),
+    };
+    let all = seeds.end - seeds.start >= 200;
+    let mut tally = BTreeMap::<&str, u64>::new();
+    for seed in seeds {
+        let world = catch_unwind(AssertUnwindSafe(|| run(seed, Fault::None)));
+        let world =
+            world.unwrap_or_else(|_| panic!("failed; run it again with HOLDFAST_SEED={seed}"));
+        for (what, count) in world.tally {
+            *tally.entry(what).or_default() += count;
+        }
+    }
+    println!("{tally:#?}");
+    let met = [
+        "resumed",
+        "taken over",
+        "expired",
+        "unanswered",
+        "element: no registrar",
+        "user: home lost",
+    ];
+    for what in met {
+        let count = tally.get(what).copied().unwrap_or(0);
+        assert!(!all || count >= 20, "`{what}` happened {count} times only");
+    }
+}
+
+#[test]
+fn a_seed_gives_the_same_run_again() {
+    for seed in 0..5 {
+        assert_eq!(
+            run(seed, Fault::None).tally,
+            run(seed, Fault::None).tally,
+            "seed {seed}"
+        );
+    }
+}
+
+/// The next element has the cookie's state one and a half round trips after the loss is seen, and the user goes on after
+/// two: as long as a handshake of SCTP takes.
+#[test]
+fn a_session_resumes_within_two_round_trips() {
+    for seed in 0..50 {
+        let mut world = World::new(seed, 1, 3, 1);
+        world.hostile = false;
+        world.delay_us = (10_000, 10_001);
+        world.run(seconds(30));
+        world.trace.clear();
+        let session = world.users[0].sessions.values().next().copied().flatten();
+        let link = session.expect("a session is up");
+        let element = world.element_of(Node::User(0), link);
+        world.at(Duration::ZERO, What::Crash { node: element });
+        world.run(seconds(5));
+        let when = |what: &str| {
+            let found = world.trace.iter().find(|(_, text)| text.starts_with(what));
+            found
+                .unwrap_or_else(|| panic!("seed {seed}: never {what}"))
+                .0
+        };
+        let round_trip = Duration::from_millis(20);
+        let resumed = when("resumed") - when("broken");
+        assert!(resumed <= round_trip * 3 / 2, "seed {seed}: {resumed:?}");
+        let up = when("up") - when("broken");
+        assert!(up <= round_trip * 2, "seed {seed}: {up:?}");
+    }
+}
+
+#[test]
+fn the_oracles_find_each_deliberate_fault() {
+    for fault in fault::ALL {
+        let found = (0..20).find(|seed| {
+            let run = catch_unwind(AssertUnwindSafe(|| run(*seed, fault)));
+            run.is_err()
+        });
+        let seed = found.unwrap_or_else(|| panic!("{fault:?} was not found"));
+        println!("{fault:?}: found by seed {seed}");
+    }
+}

@@ -1,0 +1,90 @@
+//! Links: ordered and reliable while both ends live, as SCTP's are. Each has its delay; its handshake has four ways, and
+//! what is sent early goes with the third.
+
+use bytes::{Bytes, BytesMut};
+use holdfast_proto::pool_element::Link;
+use holdfast_wire::rserpool::asap::Message;
+use holdfast_wire::rserpool::{SctpTransport, Transport, TransportUse};
+use std::net::{IpAddr, Ipv4Addr};
+use std::time::Duration;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Node {
+    Registrar(usize),
+    Element(usize),
+    User(usize),
+}
+
+impl Node {
+    pub fn transport(self) -> Transport {
+        let (kind, index) = match self {
+            Node::Registrar(index) => (1, index),
+            Node::Element(index) => (2, index),
+            Node::User(index) => (3, index),
+        };
+        Transport::Sctp(SctpTransport {
+            port: index as u16,
+            usage: TransportUse::DataAndControl,
+            addresses: [IpAddr::V4(Ipv4Addr::new(10, 0, kind, 1))]
+                .into_iter()
+                .collect(),
+        })
+    }
+
+    pub fn of(transport: &Transport) -> Node {
+        let Transport::Sctp(SctpTransport {
+            port, addresses, ..
+        }) = transport
+        else {
+            panic!("no node is at {transport:?}");
+        };
+        let IpAddr::V4(address) = addresses[0] else {
+            panic!("no node is at {transport:?}");
+        };
+        let index = usize::from(*port);
+        match address.octets()[2] {
+            1 => Node::Registrar(index),
+            2 => Node::Element(index),
+            _ => Node::User(index),
+        }
+    }
+}
+
+/// What travels on a link.
+#[derive(Debug, Clone)]
+pub enum Packet {
+    /// ASAP, in bytes.
+    Asap(Bytes),
+    /// A user's data: one more step of the session.
+    Step { session: (usize, u64) },
+    /// The element's answer to it.
+    Done { session: (usize, u64) },
+}
+
+impl Packet {
+    pub fn asap(message: &Message) -> Packet {
+        let mut buffer = BytesMut::new();
+        message
+            .encode(&mut buffer)
+            .expect("what machines say has an encoding");
+        Packet::Asap(buffer.freeze())
+    }
+}
+
+/// One end of a link: a node in one of its lives, and the link's name there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct End {
+    pub node: Node,
+    pub life: u64,
+    pub link: Link,
+}
+
+#[derive(Debug)]
+pub struct Conn {
+    /// Who made it, and who took it.
+    pub ends: [End; 2],
+    pub delay: Duration,
+    /// When what was sent last arrives, each way.
+    pub last: [Duration; 2],
+    pub open: bool,
+}
