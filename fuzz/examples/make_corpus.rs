@@ -48,6 +48,7 @@ fn main() -> std::io::Result<()> {
     packets()?;
     states()?;
     messages()?;
+    rserpool()?;
     held()
 }
 
@@ -324,6 +325,30 @@ fn held() -> std::io::Result<()> {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus/packet");
         let packet = std::fs::read(folder.join(name))?;
         write("vnet", name, &[&header.to_bytes()[..], &packet].concat())?;
+    }
+    Ok(())
+}
+
+/// The first of each type, flags and length among rsplib's messages.
+fn rserpool() -> std::io::Result<()> {
+    let vectors = include_str!("../../crates/wire/tests/vectors/rserpool.jsonl");
+    let mut seen = std::collections::HashSet::new();
+    for line in vectors.lines() {
+        let protocol = if line.starts_with("{\"ppid\":11,") {
+            "asap"
+        } else {
+            "enrp"
+        };
+        let hex = line
+            .split('"')
+            .rfind(|text| text.len() >= 16)
+            .expect("a message");
+        let byte = |at| u8::from_str_radix(&hex[at..at + 2], 16).expect("hexadecimal digits");
+        let bytes: Vec<u8> = (0..hex.len()).step_by(2).map(byte).collect();
+        let name = format!("{:02x}-{}-{}", bytes[0], bytes[1], bytes.len());
+        if seen.insert((protocol, name.clone())) {
+            write(protocol, &name, &bytes)?;
+        }
     }
     Ok(())
 }

@@ -8,5 +8,6 @@ pub mod frame;
 pub mod handoff;
 mod mutate;
 pub mod packet;
+pub mod rserpool;
 pub mod state;
 pub mod vnet;

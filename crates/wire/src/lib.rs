@@ -5,7 +5,8 @@
 //!
 //! - [`Flow`]: one connection or datagram association, written `tcp:10.0.0.1:80-10.0.1.2:4242`;
 //! - [`NodeId`]: a node's number;
-//! - [`frame`]: the messages between daemons, and the envelope they travel in.
+//! - [`frame`]: the messages between daemons, and the envelope they travel in;
+//! - [`rserpool`]: the messages of Reliable Server Pooling, ASAP and ENRP.
 #![forbid(unsafe_code)]
 
 mod decode;

@@ -1,137 +1,176 @@
 //! Pool policies: how a pool chooses among its elements (RFC 5356), and rsplib's private ones.
 
-/// What a pool element says of itself for its pool's policy (RFC 5356 sections 3 to 5).
-///
-/// Loads, degradations and delay penalty factors are fractions of `u32::MAX`; distances are milliseconds. The policies
-/// from [`Policy::PriorityLeastUsedDegradation`] on are rsplib's, in its encoding.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Policy {
-    RoundRobin,
-    WeightedRoundRobin {
-        weight: u32,
-    },
-    Random,
-    WeightedRandom {
-        weight: u32,
-    },
-    Priority {
-        priority: u32,
-    },
-    LeastUsed {
-        load: u32,
-    },
-    LeastUsedDegradation {
-        load: u32,
-        degradation: u32,
-    },
-    PriorityLeastUsed {
-        load: u32,
-        degradation: u32,
-    },
-    RandomizedLeastUsed {
-        load: u32,
-    },
-    RandomizedPriorityLeastUsed {
-        load: u32,
-        degradation: u32,
-    },
-    RandomizedLeastUsedDegradation {
-        load: u32,
-        degradation: u32,
-    },
-    PriorityLeastUsedDegradation {
-        load: u32,
-        load_degradation: u32,
-        degradation: u32,
-    },
-    RandomizedPriorityLeastUsedDegradation {
-        load: u32,
-        load_degradation: u32,
-        degradation: u32,
-    },
-    WeightedRandomDpf {
-        weight: u32,
-        dpf: u32,
-        distance: u32,
-    },
-    LeastUsedDpf {
-        load: u32,
-        dpf: u32,
-        distance: u32,
-    },
-    LeastUsedDegradationDpf {
-        load: u32,
-        degradation: u32,
-        dpf: u32,
-        distance: u32,
-    },
-    PriorityLeastUsedDpf {
-        load: u32,
-        degradation: u32,
-        dpf: u32,
-        distance: u32,
-    },
-    PriorityLeastUsedDegradationDpf {
-        load: u32,
-        load_degradation: u32,
-        degradation: u32,
-        dpf: u32,
-        distance: u32,
-    },
+use super::parameter::{self, Parameter};
+use super::read::{ErrorKind, Reader};
+use super::write::Writer;
+use std::fmt;
+use std::str::FromStr;
+
+macro_rules! figure {
+    (weight) => {
+        "Share of the sessions, in proportion to the pool's other weights."
+    };
+    (priority) => {
+        "The higher, the sooner chosen."
+    };
+    (load) => {
+        "Load, as a fraction of `u32::MAX`."
+    };
+    (degradation) => {
+        "What one more session adds to the load, as a fraction of `u32::MAX`."
+    };
+    (dpf) => {
+        "Delay penalty factor, as a fraction of `u32::MAX`: what one millisecond of distance costs."
+    };
+    (distance) => {
+        "One-way delay between registrar and element in milliseconds; the registrar fills it in."
+    };
 }
 
-/// A policy without its figures: what all elements of a pool share.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-#[repr(u32)]
-pub enum PolicyKind {
-    RoundRobin = 0x0000_0001,
-    WeightedRoundRobin = 0x0000_0002,
-    Random = 0x0000_0003,
-    WeightedRandom = 0x0000_0004,
-    Priority = 0x0000_0005,
-    LeastUsed = 0x4000_0001,
-    LeastUsedDegradation = 0x4000_0002,
-    PriorityLeastUsed = 0x4000_0003,
-    RandomizedLeastUsed = 0x4000_0004,
-    RandomizedPriorityLeastUsed = 0xb000_1001,
-    RandomizedLeastUsedDegradation = 0xb000_1002,
-    PriorityLeastUsedDegradation = 0xb000_1003,
-    RandomizedPriorityLeastUsedDegradation = 0xb000_1004,
-    WeightedRandomDpf = 0xb000_2001,
-    LeastUsedDpf = 0xb000_2002,
-    LeastUsedDegradationDpf = 0xb000_2003,
-    PriorityLeastUsedDpf = 0xb000_2004,
-    PriorityLeastUsedDegradationDpf = 0xb000_2005,
-}
+/// One line for each policy: its number, its short name, its figures in their order on the wire.
+macro_rules! policies {
+    ($($(#[$doc:meta])* $name:ident = $number:literal, $short:literal $({ $($figure:ident),+ })?;)*) => {
+        /// What a pool element says of itself for its pool's policy (RFC 5356 sections 3 to 5).
+        ///
+        /// The policies from [`Policy::RandomizedPriorityLeastUsed`] on are rsplib's, in its private range and encoding.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+        pub enum Policy {
+            $($(#[$doc])* $name $({ $(#[doc = figure!($figure)] $figure: u32),+ })?,)*
+        }
 
-impl Policy {
-    /// The policy's number in RFC 5356's table or in rsplib's private range.
-    pub fn kind(&self) -> PolicyKind {
-        match self {
-            Policy::RoundRobin => PolicyKind::RoundRobin,
-            Policy::WeightedRoundRobin { .. } => PolicyKind::WeightedRoundRobin,
-            Policy::Random => PolicyKind::Random,
-            Policy::WeightedRandom { .. } => PolicyKind::WeightedRandom,
-            Policy::Priority { .. } => PolicyKind::Priority,
-            Policy::LeastUsed { .. } => PolicyKind::LeastUsed,
-            Policy::LeastUsedDegradation { .. } => PolicyKind::LeastUsedDegradation,
-            Policy::PriorityLeastUsed { .. } => PolicyKind::PriorityLeastUsed,
-            Policy::RandomizedLeastUsed { .. } => PolicyKind::RandomizedLeastUsed,
-            Policy::RandomizedPriorityLeastUsed { .. } => PolicyKind::RandomizedPriorityLeastUsed,
-            Policy::RandomizedLeastUsedDegradation { .. } => {
-                PolicyKind::RandomizedLeastUsedDegradation
-            }
-            Policy::PriorityLeastUsedDegradation { .. } => PolicyKind::PriorityLeastUsedDegradation,
-            Policy::RandomizedPriorityLeastUsedDegradation { .. } => {
-                PolicyKind::RandomizedPriorityLeastUsedDegradation
-            }
-            Policy::WeightedRandomDpf { .. } => PolicyKind::WeightedRandomDpf,
-            Policy::LeastUsedDpf { .. } => PolicyKind::LeastUsedDpf,
-            Policy::LeastUsedDegradationDpf { .. } => PolicyKind::LeastUsedDegradationDpf,
-            Policy::PriorityLeastUsedDpf { .. } => PolicyKind::PriorityLeastUsedDpf,
-            Policy::PriorityLeastUsedDegradationDpf { .. } => {
-                PolicyKind::PriorityLeastUsedDegradationDpf
+        /// A policy without its figures: what all elements of a pool share. Written by its short name, such as `LU-DPF`.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        #[repr(u32)]
+        pub enum PolicyKind {
+            $($(#[$doc])* $name = $number,)*
+        }
+
+        impl Policy {
+            /// The policy without its figures.
+            pub fn kind(&self) -> PolicyKind {
+                match self {
+                    $(Policy::$name { .. } => PolicyKind::$name,)*
+                }
             }
         }
+
+        impl PolicyKind {
+            /// Every policy, in the order of the numbers.
+            pub const ALL: &[PolicyKind] = &[$(PolicyKind::$name),*];
+
+            /// The policy with all its figures 0: of a pool, where only the kind matters.
+            pub fn zeroed(self) -> Policy {
+                match self {
+                    $(PolicyKind::$name => Policy::$name { $($($figure: 0),+)? },)*
+                }
+            }
+
+            /// The policy with that number in RFC 5356's table or in rsplib's private range.
+            pub fn from_number(number: u32) -> Option<PolicyKind> {
+                match number {
+                    $($number => Some(PolicyKind::$name),)*
+                    _ => None,
+                }
+            }
+
+            /// Its short name, as rsplib and the papers have it.
+            pub fn name(self) -> &'static str {
+                match self {
+                    $(PolicyKind::$name => $short,)*
+                }
+            }
+        }
+
+        /// RFC 5354 section 3.8.
+        impl Parameter for Policy {
+            const KINDS: &'static [u16] = &[parameter::POLICY];
+
+            fn read(value: &mut Reader<'_>) -> Result<Policy, ErrorKind> {
+                let policy = match PolicyKind::from_number(value.u32()?) {
+                    $(Some(PolicyKind::$name) => Policy::$name { $($($figure: value.u32()?),+)? },)*
+                    None => return Err(value.invalid()),
+                };
+                value.end()?;
+                Ok(policy)
+            }
+
+            fn write(&self, writer: &mut Writer<'_>) {
+                writer.u32(self.kind().number());
+                match *self {
+                    $(Policy::$name { $($($figure),+)? } => { $($(writer.u32($figure);)+)? })*
+                }
+            }
+        }
+    };
+}
+
+policies! {
+    /// One after another.
+    RoundRobin = 0x0000_0001, "RR";
+    /// One after another, each as often as its weight says.
+    WeightedRoundRobin = 0x0000_0002, "WRR" { weight };
+    /// By chance, all alike.
+    Random = 0x0000_0003, "RAND";
+    /// By chance, in proportion to the weights.
+    WeightedRandom = 0x0000_0004, "WRAND" { weight };
+    /// The highest priority.
+    Priority = 0x0000_0005, "PRIO" { priority };
+    /// The lowest load; round robin among equals.
+    LeastUsed = 0x4000_0001, "LU" { load };
+    /// The lowest load, which each selection raises until the element reports anew.
+    LeastUsedDegradation = 0x4000_0002, "LUD" { load, degradation };
+    /// The lowest load after one more session.
+    PriorityLeastUsed = 0x4000_0003, "PLU" { load, degradation };
+    /// By chance, in proportion to what is left of the load.
+    RandomizedLeastUsed = 0x4000_0004, "RLU" { load };
+    /// RLU over the load after one more session.
+    RandomizedPriorityLeastUsed = 0xb000_1001, "RPLU" { load, degradation };
+    /// RLU with a load that each selection raises.
+    RandomizedLeastUsedDegradation = 0xb000_1002, "RLUD" { load, degradation };
+    /// PLU with a load that each selection raises.
+    PriorityLeastUsedDegradation = 0xb000_1003, "PLUD" { load, degradation };
+    /// RPLU with a load that each selection raises.
+    RandomizedPriorityLeastUsedDegradation = 0xb000_1004, "RPLUD" { load, degradation };
+    /// WRAND, with weights that the distance lowers.
+    WeightedRandomDpf = 0xb000_2001, "WRAND-DPF" { weight, dpf, distance };
+    /// LU, with a load that the distance raises (paper 004).
+    LeastUsedDpf = 0xb000_2002, "LU-DPF" { load, dpf, distance };
+    /// LUD, with a load that the distance raises.
+    LeastUsedDegradationDpf = 0xb000_2003, "LUD-DPF" { load, degradation, dpf, distance };
+    /// PLU, with a load that the distance raises. rsplib has the number but no encoding; this one follows LUD-DPF's.
+    PriorityLeastUsedDpf = 0xb000_2004, "PLU-DPF" { load, degradation, dpf, distance };
+    /// PLUD, with a load that the distance raises. rsplib has the number but no encoding; this one follows LUD-DPF's.
+    PriorityLeastUsedDegradationDpf = 0xb000_2005, "PLUD-DPF" { load, degradation, dpf, distance };
+}
+
+impl PolicyKind {
+    /// The policy's number in RFC 5356's table or in rsplib's private range.
+    pub fn number(self) -> u32 {
+        self as u32
+    }
+}
+
+impl fmt::Display for PolicyKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+/// The text is no policy's short name.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("`{0}` is not a pool policy; use one such as RR, WRR, RAND, WRAND, LU or LU-DPF")]
+pub struct PolicyNameError(String);
+
+impl FromStr for PolicyKind {
+    type Err = PolicyNameError;
+
+    /// By the short name, in upper or lower case.
+    fn from_str(text: &str) -> Result<PolicyKind, PolicyNameError> {
+        let named = |kind: &&PolicyKind| kind.name().eq_ignore_ascii_case(text);
+        PolicyKind::ALL
+            .iter()
+            .find(named)
+            .copied()
+            .ok_or_else(|| PolicyNameError(text.chars().take(40).collect()))
     }
 }

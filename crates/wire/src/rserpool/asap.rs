@@ -1,0 +1,350 @@
+//! ASAP (RFC 5352): between pool elements or pool users and registrars, and, in the session layer, between each other.
+
+use super::cause::Cause;
+use super::element::PoolElement;
+use super::id::{ElementId, PoolHandle, RegistrarId};
+use super::parameter::{self, Parameter};
+use super::policy::Policy;
+use super::read::{self, Error, ErrorKind, Parsed, Reader};
+use super::transport::Transport;
+use super::write::{self, EncodeError, Writer};
+use bytes::{Bytes, BytesMut};
+
+/// The payload protocol identifier in SCTP.
+pub const PPID: u32 = 11;
+
+/// The registrars' port.
+pub const PORT: u16 = 3863;
+
+/// An ASAP message (RFC 5352 section 2.2).
+///
+/// What it holds as bytes are slices of the buffer that was parsed: keep a copy of what outlives it for long.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[expect(missing_docs, reason = "fields that say no more than their type")]
+pub enum Message {
+    /// A pool element registers, or registers anew.
+    Registration {
+        handle: PoolHandle,
+        element: PoolElement,
+    },
+    /// A pool element leaves its pool.
+    Deregistration { handle: PoolHandle, id: ElementId },
+    /// The answer to a registration.
+    RegistrationResponse {
+        /// The R flag. If not set, causes are warnings.
+        rejected: bool,
+        handle: PoolHandle,
+        id: ElementId,
+        /// Empty: no Operation Error.
+        causes: Vec<Cause>,
+    },
+    /// The answer to a deregistration, or the end of a registration's life.
+    DeregistrationResponse {
+        handle: PoolHandle,
+        id: ElementId,
+        /// Empty: no Operation Error.
+        causes: Vec<Cause>,
+    },
+    /// A pool user asks for elements of a pool.
+    HandleResolution {
+        /// The S flag: tell me of changes too.
+        updates: bool,
+        handle: PoolHandle,
+        /// How many elements are wanted, `u32::MAX` for all that there may be: rsplib's private parameter `0x803f`, which
+        /// others skip.
+        items: Option<u32>,
+    },
+    /// The answer to a handle resolution: negative exactly if it has causes, and then it has neither policy nor elements.
+    HandleResolutionResponse {
+        /// The A flag: changes will be told.
+        updates: bool,
+        handle: PoolHandle,
+        /// The pool's policy; without it, round robin. rsplib insists on it.
+        policy: Option<Policy>,
+        elements: Vec<PoolElement>,
+        /// Empty: no Operation Error.
+        causes: Vec<Cause>,
+    },
+    /// A registrar asks a pool element whether it lives.
+    EndpointKeepAlive {
+        /// The H flag: the registrar is now the element's home.
+        home: bool,
+        registrar: RegistrarId,
+        handle: PoolHandle,
+        /// Which of the endpoint's elements is meant; rsplib's addition, which the RFC's receivers discard the message for.
+        id: Option<ElementId>,
+    },
+    /// It lives.
+    EndpointKeepAliveAck { handle: PoolHandle, id: ElementId },
+    /// A pool user did not reach a pool element.
+    EndpointUnreachable { handle: PoolHandle, id: ElementId },
+    /// A registrar says by multicast that it is there.
+    ServerAnnounce {
+        registrar: RegistrarId,
+        /// SCTP or TCP. rsplib sends none, and then it is the address and port that the datagram came from; of several it
+        /// understands those up to the first SCTP one, which must be the last.
+        transports: Vec<Transport>,
+    },
+    /// State that a pool element gives its user to keep.
+    Cookie(Bytes),
+    /// The state that a pool user brings to the next pool element.
+    CookieEcho(Bytes),
+    /// Which pool the sender is of, and whom to fail over to, in that order.
+    BusinessCard {
+        handle: PoolHandle,
+        /// The pool's policy; rsplib's addition, on which it insists.
+        policy: Option<Policy>,
+        elements: Vec<PoolElement>,
+    },
+    /// Something was wrong with a message.
+    Error(Vec<Cause>),
+}
+
+impl Message {
+    /// Reads a message, with or without the padding behind it.
+    ///
+    /// # Errors
+    /// Why the message is discarded, and what its sender is to be told.
+    pub fn parse(bytes: &Bytes) -> Result<Parsed<Message>, Error> {
+        read::message(bytes, parse)
+    }
+
+    /// Appends the message.
+    ///
+    /// # Errors
+    /// When it has no encoding; nothing is appended then.
+    pub fn encode(&self, buffer: &mut BytesMut) -> Result<(), EncodeError> {
+        write::message(buffer, self.number(), self.flags(), |writer| {
+            self.write(writer);
+        })
+    }
+
+    /// The message type's name in the RFC, without the prefix.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Message::Registration { .. } => "REGISTRATION",
+            Message::Deregistration { .. } => "DEREGISTRATION",
+            Message::RegistrationResponse { .. } => "REGISTRATION_RESPONSE",
+            Message::DeregistrationResponse { .. } => "DEREGISTRATION_RESPONSE",
+            Message::HandleResolution { .. } => "HANDLE_RESOLUTION",
+            Message::HandleResolutionResponse { .. } => "HANDLE_RESOLUTION_RESPONSE",
+            Message::EndpointKeepAlive { .. } => "ENDPOINT_KEEP_ALIVE",
+            Message::EndpointKeepAliveAck { .. } => "ENDPOINT_KEEP_ALIVE_ACK",
+            Message::EndpointUnreachable { .. } => "ENDPOINT_UNREACHABLE",
+            Message::ServerAnnounce { .. } => "SERVER_ANNOUNCE",
+            Message::Cookie(_) => "COOKIE",
+            Message::CookieEcho(_) => "COOKIE_ECHO",
+            Message::BusinessCard { .. } => "BUSINESS_CARD",
+            Message::Error(_) => "ERROR",
+        }
+    }
+
+    fn number(&self) -> u8 {
+        match self {
+            Message::Registration { .. } => 0x01,
+            Message::Deregistration { .. } => 0x02,
+            Message::RegistrationResponse { .. } => 0x03,
+            Message::DeregistrationResponse { .. } => 0x04,
+            Message::HandleResolution { .. } => 0x05,
+            Message::HandleResolutionResponse { .. } => 0x06,
+            Message::EndpointKeepAlive { .. } => 0x07,
+            Message::EndpointKeepAliveAck { .. } => 0x08,
+            Message::EndpointUnreachable { .. } => 0x09,
+            Message::ServerAnnounce { .. } => 0x0a,
+            Message::Cookie(_) => 0x0b,
+            Message::CookieEcho(_) => 0x0c,
+            Message::BusinessCard { .. } => 0x0d,
+            Message::Error(_) => 0x0e,
+        }
+    }
+
+    /// Where a message has a flag, it is the lowest bit.
+    fn flags(&self) -> u8 {
+        u8::from(match self {
+            Message::RegistrationResponse { rejected, .. } => *rejected,
+            Message::HandleResolution { updates, .. }
+            | Message::HandleResolutionResponse { updates, .. } => *updates,
+            Message::EndpointKeepAlive { home, .. } => *home,
+            _ => false,
+        })
+    }
+
+    /// What the message reports: nothing, if it has no Operation Error.
+    pub fn causes(&self) -> &[Cause] {
+        self.operation_error().map_or(&[], Vec::as_slice)
+    }
+
+    /// The Operation Error parameter; only that of an error message may be empty.
+    fn operation_error(&self) -> Option<&Vec<Cause>> {
+        match self {
+            Message::RegistrationResponse { causes, .. }
+            | Message::DeregistrationResponse { causes, .. }
+            | Message::HandleResolutionResponse { causes, .. } => {
+                (!causes.is_empty()).then_some(causes)
+            }
+            Message::Error(causes) => Some(causes),
+            _ => None,
+        }
+    }
+
+    fn write(&self, writer: &mut Writer<'_>) {
+        match self {
+            Message::Registration { handle, element } => {
+                writer.put(handle);
+                writer.put(element);
+            }
+            Message::Deregistration { handle, id }
+            | Message::RegistrationResponse { handle, id, .. }
+            | Message::DeregistrationResponse { handle, id, .. }
+            | Message::EndpointKeepAliveAck { handle, id }
+            | Message::EndpointUnreachable { handle, id } => {
+                writer.put(handle);
+                writer.put(id);
+            }
+            Message::HandleResolution { handle, items, .. } => {
+                writer.put(handle);
+                writer.put_all(&items.map(Items));
+            }
+            Message::HandleResolutionResponse {
+                handle,
+                policy,
+                elements,
+                ..
+            }
+            | Message::BusinessCard {
+                handle,
+                policy,
+                elements,
+            } => {
+                writer.put(handle);
+                writer.put_all(policy);
+                writer.put_all(elements);
+            }
+            Message::EndpointKeepAlive {
+                registrar,
+                handle,
+                id,
+                ..
+            } => {
+                writer.u32(registrar.0);
+                writer.put(handle);
+                writer.put_all(id);
+            }
+            Message::ServerAnnounce {
+                registrar,
+                transports,
+            } => {
+                writer.u32(registrar.0);
+                writer.put_all(transports);
+            }
+            Message::Cookie(cookie) | Message::CookieEcho(cookie) => {
+                writer.tlv(parameter::COOKIE, |writer| writer.bytes(cookie));
+            }
+            Message::Error(_) => {}
+        }
+        writer.put_all(self.operation_error());
+    }
+}
+
+fn parse(number: u8, flags: u8, body: &mut Reader<'_>) -> Result<Message, ErrorKind> {
+    let flag = flags & 1 != 0;
+    Ok(match number {
+        0x01 => Message::Registration {
+            handle: body.expect()?,
+            element: body.expect()?,
+        },
+        0x02 => Message::Deregistration {
+            handle: body.expect()?,
+            id: body.expect()?,
+        },
+        0x03 | 0x04 | 0x06 => parse_response(number, flag, body)?,
+        0x05 => Message::HandleResolution {
+            updates: flag,
+            handle: body.expect()?,
+            items: body.optional::<Items>()?.map(|items| items.0),
+        },
+        0x07 => Message::EndpointKeepAlive {
+            home: flag,
+            registrar: RegistrarId(body.u32()?),
+            handle: body.expect()?,
+            id: body.optional()?,
+        },
+        0x08 => Message::EndpointKeepAliveAck {
+            handle: body.expect()?,
+            id: body.expect()?,
+        },
+        0x09 => Message::EndpointUnreachable {
+            handle: body.expect()?,
+            id: body.expect()?,
+        },
+        0x0a => Message::ServerAnnounce {
+            registrar: RegistrarId(body.u32()?),
+            transports: body.list()?,
+        },
+        0x0b => Message::Cookie(body.expect::<Cookie>()?.0),
+        0x0c => Message::CookieEcho(body.expect::<Cookie>()?.0),
+        0x0d => Message::BusinessCard {
+            handle: body.expect()?,
+            policy: body.optional()?,
+            elements: body.list()?,
+        },
+        0x0e => Message::Error(body.expect()?),
+        _ => return Err(ErrorKind::UnknownMessage(number)),
+    })
+}
+
+fn parse_response(number: u8, flag: bool, body: &mut Reader<'_>) -> Result<Message, ErrorKind> {
+    let handle = body.expect()?;
+    Ok(match number {
+        0x03 => Message::RegistrationResponse {
+            rejected: flag,
+            handle,
+            id: body.expect()?,
+            causes: body.optional()?.unwrap_or_default(),
+        },
+        0x04 => Message::DeregistrationResponse {
+            handle,
+            id: body.expect()?,
+            causes: body.optional()?.unwrap_or_default(),
+        },
+        _ => Message::HandleResolutionResponse {
+            updates: flag,
+            handle,
+            policy: body.optional()?,
+            elements: body.list()?,
+            causes: body.optional()?.unwrap_or_default(),
+        },
+    })
+}
+
+/// rsplib's private parameter of a handle resolution.
+struct Items(u32);
+
+impl Parameter for Items {
+    const KINDS: &'static [u16] = &[parameter::ITEMS];
+
+    fn read(value: &mut Reader<'_>) -> Result<Items, ErrorKind> {
+        let items = value.u32()?;
+        value.end()?;
+        Ok(Items(items))
+    }
+
+    fn write(&self, writer: &mut Writer<'_>) {
+        writer.u32(self.0);
+    }
+}
+
+/// RFC 5354 section 3.13.
+struct Cookie(Bytes);
+
+impl Parameter for Cookie {
+    const KINDS: &'static [u16] = &[parameter::COOKIE];
+
+    fn read(value: &mut Reader<'_>) -> Result<Cookie, ErrorKind> {
+        Ok(Cookie(value.rest()))
+    }
+
+    fn write(&self, writer: &mut Writer<'_>) {
+        writer.bytes(&self.0);
+    }
+}

@@ -1,0 +1,342 @@
+//! ENRP (RFC 5353): between registrars.
+
+use super::cause::Cause;
+use super::checksum::ChecksumValue;
+use super::element::{PoolElement, ServerInformation};
+use super::id::{PoolHandle, RegistrarId};
+use super::read::{self, Error, ErrorKind, Parsed, Reader};
+use super::write::{self, EncodeError, LENGTH_MAX, Writer};
+use bytes::{Bytes, BytesMut};
+
+/// The payload protocol identifier in SCTP.
+pub const PPID: u32 = 12;
+
+/// The registrars' port.
+pub const PORT: u16 = 9901;
+
+/// An ENRP message (RFC 5353 section 2).
+///
+/// What it holds as bytes are slices of the buffer that was parsed: keep a copy of what outlives it for long.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Message {
+    /// Who sends it.
+    pub sender: RegistrarId,
+    /// Who is to get it; 0 for all.
+    pub receiver: RegistrarId,
+    /// What it says.
+    pub body: Body,
+}
+
+/// What an ENRP message says.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[expect(missing_docs, reason = "fields that say no more than their type")]
+pub enum Body {
+    /// The sender is there.
+    Presence {
+        /// The R flag: answer with a presence that has server information.
+        reply_required: bool,
+        /// Of the elements that the sender owns, see [`PeChecksum`](super::PeChecksum). rsplib insists on it.
+        checksum: Option<u16>,
+        /// The sender; the RFC wants it where a reply was required, rsplib always.
+        server: Option<ServerInformation>,
+    },
+    /// Asks for the handlespace.
+    HandleTableRequest {
+        /// The W flag: only the elements that the receiver owns.
+        own_only: bool,
+    },
+    /// A block of the handlespace; large ones are written with [`HandleTable`].
+    HandleTableResponse {
+        /// The R flag: not now.
+        rejected: bool,
+        /// The M flag: ask again for the next block.
+        more: bool,
+        entries: Vec<PoolEntry>,
+    },
+    /// An element of the sender's came, changed or went.
+    HandleUpdate {
+        /// A flag of rsplib's: the receiver should take the element over.
+        takeover_suggested: bool,
+        action: UpdateAction,
+        handle: PoolHandle,
+        element: PoolElement,
+    },
+    /// Asks for the registrars that the receiver knows.
+    ListRequest,
+    /// The registrars that the sender knows.
+    ListResponse {
+        /// The R flag: not now.
+        rejected: bool,
+        servers: Vec<ServerInformation>,
+    },
+    /// The sender wants to take over the elements of `target`.
+    InitTakeover { target: RegistrarId },
+    /// The sender does not object to that.
+    InitTakeoverAck { target: RegistrarId },
+    /// The sender has taken over the elements of `target`.
+    TakeoverServer { target: RegistrarId },
+    /// Something was wrong with a message.
+    Error(Vec<Cause>),
+}
+
+/// A pool in a handle table, or the part of it in this block.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PoolEntry {
+    /// The pool.
+    pub handle: PoolHandle,
+    /// Its elements.
+    pub elements: Vec<PoolElement>,
+}
+
+/// What a handle update does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum UpdateAction {
+    /// Add the element, or replace it.
+    Add,
+    /// Delete the element.
+    Delete,
+}
+
+impl Message {
+    /// Reads a message, with or without the padding behind it.
+    ///
+    /// # Errors
+    /// Why the message is discarded, and what its sender is to be told.
+    pub fn parse(bytes: &Bytes) -> Result<Parsed<Message>, Error> {
+        read::message(bytes, |number, flags, reader| {
+            if !(PRESENCE..=ERROR).contains(&number) {
+                return Err(ErrorKind::UnknownMessage(number));
+            }
+            Ok(Message {
+                sender: RegistrarId(reader.u32()?),
+                receiver: RegistrarId(reader.u32()?),
+                body: parse(number, flags, reader)?,
+            })
+        })
+    }
+
+    /// Appends the message.
+    ///
+    /// # Errors
+    /// When it has no encoding; nothing is appended then.
+    pub fn encode(&self, buffer: &mut BytesMut) -> Result<(), EncodeError> {
+        write::message(buffer, self.body.number(), self.body.flags(), |writer| {
+            writer.u32(self.sender.0);
+            writer.u32(self.receiver.0);
+            self.body.write(writer);
+        })
+    }
+}
+
+const PRESENCE: u8 = 0x01;
+const HANDLE_TABLE_RESPONSE: u8 = 0x03;
+const ERROR: u8 = 0x0a;
+/// The first flag of a message, whatever it means.
+const FIRST: u8 = 1;
+const MORE: u8 = 2;
+
+impl Body {
+    /// The message type's name in the RFC, without the prefix.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Body::Presence { .. } => "PRESENCE",
+            Body::HandleTableRequest { .. } => "HANDLE_TABLE_REQUEST",
+            Body::HandleTableResponse { .. } => "HANDLE_TABLE_RESPONSE",
+            Body::HandleUpdate { .. } => "HANDLE_UPDATE",
+            Body::ListRequest => "LIST_REQUEST",
+            Body::ListResponse { .. } => "LIST_RESPONSE",
+            Body::InitTakeover { .. } => "INIT_TAKEOVER",
+            Body::InitTakeoverAck { .. } => "INIT_TAKEOVER_ACK",
+            Body::TakeoverServer { .. } => "TAKEOVER_SERVER",
+            Body::Error(_) => "ERROR",
+        }
+    }
+
+    fn number(&self) -> u8 {
+        match self {
+            Body::Presence { .. } => PRESENCE,
+            Body::HandleTableRequest { .. } => 0x02,
+            Body::HandleTableResponse { .. } => HANDLE_TABLE_RESPONSE,
+            Body::HandleUpdate { .. } => 0x04,
+            Body::ListRequest => 0x05,
+            Body::ListResponse { .. } => 0x06,
+            Body::InitTakeover { .. } => 0x07,
+            Body::InitTakeoverAck { .. } => 0x08,
+            Body::TakeoverServer { .. } => 0x09,
+            Body::Error(_) => ERROR,
+        }
+    }
+
+    fn flags(&self) -> u8 {
+        let (first, more) = match self {
+            Body::Presence { reply_required, .. } => (*reply_required, false),
+            Body::HandleTableRequest { own_only } => (*own_only, false),
+            Body::HandleTableResponse { rejected, more, .. } => (*rejected, *more),
+            Body::HandleUpdate {
+                takeover_suggested, ..
+            } => (*takeover_suggested, false),
+            Body::ListResponse { rejected, .. } => (*rejected, false),
+            _ => (false, false),
+        };
+        (u8::from(first) * FIRST) | (u8::from(more) * MORE)
+    }
+
+    fn write(&self, writer: &mut Writer<'_>) {
+        match self {
+            Body::Presence {
+                checksum, server, ..
+            } => {
+                writer.put_all(&checksum.map(ChecksumValue));
+                writer.put_all(server);
+            }
+            Body::HandleTableRequest { .. } | Body::ListRequest => {}
+            Body::HandleTableResponse { entries, .. } => {
+                for entry in entries {
+                    writer.put(&entry.handle);
+                    writer.put_all(&entry.elements);
+                }
+            }
+            Body::HandleUpdate {
+                action,
+                handle,
+                element,
+                ..
+            } => {
+                writer.u16(action.number());
+                writer.u16(0);
+                writer.put(handle);
+                writer.put(element);
+            }
+            Body::ListResponse { servers, .. } => writer.put_all(servers),
+            Body::InitTakeover { target }
+            | Body::InitTakeoverAck { target }
+            | Body::TakeoverServer { target } => writer.u32(target.0),
+            Body::Error(causes) => writer.put(causes),
+        }
+    }
+}
+
+fn parse(number: u8, flags: u8, body: &mut Reader<'_>) -> Result<Body, ErrorKind> {
+    let first = flags & FIRST != 0;
+    Ok(match number {
+        PRESENCE => Body::Presence {
+            reply_required: first,
+            checksum: body.optional::<ChecksumValue>()?.map(|value| value.0),
+            server: body.optional()?,
+        },
+        0x02 => Body::HandleTableRequest { own_only: first },
+        HANDLE_TABLE_RESPONSE => Body::HandleTableResponse {
+            rejected: first,
+            more: flags & MORE != 0,
+            entries: parse_entries(body)?,
+        },
+        0x04 => Body::HandleUpdate {
+            takeover_suggested: first,
+            action: UpdateAction::parse(body)?,
+            handle: body.expect()?,
+            element: body.expect()?,
+        },
+        0x05 => Body::ListRequest,
+        0x06 => Body::ListResponse {
+            rejected: first,
+            servers: body.list()?,
+        },
+        0x07 => Body::InitTakeover {
+            target: RegistrarId(body.u32()?),
+        },
+        0x08 => Body::InitTakeoverAck {
+            target: RegistrarId(body.u32()?),
+        },
+        0x09 => Body::TakeoverServer {
+            target: RegistrarId(body.u32()?),
+        },
+        ERROR => Body::Error(body.expect()?),
+        _ => return Err(ErrorKind::UnknownMessage(number)),
+    })
+}
+
+fn parse_entries(body: &mut Reader<'_>) -> Result<Vec<PoolEntry>, ErrorKind> {
+    let mut entries = Vec::new();
+    while let Some(handle) = body.optional()? {
+        entries.push(PoolEntry {
+            handle,
+            elements: body.list()?,
+        });
+    }
+    Ok(entries)
+}
+
+impl UpdateAction {
+    fn number(self) -> u16 {
+        match self {
+            UpdateAction::Add => 0,
+            UpdateAction::Delete => 1,
+        }
+    }
+
+    fn parse(body: &mut Reader<'_>) -> Result<UpdateAction, ErrorKind> {
+        let number = body.u16()?;
+        let _reserved = body.u16()?;
+        match number {
+            0 => Ok(UpdateAction::Add),
+            1 => Ok(UpdateAction::Delete),
+            _ => Err(ErrorKind::UpdateAction(number)),
+        }
+    }
+}
+
+/// Writes a block of the handlespace, a handle table response, element by element until it is full.
+pub struct HandleTable<'a> {
+    writer: Writer<'a>,
+    handle: Option<PoolHandle>,
+    length_max: usize,
+}
+
+impl<'a> HandleTable<'a> {
+    /// Begins a block of at most `length_max` bytes.
+    pub fn new(
+        buffer: &'a mut BytesMut,
+        sender: RegistrarId,
+        receiver: RegistrarId,
+        length_max: usize,
+    ) -> HandleTable<'a> {
+        let mut writer = Writer::begin(buffer, HANDLE_TABLE_RESPONSE, 0);
+        writer.u32(sender.0);
+        writer.u32(receiver.0);
+        HandleTable {
+            writer,
+            handle: None,
+            length_max: length_max.min(LENGTH_MAX),
+        }
+    }
+
+    /// Appends an element, under its pool's handle if that differs from the last one's. `false`: it did not fit, the block
+    /// is as it was. What a block that is still empty refuses fits into none: limit handles where elements register.
+    pub fn push(&mut self, handle: &PoolHandle, element: &PoolElement) -> bool {
+        let before = self.writer.length();
+        let same_pool = self.handle.as_ref() == Some(handle);
+        if !same_pool {
+            self.writer.put(handle);
+        }
+        self.writer.put(element);
+        if self.writer.length().next_multiple_of(4) > self.length_max {
+            self.writer.truncate(before);
+            return false;
+        }
+        if !same_pool {
+            self.handle = Some(handle.clone());
+        }
+        true
+    }
+
+    /// Completes the block; `more` says that another follows.
+    ///
+    /// # Errors
+    /// When an element has no encoding; the buffer is as it was before the block.
+    pub fn finish(mut self, more: bool) -> Result<(), EncodeError> {
+        if more {
+            self.writer.set_flags(MORE);
+        }
+        self.writer.finish()
+    }
+}

@@ -1,0 +1,344 @@
+//! Decoding: a total reader over the received bytes, which treats what it does not know as RFC 5354 section 3 says.
+
+use super::cause::{Cause, CauseCode};
+use super::parameter::{Parameter, Unrecognized};
+use bytes::Bytes;
+
+/// A message, and what its sender is to be told of it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Parsed<M> {
+    /// The message, without what was skipped.
+    pub message: M,
+    /// Parameters that were skipped and must be reported, for an error message (`ASAP_ERROR`, `ENRP_ERROR`). At most
+    /// [`REPORTS_MAX`].
+    pub reports: Vec<Cause>,
+}
+
+/// Why a message is discarded.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{kind}")]
+pub struct Error {
+    /// What is wrong.
+    pub kind: ErrorKind,
+    /// What the sender is to be told, as in [`Parsed::reports`]; nothing if this is empty. Never answer an error message
+    /// with one.
+    pub reports: Vec<Cause>,
+}
+
+/// What is wrong with a message.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum ErrorKind {
+    /// The message or a parameter in it is longer than the bytes there are, or too short for its fixed fields.
+    #[error("the message ends too early")]
+    Truncated,
+    /// More bytes than the length field says, padding apart.
+    #[error("{0} bytes follow the message")]
+    Trailing(usize),
+    /// No such message type.
+    #[error("unknown message type {0:#04x}")]
+    UnknownMessage(u8),
+    /// A parameter that is unknown, or known but not of this message, and may not be skipped.
+    #[error("parameter {0:#06x} is not expected here")]
+    UnexpectedParameter(u16),
+    /// The message lacks a parameter that it must have.
+    #[error("parameter {0:#06x} is missing")]
+    MissingParameter(u16),
+    /// A handle update whose action is none (RFC 5353 section 2.4).
+    #[error("unknown update action {0:#06x}")]
+    UpdateAction(u16),
+    /// A parameter's value is none that it can have.
+    #[error("parameter {0:#06x} has an invalid value")]
+    InvalidParameter(u16),
+}
+
+/// Reports of one message at most; what is beyond is skipped unreported, so that a small message cannot ask for much.
+pub const REPORTS_MAX: usize = 16;
+
+/// Data in all reports of one message at most, in bytes: they fit into one error message.
+const REPORTS_BYTES_MAX: usize = 65_000;
+
+/// Length in bytes, padding included, of the message that starts with `header`: for transports that are streams.
+/// `None` until four bytes are there.
+///
+/// # Errors
+/// [`ErrorKind::Truncated`] when the length field does not cover the header: the stream cannot be followed any further.
+pub fn message_length(header: &[u8]) -> Result<Option<usize>, ErrorKind> {
+    let Some(&[_, _, high, low]) = header.first_chunk() else {
+        return Ok(None);
+    };
+    match usize::from(u16::from_be_bytes([high, low])) {
+        0..4 => Err(ErrorKind::Truncated),
+        length => Ok(Some(length.next_multiple_of(4))),
+    }
+}
+
+#[derive(Default)]
+struct Reports {
+    causes: Vec<Cause>,
+    bytes: usize,
+}
+
+impl Reports {
+    fn push(&mut self, code: CauseCode, data: Bytes) {
+        if self.causes.len() < REPORTS_MAX && self.bytes + data.len() <= REPORTS_BYTES_MAX {
+            self.bytes += data.len();
+            self.causes.push(Cause { code, data });
+        }
+    }
+}
+
+/// Reads one message: `body` gets its type, its flags, and a reader of what follows, which it need not finish.
+pub(super) fn message<M>(
+    bytes: &Bytes,
+    body: impl FnOnce(u8, u8, &mut Reader<'_>) -> Result<M, ErrorKind>,
+) -> Result<Parsed<M>, Error> {
+    let mut reports = Reports::default();
+    match read(bytes, &mut reports, body) {
+        Ok(message) => Ok(Parsed {
+            message,
+            reports: reports.causes,
+        }),
+        Err(kind) => Err(Error {
+            kind,
+            reports: reports.causes,
+        }),
+    }
+}
+
+fn read<M>(
+    bytes: &Bytes,
+    reports: &mut Reports,
+    body: impl FnOnce(u8, u8, &mut Reader<'_>) -> Result<M, ErrorKind>,
+) -> Result<M, ErrorKind> {
+    let padded = message_length(bytes)?.ok_or(ErrorKind::Truncated)?;
+    let (kind, flags) = (bytes[0], bytes[1]);
+    let end = usize::from(u16::from_be_bytes([bytes[2], bytes[3]]));
+    if end > bytes.len() {
+        return Err(ErrorKind::Truncated);
+    }
+    if bytes.len() > padded {
+        return Err(ErrorKind::Trailing(bytes.len() - end));
+    }
+    let mut reader = Reader {
+        bytes,
+        reports,
+        kind: None,
+        start: 0,
+        at: 4,
+        end,
+    };
+    let message = body(kind, flags, &mut reader);
+    // RFC 5354 section 4: 01 is to be reported; 10 and 11 are reserved.
+    if let Err(ErrorKind::UnknownMessage(0x40..0x80)) = message {
+        let whole = bytes.slice(..end);
+        reader.reports.push(CauseCode::UNRECOGNIZED_MESSAGE, whole);
+    }
+    let message = message?;
+    reader.finish()?;
+    Ok(message)
+}
+
+/// Reads one parameter that stands alone.
+pub(super) fn parameter<P: Parameter>(bytes: &Bytes) -> Option<P> {
+    let mut reader = Reader {
+        bytes,
+        reports: &mut Reports::default(),
+        kind: None,
+        start: 0,
+        at: 0,
+        end: bytes.len(),
+    };
+    let parameter = reader.expect().ok()?;
+    reader.finish().ok()?;
+    Some(parameter)
+}
+
+/// Reads a message's body, or a parameter's value within it.
+pub(super) struct Reader<'a> {
+    bytes: &'a Bytes,
+    reports: &'a mut Reports,
+    /// The parameter's type; none for the message's body.
+    kind: Option<u16>,
+    /// Where the parameter begins.
+    start: usize,
+    at: usize,
+    end: usize,
+}
+
+/// A parameter that is next.
+struct Header {
+    kind: u16,
+    start: usize,
+    /// End of the value.
+    end: usize,
+}
+
+impl Reader<'_> {
+    /// The type of the parameter whose value this reads; 0 for a message's body.
+    pub(super) fn kind(&self) -> u16 {
+        self.kind.unwrap_or(0)
+    }
+
+    pub(super) fn u16(&mut self) -> Result<u16, ErrorKind> {
+        self.array().map(u16::from_be_bytes)
+    }
+
+    pub(super) fn u32(&mut self) -> Result<u32, ErrorKind> {
+        self.array().map(u32::from_be_bytes)
+    }
+
+    pub(super) fn array<const N: usize>(&mut self) -> Result<[u8; N], ErrorKind> {
+        match self.bytes[self.at..self.end].first_chunk() {
+            Some(array) => {
+                self.at += N;
+                Ok(*array)
+            }
+            None => Err(self.invalid()),
+        }
+    }
+
+    /// All that is left, without a copy.
+    pub(super) fn rest(&mut self) -> Bytes {
+        let rest = self.bytes.slice(self.at..self.end);
+        self.at = self.end;
+        rest
+    }
+
+    /// Makes sure that nothing is left.
+    pub(super) fn end(&mut self) -> Result<(), ErrorKind> {
+        if self.at == self.end {
+            Ok(())
+        } else {
+            Err(self.invalid())
+        }
+    }
+
+    /// The parameter has a value that it cannot have: reports it whole (RFC 5354 section 3.12.4).
+    pub(super) fn invalid(&mut self) -> ErrorKind {
+        let Some(kind) = self.kind else {
+            return ErrorKind::Truncated;
+        };
+        let whole = self.bytes.slice(self.start..self.end);
+        self.reports.push(CauseCode::INVALID_VALUES, whole);
+        ErrorKind::InvalidParameter(kind)
+    }
+
+    /// The next parameter, which must be a `P`.
+    pub(super) fn expect<P: Parameter>(&mut self) -> Result<P, ErrorKind> {
+        match self.optional()? {
+            Some(parameter) => Ok(parameter),
+            None => match self.header()? {
+                Some(header) => Err(self.stop(&header)),
+                None => Err(ErrorKind::MissingParameter(P::KINDS[0])),
+            },
+        }
+    }
+
+    /// The next parameter if it is a `P`.
+    pub(super) fn optional<P: Parameter>(&mut self) -> Result<Option<P>, ErrorKind> {
+        while let Some(header) = self.header()? {
+            if P::KINDS.contains(&header.kind) {
+                return self.enter(&header, P::read).map(Some);
+            }
+            if !self.skip(&header) {
+                break;
+            }
+        }
+        Ok(None)
+    }
+
+    /// As many `P` as follow.
+    pub(super) fn list<P: Parameter>(&mut self) -> Result<Vec<P>, ErrorKind> {
+        let mut list = Vec::new();
+        while let Some(parameter) = self.optional()? {
+            list.push(parameter);
+        }
+        Ok(list)
+    }
+
+    /// The next parameter of whatever type: error causes have numbers of their own.
+    pub(super) fn any<T>(
+        &mut self,
+        read: impl FnOnce(&mut Reader<'_>) -> Result<T, ErrorKind>,
+    ) -> Result<Option<T>, ErrorKind> {
+        match self.header()? {
+            Some(header) => self.enter(&header, read).map(Some),
+            None => Ok(None),
+        }
+    }
+
+    /// Nothing may follow that may not be skipped.
+    pub(super) fn finish(&mut self) -> Result<(), ErrorKind> {
+        while let Some(header) = self.header()? {
+            if !self.skip(&header) {
+                return Err(self.stop(&header));
+            }
+        }
+        Ok(())
+    }
+
+    fn header(&mut self) -> Result<Option<Header>, ErrorKind> {
+        if self.at == self.end {
+            return Ok(None);
+        }
+        let start = self.at;
+        let kind = self.u16()?;
+        let length = usize::from(self.u16()?);
+        self.at = start;
+        if length < 4 || length > self.end - start {
+            return Err(self.invalid());
+        }
+        Ok(Some(Header {
+            kind,
+            start,
+            end: start + length,
+        }))
+    }
+
+    fn enter<T>(
+        &mut self,
+        header: &Header,
+        read: impl FnOnce(&mut Reader<'_>) -> Result<T, ErrorKind>,
+    ) -> Result<T, ErrorKind> {
+        let value = read(&mut Reader {
+            bytes: self.bytes,
+            reports: self.reports,
+            kind: Some(header.kind),
+            start: header.start,
+            at: header.start + 4,
+            end: header.end,
+        })?;
+        self.pass(header);
+        Ok(value)
+    }
+
+    /// Goes on behind a parameter and its padding, which the last one of a value may lack.
+    fn pass(&mut self, header: &Header) {
+        let padded = header.start + (header.end - header.start).next_multiple_of(4);
+        self.at = padded.min(self.end);
+    }
+
+    /// Skips a parameter that is not recognised here, if its type allows it.
+    fn skip(&mut self, header: &Header) -> bool {
+        let Unrecognized { skip, report } = Unrecognized::of(header.kind);
+        if skip {
+            if report {
+                self.report(header);
+            }
+            self.pass(header);
+        }
+        skip
+    }
+
+    fn stop(&mut self, header: &Header) -> ErrorKind {
+        if Unrecognized::of(header.kind).report {
+            self.report(header);
+        }
+        ErrorKind::UnexpectedParameter(header.kind)
+    }
+
+    fn report(&mut self, header: &Header) {
+        let whole = self.bytes.slice(header.start..header.end);
+        self.reports.push(CauseCode::UNRECOGNIZED_PARAMETER, whole);
+    }
+}

@@ -1,0 +1,158 @@
+//! A second opinion: Wireshark's dissectors find nothing wrong with what we write.
+
+use crate::codec::Message;
+use crate::strategies::message;
+use bytes::Bytes;
+use crc::{CRC_32_ISCSI, Crc};
+use etherparse::{IpNumber, Ipv4Header};
+use holdfast_wire::rserpool::{Cause, CauseCode, PolicyKind, asap};
+use proptest::strategy::{Strategy, ValueTree};
+use proptest::test_runner::TestRunner;
+use std::collections::BTreeSet;
+use std::process::Command;
+
+const LINKTYPE_RAW: u32 = 101;
+
+/// An SCTP packet with one DATA chunk (RFC 9260 sections 3 and 3.3.1), in IPv4.
+fn packet(message: &Message, tsn: u32) -> Vec<u8> {
+    let payload = message.encode().expect("a message");
+    let mut sctp = [message.port().to_be_bytes(), message.port().to_be_bytes()].concat();
+    // Verification tag; checksum, below.
+    sctp.extend([0, 0, 0, 1, 0, 0, 0, 0]);
+    let length = u16::try_from(16 + payload.len()).expect("short");
+    // DATA, the only fragment.
+    sctp.extend([0, 3]);
+    sctp.extend(length.to_be_bytes());
+    sctp.extend(tsn.to_be_bytes());
+    // Stream, and sequence number in it.
+    sctp.extend([0; 4]);
+    sctp.extend(message.ppid().to_be_bytes());
+    sctp.extend(&payload);
+    let checksum = Crc::<u32>::new(&CRC_32_ISCSI).checksum(&sctp);
+    sctp[8..12].copy_from_slice(&checksum.to_le_bytes());
+
+    let length = u16::try_from(sctp.len()).expect("short");
+    let (from, to) = ([10, 0, 0, 1], [10, 0, 0, 2]);
+    let ip = Ipv4Header::new(length, 64, IpNumber::SCTP, from, to).expect("short");
+    let mut packet = ip.to_bytes().to_vec();
+    packet.extend(sctp);
+    packet
+}
+
+/// A capture in the classic format, times all 0.
+fn capture(packets: &[Vec<u8>]) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    let header = [0xa1b2_c3d4, 0x0002_0004, 0, 0, 0x0004_0000, LINKTYPE_RAW];
+    bytes.extend(header.iter().flat_map(|word: &u32| word.to_be_bytes()));
+    for packet in packets {
+        let length = u32::try_from(packet.len()).expect("short");
+        let record = [0, 0, length, length];
+        bytes.extend(record.iter().flat_map(|word| word.to_be_bytes()));
+        bytes.extend(packet);
+    }
+    bytes
+}
+
+/// One line for each packet: message type, whether the checksum is right (1), what is malformed or of concern.
+fn dissect(packets: &[Vec<u8>]) -> Vec<String> {
+    let file = tempfile::NamedTempFile::new().expect("a temporary file");
+    std::fs::write(file.path(), capture(packets)).expect("written");
+    let mut tshark = Command::new("tshark");
+    tshark.args([
+        "-n",
+        "-o",
+        "sctp.checksum:CRC-32C",
+        "-T",
+        "fields",
+        "-E",
+        "separator=,",
+        "-E",
+        "occurrence=f",
+    ]);
+    for field in [
+        "asap.message_type",
+        "enrp.message_type",
+        "sctp.checksum.status",
+        "_ws.malformed",
+        "_ws.expert.message",
+    ] {
+        tshark.args(["-e", field]);
+    }
+    let output = tshark
+        .arg("-r")
+        .arg(file.path())
+        .output()
+        .expect("tshark, which ./x setup installs");
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{errors}");
+    let text = String::from_utf8(output.stdout).expect("text");
+    text.lines().map(str::to_owned).collect()
+}
+
+/// Every message kind, with any of what can be in one, and causes with their data.
+fn messages() -> Vec<Message> {
+    let mut runner = TestRunner::deterministic();
+    let any = message();
+    let mut new = |_| any.new_tree(&mut runner).expect("a message").current();
+    let mut messages: Vec<_> = (0..500).map(&mut new).collect();
+    let parameter = Cause::inconsistent_policy(&PolicyKind::LeastUsedDpf.zeroed()).data;
+    let whole = new(0).encode().expect("small");
+    for (code, data) in [
+        (CauseCode::UNRECOGNIZED_PARAMETER, &parameter),
+        (CauseCode::UNRECOGNIZED_MESSAGE, &whole),
+        (CauseCode::INVALID_VALUES, &parameter),
+        (CauseCode::UNKNOWN_POOL_HANDLE, &Bytes::new()),
+    ] {
+        let data = data.clone();
+        messages.push(Message::Asap(asap::Message::Error(vec![Cause {
+            code,
+            data,
+        }])));
+    }
+    messages
+}
+
+#[test]
+fn wireshark_finds_nothing_malformed() {
+    if Command::new("tshark").arg("--version").output().is_err() {
+        eprintln!("tshark is not installed: its opinion is not asked");
+        return;
+    }
+    let messages = messages();
+    let packets: Vec<_> = (0..)
+        .zip(&messages)
+        .map(|(tsn, message)| packet(message, tsn))
+        .collect();
+    let lines = dissect(&packets);
+    assert_eq!(lines.len(), messages.len());
+    let mut kinds = BTreeSet::new();
+    for (message, line) in messages.iter().zip(&lines) {
+        let number = message.encode().expect("small")[0];
+        kinds.insert((message.ppid(), number));
+        let expected = match message {
+            Message::Asap(_) => format!("{number},,1,,"),
+            Message::Enrp(_) => format!(",{number},1,,"),
+        };
+        assert_eq!(*line, expected, "{message:?}");
+    }
+    assert_eq!(kinds.len(), 14 + 10, "every kind");
+}
+
+/// The judge can judge: a message that is cut short, under a checksum that is wrong.
+#[test]
+fn wireshark_would_find_what_is_malformed() {
+    if Command::new("tshark").arg("--version").output().is_err() {
+        eprintln!("tshark is not installed: its opinion is not asked");
+        return;
+    }
+    let short = Cause {
+        code: CauseCode::INCONSISTENT_POLICY,
+        data: Bytes::new(),
+    };
+    let malformed = packet(&Message::Asap(asap::Message::Error(vec![short])), 0);
+    let mut damaged = packet(&Message::Asap(asap::Message::Cookie(Bytes::new())), 1);
+    damaged[28] ^= 1;
+    let lines = dissect(&[malformed, damaged]);
+    assert!(lines[0].contains("Malformed"), "{}", lines[0]);
+    assert!(lines[1].contains(",0,,Bad SCTP checksum"), "{}", lines[1]);
+}
