@@ -37,7 +37,6 @@ pub fn policy(kind: usize, figure: u32) -> Policy {
         5 => Policy::PriorityLeastUsed { load, degradation },
         6 => Policy::PriorityLeastUsedDegradation {
             load,
-            load_degradation: degradation,
             degradation: figure << 19,
         },
         7 => Policy::LeastUsedDpf {
@@ -59,7 +58,6 @@ pub fn policy(kind: usize, figure: u32) -> Policy {
         },
         10 => Policy::PriorityLeastUsedDegradationDpf {
             load,
-            load_degradation: degradation,
             degradation: figure << 18,
             dpf,
             distance,
@@ -88,11 +86,9 @@ fn key(e: &Element) -> Option<(u128, u128)> {
         Policy::LeastUsed { load } => sum(&[w(load)]),
         Policy::LeastUsedDegradation { load, degradation } => sum(&[w(load), n * w(degradation)]),
         Policy::PriorityLeastUsed { load, degradation } => sum(&[w(load), w(degradation)]),
-        Policy::PriorityLeastUsedDegradation {
-            load,
-            load_degradation,
-            degradation,
-        } => sum(&[w(load), n * w(load_degradation), w(degradation)]),
+        Policy::PriorityLeastUsedDegradation { load, degradation } => {
+            sum(&[w(load), n * w(degradation), w(degradation)])
+        }
         Policy::LeastUsedDpf {
             load,
             dpf,
@@ -112,13 +108,12 @@ fn key(e: &Element) -> Option<(u128, u128)> {
         } => sum(&[w(load), w(degradation), w(dpf) * w(distance)]),
         Policy::PriorityLeastUsedDegradationDpf {
             load,
-            load_degradation,
             degradation,
             dpf,
             distance,
         } => sum(&[
             w(load),
-            n * w(load_degradation),
+            n * w(degradation),
             w(degradation),
             w(dpf) * w(distance),
         ]),
