@@ -188,10 +188,10 @@ impl Registrar {
         }
         if self.hunts() {
             let server = server.filter(|server| server.id == sender);
-            return match server {
-                Some(server) => self.mentor_found(now, &server.transport),
-                None => {}
-            };
+            if let Some(server) = server {
+                self.mentor_found(now, &server.transport);
+            }
+            return;
         }
         if !self.know(now, sender) {
             return;
