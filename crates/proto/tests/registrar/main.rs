@@ -50,11 +50,16 @@ fn plan(world: &mut World) {
             2 => {
                 let element = world.rng.index(elements);
                 world.at(at, What::Kill { element });
-                world.at(later, What::Join { element });
+                if world.rng.percent(60) {
+                    world.at(later, What::Join { element });
+                }
             }
             _ => {
                 let element = world.rng.index(elements);
                 world.at(at, What::Leave { element });
+                if world.rng.percent(60) {
+                    world.at(later, What::Join { element });
+                }
             }
         }
     }
@@ -139,7 +144,7 @@ fn the_oracles_find_each_deliberate_fault() {
     std::panic::set_hook(Box::new(|_| {}));
     let mut missed = Vec::new();
     for fault in fault::ALL {
-        let found = (0..60).find(|seed| {
+        let found = (0..300).find(|seed| {
             let run = catch_unwind(AssertUnwindSafe(|| run(*seed, fault)));
             run.is_err()
         });

@@ -4,8 +4,9 @@ use crate::element::{PATIENCE, RENEWAL};
 use crate::net::{End, address};
 use crate::world::{BOUND, What, World, encoded};
 use bytes::Bytes;
-use holdfast_proto::registrar::{AssociationId, DialId, Protocol};
+use holdfast_proto::registrar::{AssociationId, DialId, Gone, Protocol};
 use holdfast_wire::rserpool::asap::Message;
+use holdfast_wire::rserpool::{ElementId, PoolHandle};
 use std::time::Duration;
 
 impl World {
@@ -35,13 +36,15 @@ impl World {
         }
     }
 
-    /// A process is gone: the other sides hear of it soon.
+    /// A process is gone: the other sides hear of it soon. Or its host is: then they notice by themselves.
     fn gone(&mut self, end: End) {
+        let host = self.rng.percent(40);
         for link in self.net.of(end) {
             let known = self.net.links.get_mut(&link).unwrap();
             let side = usize::from(known.ends[1] == end);
             known.open[side] = false;
-            let after = self.delay();
+            let noticed = Duration::from_millis(self.rng.range(2_000, 9_000));
+            let after = if host { noticed } else { self.delay() };
             let side = 1 - side;
             self.at(after, What::Break { link, side });
         }
@@ -170,9 +173,9 @@ impl World {
             return;
         }
         let message = Message::parse(bytes).unwrap().message;
-        let before = element.asked;
+        let (asked, next) = (element.asked, element.next);
         let answer = element.take(now, link, message);
-        if before.is_some() && element.asked.is_none() {
+        if (asked.is_some() && element.asked.is_none()) || element.next != next {
             element.next = now + RENEWAL;
             self.at(RENEWAL, What::Element { element: number });
         }
@@ -192,8 +195,19 @@ impl World {
         element.granted = false;
         let (handle, id) = (element.handle.clone(), element.id);
         self.say(number, link, Message::Deregistration { handle, id });
-        let after = Duration::from_millis(self.rng.range(500, 2_000));
-        self.at(after, What::Join { element: number });
+    }
+
+    /// An element is removed that lives. Not while nothing fails.
+    pub fn removed(&self, handle: &PoolHandle, id: ElementId, why: Gone) {
+        let mut elements = self.elements.iter();
+        let element = elements.find(|element| element.id == id && element.handle == *handle);
+        let lives = element.is_some_and(|element| element.alive);
+        let calm = self.now.saturating_sub(self.trouble) > BOUND && !self.hostile;
+        assert!(
+            !(lives && calm),
+            "{:?}: {id:?} was removed: {why:?}",
+            self.now
+        );
     }
 
     /// Each live element has one home, and is in every view; unless something failed a short while ago.

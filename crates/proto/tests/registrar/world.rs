@@ -191,8 +191,11 @@ impl World {
         for node in 0..self.nodes.len() {
             self.at(Duration::ZERO, What::Boot { node });
         }
+        // Some of the dead stay dead.
         for element in 0..self.elements.len() {
-            self.at(Duration::ZERO, What::Join { element });
+            if self.rng.percent(60) {
+                self.at(Duration::ZERO, What::Join { element });
+            }
         }
         self.trouble = self.now;
     }
@@ -276,6 +279,7 @@ impl World {
                 .collect();
         }
         self.nodes[node].boot += 1;
+        self.nodes[node].wake = None;
         self.nodes[node].machine = Some(Registrar::new(self.now, config));
         self.feed(node, |_, _| ());
     }
@@ -378,7 +382,10 @@ impl World {
             Event::TakeoverEnded(_) => self.tally.count("takeover ended"),
             Event::OutOfStep { .. } => self.tally.count("out of step"),
             Event::InStep { .. } => self.tally.count("in step"),
-            Event::Removed { why, .. } => self.tally.count(format!("removed: {why:?}")),
+            Event::Removed { handle, id, why } => {
+                self.tally.count(format!("removed: {why:?}"));
+                self.removed(&handle, id, why);
+            }
             Event::PeerDead(_) => self.tally.count("peer dead"),
             Event::MentorFailed => self.tally.count("mentor failed"),
             Event::Inconsistent { .. } | Event::Refused { .. } => panic!("{event:?}"),
