@@ -9,11 +9,11 @@ use holdfast_wire::rserpool::{
 use std::time::Duration;
 
 /// Time between registrations.
-pub const RENEWAL: Duration = Duration::from_millis(2_500);
+pub const RENEWAL: Duration = Duration::from_millis(3_500);
 /// Time that a registrar may take to answer.
 pub const PATIENCE: Duration = Duration::from_millis(800);
 /// Life of a registration in milliseconds.
-const LIFE: i32 = 8_000;
+const LIFE: i32 = 9_000;
 
 pub struct Element {
     pub end: usize,

@@ -7,7 +7,11 @@ mod element;
 mod fault;
 mod net;
 mod rng;
+mod rules;
+mod security;
+mod setup;
 mod trouble;
+mod wires;
 mod world;
 
 use fault::Fault;
@@ -23,7 +27,7 @@ fn run(seed: u64, fault: Fault) -> Tally {
     plan(&mut world);
     world.run(STORM);
     world.heal();
-    world.run(Duration::from_secs(25));
+    world.run(Duration::from_secs(30));
     world.check_end();
     world.tally
 }
@@ -31,7 +35,7 @@ fn run(seed: u64, fault: Fault) -> Tally {
 fn plan(world: &mut World) {
     world.hostile = true;
     let (registrars, elements) = (world.nodes.len(), world.elements.len());
-    for _ in 0..world.rng.range(2, 7) {
+    for _ in 0..world.rng.range(4, 14) {
         let at = Duration::from_micros(world.rng.range(1_000_000, 10_000_000));
         let later = at + Duration::from_micros(world.rng.range(200_000, 6_000_000));
         match world.rng.range(0, 4) {

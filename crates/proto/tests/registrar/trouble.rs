@@ -160,7 +160,7 @@ impl World {
     }
 
     fn say(&mut self, element: usize, link: u64, message: Message) {
-        if let Some(message) = self.fault().heard(message) {
+        if let Some(message) = self.fault.heard(message) {
             let end = self.elements[element].end;
             self.send(end, link, encoded(&message));
         }
