@@ -5,9 +5,7 @@ use crate::fault::{Fault, registrar_id};
 use crate::net::{End, Net, address};
 use crate::rng::Rng;
 use bytes::{Bytes, BytesMut};
-use holdfast_proto::registrar::{
-    Config, DialId, Event, Protocol, Registrar, Settings,
-};
+use holdfast_proto::registrar::{Config, DialId, Event, Protocol, Registrar, Settings};
 use holdfast_wire::rserpool::{SctpTransport, TransportUse, asap};
 use std::collections::BTreeMap;
 use std::time::Duration;
