@@ -86,8 +86,9 @@ pub(crate) struct Core {
     pub(crate) timer: Timer,
 }
 
-/// What they seldom touch.
+/// What they seldom touch: another line, if the payload is small.
 #[derive(Debug, Clone)]
+#[repr(align(64))]
 pub(crate) struct Rest<T> {
     pub(crate) policy: Policy,
     pub(crate) payload: Option<T>,
@@ -167,6 +168,12 @@ impl<T> Elements<T> {
             slot,
             generation: self.cores[slot as usize].generation,
         }
+    }
+
+    /// Whether there is an element in the slot.
+    #[inline]
+    pub(crate) fn is_used(&self, slot: u32) -> bool {
+        self.cores[slot as usize].group != FREE
     }
 
     /// What the element adds to its home registrar's checksum, `handle_block` being its pool's part.

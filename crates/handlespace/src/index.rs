@@ -42,7 +42,7 @@ impl Index {
         if (self.len + 1) * 8 > self.entries.len() * FULL_EIGHTHS {
             self.grow();
         }
-        self.place(hash >> 32 << 32 | u64::from(number) + 1);
+        self.place((hash >> 32 << 32) | (u64::from(number) + 1));
         self.len += 1;
     }
 

@@ -17,6 +17,7 @@ mod ownership;
 mod policy;
 mod pool;
 mod resolve;
+mod schedule;
 mod selection;
 mod space;
 mod synchronize;

@@ -1,7 +1,7 @@
 //! Which elements have which home registrar.
 //!
 //! The elements of a pool that have the same home registrar are a group. A registrar owns groups; so its elements can be
-//! told pool by pool, as a handle table wants them, and all elements likewise.
+//! told pool by pool, as a handle table wants them.
 
 use crate::checksum::Checksum;
 use crate::element::Core;
@@ -16,8 +16,7 @@ pub(crate) struct Group {
     pub(crate) home: RegistrarId,
     pool: u32,
     owner: u32,
-    /// The places in the list of all groups and in the owner's.
-    in_all: u32,
+    /// The place in the owner's list.
     in_owner: u32,
 }
 
@@ -34,7 +33,6 @@ pub(crate) struct Owner {
 #[derive(Debug, Clone)]
 pub(crate) struct Ownership {
     pub(crate) groups: Vec<Group>,
-    pub(crate) all: Vec<u32>,
     free_groups: Vec<u32>,
     group_index: Index,
     owners: Vec<Owner>,
@@ -47,7 +45,6 @@ impl Ownership {
     pub(crate) fn new(seed: u64) -> Ownership {
         Ownership {
             groups: Vec::new(),
-            all: Vec::new(),
             free_groups: Vec::new(),
             group_index: Index::new(),
             owners: Vec::new(),
@@ -102,7 +99,7 @@ impl Ownership {
     pub(crate) fn heap_bytes(&self) -> usize {
         let members: usize = self.groups.iter().map(|g| g.members.capacity()).sum();
         let owned: usize = self.owners.iter().map(|o| o.groups.capacity()).sum();
-        let lists = self.all.capacity() + self.free_groups.capacity() + self.free_owners.capacity();
+        let lists = self.free_groups.capacity() + self.free_owners.capacity();
         (members + owned + lists) * size_of::<u32>()
             + self.groups.capacity() * size_of::<Group>()
             + self.owners.capacity() * size_of::<Owner>()
@@ -143,7 +140,6 @@ impl Ownership {
             home,
             pool,
             owner,
-            in_all: self.all.len() as u32,
             in_owner: groups.len() as u32,
         };
         let number = match self.free_groups.pop() {
@@ -159,7 +155,6 @@ impl Ownership {
             }
         };
         groups.push(number);
-        self.all.push(number);
         self.group_index.insert(hash, number);
         number
     }
@@ -169,14 +164,10 @@ impl Ownership {
         group.generation = group.generation.wrapping_add(1);
         group.members = Vec::new();
         let (pool, number_of_owner) = (group.pool, group.owner);
-        let (in_all, in_owner) = (group.in_all, group.in_owner);
+        let in_owner = group.in_owner;
         let home = group.home;
         let hash = self.hash(pool, home);
         self.group_index.remove(hash, number);
-        self.all.swap_remove(in_all as usize);
-        if let Some(&moved) = self.all.get(in_all as usize) {
-            self.groups[moved as usize].in_all = in_all;
-        }
         let owner = &mut self.owners[number_of_owner as usize];
         owner.groups.swap_remove(in_owner as usize);
         if let Some(&moved) = owner.groups.get(in_owner as usize) {

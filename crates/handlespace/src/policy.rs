@@ -138,42 +138,51 @@ fn value(policy: &Policy, lowest: u64, count: u32) -> u64 {
         Policy::RandomizedLeastUsedDegradation { load, degradation } => {
             unused(degraded(load, degradation))
         }
-        Policy::PriorityLeastUsedDegradation { load, degradation } => {
-            degraded(load, degradation).saturating_add(u64::from(degradation))
-        }
-        Policy::RandomizedPriorityLeastUsedDegradation { load, degradation } => {
-            unused(degraded(load, degradation).saturating_add(u64::from(degradation)))
-        }
+        Policy::PriorityLeastUsedDegradation {
+            load,
+            load_degradation,
+            degradation,
+        } => degraded(load, load_degradation).saturating_add(u64::from(degradation)),
+        Policy::RandomizedPriorityLeastUsedDegradation {
+            load,
+            load_degradation,
+            degradation,
+        } => unused(degraded(load, load_degradation).saturating_add(u64::from(degradation))),
         Policy::WeightedRandomDpf {
             weight,
             dpf,
             distance,
         } => penalised(weight, dpf, distance),
-        Policy::LeastUsedDpf {
-            load,
-            dpf,
-            distance,
-        } => u64::from(load).saturating_add(penalty(dpf, distance)),
+        Policy::LeastUsedDpf { dpf, distance, .. }
+        | Policy::LeastUsedDegradationDpf { dpf, distance, .. }
+        | Policy::PriorityLeastUsedDpf { dpf, distance, .. }
+        | Policy::PriorityLeastUsedDegradationDpf { dpf, distance, .. } => {
+            value(&nearby(policy), lowest, count).saturating_add(penalty(dpf, distance))
+        }
+    }
+}
+
+/// The policy without its distance.
+fn nearby(policy: &Policy) -> Policy {
+    match *policy {
+        Policy::LeastUsedDpf { load, .. } => Policy::LeastUsed { load },
         Policy::LeastUsedDegradationDpf {
-            load,
-            degradation,
-            dpf,
-            distance,
-        } => degraded(load, degradation).saturating_add(penalty(dpf, distance)),
+            load, degradation, ..
+        } => Policy::LeastUsedDegradation { load, degradation },
         Policy::PriorityLeastUsedDpf {
-            load,
-            degradation,
-            dpf,
-            distance,
-        } => (u64::from(load) + u64::from(degradation)).saturating_add(penalty(dpf, distance)),
+            load, degradation, ..
+        } => Policy::PriorityLeastUsed { load, degradation },
         Policy::PriorityLeastUsedDegradationDpf {
             load,
+            load_degradation,
             degradation,
-            dpf,
-            distance,
-        } => degraded(load, degradation)
-            .saturating_add(u64::from(degradation))
-            .saturating_add(penalty(dpf, distance)),
+            ..
+        } => Policy::PriorityLeastUsedDegradation {
+            load,
+            load_degradation,
+            degradation,
+        },
+        other => other,
     }
 }
 

@@ -5,6 +5,7 @@ use crate::policy::Procedure;
 use crate::selection::Selection;
 use crate::space::Handlespace;
 use holdfast_wire::rserpool::PoolHandle;
+use prefetch_index::prefetch_index;
 use rand::Rng;
 
 impl<T> Handlespace<T> {
@@ -40,6 +41,9 @@ impl<T> Handlespace<T> {
         let Selection::Ordered(order) = &self.pools[pool as usize].selection else {
             return 0;
         };
+        if let Some(slot) = order.ahead(&self.blocks) {
+            prefetch_index(&self.elements.cores, slot as usize);
+        }
         let shown = order.first(&self.blocks, items, |slot| {
             visit(self.view(slot));
         });

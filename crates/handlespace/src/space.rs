@@ -1,20 +1,19 @@
 //! The handlespace: registration, deregistration, timers, and what can be asked.
 
+use crate::checksum::Checksum;
 use crate::element::{ElementKey, ElementRef, Elements};
 use crate::index::Index;
 use crate::ownership::{Ownership, mix};
 use crate::policy::{Procedure, Standing};
 use crate::pool::{Pool, PoolRef};
 use crate::selection::{Blocks, Selection};
-use crate::timers::{Expired, NEVER, TimerKind, Timers};
-use crate::{checksum, checksum::Checksum};
+use crate::timers::Timers;
 use bytes::Bytes;
 use foldhash::fast::FixedState;
 use holdfast_wire::rserpool::{ElementId, Policy, PolicyKind, PoolHandle, RegistrarId};
 use rand::SeedableRng;
 use rand::rngs::SmallRng;
 use std::hash::{BuildHasher, Hasher};
-use std::time::Duration;
 
 /// Pools, their elements, and what a registrar does with them.
 #[derive(Debug)]
@@ -27,7 +26,7 @@ pub struct Handlespace<T> {
     element_index: Index,
     pub(crate) blocks: Blocks,
     pub(crate) ownership: Ownership,
-    timers: Timers,
+    pub(crate) timers: Timers,
     hasher: FixedState,
     pub(crate) random: SmallRng,
     /// The elements of one selection; kept so that none allocates.
@@ -155,53 +154,6 @@ impl<T> Handlespace<T> {
         true
     }
 
-    /// Sets the element's one timer, in place of what it was set to. False if the registration is gone.
-    #[inline]
-    pub fn set_timer(&mut self, key: ElementKey, kind: TimerKind, at: Duration) -> bool {
-        let Some(slot) = self.elements.slot_of(key) else {
-            return false;
-        };
-        // Rounded up: a timer is never early.
-        let at =
-            u64::try_from(at.as_nanos().div_ceil(1000)).map_or(NEVER - 1, |at| at.min(NEVER - 1));
-        self.timers.set(&mut self.elements.cores, slot, kind, at);
-        true
-    }
-
-    /// Stops the element's timer. False if the registration is gone.
-    pub fn stop_timer(&mut self, key: ElementKey) -> bool {
-        let Some(slot) = self.elements.slot_of(key) else {
-            return false;
-        };
-        self.elements.cores[slot as usize].timer.at = NEVER;
-        true
-    }
-
-    /// What the element's timer is set for, and when; to the microsecond.
-    pub fn timer(&self, key: ElementKey) -> Option<(TimerKind, Duration)> {
-        let slot = self.elements.slot_of(key)?;
-        let timer = self.elements.cores[slot as usize].timer;
-        (timer.at != NEVER).then_some((timer.kind, Duration::from_micros(timer.at)))
-    }
-
-    /// The timer that expires first, if it has by `now`; it is no longer set. They come in the order of their times.
-    #[inline]
-    pub fn pop_expired(&mut self, now: Duration) -> Option<Expired> {
-        let now = u64::try_from(now.as_micros()).unwrap_or(NEVER - 1);
-        let (slot, timer) = self.timers.pop(&mut self.elements.cores, now)?;
-        Some(Expired {
-            key: self.elements.key_of(slot),
-            kind: timer.kind,
-            at: Duration::from_micros(timer.at),
-        })
-    }
-
-    /// When to call [`pop_expired`](Self::pop_expired) next: no timer expires earlier, though none may expire at that
-    /// very time. Calling again and again comes to the first one's time within eleven steps.
-    pub fn next_timer(&self) -> Option<Duration> {
-        self.timers.next().map(Duration::from_micros)
-    }
-
     /// The checksum over the elements whose home a registrar is (RFC 5353 section 3.6.2).
     pub fn checksum(&self, home: RegistrarId) -> u16 {
         let owner = self.ownership.owner(home);
@@ -265,7 +217,7 @@ impl<T> Handlespace<T> {
     #[inline]
     pub(crate) fn find_pool(&self, hash: u64, handle: &PoolHandle) -> Option<u32> {
         self.pool_index
-            .find(hash, |pool| self.pools[pool as usize].handle == *handle)
+            .find(hash, |pool| self.pools[pool as usize].is(handle))
     }
 
     #[inline]
@@ -282,7 +234,7 @@ impl<T> Handlespace<T> {
     fn find_slot(&self, hash: u64, handle: &PoolHandle, id: ElementId) -> Option<u32> {
         self.element_index.find(mix(hash, id.0), |slot| {
             let core = &self.elements.cores[slot as usize];
-            core.id == id.0 && self.pools[core.pool as usize].handle == *handle
+            core.id == id.0 && self.pools[core.pool as usize].is(handle)
         })
     }
 
@@ -349,18 +301,7 @@ impl<T> Handlespace<T> {
 
     fn add_pool(&mut self, hash: u64, registration: &Registration<'_, T>) -> u32 {
         let kind = registration.policy.kind();
-        let procedure = Procedure::of(kind);
-        let pool = Pool {
-            // A copy: the handle that was given may be part of a message.
-            handle: PoolHandle(Bytes::copy_from_slice(&registration.handle.0)),
-            hash,
-            selection: Selection::new(procedure),
-            procedure,
-            kind,
-            class: registration.class,
-            len: 0,
-            handle_block: checksum::handle_block(&registration.handle.0),
-        };
+        let pool = Pool::new(registration.handle, hash, kind, registration.class);
         let number = match self.free_pools.pop() {
             Some(number) => {
                 self.pools[number as usize] = pool;

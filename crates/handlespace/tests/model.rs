@@ -69,92 +69,131 @@ fn handle(pool: usize) -> PoolHandle {
     PoolHandle::from(["a", "pool", "another pool", "odd", "x", "y", "z"][pool % 7])
 }
 
+/// Both, and the time.
+struct Run {
+    space: Handlespace<usize>,
+    naive: Naive,
+    now: u64,
+}
+
+type Checked = Result<(), TestCaseError>;
+
+impl Run {
+    fn step(&mut self, kind_of: impl Fn(usize) -> usize, number: usize, step: Step) -> Checked {
+        match step {
+            Step::Register {
+                pool,
+                id,
+                home,
+                figure,
+                class,
+            } => self.register(kind_of(pool), id, home, figure, class, number),
+            Step::Deregister { pool, id } => {
+                let kind = kind_of(pool);
+                let got = self.space.deregister(&handle(kind), ElementId(id));
+                prop_assert_eq!(got, self.naive.deregister(kind, id));
+                Ok(())
+            }
+            Step::Rehome { pool, id, home } => {
+                let kind = kind_of(pool);
+                if let Some(key) = self.space.find(&handle(kind), ElementId(id)) {
+                    prop_assert!(self.space.set_home(key, RegistrarId(home)));
+                }
+                self.naive.rehome(kind, id, home);
+                Ok(())
+            }
+            Step::Resolve { pool, items } => self.resolve(kind_of(pool), items),
+            Step::SetTimer { pool, id, in_us } => {
+                let (kind, at) = (kind_of(pool), self.now + in_us);
+                if let Some(key) = self.space.find(&handle(kind), ElementId(id)) {
+                    let (timer, at) = (TimerKind::KeepAliveTimeout, Duration::from_micros(at));
+                    self.space.set_timer(key, timer, at);
+                    prop_assert_eq!(self.space.timer(key), Some((timer, at)));
+                }
+                self.naive.set_timer(kind, id, Some(at));
+                Ok(())
+            }
+            Step::StopTimer { pool, id } => {
+                let kind = kind_of(pool);
+                if let Some(key) = self.space.find(&handle(kind), ElementId(id)) {
+                    prop_assert!(self.space.stop_timer(key));
+                    prop_assert_eq!(self.space.timer(key), None);
+                }
+                self.naive.set_timer(kind, id, None);
+                Ok(())
+            }
+            Step::Wait { us } => self.wait(us),
+        }
+    }
+
+    fn register(
+        &mut self,
+        kind: usize,
+        id: u32,
+        home: u32,
+        figure: u32,
+        class: u32,
+        payload: usize,
+    ) -> Checked {
+        let policy = naive::policy(kind, figure);
+        let got = self.space.register(Registration {
+            handle: &handle(kind),
+            id: ElementId(id),
+            home: RegistrarId(home),
+            policy,
+            class,
+            payload,
+        });
+        let expected = self.naive.register(kind, id, home, policy, class, payload);
+        prop_assert_eq!(got.map(|registered| registered.previous).ok(), expected);
+        Ok(())
+    }
+
+    fn resolve(&mut self, kind: usize, items: usize) -> Checked {
+        let mut got = Vec::new();
+        let resolved = self
+            .space
+            .resolve(&handle(kind), items, |e| got.push(e.id().0));
+        prop_assert_eq!(resolved.unwrap_or(0), got.len());
+        prop_assert_eq!(resolved.is_some(), self.naive.has_pool(kind));
+        prop_assert_eq!(got, self.naive.resolve(kind, items));
+        Ok(())
+    }
+
+    fn wait(&mut self, us: u64) -> Checked {
+        self.now += us;
+        if let Some(first) = self.naive.first_timer() {
+            let next = self.space.next_timer().expect("a timer is set");
+            prop_assert!(next <= Duration::from_micros(first));
+        }
+        let mut last = 0;
+        let mut got = BTreeSet::new();
+        while let Some(expired) = self.space.pop_expired(Duration::from_micros(self.now)) {
+            let at = expired.at.as_micros() as u64;
+            prop_assert!(at >= last, "in the order of their times");
+            last = at;
+            let element = self.space.get(expired.key).expect("it is registered");
+            got.insert((at, element.handle().to_string(), element.id().0));
+        }
+        let expected = self.naive.expire(self.now).into_iter();
+        let expected = expected.map(|(at, kind, id)| (at, handle(kind).to_string(), id));
+        prop_assert_eq!(got, expected.collect::<BTreeSet<_>>());
+        Ok(())
+    }
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(400))]
 
     #[test]
     fn it_does_what_vectors_do(few in 1..=3usize, first in 0..POOLS, steps in prop::collection::vec(step(), 1..300)) {
-        // Few pools at a time, so that they fill up.
-        let policy_of = |pool: usize| (first + pool % few) % POOLS;
-        let mut space = Handlespace::new(7);
-        let mut naive = Naive::default();
-        let mut now = 0u64;
+        let mut run = Run { space: Handlespace::new(7), naive: Naive::default(), now: 0 };
         for (number, step) in steps.into_iter().enumerate() {
-            match step {
-                Step::Register { pool, id, home, figure, class } => {
-                    let kind = policy_of(pool);
-                    let policy = naive::policy(kind, figure);
-                    let name = handle(kind);
-                    let got = space.register(Registration {
-                        handle: &name,
-                        id: ElementId(id),
-                        home: RegistrarId(home),
-                        policy,
-                        class,
-                        payload: number,
-                    });
-                    let expected = naive.register(kind, id, home, policy, class, number);
-                    prop_assert_eq!(got.map(|registered| registered.previous).ok(), expected);
-                }
-                Step::Deregister { pool, id } => {
-                    let kind = policy_of(pool);
-                    let got = space.deregister(&handle(kind), ElementId(id));
-                    prop_assert_eq!(got, naive.deregister(kind, id));
-                }
-                Step::Rehome { pool, id, home } => {
-                    let kind = policy_of(pool);
-                    if let Some(key) = space.find(&handle(kind), ElementId(id)) {
-                        prop_assert!(space.set_home(key, RegistrarId(home)));
-                    }
-                    naive.rehome(kind, id, home);
-                }
-                Step::Resolve { pool, items } => {
-                    let kind = policy_of(pool);
-                    let mut got = Vec::new();
-                    let count = space.resolve(&handle(kind), items, |e| got.push(e.id().0));
-                    prop_assert_eq!(count.unwrap_or(0), got.len());
-                    prop_assert_eq!(count.is_some(), naive.has_pool(kind));
-                    prop_assert_eq!(got, naive.resolve(kind, items));
-                }
-                Step::SetTimer { pool, id, in_us } => {
-                    let kind = policy_of(pool);
-                    let timer = TimerKind::KeepAliveTimeout;
-                    if let Some(key) = space.find(&handle(kind), ElementId(id)) {
-                        space.set_timer(key, timer, Duration::from_micros(now + in_us));
-                    }
-                    naive.set_timer(kind, id, Some(now + in_us));
-                }
-                Step::StopTimer { pool, id } => {
-                    let kind = policy_of(pool);
-                    if let Some(key) = space.find(&handle(kind), ElementId(id)) {
-                        prop_assert!(space.stop_timer(key));
-                        prop_assert_eq!(space.timer(key), None);
-                    }
-                    naive.set_timer(kind, id, None);
-                }
-                Step::Wait { us } => {
-                    now += us;
-                    if let Some(first) = naive.first_timer() {
-                        let next = space.next_timer().expect("a timer is set");
-                        prop_assert!(next <= Duration::from_micros(first));
-                    }
-                    let mut last = 0;
-                    let mut got = BTreeSet::new();
-                    while let Some(expired) = space.pop_expired(Duration::from_micros(now)) {
-                        let at = expired.at.as_micros() as u64;
-                        prop_assert!(at >= last, "in the order of their times");
-                        last = at;
-                        let element = space.get(expired.key).expect("it is registered");
-                        got.insert((at, element.handle().to_string(), element.id().0));
-                    }
-                    let expected = naive.expire(now);
-                    let expected = expected.into_iter().map(|(at, kind, id)| (at, handle(kind).to_string(), id));
-                    prop_assert_eq!(got, expected.collect::<BTreeSet<_>>());
-                }
-            }
-            prop_assert_eq!(space.elements(), naive.elements.len());
+            // Few pools at a time, so that they fill up.
+            run.step(|pool| (first + pool % few) % POOLS, number, step)?;
+            prop_assert_eq!(run.space.elements(), run.naive.elements.len());
         }
-        sets_agree(&space, &naive)?;
+        sets_agree(&run.space, &run.naive)?;
     }
 }
 

@@ -8,9 +8,12 @@
 mod measure;
 mod operations;
 mod ours;
+mod peer;
 mod workload;
 
+use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
+use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
@@ -18,10 +21,14 @@ use clap::ValueEnum;
 use serde::Serialize;
 
 use operations::{Bench, Operation};
+use peer::Rsplib;
 use workload::PolicyName;
 
 /// Flags of `holdfast bench handlespace`.
 #[derive(Debug, clap::Args)]
+#[command(after_help = "Examples:
+  holdfast bench handlespace --elements 1000,100000 --policy RR,LU
+  holdfast bench handlespace --peer rsplib --peer-prefix /usr/local --json rows.json")]
 pub struct HandlespaceArgs {
     /// Pool elements; several numbers, separated by commas.
     #[arg(
@@ -49,6 +56,12 @@ pub struct HandlespaceArgs {
     /// Rounds; the best is told.
     #[arg(long, default_value_t = 3)]
     rounds: usize,
+    /// Measure this too, with the same workload in the same run, where it is installed.
+    #[arg(long)]
+    peer: Option<Peer>,
+    /// Where rsplib is installed.
+    #[arg(long, value_name = "DIR", default_value = "/usr")]
+    peer_prefix: PathBuf,
     /// Write the rows to this file.
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
@@ -65,6 +78,17 @@ pub struct Row {
     ops_per_s: f64,
     ns_median: f64,
     bytes_per_element: f64,
+    /// Whose handlespace it is, if not ours.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    peer: Option<Peer>,
+}
+
+/// Other handlespaces.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Peer {
+    /// The handlespace management of rsplib 3.5.
+    Rsplib,
 }
 
 #[derive(Serialize)]
@@ -90,6 +114,11 @@ pub fn run(args: &HandlespaceArgs) -> Result<()> {
         args.pools.iter().all(|&pools| pools > 0),
         "no pools to measure with"
     );
+    with_huge_pages()?;
+    let peer = args
+        .peer
+        .map(|_| Rsplib::new(&args.peer_prefix))
+        .transpose()?;
     let mut rows = Vec::new();
     println!("{}", heading(operations(args)));
     for &policy in &args.policy {
@@ -99,6 +128,11 @@ pub fn run(args: &HandlespaceArgs) -> Result<()> {
                     let of_size = measure(args, policy, elements, pools);
                     println!("{}", line(&of_size));
                     rows.extend(of_size);
+                    if let Some(peer) = &peer {
+                        let of_peer = peer.measure(args, policy, elements, pools)?;
+                        println!("{}", line(&of_peer));
+                        rows.extend(of_peer);
+                    }
                 }
             }
         }
@@ -112,6 +146,19 @@ pub fn run(args: &HandlespaceArgs) -> Result<()> {
         std::fs::write(path, text + "\n").with_context(|| format!("write {}", path.display()))?;
     }
     Ok(())
+}
+
+/// Begins again with an allocator that asks for huge pages, as for a peer: else more time goes by in the processor's page
+/// tables than in any handlespace. Who has set glibc's tunables keeps them.
+fn with_huge_pages() -> Result<()> {
+    const TUNABLES: &str = "GLIBC_TUNABLES";
+    if std::env::var_os(TUNABLES).is_some() {
+        return Ok(());
+    }
+    let mut again = Command::new(std::env::current_exe()?);
+    again.args(std::env::args_os().skip(1));
+    let error = again.env(TUNABLES, "glibc.malloc.hugetlb=1").exec();
+    Err(error).context("start again with huge pages")
 }
 
 fn measure(args: &HandlespaceArgs, policy: PolicyName, elements: u32, pools: u32) -> Vec<Row> {
@@ -130,6 +177,7 @@ fn measure(args: &HandlespaceArgs, policy: PolicyName, elements: u32, pools: u32
                 ops_per_s: samples.per_second(),
                 ns_median: samples.ns_median(),
                 bytes_per_element: bench.bytes_per_element(),
+                peer: None,
             };
             match best.get_mut(index) {
                 Some(old) if old.ops_per_s < row.ops_per_s => *old = row,
@@ -170,5 +218,6 @@ fn line(rows: &[Row]) -> String {
     for row in rows {
         text += &format!(" {:>13.0}", row.ops_per_s / 1e3);
     }
-    text + &format!(" {:>6.0}", first.bytes_per_element)
+    let peer = first.peer.map_or("", |_| "  rsplib");
+    text + &format!(" {:>6.0}{peer}", first.bytes_per_element)
 }

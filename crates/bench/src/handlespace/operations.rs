@@ -206,3 +206,22 @@ impl Bench {
         samples
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::ValueEnum;
+
+    /// Each operation does its work on every policy, and none changes the number of elements.
+    #[test]
+    fn every_operation_keeps_the_size() {
+        for &policy in PolicyName::value_variants() {
+            let mut bench = Bench::new(policy, 300, 7);
+            for &operation in Operation::value_variants() {
+                let samples = bench.measure(operation, Duration::from_micros(1));
+                assert!(samples.per_second() > 0.0);
+                assert_eq!(bench.subject.synchronize(), 300);
+            }
+        }
+    }
+}

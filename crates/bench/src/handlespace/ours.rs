@@ -4,6 +4,7 @@ use std::hint::black_box;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
+use bytes::Bytes;
 use holdfast_handlespace::{Cursor, Handlespace, Registration, TimerKind};
 use holdfast_wire::rserpool::{ElementId, Policy, PoolHandle, RegistrarId};
 
@@ -30,10 +31,14 @@ pub struct Subject {
 impl Subject {
     /// Empty.
     pub fn new(pools: u32) -> Subject {
-        let handle = |pool: u32| PoolHandle::from(format!("pool {pool:06}").as_str());
+        // One after the other, as rsplib's are: to find the caller's handle is no part of an operation.
+        let names: String = (0..pools).map(|pool| format!("pool {pool:06}")).collect();
+        let names = Bytes::from(names);
+        let len = "pool 000000".len();
+        let handle = |pool: usize| PoolHandle(names.slice(pool * len..(pool + 1) * len));
         Subject {
             space: Handlespace::new(1),
-            handles: (0..pools).map(handle).collect(),
+            handles: (0..pools as usize).map(handle).collect(),
         }
     }
 

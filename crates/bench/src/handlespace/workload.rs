@@ -7,18 +7,18 @@ use rand::{Rng, SeedableRng};
 
 /// The policies that can be measured, by the names of RFC 5356 and rsplib.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-#[clap(rename_all = "verbatim")]
+#[clap(rename_all = "UPPER")]
 #[allow(missing_docs)]
 pub enum PolicyName {
-    RR,
-    WRR,
-    RAND,
-    WRAND,
-    PRIO,
-    LU,
-    LUD,
-    PLU,
-    RLU,
+    Rr,
+    Wrr,
+    Rand,
+    Wrand,
+    Prio,
+    Lu,
+    Lud,
+    Plu,
+    Rlu,
     #[value(name = "LU-DPF")]
     LuDpf,
     #[value(name = "WRAND-DPF")]
@@ -54,15 +54,15 @@ impl PolicyName {
     /// As it is written on the command line.
     pub fn name(self) -> &'static str {
         match self {
-            PolicyName::RR => "RR",
-            PolicyName::WRR => "WRR",
-            PolicyName::RAND => "RAND",
-            PolicyName::WRAND => "WRAND",
-            PolicyName::PRIO => "PRIO",
-            PolicyName::LU => "LU",
-            PolicyName::LUD => "LUD",
-            PolicyName::PLU => "PLU",
-            PolicyName::RLU => "RLU",
+            PolicyName::Rr => "RR",
+            PolicyName::Wrr => "WRR",
+            PolicyName::Rand => "RAND",
+            PolicyName::Wrand => "WRAND",
+            PolicyName::Prio => "PRIO",
+            PolicyName::Lu => "LU",
+            PolicyName::Lud => "LUD",
+            PolicyName::Plu => "PLU",
+            PolicyName::Rlu => "RLU",
             PolicyName::LuDpf => "LU-DPF",
             PolicyName::WrandDpf => "WRAND-DPF",
         }
@@ -75,15 +75,15 @@ impl PolicyName {
         let distance = random.random_range(0..LEVELS) * 10;
         let (weight, degradation, dpf) = (level + 1, 1 << 20, 1 << 22);
         match self {
-            PolicyName::RR => Policy::RoundRobin,
-            PolicyName::WRR => Policy::WeightedRoundRobin { weight },
-            PolicyName::RAND => Policy::Random,
-            PolicyName::WRAND => Policy::WeightedRandom { weight },
-            PolicyName::PRIO => Policy::Priority { priority: level },
-            PolicyName::LU => Policy::LeastUsed { load },
-            PolicyName::LUD => Policy::LeastUsedDegradation { load, degradation },
-            PolicyName::PLU => Policy::PriorityLeastUsed { load, degradation },
-            PolicyName::RLU => Policy::RandomizedLeastUsed { load },
+            PolicyName::Rr => Policy::RoundRobin,
+            PolicyName::Wrr => Policy::WeightedRoundRobin { weight },
+            PolicyName::Rand => Policy::Random,
+            PolicyName::Wrand => Policy::WeightedRandom { weight },
+            PolicyName::Prio => Policy::Priority { priority: level },
+            PolicyName::Lu => Policy::LeastUsed { load },
+            PolicyName::Lud => Policy::LeastUsedDegradation { load, degradation },
+            PolicyName::Plu => Policy::PriorityLeastUsed { load, degradation },
+            PolicyName::Rlu => Policy::RandomizedLeastUsed { load },
             PolicyName::LuDpf => Policy::LeastUsedDpf {
                 load,
                 dpf,
@@ -104,7 +104,7 @@ impl Workload {
         let mut random = SmallRng::seed_from_u64(42);
         let member = |i: u32| Member {
             pool: i % pools,
-            id: spread(i),
+            id: spread(i + 1),
         };
         let mut members: Vec<Member> = (0..elements).map(member).collect();
         members.shuffle(&mut random);
@@ -114,7 +114,7 @@ impl Workload {
             policy,
             random,
             next: 0,
-            born: elements,
+            born: elements + 1,
         }
     }
 
@@ -161,7 +161,7 @@ impl Workload {
     }
 }
 
-/// A permutation of the numbers that looks random: different ids stay different.
+/// A permutation of the numbers that looks random: different ids stay different, and only 0 is 0, which is no id.
 fn spread(i: u32) -> u32 {
     let mut x = i.wrapping_mul(0x9e37_79b1);
     x ^= x >> 15;

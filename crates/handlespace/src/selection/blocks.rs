@@ -8,6 +8,8 @@
 pub(crate) const NONE: u32 = u32::MAX;
 
 const PLACES: usize = 13;
+/// How far ahead elements are fetched: what a fetch from memory takes, in selections.
+const AHEAD: usize = 8;
 
 /// A line of a queue, in order. The places before `used` have been taken, those in `live` still are.
 #[derive(Debug, Clone)]
@@ -93,14 +95,25 @@ impl Blocks {
         (block.places[place as usize], spot(queue.head, place))
     }
 
-    /// Moves the element at the head to the end; returns its new spot.
+    /// Moves the element at the head to the end; returns its slot and its new spot.
     #[inline]
-    pub(crate) fn rotate(&mut self, queue: &mut Queue) -> u32 {
+    pub(crate) fn rotate(&mut self, queue: &mut Queue) -> (u32, u32) {
         let (slot, old) = self.first(*queue);
         let new = self.push(queue, slot);
         let exists = self.remove(queue, old);
         debug_assert!(exists, "it has just grown");
-        new
+        (slot, new)
+    }
+
+    /// The slot of an element some places behind the head, if there still is one: what to fetch in good time.
+    #[inline]
+    pub(crate) fn ahead(&self, queue: Queue) -> u32 {
+        let head = &self.blocks[queue.head as usize];
+        let place = head.live.trailing_zeros() as usize + AHEAD;
+        match self.blocks.get(head.after as usize) {
+            Some(after) if place >= PLACES => after.places[(place - PLACES) % PLACES],
+            _ => head.places[place % PLACES],
+        }
     }
 
     /// Shows up to `items` elements from the head on. Returns how many of these there were not.

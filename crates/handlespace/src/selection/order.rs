@@ -69,8 +69,13 @@ impl Order {
     #[inline]
     pub(crate) fn rotate(&mut self, blocks: &mut Blocks) -> Option<(u32, u32)> {
         let (_, queue) = self.front.as_mut()?;
-        let (slot, _) = blocks.first(*queue);
-        Some((slot, blocks.rotate(queue)))
+        Some(blocks.rotate(queue))
+    }
+
+    /// The slot of an element whose turn comes soon.
+    #[inline]
+    pub(crate) fn ahead(&self, blocks: &Blocks) -> Option<u32> {
+        self.front.map(|(_, queue)| blocks.ahead(queue))
     }
 
     /// Shows the first elements, in order, up to so many. Returns how many.

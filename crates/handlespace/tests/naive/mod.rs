@@ -212,10 +212,10 @@ impl Naive {
                 e.sequence = sequence;
                 e.selections += 1;
                 e.turns += 1;
-                if let Policy::WeightedRoundRobin { weight } = e.policy {
-                    if e.turns >= u64::from(weight) {
-                        (e.round, e.turns) = (e.round + 1, 0);
-                    }
+                if let Policy::WeightedRoundRobin { weight } = e.policy
+                    && e.turns >= u64::from(weight)
+                {
+                    (e.round, e.turns) = (e.round + 1, 0);
                 }
             }
         }
