@@ -138,16 +138,12 @@ fn value(policy: &Policy, lowest: u64, count: u32) -> u64 {
         Policy::RandomizedLeastUsedDegradation { load, degradation } => {
             unused(degraded(load, degradation))
         }
-        Policy::PriorityLeastUsedDegradation {
-            load,
-            load_degradation,
-            degradation,
-        } => degraded(load, load_degradation).saturating_add(u64::from(degradation)),
-        Policy::RandomizedPriorityLeastUsedDegradation {
-            load,
-            load_degradation,
-            degradation,
-        } => unused(degraded(load, load_degradation).saturating_add(u64::from(degradation))),
+        Policy::PriorityLeastUsedDegradation { load, degradation } => {
+            degraded(load, degradation).saturating_add(u64::from(degradation))
+        }
+        Policy::RandomizedPriorityLeastUsedDegradation { load, degradation } => {
+            unused(degraded(load, degradation).saturating_add(u64::from(degradation)))
+        }
         Policy::WeightedRandomDpf {
             weight,
             dpf,
@@ -173,15 +169,8 @@ fn nearby(policy: &Policy) -> Policy {
             load, degradation, ..
         } => Policy::PriorityLeastUsed { load, degradation },
         Policy::PriorityLeastUsedDegradationDpf {
-            load,
-            load_degradation,
-            degradation,
-            ..
-        } => Policy::PriorityLeastUsedDegradation {
-            load,
-            load_degradation,
-            degradation,
-        },
+            load, degradation, ..
+        } => Policy::PriorityLeastUsedDegradation { load, degradation },
         other => other,
     }
 }
