@@ -89,6 +89,9 @@ impl Registrar {
             && let Some(entry) = self.space.payload_mut(registered.key)
         {
             entry.link = previous.link;
+            if !self.contested.is_empty() {
+                self.contested.remove(&registered.key);
+            }
         } else {
             let handle = self.space.get(registered.key).map(|e| e.handle().clone());
             self.out.event(Event::Registered {
