@@ -220,3 +220,36 @@ fn distances_add_up() {
     bench.enrp(peer, add);
     assert_eq!(policy(&bench, 2), Some(far(200)));
 }
+
+/// What the mentor says is this registrar's was taken over before all was loaded, or is of an earlier life: it is asked.
+#[test]
+fn an_element_that_a_mentor_gives_to_this_registrar_is_asked() {
+    let mut config = config();
+    config.mentors = vec![vec!["10.0.0.2:9901".parse().unwrap()]];
+    let mut bench = Bench::new(config);
+    let (id, at) = (AssociationId(1002), ["10.0.0.2:9901".parse().unwrap()]);
+    let dial = Some(holdfast_proto::registrar::DialId(1));
+    let (now, mentor) = (bench.now, RegistrarId(2));
+    bench.machine.handle_up(now, id, Protocol::Enrp, &at, dial);
+    let servers = Vec::new();
+    let rejected = false;
+    bench.enrp(mentor, Body::ListResponse { rejected, servers });
+    let mut own = element(1, 9, RR);
+    own.home = OWN;
+    own.asap_transport = Some(transport([10, 1, 0, 9], 5000));
+    let table = Body::HandleTableResponse {
+        rejected,
+        more: false,
+        entries: vec![PoolEntry {
+            handle: handle(),
+            elements: vec![own],
+        }],
+    };
+    bench.enrp(mentor, table);
+    assert!(bench.machine.is_ready() && bench.has(1));
+    let outputs = bench.wait(SECOND);
+    let called = |output: &Out| matches!(output, Out::Connect(_, Protocol::Asap, _));
+    assert!(outputs.iter().any(called), "{outputs:?}");
+    bench.wait(SECOND * 5);
+    assert!(!bench.has(1));
+}
