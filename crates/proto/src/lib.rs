@@ -8,6 +8,7 @@
 //! - [`handoff`]: how connections move from node to node;
 //! - [`pool_element`]: one server in a pool: its registration, and the control channels to its users;
 //! - [`pool_user`]: a client that asks for servers of pools, and keeps sessions with them through failures.
+//! - [`registrar`]: a registrar of Reliable Server Pooling.
 #![forbid(unsafe_code)]
 
 pub mod handoff;
@@ -15,3 +16,4 @@ mod hunt;
 pub mod ownership;
 pub mod pool_element;
 pub mod pool_user;
+pub mod registrar;
