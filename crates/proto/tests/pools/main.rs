@@ -113,7 +113,7 @@ fn the_living_are_registered_and_sessions_go_on_with_their_latest_cookie() {
     };
     let seeds = match (number("HOLDFAST_SEED"), number("HOLDFAST_SEEDS")) {
         (Some(seed), _) => seed..seed + 1,
-        (None, count) => 0..count.unwrap_or(200),
+        (None, count) => 0..count.unwrap_or(60),
     };
     let all = seeds.end - seeds.start >= 200;
     let mut tally = BTreeMap::<&str, u64>::new();

@@ -85,7 +85,7 @@ fn seeds(otherwise: u64) -> std::ops::Range<u64> {
 
 #[test]
 fn views_become_equal_and_no_live_element_is_lost() {
-    let seeds = seeds(400);
+    let seeds = seeds(150);
     let all = seeds.end - seeds.start >= 300;
     let mut tally = Tally::default();
     for seed in seeds {
