@@ -5,8 +5,10 @@
 //! `poll_timeout` says when to call `handle_timeout`. The same inputs give the same outputs, always.
 //!
 //! - [`ownership`]: the compare-and-set that the holder of the steering table applies;
-//! - [`handoff`]: how connections move from node to node.
+//! - [`handoff`]: how connections move from node to node;
+//! - [`registrar`]: a registrar of Reliable Server Pooling.
 #![forbid(unsafe_code)]
 
 pub mod handoff;
 pub mod ownership;
+pub mod registrar;

@@ -1,0 +1,166 @@
+//! ASAP (RFC 5352): messages of elements and users, and resolution.
+
+use super::{AssociationId, Event, Protocol, Registrar};
+use bytes::Bytes;
+use holdfast_wire::rserpool::asap::Message;
+use holdfast_wire::rserpool::{Cause, CauseCode, EncodeError, ErrorKind, PoolHandle};
+use std::time::Duration;
+
+const ERROR: u8 = 0x0e;
+
+impl Registrar {
+    /// Takes an ASAP message of an association.
+    pub fn handle_asap(&mut self, now: Duration, from: AssociationId, bytes: &Bytes) {
+        let Some(host) = self.associations.get(from).map(|from| from.host()) else {
+            return;
+        };
+        let limits = &self.config.settings.limits;
+        if !self.associations.admits_message(now, host, limits) {
+            self.counters.limited += 1;
+            return;
+        }
+        match Message::parse(bytes) {
+            Ok(parsed) => {
+                let is_error = matches!(parsed.message, Message::Error(_));
+                self.asap_message(now, from, parsed.message, bytes.len());
+                if !is_error {
+                    self.asap_report(from, parsed.reports);
+                }
+            }
+            Err(error) => {
+                // Never answer an error with an error.
+                if bytes.first() != Some(&ERROR) {
+                    self.asap_report(from, error.reports);
+                }
+                self.malformed(from, Protocol::Asap, error.kind);
+            }
+        }
+    }
+
+    #[inline]
+    fn asap_message(
+        &mut self,
+        now: Duration,
+        from: AssociationId,
+        message: Message,
+        length: usize,
+    ) {
+        if let Message::Error(causes) = message {
+            return self.told_errors(from, Protocol::Asap, &causes);
+        }
+        if !self.is_ready() {
+            return self.ignored(Some(from), Protocol::Asap, "the registrar is starting");
+        }
+        match message {
+            Message::Registration { handle, element } => {
+                self.register(now, from, handle, element, length);
+            }
+            Message::HandleResolution { handle, items, .. } => self.resolve(from, handle, items),
+            Message::Deregistration { handle, id } => self.deregister(from, handle, id),
+            Message::EndpointKeepAliveAck { handle, id } => self.alive(now, from, &handle, id),
+            Message::EndpointUnreachable { handle, id } => {
+                self.unreachable(now, from, &handle, id);
+            }
+            // The rest is said by registrars, or in the session layer.
+            other => self.ignored(Some(from), Protocol::Asap, other.name()),
+        }
+    }
+
+    /// RFC 5354 section 3: what is to be reported goes back in an error message.
+    fn asap_report(&mut self, to: AssociationId, causes: Vec<Cause>) {
+        if !causes.is_empty() {
+            // What was too long to be repeated is not.
+            let _ = self.out.asap(to, &Message::Error(causes));
+        }
+    }
+
+    /// Counts what cannot be read; who sends much of it loses the association.
+    pub(super) fn malformed(&mut self, from: AssociationId, protocol: Protocol, kind: ErrorKind) {
+        self.counters.malformed += 1;
+        // What is well-formed but unknown may be a newer version's.
+        if matches!(
+            kind,
+            ErrorKind::UnknownMessage(_) | ErrorKind::UnexpectedParameter(_)
+        ) {
+            return self.ignored(Some(from), protocol, "unknown message or parameter");
+        }
+        let max = self.config.settings.limits.malformed;
+        let Some(association) = self.associations.get_mut(from) else {
+            return;
+        };
+        association.malformed += 1;
+        if association.malformed == max {
+            self.abort(from, "too many malformed messages");
+        }
+    }
+
+    pub(super) fn told_errors(
+        &mut self,
+        from: AssociationId,
+        protocol: Protocol,
+        causes: &[Cause],
+    ) {
+        let causes = causes.iter().map(|cause| cause.code).collect();
+        self.out.event(Event::ErrorReported {
+            from,
+            protocol,
+            causes,
+        });
+    }
+
+    /// RFC 5352 section 3.3.
+    #[inline]
+    fn resolve(&mut self, from: AssociationId, handle: PoolHandle, items: Option<u32>) {
+        let allowed = self.associations.get(from).is_some_and(|a| a.may_resolve);
+        if !allowed {
+            return self.unresolved(from, handle, CauseCode::REJECTED_FOR_SECURITY);
+        }
+        let settings = &self.config.settings;
+        let items = items.map_or(settings.resolution_items, |items| items as usize);
+        let mut items = items.min(settings.resolution_items_max);
+        let mut elements = std::mem::take(&mut self.resolved);
+        loop {
+            elements.clear();
+            let found = self.space.resolve(&handle, items, |element| {
+                elements.push(element.payload().element.clone());
+            });
+            let Some(found) = found else {
+                self.resolved = elements;
+                return self.unresolved(from, handle, CauseCode::UNKNOWN_POOL_HANDLE);
+            };
+            let policy = self.space.pool(&handle).map(|pool| pool.policy.zeroed());
+            let message = Message::HandleResolutionResponse {
+                updates: false,
+                handle: handle.clone(),
+                policy,
+                elements,
+                causes: Vec::new(),
+            };
+            let sent = self.out.asap(from, &message);
+            let Message::HandleResolutionResponse { elements: back, .. } = message else {
+                unreachable!("it was made so");
+            };
+            elements = back;
+            match sent {
+                // Elements that describe themselves at length: fewer of them fit.
+                Err(EncodeError::TooLong(_)) if found > 1 => items = found / 2,
+                _ => break,
+            }
+        }
+        self.counters.resolutions += 1;
+        elements.clear();
+        self.resolved = elements;
+    }
+
+    fn unresolved(&mut self, to: AssociationId, handle: PoolHandle, cause: CauseCode) {
+        self.counters.resolutions_refused += 1;
+        let message = Message::HandleResolutionResponse {
+            updates: false,
+            handle,
+            policy: None,
+            elements: Vec::new(),
+            causes: vec![cause.into()],
+        };
+        let _ = self.out.asap(to, &message);
+    }
+}

@@ -1,0 +1,268 @@
+//! ENRP (RFC 5353): messages of peers, and what comes by multicast.
+
+use super::associations::is_registrar;
+use super::dial::Purpose;
+use super::peers::State;
+use super::schedule::Timer;
+use super::{AssociationId, Protocol, Registrar};
+use bytes::Bytes;
+use holdfast_wire::rserpool::enrp::{Body, Message};
+use holdfast_wire::rserpool::{Cause, RegistrarId, asap};
+use std::net::SocketAddr;
+use std::time::Duration;
+
+const ERROR: u8 = 0x0a;
+
+/// Announces of other registrars are remembered for so many cycles, and so many of them.
+const ANNOUNCERS_MAX: usize = 64;
+
+impl Registrar {
+    /// Takes an ENRP message of an association.
+    pub fn handle_enrp(&mut self, now: Duration, from: AssociationId, bytes: &Bytes) {
+        let Some(association) = self.associations.get(from) else {
+            return;
+        };
+        if !association.may_be_registrar {
+            self.ignored(Some(from), Protocol::Enrp, "not an allowed registrar");
+            return self.abort(from, "not an allowed registrar");
+        }
+        match Message::parse(bytes) {
+            Ok(parsed) => {
+                let Message {
+                    sender,
+                    receiver,
+                    body,
+                } = parsed.message;
+                let is_error = matches!(body, Body::Error(_));
+                if !is_error {
+                    self.enrp_report(from, sender, parsed.reports);
+                }
+                if self.is_peers(now, from, sender, receiver) {
+                    self.enrp_message(now, from, sender, receiver, body);
+                }
+            }
+            Err(error) => {
+                // Never answer an error with an error.
+                if bytes.first() != Some(&ERROR) {
+                    self.enrp_report(from, RegistrarId(0), error.reports);
+                }
+                self.malformed(from, Protocol::Enrp, error.kind);
+            }
+        }
+    }
+
+    fn enrp_report(&mut self, to: AssociationId, receiver: RegistrarId, causes: Vec<Cause>) {
+        if !causes.is_empty() {
+            self.out.enrp(to, receiver, Body::Error(causes));
+        }
+    }
+
+    /// Whether a message is from a peer to this registrar. RFC 5353 section 3.4.1: "If a message of any type is received
+    /// from a previously unknown peer, the ENRP server MUST consider this peer a new peer".
+    fn is_peers(
+        &mut self,
+        now: Duration,
+        from: AssociationId,
+        sender: RegistrarId,
+        receiver: RegistrarId,
+    ) -> bool {
+        let own = self.config.id;
+        let bound = self.associations.get(from).and_then(|from| from.peer);
+        let why = if sender.0 == 0 || sender == own {
+            "the sender's number is none, or this registrar's"
+        } else if receiver.0 != 0 && receiver != own {
+            "meant for another registrar"
+        } else if bound.is_some_and(|bound| bound != sender) {
+            "the association is another registrar's"
+        } else {
+            let new = !self.peers.contains_key(&sender);
+            if !self.know(now, sender) {
+                self.ignored(Some(from), Protocol::Enrp, "too many registrars");
+                return false;
+            }
+            self.bind(from, sender);
+            self.heard(now, sender);
+            if new {
+                self.send_presence(from, sender, true);
+            }
+            return true;
+        };
+        self.ignored(Some(from), Protocol::Enrp, why);
+        false
+    }
+
+    fn enrp_message(
+        &mut self,
+        now: Duration,
+        from: AssociationId,
+        sender: RegistrarId,
+        receiver: RegistrarId,
+        body: Body,
+    ) {
+        match body {
+            Body::HandleUpdate {
+                takeover_suggested,
+                action,
+                handle,
+                element,
+            } => {
+                let suggested = takeover_suggested && receiver == self.config.id;
+                self.update(now, from, sender, action, &handle, element, suggested);
+            }
+            Body::Presence {
+                reply_required,
+                checksum,
+                server,
+            } => {
+                if reply_required {
+                    self.send_presence(from, sender, false);
+                }
+                self.present(now, sender, checksum, server);
+            }
+            Body::HandleTableRequest { own_only } => {
+                self.table_asked(now, from, sender, own_only);
+            }
+            Body::HandleTableResponse {
+                rejected,
+                more,
+                entries,
+            } => self.table_came(now, from, sender, (!rejected).then_some((more, entries))),
+            Body::ListRequest => {
+                // "MUST reject the request" while starting.
+                let ready = self.is_ready();
+                let servers = if ready { self.list() } else { Vec::new() };
+                let rejected = !ready;
+                let body = Body::ListResponse { rejected, servers };
+                self.out.enrp(from, sender, body);
+            }
+            Body::ListResponse { rejected, servers } => {
+                if !rejected {
+                    self.learn_list(now, servers);
+                }
+                self.list_came(now, from, sender, rejected);
+            }
+            Body::InitTakeover { target } => self.takeover_asked(now, from, sender, target),
+            Body::InitTakeoverAck { target } => self.takeover_granted(now, sender, target),
+            Body::TakeoverServer { target } => self.taken_over(now, sender, target),
+            Body::Error(causes) => self.told_errors(from, Protocol::Enrp, &causes),
+        }
+    }
+
+    /// Takes a datagram that came by multicast. A datagram's source can be forged: nothing is believed unless the
+    /// settings say so, and then a presence only: that somebody is there.
+    pub fn handle_multicast(
+        &mut self,
+        now: Duration,
+        source: SocketAddr,
+        protocol: Protocol,
+        bytes: &Bytes,
+    ) {
+        let config = &self.config;
+        let address = source.ip().to_canonical();
+        if !is_registrar(address, &config.settings, &config.mentors) {
+            return;
+        }
+        match protocol {
+            Protocol::Enrp if config.settings.enrp_multicast => self.presence_heard(now, bytes),
+            Protocol::Asap if config.settings.announce_cycle.is_some() => {
+                self.announce_heard(now, bytes);
+            }
+            _ => {}
+        }
+    }
+
+    fn presence_heard(&mut self, now: Duration, bytes: &Bytes) {
+        let Ok(parsed) = Message::parse(bytes) else {
+            self.counters.malformed += 1;
+            return;
+        };
+        let Message { sender, body, .. } = parsed.message;
+        let Body::Presence {
+            checksum, server, ..
+        } = body
+        else {
+            return;
+        };
+        if sender == self.config.id || sender.0 == 0 {
+            return;
+        }
+        if self.hunts() {
+            let server = server.filter(|server| server.id == sender);
+            if let Some(server) = server {
+                self.mentor_found(now, &server.transport);
+            }
+            return;
+        }
+        if !self.know(now, sender) {
+            return;
+        }
+        // A forged presence keeps nobody alive who has an association: that is what says so.
+        let connected = self
+            .peers
+            .get(&sender)
+            .is_some_and(|peer| peer.association.is_some() || !matches!(peer.state, State::Active));
+        if !connected {
+            self.heard(now, sender);
+        }
+        // Not ordered with the updates: not compared.
+        let _ = checksum;
+        if let Some(server) = server.filter(|server| server.id == sender) {
+            self.reached_at(sender, &server.transport);
+        }
+    }
+
+    fn announce_heard(&mut self, now: Duration, bytes: &Bytes) {
+        if let Ok(parsed) = asap::Message::parse(bytes)
+            && let asap::Message::ServerAnnounce { registrar, .. } = parsed.message
+            && registrar != self.config.id
+            && (self.announcers.len() < ANNOUNCERS_MAX || self.announcers.contains_key(&registrar))
+        {
+            self.announcers.insert(registrar, now);
+        }
+    }
+
+    pub(super) fn start_announcing(&mut self, now: Duration) {
+        match self.config.settings.announce_cycle {
+            Some(_) => self.schedule.set(Timer::Announce, now),
+            None => self.schedule.stop(Timer::Announce),
+        }
+    }
+
+    /// RFC 5352 section 3.6: "every (N+1)*T6-Serverannounce", N being the other registrars heard.
+    pub(super) fn announce(&mut self, now: Duration) {
+        let Some(cycle) = self.config.settings.announce_cycle else {
+            return;
+        };
+        let others = self.announcers.len() as u32 + 1;
+        let remembered = cycle * (2 * others);
+        self.announcers
+            .retain(|_, heard| *heard + remembered >= now);
+        self.out.multicast_asap(&asap::Message::ServerAnnounce {
+            registrar: self.config.id,
+            transports: self.config.announced.clone(),
+        });
+        let next = now + cycle * (self.announcers.len() as u32 + 1);
+        self.schedule.set(Timer::Announce, next);
+    }
+
+    /// Somebody who may be a registrar, at a configured address.
+    pub(super) fn dial_mentors(&mut self) {
+        let mentors = self.config.mentors.clone();
+        for mentor in mentors {
+            let known = self.associations.find(Protocol::Enrp, &mentor).is_some();
+            let listed = self.peers.values().any(|peer| {
+                let transport = peer.transport.as_ref();
+                transport.is_some_and(|transport| {
+                    let has = |a: &SocketAddr| {
+                        a.port() == transport.port
+                            && transport.addresses.contains(&a.ip().to_canonical())
+                    };
+                    mentor.iter().any(has)
+                })
+            });
+            if !known && !listed {
+                self.dial(Protocol::Enrp, mentor, Purpose::Stranger);
+            }
+        }
+    }
+}

@@ -1,0 +1,267 @@
+//! What the registrar keeps with an element, and how elements change: the one place where the handlespace is written.
+
+use super::{AssociationId, Event, Gone, Registrar};
+use bytes::Bytes;
+use holdfast_handlespace::{ElementKey, TimerKind};
+use holdfast_wire::rserpool::enrp::{Body, UpdateAction};
+use holdfast_wire::rserpool::{
+    Policy, PoolElement, PoolHandle, RegistrarId, Transport, TransportUse, asap,
+};
+use std::net::IpAddr;
+use std::time::Duration;
+
+/// What the registrar keeps with an element.
+#[derive(Debug, Clone)]
+pub(super) struct Entry {
+    /// As its home registrar describes it, the distance being this registrar's own.
+    pub(super) element: PoolElement,
+    /// In the peer's list when this equals the peer's own: see `sync.rs`.
+    pub(super) stamp: u32,
+    pub(super) probe: Probe,
+    /// Where it registered, and its place in that association's list. Only of own elements.
+    pub(super) link: Option<(AssociationId, usize)>,
+    /// When the last registration came here.
+    pub(super) registered: Duration,
+    /// When the registration ends.
+    pub(super) expires: Duration,
+    /// This registrar became its home without being asked: keep-alives have the H flag until it answers.
+    pub(super) adopting: bool,
+    /// Who reported it since it last registered or answered.
+    pub(super) reporters: Vec<IpAddr>,
+}
+
+/// Is it alive?
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Probe {
+    /// Nobody asks: it is another registrar's.
+    None,
+    /// To be asked then.
+    Due(Duration),
+    /// Asked; to answer until then.
+    Asked(Duration),
+}
+
+/// The end of time.
+pub(super) const NEVER: Duration = Duration::MAX;
+
+impl Entry {
+    /// Of an element whose home is another registrar.
+    pub(super) fn foreign(element: PoolElement, stamp: u32) -> Entry {
+        Entry {
+            element,
+            stamp,
+            probe: Probe::None,
+            link: None,
+            registered: Duration::ZERO,
+            expires: NEVER,
+            adopting: false,
+            reporters: Vec::new(),
+        }
+    }
+
+    /// What its timer is to be set for.
+    #[inline]
+    pub(super) fn timer(&self) -> Option<(TimerKind, Duration)> {
+        let (kind, at) = match self.probe {
+            Probe::None => return None,
+            Probe::Due(at) => (TimerKind::KeepAliveTransmission, at),
+            Probe::Asked(until) => (TimerKind::KeepAliveTimeout, until),
+        };
+        Some(if self.expires < at {
+            (TimerKind::RegistrationExpiry, self.expires)
+        } else {
+            (kind, at)
+        })
+    }
+}
+
+/// What the elements of a pool must have in common besides the policy: the transport's type and its use (RFC 5352 section
+/// 3.1), as the handlespace's class.
+#[inline]
+pub(super) fn class(transport: &Transport) -> u32 {
+    let (kind, usage) = match transport {
+        Transport::Dccp { .. } => (0, TransportUse::DataOnly),
+        Transport::Sctp(transport) => (1, transport.usage),
+        Transport::Tcp { usage, .. } => (2, *usage),
+        Transport::Udp { .. } => (3, TransportUse::DataOnly),
+        Transport::UdpLite { .. } => (4, TransportUse::DataOnly),
+        Transport::Opaque(_) => (5, TransportUse::DataOnly),
+    };
+    kind * 2 + u32::from(usage == TransportUse::DataAndControl)
+}
+
+/// The distance in a policy that has one.
+#[inline]
+pub(super) fn distance_mut(policy: &mut Policy) -> Option<&mut u32> {
+    match policy {
+        Policy::WeightedRandomDpf { distance, .. }
+        | Policy::LeastUsedDpf { distance, .. }
+        | Policy::LeastUsedDegradationDpf { distance, .. }
+        | Policy::PriorityLeastUsedDpf { distance, .. }
+        | Policy::PriorityLeastUsedDegradationDpf { distance, .. } => Some(distance),
+        _ => None,
+    }
+}
+
+/// An element keeps no message in memory.
+pub(super) fn detach(element: &mut PoolElement) {
+    if let Transport::Opaque(data) = &mut element.user_transport {
+        *data = Bytes::copy_from_slice(data);
+    }
+}
+
+impl Registrar {
+    /// Sets the element's timer to what its entry says.
+    #[inline]
+    pub(super) fn arm(&mut self, key: ElementKey) {
+        let timer = self
+            .space
+            .get(key)
+            .and_then(|element| element.payload().timer());
+        match timer {
+            Some((kind, at)) => self.space.set_timer(key, kind, at),
+            None => self.space.stop_timer(key),
+        };
+    }
+
+    /// The element registered over this association, and no longer over another.
+    pub(super) fn link(&mut self, key: ElementKey, to: Option<AssociationId>) {
+        let Some(entry) = self.space.payload_mut(key) else {
+            return;
+        };
+        if entry.link.map(|(association, _)| association) == to {
+            return;
+        }
+        if let Some((association, place)) = entry.link.take() {
+            self.unlink(association, place);
+        }
+        let Some(to) = to else { return };
+        let place = self.associations.link(to, key);
+        if let Some(entry) = self.space.payload_mut(key) {
+            entry.link = place.map(|place| (to, place));
+        }
+    }
+
+    fn unlink(&mut self, association: AssociationId, place: usize) {
+        let moved = self.associations.unlink(association, place);
+        if let Some(moved) = moved
+            && let Some(entry) = self.space.payload_mut(moved)
+        {
+            entry.link = Some((association, place));
+        }
+    }
+
+    /// Removes an element from this registrar's view alone.
+    pub(super) fn forget(&mut self, key: ElementKey) -> Option<Entry> {
+        let entry = self.space.remove(key)?;
+        self.contested.remove(&key);
+        if let Some((association, place)) = entry.link {
+            self.unlink(association, place);
+        }
+        Some(entry)
+    }
+
+    /// Removes an element from the handlespace and tells the peers (RFC 5353 section 3.3.2).
+    pub(super) fn withdraw(&mut self, key: ElementKey, why: Gone) {
+        let Some(handle) = self.space.get(key).map(|element| element.handle().clone()) else {
+            return;
+        };
+        let Some(entry) = self.forget(key) else {
+            return;
+        };
+        let id = entry.element.id;
+        if why == Gone::Expired
+            && let Some((association, _)) = entry.link
+        {
+            // RFC 5352 section 3.2: "an ASAP_DEREGISTRATION_RESPONSE message is sent to the PE's ASAP Endpoint".
+            let message = asap::Message::DeregistrationResponse {
+                handle: handle.clone(),
+                id,
+                causes: Vec::new(),
+            };
+            let _ = self.out.asap(association, &message);
+        }
+        self.out.announce(Body::HandleUpdate {
+            takeover_suggested: false,
+            action: UpdateAction::Delete,
+            handle: handle.clone(),
+            element: entry.element,
+        });
+        self.counters.updates_sent += 1;
+        self.out.event(Event::Removed { handle, id, why });
+    }
+
+    /// Makes a registrar the element's home, as its own word or another's has it.
+    pub(super) fn rehome(&mut self, key: ElementKey, home: RegistrarId) {
+        let stamp = self.stamp_of(home);
+        if let Some(entry) = self.space.payload_mut(key) {
+            entry.element.home = home;
+            entry.stamp = stamp;
+        }
+        self.space.set_home(key, home);
+    }
+
+    /// Another registrar is the element's home: it is no longer this one's to watch.
+    pub(super) fn yield_to(&mut self, key: ElementKey, home: RegistrarId) {
+        self.link(key, None);
+        self.contested.remove(&key);
+        if let Some(entry) = self.space.payload_mut(key) {
+            entry.probe = Probe::None;
+            entry.adopting = false;
+            entry.expires = NEVER;
+        }
+        self.rehome(key, home);
+        self.arm(key);
+    }
+
+    /// This registrar is the element's home, without the element's having asked: it is told so, and asked for an answer, at
+    /// that time.
+    pub(super) fn adopt(&mut self, now: Duration, key: ElementKey, at: Duration) {
+        let id = self.config.id;
+        self.rehome(key, id);
+        let unit = self.config.settings.life_unit;
+        if let Some(entry) = self.space.payload_mut(key) {
+            entry.adopting = true;
+            entry.probe = Probe::Due(at);
+            entry.expires = ends(now, entry.element.registration_life, unit);
+        }
+        self.arm(key);
+    }
+
+    /// Tells the peers of an element as it is here.
+    pub(super) fn announce_element(&mut self, key: ElementKey) {
+        let Some(view) = self.space.get(key) else {
+            return;
+        };
+        let body = Body::HandleUpdate {
+            takeover_suggested: false,
+            action: UpdateAction::Add,
+            handle: view.handle().clone(),
+            element: view.payload().element.clone(),
+        };
+        self.out.announce(body);
+        self.counters.updates_sent += 1;
+    }
+
+    /// The key of an element.
+    #[inline]
+    pub(super) fn key(
+        &self,
+        handle: &PoolHandle,
+        id: holdfast_wire::rserpool::ElementId,
+    ) -> Option<ElementKey> {
+        self.space.find(handle, id)
+    }
+}
+
+/// When a registration's life ends.
+#[inline]
+pub(super) fn ends(now: Duration, life: i32, unit: super::LifeUnit) -> Duration {
+    let Ok(life) = u64::try_from(life) else {
+        return NEVER;
+    };
+    now + match unit {
+        super::LifeUnit::Milliseconds => Duration::from_millis(life),
+        super::LifeUnit::Seconds => Duration::from_secs(life),
+    }
+}

@@ -1,0 +1,311 @@
+//! A registrar of Reliable Server Pooling: ASAP (RFC 5352) with elements and users, ENRP (RFC 5353) with its peers.
+//!
+//! The daemon feeds the machine (`handle_*`), then takes outputs until there are none, and wakes it at `poll_timeout`. An
+//! association is reliable and ordered, as SCTP's are; that its sends may be dropped (a full buffer) is provided for.
+//! Messages are bytes on both sides: each is parsed and encoded once, one encoding goes to all peers, and an
+//! operation of an element or a user allocates nothing.
+//!
+//! What never happens, whatever is lost, late, repeated or killed: an element that answers its keep-alives and registers
+//! anew is not lost for longer than it takes to register again. What always happens, once registrars reach each
+//! other: their views become equal, and each element has one home.
+//!
+//! Whose an element is when two registrars say that it is theirs: an update is newer than what was before, so
+//! its sender's. But two updates may cross, and a handle table says nothing about time: then the registrar with
+//! the lower number asks the element to be its own (a keep-alive with the H flag), and announces it when that is
+//! answered; the other does nothing.
+
+mod access;
+mod alive;
+mod asap;
+mod associations;
+mod config;
+mod dial;
+mod enrp;
+mod entry;
+mod event;
+mod outbox;
+mod peers;
+mod register;
+mod schedule;
+mod start;
+mod sync;
+mod table;
+mod takeover;
+mod view;
+
+pub use access::{Access, Allow, Prefix, PrefixError};
+pub use config::{Config, LifeUnit, Limits, Settings, TakeoverRace};
+pub use event::{Counters, Event, Gone};
+pub use peers::PeerStatus;
+
+use associations::Associations;
+use bytes::Bytes;
+use dial::Dials;
+use entry::Entry;
+use holdfast_handlespace::{ElementKey, Handlespace};
+use holdfast_wire::rserpool::{PoolElement, RegistrarId, asap as asap_wire, enrp as enrp_wire};
+use outbox::Outbox;
+use peers::Peer;
+use rand::SeedableRng;
+use rand::rngs::SmallRng;
+use schedule::{Schedule, Timer};
+use start::Start;
+use std::collections::{BTreeMap, HashMap};
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// An association, as the daemon numbers them: unique among those that are up.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct AssociationId(pub u64);
+
+/// An attempt to connect, unique in the life of a machine.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct DialId(pub u64);
+
+/// Which protocol a message or an endpoint speaks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Protocol {
+    /// RFC 5352.
+    Asap,
+    /// RFC 5353.
+    Enrp,
+}
+
+impl Protocol {
+    /// Its payload protocol identifier in SCTP.
+    pub fn ppid(self) -> u32 {
+        match self {
+            Protocol::Asap => asap_wire::PPID,
+            Protocol::Enrp => enrp_wire::PPID,
+        }
+    }
+}
+
+/// Something for the daemon to do. A clone of a message shares its bytes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[expect(missing_docs, reason = "fields that say no more than their type")]
+pub enum Output {
+    /// Send this on an association.
+    Send {
+        to: AssociationId,
+        protocol: Protocol,
+        message: Bytes,
+    },
+    /// Send the same on all of these.
+    SendMany {
+        to: Arc<[AssociationId]>,
+        protocol: Protocol,
+        message: Bytes,
+    },
+    /// Make an association with the endpoint that has these addresses; [`Registrar::handle_up`] or
+    /// [`Registrar::handle_dial_failed`] follows. If there is one already, the former, with its number.
+    Connect {
+        dial: DialId,
+        protocol: Protocol,
+        addresses: Vec<SocketAddr>,
+    },
+    /// Send this to the protocol's multicast group.
+    Multicast { protocol: Protocol, message: Bytes },
+    /// End an association at once; [`Registrar::handle_down`] follows.
+    Abort(AssociationId),
+    /// Tell whoever is interested.
+    Event(Event),
+}
+
+/// The machine. See the module's text.
+#[derive(Debug)]
+pub struct Registrar {
+    config: Config,
+    space: Handlespace<Entry>,
+    associations: Associations,
+    dials: Dials,
+    peers: BTreeMap<RegistrarId, Peer>,
+    /// Own elements that a peer also says are its own, while they are asked.
+    contested: HashMap<ElementKey, RegistrarId>,
+    /// When each registrar was last heard to announce itself to elements.
+    announcers: BTreeMap<RegistrarId, Duration>,
+    start: Start,
+    mentor_failures: usize,
+    mentor_dial: Option<DialId>,
+    /// Handle tables that are being sent.
+    downloads: usize,
+    schedule: Schedule,
+    out: Outbox,
+    random: SmallRng,
+    counters: Counters,
+    /// Space for the elements of an answer.
+    resolved: Vec<PoolElement>,
+}
+
+impl Registrar {
+    /// A registrar that begins at `now`.
+    pub fn new(now: Duration, config: Config) -> Registrar {
+        let mut registrar = Registrar {
+            space: Handlespace::new(config.seed),
+            associations: Associations::new(config.seed),
+            dials: Dials::default(),
+            peers: BTreeMap::new(),
+            contested: HashMap::new(),
+            announcers: BTreeMap::new(),
+            start: Start::default(),
+            mentor_failures: 0,
+            mentor_dial: None,
+            downloads: 0,
+            schedule: Schedule::default(),
+            out: Outbox::new(config.id),
+            random: SmallRng::seed_from_u64(config.seed),
+            counters: Counters::default(),
+            resolved: Vec::new(),
+            config,
+        };
+        registrar.begin(now);
+        registrar
+    }
+
+    /// An association is there: begun by the other side, or by an [`Output::Connect`]. `addresses` are all of the other
+    /// endpoint, the first being the one that the host is known by.
+    pub fn handle_up(
+        &mut self,
+        now: Duration,
+        association: AssociationId,
+        protocol: Protocol,
+        addresses: &[SocketAddr],
+        dial: Option<DialId>,
+    ) {
+        if self.associations.get(association).is_none() {
+            let limits = &self.config.settings.limits;
+            let admitted = self
+                .associations
+                .insert(now, association, protocol, addresses, limits);
+            if !admitted {
+                self.out.push(Output::Abort(association));
+                let why = "its host has too many associations";
+                self.out.event(Event::Aborted { association, why });
+                if let Some(dial) = dial {
+                    self.handle_dial_failed(now, dial);
+                }
+                return;
+            }
+            if let Some(new) = self.associations.get_mut(association) {
+                new.admit(&self.config.settings, &self.config.mentors);
+            }
+        }
+        if let Some(dial) = dial {
+            self.dialled(now, dial, association);
+        }
+    }
+
+    /// An association is gone, for whatever reason.
+    pub fn handle_down(&mut self, now: Duration, association: AssociationId) {
+        let Some(gone) = self.associations.remove(association) else {
+            return;
+        };
+        self.schedule.stop(Timer::Download(association));
+        if gone.download.is_some() {
+            self.downloads -= 1;
+        }
+        self.association_lost(now, gone.elements);
+        self.mentor_lost(now, association);
+        if let Some(peer) = gone.peer {
+            self.peer_lost(now, peer, association);
+        }
+    }
+
+    /// The other side of an association began anew: who it was may be gone.
+    pub fn handle_restarted(&mut self, now: Duration, association: AssociationId) {
+        let Some(restarted) = self.associations.get_mut(association) else {
+            return;
+        };
+        let keys = restarted.elements.clone();
+        let peer = restarted.peer.take();
+        for key in keys {
+            self.ask(now, key);
+        }
+        if let Some(peer) = peer {
+            self.peer_lost(now, peer, association);
+        }
+    }
+
+    /// The transport's smoothed round trip of an association. Distances are half of it, rounded.
+    pub fn handle_round_trip(&mut self, association: AssociationId, round_trip: Duration) {
+        let step = self.config.settings.distance_step.max(1);
+        let way = u32::try_from(round_trip.as_micros() / 2_000).unwrap_or(u32::MAX);
+        if let Some(association) = self.associations.get_mut(association) {
+            association.distance = way.saturating_add(step / 2) / step * step;
+        }
+    }
+
+    /// An operator changes the settings.
+    pub fn handle_settings(&mut self, now: Duration, settings: Settings) {
+        self.config.settings = settings;
+        for association in self.associations.each_mut() {
+            association.admit(&self.config.settings, &self.config.mentors);
+        }
+        if self.is_ready() {
+            self.schedule.set(Timer::Heartbeat, now);
+            self.start_announcing(now);
+        }
+    }
+
+    /// Time has come to `poll_timeout`, or later.
+    pub fn handle_timeout(&mut self, now: Duration) {
+        self.element_timers(now);
+        while let Some(timer) = self.schedule.pop(now) {
+            match timer {
+                Timer::Heartbeat => self.heartbeat(now),
+                Timer::Announce => self.announce(now),
+                Timer::Start => self.start_timeout(now),
+                Timer::Peer(id) => self.peer_timeout(now, id),
+                Timer::Dial(id) => self.dial_peer(id),
+                Timer::Sync(id) => self.sync_timeout(id),
+                Timer::Download(association) => self.end_download(association),
+            }
+        }
+    }
+
+    /// The next thing to do; none: nothing until the next input.
+    #[inline]
+    pub fn poll_output(&mut self) -> Option<Output> {
+        self.out.pop()
+    }
+
+    /// When to call [`handle_timeout`](Self::handle_timeout).
+    pub fn poll_timeout(&self) -> Option<Duration> {
+        let times = [self.schedule.next(), self.space.next_timer()];
+        times.into_iter().flatten().min()
+    }
+
+    /// Its number.
+    pub fn id(&self) -> RegistrarId {
+        self.config.id
+    }
+
+    /// What happened how often.
+    pub fn counters(&self) -> Counters {
+        self.counters
+    }
+
+    /// Whether elements and users are served.
+    pub fn is_ready(&self) -> bool {
+        matches!(self.start, Start::Done)
+    }
+
+    pub(self) fn ignored(
+        &mut self,
+        from: Option<AssociationId>,
+        protocol: Protocol,
+        why: &'static str,
+    ) {
+        self.out.event(Event::Ignored {
+            from,
+            protocol,
+            why,
+        });
+    }
+
+    fn abort(&mut self, association: AssociationId, why: &'static str) {
+        self.out.push(Output::Abort(association));
+        self.out.event(Event::Aborted { association, why });
+    }
+}

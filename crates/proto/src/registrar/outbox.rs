@@ -1,0 +1,137 @@
+//! What the registrar has to say, encoded once each.
+
+use super::{AssociationId, Event, Output, Protocol};
+use bytes::{Bytes, BytesMut};
+use holdfast_wire::rserpool::{EncodeError, RegistrarId, asap, enrp};
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+/// Messages are written one behind the other into chunks of this many bytes, which their slices share.
+const CHUNK: usize = 64 * 1024;
+
+#[derive(Debug)]
+pub(super) struct Outbox {
+    id: RegistrarId,
+    queue: VecDeque<Output>,
+    buffer: BytesMut,
+    /// The associations of all peers that have one.
+    pub(super) everybody: Arc<[AssociationId]>,
+}
+
+impl Outbox {
+    pub(super) fn new(id: RegistrarId) -> Outbox {
+        Outbox {
+            id,
+            queue: VecDeque::new(),
+            buffer: BytesMut::with_capacity(CHUNK),
+            everybody: Arc::new([]),
+        }
+    }
+
+    #[inline]
+    pub(super) fn pop(&mut self) -> Option<Output> {
+        self.queue.pop_front()
+    }
+
+    #[inline]
+    pub(super) fn push(&mut self, output: Output) {
+        self.queue.push_back(output);
+    }
+
+    pub(super) fn event(&mut self, event: Event) {
+        self.push(Output::Event(event));
+    }
+
+    /// The bytes that `write` appends.
+    #[inline]
+    fn encoded(
+        &mut self,
+        write: impl FnOnce(&mut BytesMut) -> Result<(), EncodeError>,
+    ) -> Result<Bytes, EncodeError> {
+        write(&mut self.buffer)?;
+        Ok(self.buffer.split().freeze())
+    }
+
+    /// Sends an ASAP message.
+    #[inline]
+    pub(super) fn asap(
+        &mut self,
+        to: AssociationId,
+        message: &asap::Message,
+    ) -> Result<(), EncodeError> {
+        let message = self.encoded(|buffer| message.encode(buffer))?;
+        self.push(Output::Send {
+            to,
+            protocol: Protocol::Asap,
+            message,
+        });
+        Ok(())
+    }
+
+    /// Sends an ENRP message that `write` appends.
+    pub(super) fn enrp_with(
+        &mut self,
+        to: AssociationId,
+        write: impl FnOnce(&mut BytesMut) -> Result<(), EncodeError>,
+    ) {
+        // What a registrar says of itself is short and has addresses: it always has an encoding.
+        if let Ok(message) = self.encoded(write) {
+            self.push(Output::Send {
+                to,
+                protocol: Protocol::Enrp,
+                message,
+            });
+        }
+    }
+
+    /// Sends an ENRP message to one peer.
+    pub(super) fn enrp(&mut self, to: AssociationId, receiver: RegistrarId, body: enrp::Body) {
+        let message = enrp::Message {
+            sender: self.id,
+            receiver,
+            body,
+        };
+        self.enrp_with(to, |buffer| message.encode(buffer));
+    }
+
+    /// Sends an ENRP message to all peers, encoded once, and gives its body back. RFC 5353 section 3.3.1: "leave the
+    /// Receiving Server's ID blank".
+    pub(super) fn announce(&mut self, body: enrp::Body) -> enrp::Body {
+        let message = enrp::Message {
+            sender: self.id,
+            receiver: RegistrarId(0),
+            body,
+        };
+        if let [_, ..] = *self.everybody
+            && let Ok(bytes) = self.encoded(|buffer| message.encode(buffer))
+        {
+            self.push(Output::SendMany {
+                to: self.everybody.clone(),
+                protocol: Protocol::Enrp,
+                message: bytes,
+            });
+        }
+        message.body
+    }
+
+    /// Sends an ENRP message by multicast.
+    pub(super) fn multicast_enrp(&mut self, body: enrp::Body) {
+        let message = enrp::Message {
+            sender: self.id,
+            receiver: RegistrarId(0),
+            body,
+        };
+        if let Ok(message) = self.encoded(|buffer| message.encode(buffer)) {
+            let protocol = Protocol::Enrp;
+            self.push(Output::Multicast { protocol, message });
+        }
+    }
+
+    /// Sends an ASAP message by multicast.
+    pub(super) fn multicast_asap(&mut self, message: &asap::Message) {
+        if let Ok(message) = self.encoded(|buffer| message.encode(buffer)) {
+            let protocol = Protocol::Asap;
+            self.push(Output::Multicast { protocol, message });
+        }
+    }
+}

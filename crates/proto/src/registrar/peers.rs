@@ -1,0 +1,348 @@
+//! The peer list (RFC 5353 section 3.4): who is there, who is silent.
+
+use super::associations::{endpoints, is_registrar};
+use super::dial::Purpose;
+use super::schedule::Timer;
+use super::takeover::Takeover;
+use super::{AssociationId, DialId, Event, Protocol, Registrar};
+use holdfast_wire::rserpool::enrp::Body;
+use holdfast_wire::rserpool::{RegistrarId, SctpTransport, ServerInformation};
+use std::time::Duration;
+
+#[derive(Debug)]
+pub(super) struct Peer {
+    /// Where it is reached; unknown of one that was only named as an element's home.
+    pub(super) transport: Option<SctpTransport>,
+    pub(super) association: Option<AssociationId>,
+    dial: Option<DialId>,
+    /// peer_last_heard.
+    pub(super) last_heard: Duration,
+    pub(super) state: State,
+    /// Elements of this home that have another stamp were not in its table.
+    pub(super) stamp: u32,
+    /// Its table is being asked for.
+    pub(super) syncing: bool,
+    /// The checksum it announced last.
+    checksum: Option<u16>,
+}
+
+#[derive(Debug)]
+pub(super) enum State {
+    Active,
+    /// Asked to answer.
+    Suspect,
+    /// Another registrar wants to take over its elements ("not active").
+    NotActive,
+    /// This one does.
+    Taking(Takeover),
+}
+
+/// A peer as it is seen.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PeerStatus {
+    /// Its number.
+    pub id: RegistrarId,
+    /// Where it is reached, if that is known.
+    pub transport: Option<SctpTransport>,
+    /// Whether there is an association with it.
+    pub connected: bool,
+    /// Neither silent nor being taken over.
+    pub active: bool,
+    /// When it was last heard.
+    pub last_heard: Duration,
+    /// Elements whose home it is.
+    pub elements: usize,
+    /// The checksum of its elements, and what it announced last.
+    pub checksum: (u16, Option<u16>),
+}
+
+impl Registrar {
+    /// The peer list, in the order of the numbers.
+    pub fn peers(&self) -> impl Iterator<Item = PeerStatus> + '_ {
+        self.peers.iter().map(|(id, peer)| PeerStatus {
+            id: *id,
+            transport: peer.transport.clone(),
+            connected: peer.association.is_some(),
+            active: matches!(peer.state, State::Active),
+            last_heard: peer.last_heard,
+            elements: self.space.elements_owned_by(*id),
+            checksum: (self.space.checksum(*id), peer.checksum),
+        })
+    }
+
+    /// What marks the elements of a home as being in its list.
+    pub(super) fn stamp_of(&self, home: RegistrarId) -> u32 {
+        self.peers.get(&home).map_or(0, |peer| peer.stamp)
+    }
+
+    /// A registrar is in the list from now on. False if the list is full. Who is only heard of has as much time to be heard
+    /// as who was.
+    pub(super) fn know(&mut self, now: Duration, id: RegistrarId) -> bool {
+        if id.0 == 0 || id == self.config.id {
+            return false;
+        }
+        if self.peers.contains_key(&id) {
+            return true;
+        }
+        if self.peers.len() >= self.config.settings.limits.registrars {
+            return false;
+        }
+        let peer = Peer {
+            transport: None,
+            association: None,
+            dial: None,
+            last_heard: now,
+            state: State::Active,
+            stamp: 1,
+            syncing: false,
+            checksum: None,
+        };
+        self.peers.insert(id, peer);
+        let silent = now + self.config.settings.last_heard_max;
+        self.schedule.set(Timer::Peer(id), silent);
+        self.out.event(Event::PeerUp(id));
+        true
+    }
+
+    /// Something was heard of a peer. It is alive, whatever was thought.
+    pub(super) fn heard(&mut self, now: Duration, id: RegistrarId) {
+        let Some(peer) = self.peers.get_mut(&id) else {
+            return;
+        };
+        peer.last_heard = now;
+        if matches!(peer.state, State::Active) {
+            return;
+        }
+        let before = std::mem::replace(&mut peer.state, State::Active);
+        let silent = now + self.config.settings.last_heard_max;
+        self.schedule.set(Timer::Peer(id), silent);
+        if matches!(before, State::Taking(_)) {
+            self.out.event(Event::TakeoverEnded(id));
+        }
+        self.out.event(Event::PeerUp(id));
+    }
+
+    /// A message came from a peer over this association.
+    pub(super) fn bind(&mut self, association: AssociationId, id: RegistrarId) {
+        if let Some(known) = self.associations.get_mut(association) {
+            known.peer = Some(id);
+        }
+        if let Some(peer) = self.peers.get_mut(&id)
+            && peer.association.is_none()
+        {
+            peer.association = Some(association);
+            self.schedule.stop(Timer::Dial(id));
+            self.count_peers();
+        }
+    }
+
+    /// Where a peer says that it is reached, as far as registrars may be there.
+    pub(super) fn reached_at(&mut self, id: RegistrarId, transport: &SctpTransport) {
+        let mut transport = transport.clone();
+        let config = &self.config;
+        transport
+            .addresses
+            .retain(|address| is_registrar(*address, &config.settings, &config.mentors));
+        if transport.addresses.is_empty() {
+            return;
+        }
+        if let Some(peer) = self.peers.get_mut(&id) {
+            peer.transport = Some(transport);
+            self.dial_peer(id);
+        }
+    }
+
+    /// Makes an association with a peer that has none.
+    pub(super) fn dial_peer(&mut self, id: RegistrarId) {
+        let Some(peer) = self.peers.get(&id) else {
+            return;
+        };
+        if peer.association.is_some() || peer.dial.is_some() {
+            return;
+        }
+        let Some(transport) = &peer.transport else {
+            return;
+        };
+        let addresses = endpoints(transport).collect();
+        let dial = self.dial(Protocol::Enrp, addresses, Purpose::Peer(id));
+        if let Some(peer) = self.peers.get_mut(&id) {
+            peer.dial = Some(dial);
+        }
+    }
+
+    pub(super) fn peer_reached(&mut self, id: RegistrarId, at: AssociationId) {
+        if let Some(peer) = self.peers.get_mut(&id) {
+            peer.dial = None;
+        }
+        // Who is there says so itself: then it is bound.
+        self.send_presence(at, RegistrarId(0), true);
+    }
+
+    pub(super) fn peer_unreached(&mut self, now: Duration, id: RegistrarId) {
+        let again = now + self.config.settings.retry;
+        let Some(peer) = self.peers.get_mut(&id) else {
+            return;
+        };
+        peer.dial = None;
+        match peer.state {
+            // RFC 5353 section 3.4.3: "If the send fails".
+            State::Suspect if peer.association.is_none() => self.dead(now, id),
+            _ => self.schedule.set(Timer::Dial(id), again),
+        }
+    }
+
+    pub(super) fn peer_lost(&mut self, now: Duration, id: RegistrarId, association: AssociationId) {
+        let Some(peer) = self.peers.get_mut(&id) else {
+            return;
+        };
+        if peer.association != Some(association) {
+            return;
+        }
+        peer.association = None;
+        self.stop_sync(id);
+        self.count_peers();
+        let active = self.peers.get(&id).map(|peer| &peer.state);
+        if matches!(active, Some(State::Active)) {
+            self.suspect(now, id);
+        }
+    }
+
+    /// Takes a peer off the list.
+    pub(super) fn drop_peer(&mut self, id: RegistrarId) {
+        let Some(peer) = self.peers.remove(&id) else {
+            return;
+        };
+        for timer in [Timer::Peer(id), Timer::Dial(id), Timer::Sync(id)] {
+            self.schedule.stop(timer);
+        }
+        if let Some(association) = peer.association
+            && let Some(association) = self.associations.get_mut(association)
+        {
+            association.peer = None;
+        }
+        self.count_peers();
+    }
+
+    fn count_peers(&mut self) {
+        let associations = self.peers.values().filter_map(|peer| peer.association);
+        self.out.everybody = associations.collect();
+    }
+
+    /// A peer's timer: what that means depends on its state.
+    pub(super) fn peer_timeout(&mut self, now: Duration, id: RegistrarId) {
+        let Some(peer) = self.peers.get(&id) else {
+            return;
+        };
+        match &peer.state {
+            State::Active => {
+                let due = peer.last_heard + self.config.settings.last_heard_max;
+                if now < due {
+                    self.schedule.set(Timer::Peer(id), due);
+                } else {
+                    self.suspect(now, id);
+                }
+            }
+            State::Suspect => self.dead(now, id),
+            // Who wanted to take it over has not said that it did. rsplib never says it.
+            State::NotActive if self.space.elements_owned_by(id) == 0 => self.drop_peer(id),
+            State::NotActive => self.dead(now, id),
+            State::Taking(_) => self.takeover_timeout(now, id),
+        }
+    }
+
+    /// RFC 5353 section 3.4.3: "MUST immediately send a point-to-point ENRP_PRESENCE with the Reply_request flag set".
+    fn suspect(&mut self, now: Duration, id: RegistrarId) {
+        let until = now + self.config.settings.no_response_max;
+        let Some(peer) = self.peers.get_mut(&id) else {
+            return;
+        };
+        peer.state = State::Suspect;
+        let association = peer.association;
+        self.schedule.set(Timer::Peer(id), until);
+        match association {
+            Some(to) => self.send_presence(to, id, true),
+            None => self.dial_peer(id),
+        }
+        // It may have been waited for.
+        self.takeovers_without(now, id);
+    }
+
+    fn dead(&mut self, now: Duration, id: RegistrarId) {
+        self.out.event(Event::PeerDead(id));
+        self.begin_takeover(now, id);
+    }
+
+    /// RFC 5353 section 3.4.2.
+    pub(super) fn heartbeat(&mut self, now: Duration) {
+        let body = self.presence(false);
+        let body = self.out.announce(body);
+        if self.config.settings.enrp_multicast {
+            self.out.multicast_enrp(body);
+        }
+        let next = now + self.config.settings.heartbeat_cycle;
+        self.schedule.set(Timer::Heartbeat, next);
+        let ids: Vec<_> = self.peers.keys().copied().collect();
+        for id in ids {
+            self.dial_peer(id);
+        }
+        self.dial_mentors();
+    }
+
+    /// What this registrar says of itself. rsplib wants all of it always.
+    pub(super) fn presence(&self, reply_required: bool) -> Body {
+        Body::Presence {
+            reply_required,
+            checksum: Some(self.space.checksum(self.config.id)),
+            server: Some(self.information()),
+        }
+    }
+
+    fn information(&self) -> ServerInformation {
+        ServerInformation {
+            id: self.config.id,
+            transport: self.config.transport.clone(),
+        }
+    }
+
+    pub(super) fn send_presence(&mut self, to: AssociationId, receiver: RegistrarId, reply: bool) {
+        let body = self.presence(reply);
+        self.out.enrp(to, receiver, body);
+    }
+
+    /// A presence came: from whom, and what is in it.
+    pub(super) fn present(
+        &mut self,
+        now: Duration,
+        id: RegistrarId,
+        checksum: Option<u16>,
+        server: Option<ServerInformation>,
+    ) {
+        if let Some(server) = server.filter(|server| server.id == id) {
+            self.reached_at(id, &server.transport);
+        }
+        let Some(checksum) = checksum else { return };
+        if let Some(peer) = self.peers.get_mut(&id) {
+            peer.checksum = Some(checksum);
+        }
+        self.compare(now, id, checksum);
+    }
+
+    /// The registrars that are known, this one among them.
+    pub(super) fn list(&self) -> Vec<ServerInformation> {
+        let known = self.peers.iter().filter_map(|(id, peer)| {
+            let transport = peer.transport.clone()?;
+            let active = matches!(peer.state, State::Active);
+            active.then_some(ServerInformation { id: *id, transport })
+        });
+        std::iter::once(self.information()).chain(known).collect()
+    }
+
+    /// A peer told which registrars it knows.
+    pub(super) fn learn_list(&mut self, now: Duration, servers: Vec<ServerInformation>) {
+        for server in servers {
+            if self.know(now, server.id) {
+                self.reached_at(server.id, &server.transport);
+            }
+        }
+    }
+}

@@ -1,0 +1,264 @@
+//! Registration and deregistration (RFC 5352 sections 3.1 and 3.2).
+
+use super::entry::{Entry, Probe, class, detach, distance_mut, ends};
+use super::{AssociationId, Event, Gone, Registrar};
+use holdfast_handlespace::{ElementKey, Registration};
+use holdfast_wire::rserpool::enrp::{Body, UpdateAction};
+use holdfast_wire::rserpool::{
+    Addresses, Cause, CauseCode, ElementId, PoolElement, PoolHandle, SctpTransport, Transport,
+    TransportUse, asap,
+};
+use std::net::{IpAddr, Ipv4Addr};
+use std::slice::from_ref;
+use std::time::Duration;
+
+/// Shorter lives than this would be over before the answer arrives.
+const LIFE_MIN: Duration = Duration::from_millis(100);
+
+impl Registrar {
+    /// "In all above cases, the ENRP server MUST reply".
+    #[inline]
+    pub(super) fn register(
+        &mut self,
+        now: Duration,
+        from: AssociationId,
+        handle: PoolHandle,
+        element: PoolElement,
+        length: usize,
+    ) {
+        let id = element.id;
+        let refusal = self.registered(now, from, &handle, element, length).err();
+        if let Some(cause) = &refusal {
+            self.counters.refusals += 1;
+            self.out.event(Event::Refused {
+                handle: PoolHandle(handle.0.slice(..handle.0.len().min(64))),
+                id,
+                cause: cause.code,
+            });
+        }
+        let message = asap::Message::RegistrationResponse {
+            rejected: refusal.is_some(),
+            handle,
+            id,
+            causes: Vec::from_iter(refusal),
+        };
+        let _ = self.out.asap(from, &message);
+    }
+
+    #[inline]
+    fn registered(
+        &mut self,
+        now: Duration,
+        from: AssociationId,
+        handle: &PoolHandle,
+        mut element: PoolElement,
+        length: usize,
+    ) -> Result<(), Cause> {
+        let known = self.space.find(handle, element.id);
+        self.admits(from, handle, &element, known, length)?;
+        let Some(association) = self.associations.get(from) else {
+            return Err(CauseCode::UNSPECIFIED.into());
+        };
+        // "MUST also record the SCTP transport address from which it received the ASAP_REGISTRATION in the ASAP
+        // Transport parameter".
+        element.asap_transport = Some(association.transport.clone());
+        element.home = self.config.id;
+        if let Some(distance) = distance_mut(&mut element.policy) {
+            *distance = association.distance;
+        }
+        detach(&mut element);
+        let id = element.id;
+        let element = self.tell(handle, element);
+        let probe = Probe::Due(now + self.config.settings.keep_alive_interval);
+        let expires = ends(
+            now,
+            element.registration_life,
+            self.config.settings.life_unit,
+        );
+        let registration = Registration {
+            handle,
+            id,
+            home: self.config.id,
+            policy: element.policy,
+            class: class(&element.user_transport),
+            payload: Entry {
+                probe,
+                registered: now,
+                expires: expires.max(now + LIFE_MIN),
+                ..Entry::foreign(element, 0)
+            },
+        };
+        // It fits: see `admits`.
+        let Ok(registered) = self.space.register(registration) else {
+            return Err(CauseCode::UNSPECIFIED.into());
+        };
+        let previous = registered.previous;
+        self.counters.registrations += u64::from(previous.is_none());
+        self.counters.reregistrations += u64::from(previous.is_some());
+        if let Some(previous) = previous
+            && let Some(entry) = self.space.payload_mut(registered.key)
+        {
+            entry.link = previous.link;
+        } else {
+            let handle = self.space.get(registered.key).map(|e| e.handle().clone());
+            self.out.event(Event::Registered {
+                handle: handle.unwrap_or_else(|| "".into()),
+                id,
+            });
+        }
+        self.link(registered.key, Some(from));
+        self.arm(registered.key);
+        Ok(())
+    }
+
+    /// Tells the peers of an element and gives it back.
+    #[inline]
+    fn tell(&mut self, handle: &PoolHandle, element: PoolElement) -> PoolElement {
+        let body = Body::HandleUpdate {
+            takeover_suggested: false,
+            action: UpdateAction::Add,
+            handle: handle.clone(),
+            element,
+        };
+        self.counters.updates_sent += 1;
+        let Body::HandleUpdate { element, .. } = self.out.announce(body) else {
+            unreachable!("it was made so");
+        };
+        element
+    }
+
+    /// The consistency checks, what the sender may, and the limits.
+    #[inline]
+    fn admits(
+        &self,
+        from: AssociationId,
+        handle: &PoolHandle,
+        element: &PoolElement,
+        known: Option<ElementKey>,
+        length: usize,
+    ) -> Result<(), Cause> {
+        let settings = &self.config.settings;
+        let limits = &settings.limits;
+        let association = self.associations.get(from);
+        let association = association.ok_or(CauseCode::UNSPECIFIED)?;
+        if !association.may_register {
+            return Err(CauseCode::REJECTED_FOR_SECURITY.into());
+        }
+        if length > limits.registration_bytes {
+            return Err(CauseCode::LACK_OF_RESOURCES.into());
+        }
+        // RFC 5352 section 6.1: "MUST be a bound IP address in the SCTP endpoint used to communicate".
+        if settings.addresses_checked && !association.shares_service(&element.user_transport) {
+            return Err(CauseCode::RSPLIB_NO_USABLE_USER_ADDRESSES.into());
+        }
+        let pool = self.space.pool(handle);
+        if let Some(pool) = pool {
+            if pool.policy != element.policy.kind() {
+                return Err(Cause::inconsistent_policy(&pool.policy.zeroed()));
+            }
+            let class = class(&element.user_transport);
+            if pool.class != class {
+                return Err(inconsistent(pool.class, class));
+            }
+        }
+        if let Some(known) = known {
+            return match self.is_of(from, known) {
+                true => Ok(()),
+                false => Err(CauseCode::NON_UNIQUE_ELEMENT_ID.into()),
+            };
+        }
+        let full = self.space.elements() >= limits.elements
+            || (pool.is_none() && self.space.pools() >= limits.pools);
+        if full || !self.associations.admits_element(association.host(), limits) {
+            return Err(CauseCode::LACK_OF_RESOURCES.into());
+        }
+        Ok(())
+    }
+
+    /// Whether an element that is known may be who speaks over this association.
+    #[inline]
+    pub(super) fn is_of(&self, from: AssociationId, key: ElementKey) -> bool {
+        let (Some(association), Some(view)) = (self.associations.get(from), self.space.get(key))
+        else {
+            return false;
+        };
+        let entry = view.payload();
+        let linked = entry.link.is_some_and(|(linked, _)| linked == from);
+        linked
+            || !self.config.settings.addresses_checked
+            || entry
+                .element
+                .asap_transport
+                .as_ref()
+                .is_none_or(|transport| association.shares(&transport.addresses))
+    }
+
+    /// RFC 5352 section 3.2: an element that is not known is deregistered already.
+    pub(super) fn deregister(&mut self, from: AssociationId, handle: PoolHandle, id: ElementId) {
+        let allowed = self.associations.get(from).is_some_and(|a| a.may_register);
+        let key = self.key(&handle, id);
+        let refused = !allowed || key.is_some_and(|key| !self.is_of(from, key));
+        let refusal = refused.then(|| CauseCode::REJECTED_FOR_SECURITY.into());
+        if refused {
+            self.counters.refusals += 1;
+        } else if let Some(key) = key {
+            self.counters.deregistrations += 1;
+            self.withdraw(key, Gone::Deregistered);
+        }
+        let message = asap::Message::DeregistrationResponse {
+            handle,
+            id,
+            causes: Vec::from_iter(refusal),
+        };
+        let _ = self.out.asap(from, &message);
+    }
+}
+
+impl super::associations::Association {
+    /// Whether a service is at one of the association's addresses.
+    #[inline]
+    fn shares_service(&self, service: &Transport) -> bool {
+        match service {
+            Transport::Sctp(service) => self.shares(&service.addresses),
+            Transport::Dccp { address, .. }
+            | Transport::Tcp { address, .. }
+            | Transport::Udp { address, .. }
+            | Transport::UdpLite { address, .. } => self.shares(from_ref(address)),
+            Transport::Opaque(_) => true,
+        }
+    }
+}
+
+/// How a registration's transport differs from the pool's.
+fn inconsistent(pool: u32, element: u32) -> Cause {
+    if pool / 2 == element / 2 {
+        return CauseCode::INCONSISTENT_CONTROL.into();
+    }
+    let address = IpAddr::from(Ipv4Addr::UNSPECIFIED);
+    let usage = match pool % 2 {
+        0 => TransportUse::DataOnly,
+        _ => TransportUse::DataAndControl,
+    };
+    // The type is what matters: the pool has no address.
+    let port = 0;
+    Cause::inconsistent_transport(&match pool / 2 {
+        0 => Transport::Dccp {
+            port,
+            service_code: 0,
+            address,
+        },
+        1 => Transport::Sctp(SctpTransport {
+            port,
+            usage,
+            addresses: Addresses::from_iter([address]),
+        }),
+        2 => Transport::Tcp {
+            port,
+            usage,
+            address,
+        },
+        3 => Transport::Udp { port, address },
+        4 => Transport::UdpLite { port, address },
+        _ => Transport::Opaque(bytes::Bytes::new()),
+    })
+}

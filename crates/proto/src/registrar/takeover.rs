@@ -1,0 +1,182 @@
+//! Taking over the elements of a registrar that failed (RFC 5353 section 3.5).
+
+use super::config::TakeoverRace;
+use super::peers::State;
+use super::schedule::Timer;
+use super::{AssociationId, Event, Registrar};
+use holdfast_handlespace::{Cursor, ElementKey};
+use holdfast_wire::rserpool::RegistrarId;
+use holdfast_wire::rserpool::enrp::Body;
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+/// An arbitration that this registrar began.
+#[derive(Debug)]
+pub(super) struct Takeover {
+    /// Who has not agreed yet.
+    waiting: BTreeSet<RegistrarId>,
+    tries: u32,
+}
+
+/// How often silent peers are asked to agree. Those that are gone are noticed sooner.
+const TRIES: u32 = 3;
+
+/// Adopted elements are asked one after the other, at this distance.
+const PACE: Duration = Duration::from_micros(100);
+
+impl Registrar {
+    pub(super) fn begin_takeover(&mut self, now: Duration, target: RegistrarId) {
+        let others = self.peers.iter().filter(|(id, peer)| {
+            **id != target && matches!(peer.state, State::Active) && peer.association.is_some()
+        });
+        let waiting = others.map(|(id, _)| *id).collect();
+        if let Some(peer) = self.peers.get_mut(&target) {
+            peer.state = State::Taking(Takeover { waiting, tries: 0 });
+            self.out.event(Event::TakeoverBegun(target));
+            self.arbitrate(now, target);
+        }
+    }
+
+    /// "sending an ENRP_INIT_TAKEOVER message to all its peer servers", the target included.
+    fn arbitrate(&mut self, now: Duration, target: RegistrarId) {
+        self.out.announce(Body::InitTakeover { target });
+        let until = now + self.config.settings.no_response_max;
+        self.schedule.set(Timer::Peer(target), until);
+        self.settle(now, target);
+    }
+
+    /// Goes on if all have agreed.
+    fn settle(&mut self, now: Duration, target: RegistrarId) {
+        let state = self.peers.get(&target).map(|peer| &peer.state);
+        if matches!(state, Some(State::Taking(takeover)) if takeover.waiting.is_empty()) {
+            self.take_over(now, target);
+        }
+    }
+
+    pub(super) fn takeover_timeout(&mut self, now: Duration, target: RegistrarId) {
+        let Some(peer) = self.peers.get_mut(&target) else {
+            return;
+        };
+        let State::Taking(takeover) = &mut peer.state else {
+            return;
+        };
+        takeover.tries += 1;
+        if takeover.tries >= TRIES {
+            takeover.waiting.clear();
+        }
+        self.arbitrate(now, target);
+    }
+
+    /// Arbitrations do not wait for a peer that is silent itself.
+    pub(super) fn takeovers_without(&mut self, now: Duration, silent: RegistrarId) {
+        let mut targets = Vec::new();
+        for (target, peer) in &mut self.peers {
+            if let State::Taking(takeover) = &mut peer.state
+                && takeover.waiting.remove(&silent)
+            {
+                targets.push(*target);
+            }
+        }
+        for target in targets {
+            self.settle(now, target);
+        }
+    }
+
+    pub(super) fn takeover_granted(
+        &mut self,
+        now: Duration,
+        peer: RegistrarId,
+        target: RegistrarId,
+    ) {
+        if let Some(taken) = self.peers.get_mut(&target)
+            && let State::Taking(takeover) = &mut taken.state
+        {
+            takeover.waiting.remove(&peer);
+            self.settle(now, target);
+        }
+    }
+
+    /// Another registrar wants to take over a third one, or this one.
+    pub(super) fn takeover_asked(
+        &mut self,
+        now: Duration,
+        from: AssociationId,
+        initiator: RegistrarId,
+        target: RegistrarId,
+    ) {
+        if target == self.config.id {
+            // "MUST immediately announce an ENRP_PRESENCE message to all its peer ENRP servers".
+            return self.heartbeat(now);
+        }
+        let until = now + self.config.settings.last_heard_max;
+        let goes_on = self.goes_on(initiator);
+        if let Some(peer) = self.peers.get_mut(&target) {
+            if matches!(peer.state, State::Taking(_)) {
+                if goes_on {
+                    return;
+                }
+                self.out.event(Event::TakeoverEnded(target));
+            }
+            peer.state = State::NotActive;
+            self.schedule.set(Timer::Peer(target), until);
+        }
+        self.out
+            .enrp(from, initiator, Body::InitTakeoverAck { target });
+        self.takeovers_without(now, target);
+    }
+
+    /// Whether this registrar goes on where another wants the same.
+    fn goes_on(&self, other: RegistrarId) -> bool {
+        match self.config.settings.takeover_race {
+            TakeoverRace::LowerId => self.config.id < other,
+            TakeoverRace::HigherId => self.config.id > other,
+        }
+    }
+
+    /// RFC 5353 section 3.5.2.
+    fn take_over(&mut self, now: Duration, target: RegistrarId) {
+        self.out.announce(Body::TakeoverServer { target });
+        self.drop_peer(target);
+        self.counters.takeovers += 1;
+        let keys = self.owned_by(target);
+        self.out.event(Event::TakenOver {
+            target,
+            by: self.config.id,
+            elements: keys.len(),
+        });
+        let mut at = now;
+        for key in keys {
+            self.adopt(now, key, at);
+            at += PACE;
+        }
+    }
+
+    /// A peer has taken over another.
+    pub(super) fn taken_over(&mut self, now: Duration, by: RegistrarId, target: RegistrarId) {
+        if target == self.config.id {
+            // Elements that follow the other answer it, and it announces each: until then they are here.
+            return self.heartbeat(now);
+        }
+        self.drop_peer(target);
+        let keys = self.owned_by(target);
+        let elements = keys.len();
+        for key in keys {
+            self.rehome(key, by);
+        }
+        self.takeovers_without(now, target);
+        self.out.event(Event::TakenOver {
+            target,
+            by,
+            elements,
+        });
+    }
+
+    fn owned_by(&self, home: RegistrarId) -> Vec<ElementKey> {
+        let mut keys = Vec::with_capacity(self.space.elements_owned_by(home));
+        self.space
+            .next_block(&mut Cursor::owned_by(home), usize::MAX, |element| {
+                keys.push(element.key());
+            });
+        keys
+    }
+}

@@ -1,0 +1,92 @@
+//! A pool element: it hunts a registrar, registers again and again, answers keep-alives, follows the H flag.
+
+use crate::net::address;
+use holdfast_proto::registrar::Protocol;
+use holdfast_wire::rserpool::asap::Message;
+use holdfast_wire::rserpool::{
+    ElementId, Policy, PoolElement, PoolHandle, RegistrarId, Transport, TransportUse,
+};
+use std::time::Duration;
+
+/// Time between registrations.
+pub const RENEWAL: Duration = Duration::from_millis(3_500);
+/// Time that a registrar may take to answer.
+pub const PATIENCE: Duration = Duration::from_millis(800);
+/// Life of a registration in milliseconds.
+const LIFE: i32 = 9_000;
+
+pub struct Element {
+    pub end: usize,
+    pub handle: PoolHandle,
+    pub id: ElementId,
+    pub alive: bool,
+    /// The association with its home.
+    pub home: Option<u64>,
+    /// When it asked, if there is no answer yet.
+    pub asked: Option<Duration>,
+    /// When it is to register again or hunt.
+    pub next: Duration,
+    pub load: u32,
+    /// The last registration was granted.
+    pub granted: bool,
+}
+
+impl Element {
+    pub fn new(end: usize, number: usize) -> Element {
+        Element {
+            end,
+            handle: PoolHandle::from(["one", "other", "third"][number % 3]),
+            id: ElementId(0x100 + number as u32),
+            alive: true,
+            home: None,
+            asked: None,
+            next: Duration::ZERO,
+            load: 0,
+            granted: false,
+        }
+    }
+
+    pub fn registration(&mut self, registrars: usize) -> Message {
+        self.load = self.load.wrapping_mul(29).wrapping_add(12_345_678);
+        let at = address(self.end, registrars, Protocol::Asap);
+        Message::Registration {
+            handle: self.handle.clone(),
+            element: PoolElement {
+                id: self.id,
+                home: RegistrarId(0),
+                registration_life: LIFE,
+                user_transport: Transport::Tcp {
+                    port: 80,
+                    usage: TransportUse::DataOnly,
+                    address: at.ip(),
+                },
+                policy: Policy::LeastUsed { load: self.load },
+                asap_transport: None,
+            },
+        }
+    }
+
+    /// Takes a message; gives the answer.
+    pub fn take(&mut self, now: Duration, link: u64, message: Message) -> Option<Message> {
+        match message {
+            Message::RegistrationResponse { rejected, .. } if self.home == Some(link) => {
+                assert!(!rejected, "a registration was refused");
+                self.asked = None;
+                self.granted = true;
+                None
+            }
+            Message::EndpointKeepAlive { home, handle, .. } if handle == self.handle => {
+                if home && self.home != Some(link) {
+                    self.home = Some(link);
+                    self.asked = None;
+                    self.next = now + RENEWAL;
+                }
+                Some(Message::EndpointKeepAliveAck {
+                    handle: self.handle.clone(),
+                    id: self.id,
+                })
+            }
+            _ => None,
+        }
+    }
+}

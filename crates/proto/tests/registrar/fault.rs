@@ -1,0 +1,94 @@
+//! Deliberate faults, each breaking one rule that registrars keep. The oracles must find every one.
+
+use bytes::{Bytes, BytesMut};
+use holdfast_proto::registrar::Protocol;
+use holdfast_wire::rserpool::enrp::{Body, Message, UpdateAction};
+use holdfast_wire::rserpool::{RegistrarId, asap};
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Fault {
+    None,
+    /// Nobody asks for a handle table.
+    NoTables,
+    /// Handle tables end after their first block.
+    OneBlock,
+    /// Removals are not said, and no checksum tells.
+    NoRemovals,
+    /// Additions are not said, and no checksum tells.
+    NoAdditions,
+    /// Nobody says that it is there, nor asks.
+    NoPresence,
+    /// Elements' answers to keep-alives do not count.
+    Deaf,
+    /// Elements are not asked whether they live, and registrations do not end.
+    Careless,
+}
+
+pub const ALL: [Fault; 7] = [
+    Fault::NoTables,
+    Fault::OneBlock,
+    Fault::NoRemovals,
+    Fault::NoAdditions,
+    Fault::NoPresence,
+    Fault::Deaf,
+    Fault::Careless,
+];
+
+impl Fault {
+    /// What becomes of a message that a registrar sends.
+    pub fn sent(self, protocol: Protocol, bytes: Bytes) -> Option<Bytes> {
+        match (self, protocol) {
+            (Fault::None, _) => Some(bytes),
+            (_, Protocol::Enrp) => self.sent_enrp(bytes),
+            (Fault::Careless, Protocol::Asap) => {
+                let parsed = asap::Message::parse(&bytes).ok()?;
+                let asks = matches!(parsed.message, asap::Message::EndpointKeepAlive { .. });
+                (!asks).then_some(bytes)
+            }
+            _ => Some(bytes),
+        }
+    }
+
+    fn sent_enrp(self, bytes: Bytes) -> Option<Bytes> {
+        let mut message = Message::parse(&bytes).ok()?.message;
+        match (self, &mut message.body) {
+            (Fault::NoTables, Body::HandleTableRequest { .. })
+            | (Fault::NoPresence, Body::Presence { .. }) => return None,
+            (Fault::OneBlock, Body::HandleTableResponse { more, .. }) => *more = false,
+            (Fault::NoRemovals, Body::HandleUpdate { action, .. })
+                if *action == UpdateAction::Delete =>
+            {
+                return None;
+            }
+            (Fault::NoAdditions, Body::HandleUpdate { action, .. })
+                if *action == UpdateAction::Add =>
+            {
+                return None;
+            }
+            (Fault::NoRemovals | Fault::NoAdditions, Body::Presence { checksum, .. }) => {
+                *checksum = None;
+            }
+            _ => {}
+        }
+        let mut buffer = BytesMut::new();
+        message.encode(&mut buffer).ok()?;
+        Some(buffer.freeze())
+    }
+
+    /// What becomes of a message that an element sends.
+    pub fn heard(self, mut message: asap::Message) -> Option<asap::Message> {
+        match (self, &mut message) {
+            (Fault::Deaf, asap::Message::EndpointKeepAliveAck { .. }) => None,
+            (Fault::Careless, asap::Message::Registration { element, .. }) => {
+                element.registration_life = -1;
+                Some(message)
+            }
+            _ => Some(message),
+        }
+    }
+}
+
+/// The number of a registrar's life.
+pub fn registrar_id(random: u64) -> RegistrarId {
+    RegistrarId((random as u32).max(1))
+}

@@ -1,0 +1,499 @@
+//! Rules of RFC 5352 and RFC 5353, one by one.
+
+use crate::setup::*;
+use bytes::Bytes;
+use holdfast_proto::registrar::{AssociationId, Event, Gone, Protocol};
+use holdfast_wire::rserpool::asap::Message as Asap;
+use holdfast_wire::rserpool::enrp::{Body, Message as Enrp, PoolEntry, UpdateAction};
+use holdfast_wire::rserpool::{
+    Cause, CauseCode, ElementId, Policy, PolicyKind, PoolHandle, RegistrarId, Transport,
+};
+use std::time::Duration;
+
+const RR: Policy = Policy::RoundRobin;
+
+fn refused(outputs: &[Out]) -> Option<Vec<CauseCode>> {
+    outputs.iter().find_map(|output| match output {
+        Out::Asap(
+            _,
+            Asap::RegistrationResponse {
+                rejected, causes, ..
+            },
+        ) => rejected.then(|| causes.iter().map(|cause| cause.code).collect()),
+        _ => None,
+    })
+}
+
+fn keep_alives(outputs: &[Out]) -> Vec<bool> {
+    let homes = outputs.iter().filter_map(|output| match output {
+        Out::Asap(_, Asap::EndpointKeepAlive { home, .. }) => Some(*home),
+        _ => None,
+    });
+    homes.collect()
+}
+
+fn removed(outputs: &[Out]) -> Option<Gone> {
+    outputs.iter().find_map(|output| match output {
+        Out::Event(Event::Removed { why, .. }) => Some(*why),
+        _ => None,
+    })
+}
+
+fn said(outputs: &[Out], name: &str) -> usize {
+    let enrp =
+        |output: &&Out| matches!(output, Out::Enrp(_, message) if message.body.name() == name);
+    outputs.iter().filter(enrp).count()
+}
+
+/// RFC 5352 section 3.1.
+#[test]
+fn a_registration_is_answered_owned_and_told_to_all_peers_in_one() {
+    let mut bench = Bench::new(config());
+    bench.peer(2);
+    bench.peer(3);
+    bench.outputs();
+    let element = element(1, 9, RR);
+    let from = bench.up(9);
+    let outputs = bench.register(from, element.clone());
+    assert_eq!(refused(&outputs), None);
+    let update = outputs.iter().find_map(|output| match output {
+        Out::Enrp(to, message) => Some((to.clone(), message.clone())),
+        _ => None,
+    });
+    let (to, message) = update.unwrap();
+    assert_eq!(to, [1002, 1003]);
+    assert_eq!((message.sender, message.receiver), (OWN, RegistrarId(0)));
+    let mut expected = element;
+    expected.home = OWN;
+    // "MUST also record the SCTP transport address".
+    expected.asap_transport = Some(transport([10, 1, 0, 9], 5000));
+    assert_eq!(
+        message.body,
+        Body::HandleUpdate {
+            takeover_suggested: false,
+            action: UpdateAction::Add,
+            handle: handle(),
+            element: expected,
+        }
+    );
+}
+
+#[test]
+fn what_differs_from_the_pool_is_refused_with_its_cause() {
+    let mut bench = Bench::new(config());
+    let from = bench.up(9);
+    bench.register(from, element(1, 9, RR));
+    let policy = bench.register(from, element(2, 9, Policy::Random));
+    assert_eq!(refused(&policy), Some(vec![CauseCode::INCONSISTENT_POLICY]));
+    let mut udp = element(2, 9, RR);
+    udp.user_transport = Transport::Udp {
+        port: 80,
+        address: [10, 1, 0, 9].into(),
+    };
+    let udp = bench.register(from, udp);
+    assert_eq!(refused(&udp), Some(vec![CauseCode::INCONSISTENT_TRANSPORT]));
+    let mut control = element(1, 9, RR);
+    if let Transport::Tcp { usage, .. } = &mut control.user_transport {
+        *usage = holdfast_wire::rserpool::TransportUse::DataAndControl;
+    }
+    let control = bench.register(from, control);
+    assert_eq!(
+        refused(&control),
+        Some(vec![CauseCode::INCONSISTENT_CONTROL])
+    );
+    assert_eq!(bench.machine.elements(), 1);
+    assert_eq!(bench.machine.counters().refusals, 3);
+}
+
+/// RFC 5352 section 3.2.
+#[test]
+fn deregistration_is_granted_even_of_what_is_not_there() {
+    let mut bench = Bench::new(config());
+    bench.peer(2);
+    let from = bench.up(9);
+    bench.register(from, element(1, 9, RR));
+    let leave = Asap::Deregistration {
+        handle: handle(),
+        id: ElementId(1),
+    };
+    let granted = Asap::DeregistrationResponse {
+        handle: handle(),
+        id: ElementId(1),
+        causes: Vec::new(),
+    };
+    let first = bench.asap(from, &leave);
+    assert!(first.contains(&Out::Asap(from, granted.clone())));
+    assert_eq!(said(&first, "HANDLE_UPDATE"), 1);
+    // "Otherwise, the ENRP server MUST NOT inform its peers."
+    assert_eq!(bench.asap(from, &leave), [Out::Asap(from, granted)]);
+    assert_eq!(bench.machine.pools().count(), 0);
+}
+
+/// RFC 5352 section 3.3.
+#[test]
+fn resolution_has_the_policy_and_as_many_elements_as_asked_for_and_allowed() {
+    let mut bench = Bench::new(config());
+    let from = bench.up(9);
+    for id in 1..=100 {
+        bench.register(from, element(id, 9, Policy::LeastUsed { load: id }));
+    }
+    for (items, expected) in [
+        (None, 3),
+        (Some(1), 1),
+        (Some(10), 10),
+        (Some(u32::MAX), 64),
+    ] {
+        let asked = Asap::HandleResolution {
+            updates: true,
+            handle: handle(),
+            items,
+        };
+        let outputs = bench.asap(from, &asked);
+        let [
+            Out::Asap(
+                _,
+                Asap::HandleResolutionResponse {
+                    policy,
+                    elements,
+                    updates,
+                    ..
+                },
+            ),
+        ] = &outputs[..]
+        else {
+            panic!("{outputs:?}");
+        };
+        assert!(!updates);
+        assert_eq!(
+            policy.map(|policy| policy.kind()),
+            Some(PolicyKind::LeastUsed)
+        );
+        assert_eq!(elements.len(), expected);
+        assert_eq!(elements[0].id, ElementId(1));
+    }
+    let unknown = Asap::HandleResolution {
+        updates: false,
+        handle: PoolHandle::from("none"),
+        items: None,
+    };
+    let outputs = bench.asap(from, &unknown);
+    let [Out::Asap(_, answer)] = &outputs[..] else {
+        panic!("{outputs:?}");
+    };
+    assert_eq!(answer.causes()[0].code, CauseCode::UNKNOWN_POOL_HANDLE);
+}
+
+/// RFC 5352 section 3.4: keep-alives, spread by half of the interval; silence is death.
+#[test]
+fn an_own_element_is_asked_and_removed_when_it_is_silent() {
+    let mut bench = Bench::new(config());
+    let from = bench.up(9);
+    bench.register(from, element(1, 9, RR));
+    assert_eq!(keep_alives(&bench.wait(SECOND * 30)), [false]);
+    let ack = Asap::EndpointKeepAliveAck {
+        handle: handle(),
+        id: ElementId(1),
+    };
+    bench.asap(from, &ack);
+    assert_eq!(keep_alives(&bench.wait(SECOND * 14)), []);
+    let outputs = bench.wait(SECOND * 31);
+    assert_eq!(keep_alives(&outputs).len(), 1);
+    let outputs = [outputs, bench.wait(SECOND * 6)].concat();
+    assert_eq!(removed(&outputs), Some(Gone::Silent));
+    assert!(!bench.has(1));
+}
+
+#[test]
+fn a_registration_ends_and_its_element_is_told() {
+    for (unit, end) in [
+        (
+            holdfast_proto::registrar::LifeUnit::Milliseconds,
+            Duration::from_millis(2_000),
+        ),
+        (holdfast_proto::registrar::LifeUnit::Seconds, SECOND * 2_000),
+    ] {
+        let mut config = config();
+        config.settings.life_unit = unit;
+        config.settings.keep_alive_interval = SECOND * 9_000;
+        let mut bench = Bench::new(config);
+        let from = bench.up(9);
+        let mut element = element(1, 9, RR);
+        element.registration_life = 2_000;
+        bench.register(from, element);
+        bench.wait(end - Duration::from_millis(1));
+        assert!(bench.has(1));
+        let outputs = bench.wait(Duration::from_millis(2));
+        assert_eq!(removed(&outputs), Some(Gone::Expired));
+        let told =
+            |output: &Out| matches!(output, Out::Asap(9, Asap::DeregistrationResponse { .. }));
+        assert!(outputs.iter().any(told));
+    }
+}
+
+/// An element whose association is lost is called at its own address; who is not there is removed at once.
+#[test]
+fn a_lost_association_asks_at_once() {
+    let mut bench = Bench::new(config());
+    let from = bench.up(9);
+    bench.register(from, element(1, 9, RR));
+    bench.register(from, element(2, 9, RR));
+    bench.machine.handle_down(bench.now, AssociationId(from));
+    let outputs = bench.outputs();
+    let [Out::Connect(dial, Protocol::Asap, at)] = outputs[..] else {
+        panic!("{outputs:?}");
+    };
+    assert_eq!(at, "10.1.0.9:5000".parse().unwrap());
+    bench.machine.handle_dial_failed(bench.now, dial);
+    assert_eq!(removed(&bench.outputs()), Some(Gone::Unreachable));
+    assert_eq!(bench.machine.elements(), 0);
+}
+
+/// "Never answer an error with an error", RFC 5354 section 3.
+#[test]
+fn unknown_parameters_are_reported_unless_they_are_in_an_error() {
+    let mut bench = Bench::new(config());
+    let from = bench.up(9);
+    // A parameter of type 0xc123: skip and report.
+    let parameter = [0xc1, 0x23, 0, 4];
+    let mut registration = bytes(|buffer| {
+        let (handle, element) = (handle(), element(1, 9, RR));
+        Asap::Registration { handle, element }
+            .encode(buffer)
+            .unwrap();
+    })
+    .to_vec();
+    registration.extend(parameter);
+    registration[3] += 4;
+    let id = AssociationId(from);
+    let registration = Bytes::from(registration);
+    bench.machine.handle_asap(bench.now, id, &registration);
+    let outputs = bench.outputs();
+    assert_eq!(refused(&outputs), None);
+    let report = Asap::Error(vec![Cause {
+        code: CauseCode::UNRECOGNIZED_PARAMETER,
+        data: Bytes::copy_from_slice(&parameter),
+    }]);
+    assert!(outputs.contains(&Out::Asap(from, report)));
+    // In an error message, the same.
+    let mut error = vec![0x0e, 0, 0, 12, 0, 0x0c, 0, 4];
+    error.extend(parameter);
+    let error = Bytes::from(error);
+    bench.machine.handle_asap(bench.now, id, &error);
+    let answers = bench.outputs();
+    assert!(
+        !answers.iter().any(|output| matches!(output, Out::Asap(..))),
+        "{answers:?}"
+    );
+}
+
+/// RFC 5353 sections 3.4.1 and 3.6: a new peer is asked who it is, a checksum that differs brings its table.
+#[test]
+fn views_are_compared_and_what_the_peer_does_not_have_goes() {
+    let mut bench = Bench::new(config());
+    let (id, at) = (AssociationId(1002), ["10.0.0.2:9901".parse().unwrap()]);
+    bench
+        .machine
+        .handle_up(bench.now, id, Protocol::Enrp, &at, None);
+    let peer = RegistrarId(2);
+    let outputs = bench.enrp(peer, presence(false, 0xffff));
+    assert_eq!(said(&outputs, "PRESENCE"), 1);
+    let add = |id| Body::HandleUpdate {
+        takeover_suggested: false,
+        action: UpdateAction::Add,
+        handle: handle(),
+        element: holdfast_wire::rserpool::PoolElement {
+            home: RegistrarId(2),
+            ..element(id, 9, RR)
+        },
+    };
+    bench.enrp(peer, add(1));
+    bench.enrp(peer, add(2));
+    assert_eq!(bench.machine.elements_owned_by(peer), 2);
+    let same = bench.machine.checksum(peer);
+    assert_eq!(
+        said(
+            &bench.enrp(peer, presence(false, same)),
+            "HANDLE_TABLE_REQUEST"
+        ),
+        0
+    );
+    let outputs = bench.enrp(peer, presence(false, !same));
+    assert_eq!(said(&outputs, "HANDLE_TABLE_REQUEST"), 1);
+    let table = |more, id| Body::HandleTableResponse {
+        rejected: false,
+        more,
+        entries: vec![PoolEntry {
+            handle: handle(),
+            elements: vec![element(id, 9, RR)],
+        }],
+    };
+    let outputs = bench.enrp(peer, table(true, 2));
+    assert_eq!(said(&outputs, "HANDLE_TABLE_REQUEST"), 1);
+    // What is told while blocks come stays.
+    bench.enrp(peer, add(4));
+    bench.enrp(peer, table(false, 3));
+    let here: Vec<_> = (1..=4).filter(|id| bench.has(*id)).collect();
+    assert_eq!(here, [2, 3, 4]);
+}
+
+/// RFC 5353 section 3.4.3 and 3.5: silence, a question, an arbitration, and the elements have a new home.
+#[test]
+fn a_silent_peer_is_asked_then_taken_over() {
+    let mut bench = Bench::new(config());
+    let (target, other) = (bench.peer(2), bench.peer(3));
+    bench.up(9);
+    bench.outputs();
+    let element = holdfast_wire::rserpool::PoolElement {
+        asap_transport: Some(transport([10, 1, 0, 9], 5000)),
+        ..element(1, 9, RR)
+    };
+    let (handle, id) = (handle(), ElementId(1));
+    let add = Body::HandleUpdate {
+        takeover_suggested: false,
+        action: UpdateAction::Add,
+        handle: handle.clone(),
+        element,
+    };
+    bench.enrp(target, add);
+    let checksum = bench.machine.checksum(target);
+    let mut outputs = Vec::new();
+    for _ in 0..6 {
+        outputs.extend(bench.wait(SECOND * 21 / 2));
+        bench.enrp(other, presence(false, 0xffff));
+    }
+    let asks = |output: &&Out| matches!(output, Out::Enrp(to, Enrp { body: Body::Presence { reply_required: true, .. }, .. }) if *to == [1002]);
+    assert_eq!(outputs.iter().filter(asks).count(), 1);
+    let outputs = bench.wait(SECOND * 4);
+    assert_eq!(said(&outputs, "INIT_TAKEOVER"), 1);
+    assert_eq!(said(&outputs, "TAKEOVER_SERVER"), 0);
+    assert_eq!(bench.machine.checksum(target), checksum);
+    let outputs = bench.enrp(other, Body::InitTakeoverAck { target });
+    assert_eq!(said(&outputs, "TAKEOVER_SERVER"), 1);
+    assert_eq!(bench.machine.checksum(OWN), checksum);
+    assert!(bench.machine.peers().all(|peer| peer.id != target));
+    // The element is told, and the peers when it has agreed.
+    assert_eq!(keep_alives(&bench.wait(SECOND / 10)), [true]);
+    let outputs = bench.asap(9, &Asap::EndpointKeepAliveAck { handle, id });
+    assert_eq!(said(&outputs, "HANDLE_UPDATE"), 1);
+}
+
+#[test]
+fn of_two_that_take_over_the_lower_number_goes_on() {
+    for (rival, goes_on) in [(3, false), (0x60, true)] {
+        let mut bench = Bench::new(config());
+        let (target, rival) = (bench.peer(2), bench.peer(rival));
+        bench.machine.handle_down(bench.now, AssociationId(1002));
+        bench.wait(SECOND * 6);
+        let outputs = bench.enrp(rival, Body::InitTakeover { target });
+        assert_eq!(said(&outputs, "INIT_TAKEOVER_ACK"), usize::from(!goes_on));
+        let outputs = bench.enrp(rival, Body::InitTakeoverAck { target });
+        assert_eq!(said(&outputs, "TAKEOVER_SERVER"), usize::from(goes_on));
+    }
+}
+
+/// RFC 5353 section 3.5.1, rule 1 and the last paragraph.
+#[test]
+fn who_lives_says_so_and_a_takeover_stops() {
+    let mut bench = Bench::new(config());
+    let (peer, target) = (bench.peer(2), bench.peer(3));
+    bench.outputs();
+    let outputs = bench.enrp(peer, Body::InitTakeover { target: OWN });
+    assert_eq!(said(&outputs, "PRESENCE"), 1);
+    assert_eq!(said(&outputs, "INIT_TAKEOVER_ACK"), 0);
+    bench.enrp(peer, Body::InitTakeover { target });
+    assert!(
+        bench
+            .machine
+            .peers()
+            .any(|peer| peer.id == target && !peer.active)
+    );
+    bench.enrp(target, presence(false, 0xffff));
+    assert!(bench.machine.peers().all(|peer| peer.active));
+}
+
+/// RFC 5353 section 3.2.
+#[test]
+fn a_mentor_gives_its_list_then_its_handlespace() {
+    let mut config = config();
+    config.mentors = vec![vec!["10.0.0.2:9901".parse().unwrap()]];
+    let mut bench = Bench::new(config);
+    let outputs = bench.outputs();
+    assert!(!bench.machine.is_ready(), "{outputs:?}");
+    let up = (AssociationId(1002), ["10.0.0.2:9901".parse().unwrap()]);
+    let dial = Some(holdfast_proto::registrar::DialId(1));
+    bench
+        .machine
+        .handle_up(bench.now, up.0, Protocol::Enrp, &up.1, dial);
+    assert_eq!(said(&bench.outputs(), "LIST_REQUEST"), 1);
+    let mentor = RegistrarId(2);
+    // Who starts itself refuses.
+    let outputs = bench.enrp(mentor, Body::HandleTableRequest { own_only: false });
+    let refuses = |output: &Out| {
+        matches!(
+            output,
+            Out::Enrp(
+                _,
+                Enrp {
+                    body: Body::HandleTableResponse { rejected: true, .. },
+                    ..
+                }
+            )
+        )
+    };
+    assert!(outputs.iter().any(refuses));
+    let list = Body::ListResponse {
+        rejected: false,
+        servers: Vec::new(),
+    };
+    assert_eq!(said(&bench.enrp(mentor, list), "HANDLE_TABLE_REQUEST"), 1);
+    let table = |more, id| Body::HandleTableResponse {
+        rejected: false,
+        more,
+        entries: vec![PoolEntry {
+            handle: handle(),
+            elements: vec![element(id, 9, RR)],
+        }],
+    };
+    assert_eq!(
+        said(&bench.enrp(mentor, table(true, 1)), "HANDLE_TABLE_REQUEST"),
+        1
+    );
+    assert!(!bench.machine.is_ready());
+    bench.enrp(mentor, table(false, 2));
+    assert!(bench.machine.is_ready());
+    assert_eq!(bench.machine.elements_owned_by(mentor), 2);
+}
+
+/// Distances: half a round trip, rounded, at the home; its peers add their own path.
+#[test]
+fn distances_add_up() {
+    let far = |distance| Policy::LeastUsedDpf {
+        load: 1,
+        dpf: 2,
+        distance,
+    };
+    let mut bench = Bench::new(config());
+    let (from, peer) = (bench.up(9), bench.peer(2));
+    bench
+        .machine
+        .handle_round_trip(AssociationId(from), Duration::from_millis(160));
+    bench
+        .machine
+        .handle_round_trip(AssociationId(1002), Duration::from_millis(290));
+    bench.register(from, element(1, 9, far(777)));
+    let policy = |bench: &Bench, id| {
+        bench
+            .machine
+            .element(&handle(), ElementId(id))
+            .map(|e| e.policy)
+    };
+    assert_eq!(policy(&bench, 1), Some(far(100)));
+    let add = Body::HandleUpdate {
+        takeover_suggested: false,
+        action: UpdateAction::Add,
+        handle: handle(),
+        element: element(2, 9, far(50)),
+    };
+    bench.enrp(peer, add);
+    assert_eq!(policy(&bench, 2), Some(far(200)));
+}
