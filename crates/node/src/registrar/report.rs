@@ -11,13 +11,13 @@ pub(super) fn report(event: &Event) {
         Event::PeerUp(peer) => info!(%peer, "a registrar is there"),
         Event::PeerDead(peer) => warn!(%peer, "a registrar does not answer"),
         Event::MentorFailed => warn!("a registrar to begin with did not help"),
-        Event::TakeoverBegun(target) => info!(%target, "a takeover begins"),
-        Event::TakeoverEnded(target) => info!(%target, "a takeover is given up"),
+        Event::TakeoverBegun(target) => info!(registrar = %target, "a takeover begins"),
+        Event::TakeoverEnded(target) => info!(registrar = %target, "a takeover is given up"),
         Event::TakenOver {
             target,
             by,
             elements,
-        } => info!(%target, %by, elements, "a registrar's elements were taken over"),
+        } => info!(registrar = %target, %by, elements, "a registrar's elements were taken over"),
         Event::OutOfStep {
             peer,
             announced,
