@@ -237,72 +237,59 @@ fn transport(transport: &Transport) -> (&'static str, Vec<SocketAddr>) {
 }
 
 fn policy(policy: &Policy) -> PolicyDetail {
-    let share = |value: u32| Some(f64::from(value) / f64::from(u32::MAX));
-    let mut detail = PolicyDetail {
-        name: policy.kind().to_string(),
-        ..PolicyDetail::default()
+    let share = |value: u32| f64::from(value) / f64::from(u32::MAX);
+    let (weight, priority) = match *policy {
+        Policy::WeightedRoundRobin { weight }
+        | Policy::WeightedRandom { weight }
+        | Policy::WeightedRandomDpf { weight, .. } => (Some(weight), None),
+        Policy::Priority { priority } => (None, Some(priority)),
+        _ => (None, None),
     };
+    let (load, degradation) = loads(policy);
+    let (delay_penalty, distance_ms) = match *policy {
+        Policy::WeightedRandomDpf { dpf, distance, .. }
+        | Policy::LeastUsedDpf { dpf, distance, .. }
+        | Policy::LeastUsedDegradationDpf { dpf, distance, .. }
+        | Policy::PriorityLeastUsedDpf { dpf, distance, .. }
+        | Policy::PriorityLeastUsedDegradationDpf { dpf, distance, .. } => {
+            (Some(dpf), Some(distance))
+        }
+        _ => (None, None),
+    };
+    PolicyDetail {
+        name: policy.kind().to_string(),
+        weight,
+        priority,
+        load: load.map(share),
+        degradation: degradation.map(share),
+        delay_penalty: delay_penalty.map(share),
+        distance_ms,
+    }
+}
+
+/// A policy's load and load degradation.
+fn loads(policy: &Policy) -> (Option<u32>, Option<u32>) {
     match *policy {
-        Policy::RoundRobin | Policy::Random => {}
-        Policy::WeightedRoundRobin { weight } | Policy::WeightedRandom { weight } => {
-            detail.weight = Some(weight);
-        }
-        Policy::Priority { priority } => detail.priority = Some(priority),
-        Policy::LeastUsed { load } | Policy::RandomizedLeastUsed { load } => {
-            detail.load = share(load);
-        }
+        Policy::LeastUsed { load }
+        | Policy::RandomizedLeastUsed { load }
+        | Policy::LeastUsedDpf { load, .. } => (Some(load), None),
         Policy::LeastUsedDegradation { load, degradation }
         | Policy::PriorityLeastUsed { load, degradation }
         | Policy::RandomizedPriorityLeastUsed { load, degradation }
         | Policy::RandomizedLeastUsedDegradation { load, degradation }
         | Policy::PriorityLeastUsedDegradation { load, degradation }
-        | Policy::RandomizedPriorityLeastUsedDegradation { load, degradation } => {
-            detail.load = share(load);
-            detail.degradation = share(degradation);
-        }
-        Policy::WeightedRandomDpf {
-            weight,
-            dpf,
-            distance,
-        } => {
-            detail.weight = Some(weight);
-            detail.delay_penalty = share(dpf);
-            detail.distance_ms = Some(distance);
-        }
-        Policy::LeastUsedDpf {
-            load,
-            dpf,
-            distance,
-        } => {
-            detail.load = share(load);
-            detail.delay_penalty = share(dpf);
-            detail.distance_ms = Some(distance);
-        }
-        Policy::LeastUsedDegradationDpf {
-            load,
-            degradation,
-            dpf,
-            distance,
+        | Policy::RandomizedPriorityLeastUsedDegradation { load, degradation }
+        | Policy::LeastUsedDegradationDpf {
+            load, degradation, ..
         }
         | Policy::PriorityLeastUsedDpf {
-            load,
-            degradation,
-            dpf,
-            distance,
+            load, degradation, ..
         }
         | Policy::PriorityLeastUsedDegradationDpf {
-            load,
-            degradation,
-            dpf,
-            distance,
-        } => {
-            detail.load = share(load);
-            detail.degradation = share(degradation);
-            detail.delay_penalty = share(dpf);
-            detail.distance_ms = Some(distance);
-        }
+            load, degradation, ..
+        } => (Some(load), Some(degradation)),
+        _ => (None, None),
     }
-    detail
 }
 
 #[cfg(test)]
@@ -324,5 +311,16 @@ mod tests {
         let shown = policy(&Policy::PriorityLeastUsed { load, degradation });
         assert_eq!((shown.name.as_str(), shown.load), ("PLU", Some(1.0)));
         assert_eq!((shown.degradation, shown.weight), (Some(0.0), None));
+        let weights = |policy: Policy| self::policy(&policy).weight.is_some();
+        let loads = |policy: Policy| self::policy(&policy).load.is_some();
+        let distances = |policy: Policy| self::policy(&policy).distance_ms.is_some();
+        for kind in PolicyKind::ALL {
+            let (name, zeroed) = (kind.name(), kind.zeroed());
+            let has_weight = name.starts_with('W');
+            let has_load = name.contains('L');
+            assert_eq!(weights(zeroed), has_weight, "{name}");
+            assert_eq!(loads(zeroed), has_load, "{name}");
+            assert_eq!(distances(zeroed), name.ends_with("-DPF"), "{name}");
+        }
     }
 }

@@ -1,16 +1,21 @@
 //! A registrar in a process of its own.
 
-use std::path::Path;
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
 use std::pin::Pin;
 use std::process::{Child, Command};
 
 use holdfast_api::control::{
     BlockingClient, Client, ClientError, PeerEntry, PoolDetail, RegistrarStatus,
 };
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 
 /// Ends with the test.
 pub struct Daemon {
     child: Child,
+    socket: PathBuf,
     client: BlockingClient,
 }
 
@@ -45,9 +50,11 @@ format = "json"
         command
             .args(["--role", "registrar", "--config"])
             .arg(config);
+        let socket = directory.join("registrar.sock");
         Self {
             child: command.spawn().expect("holdfastd"),
-            client: BlockingClient::new(directory.join("registrar.sock")).expect("a client"),
+            client: BlockingClient::new(&socket).expect("a client"),
+            socket,
         }
     }
 
@@ -78,6 +85,26 @@ format = "json"
     /// Its metrics.
     pub fn metrics(&self) -> Option<String> {
         self.ask(|client| Box::pin(client.metrics()))
+    }
+
+    /// The status of the answer to `GET path`, and its body.
+    pub fn raw(&self, path: &str) -> (u16, String) {
+        let mut stream = UnixStream::connect(&self.socket).expect("a connection");
+        let head = format!("GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
+        stream.write_all(head.as_bytes()).expect("a request");
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).expect("an answer");
+        let (head, body) = answer.split_once("\r\n\r\n").expect("a head");
+        let status = head.split(' ').nth(1).expect("a status");
+        (status.parse().expect("a number"), body.to_owned())
+    }
+
+    /// Asks it to end; returns whether it did so in order.
+    pub fn stop(&mut self) -> bool {
+        let id = i32::try_from(self.child.id()).expect("a process");
+        kill(Pid::from_raw(id), Signal::SIGTERM).expect("a signal");
+        let ended = self.child.wait().expect("its end").success();
+        ended && !self.socket.exists()
     }
 
     /// `SIGKILL`.

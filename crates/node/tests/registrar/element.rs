@@ -112,7 +112,9 @@ impl Host {
 
     fn hear(&mut self, from: AssocId, packet: &Packet) {
         assert_eq!(packet.ppid, PPID);
-        let message = Message::parse(&packet.data).expect("an ASAP message").message;
+        let message = Message::parse(&packet.data)
+            .expect("an ASAP message")
+            .message;
         let Message::EndpointKeepAlive {
             home,
             registrar,
