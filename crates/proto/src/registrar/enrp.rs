@@ -249,7 +249,15 @@ impl Registrar {
     pub(super) fn dial_mentors(&mut self) {
         let mentors = self.config.mentors.clone();
         for mentor in mentors {
-            let known = self.associations.find(Protocol::Enrp, &mentor).is_some();
+            let known = self.associations.find(Protocol::Enrp, &mentor);
+            if let Some(to) = known
+                && self
+                    .associations
+                    .get(to)
+                    .is_some_and(|at| at.peer.is_none())
+            {
+                self.send_presence(to, RegistrarId(0), true);
+            }
             let listed = self.peers.values().any(|peer| {
                 let transport = peer.transport.as_ref();
                 transport.is_some_and(|transport| {
@@ -260,7 +268,7 @@ impl Registrar {
                     mentor.iter().any(has)
                 })
             });
-            if !known && !listed {
+            if known.is_none() && !listed {
                 self.dial(Protocol::Enrp, mentor, Purpose::Stranger);
             }
         }

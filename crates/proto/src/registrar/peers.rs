@@ -7,6 +7,7 @@ use super::takeover::Takeover;
 use super::{AssociationId, DialId, Event, Protocol, Registrar};
 use holdfast_wire::rserpool::enrp::Body;
 use holdfast_wire::rserpool::{RegistrarId, SctpTransport, ServerInformation};
+use rand::seq::IteratorRandom;
 use std::time::Duration;
 
 #[derive(Debug)]
@@ -286,6 +287,17 @@ impl Registrar {
             self.dial_peer(id);
         }
         self.dial_mentors();
+        self.ask_list();
+    }
+
+    /// Two registrars that each believed the other dead no longer know each other, but others know both. So one of the peers
+    /// is asked for its list now and then.
+    fn ask_list(&mut self) {
+        let connected = self.peers.iter();
+        let connected = connected.filter_map(|(id, peer)| Some((*id, peer.association?)));
+        if let Some((id, to)) = connected.choose(&mut self.random) {
+            self.out.enrp(to, id, Body::ListRequest);
+        }
     }
 
     /// What this registrar says of itself. rsplib wants all of it always.
@@ -327,11 +339,12 @@ impl Registrar {
         self.compare(now, id, checksum);
     }
 
-    /// The registrars that are known, this one among them.
+    /// The registrars that are known, this one among them. Not those of which it has only heard: two lists would keep each
+    /// other's dead alive.
     pub(super) fn list(&self) -> Vec<ServerInformation> {
         let known = self.peers.iter().filter_map(|(id, peer)| {
             let transport = peer.transport.clone()?;
-            let active = matches!(peer.state, State::Active);
+            let active = matches!(peer.state, State::Active) && peer.association.is_some();
             active.then_some(ServerInformation { id: *id, transport })
         });
         std::iter::once(self.information()).chain(known).collect()
@@ -340,7 +353,7 @@ impl Registrar {
     /// A peer told which registrars it knows.
     pub(super) fn learn_list(&mut self, now: Duration, servers: Vec<ServerInformation>) {
         for server in servers {
-            if self.know(now, server.id) {
+            if !self.peers.contains_key(&server.id) && self.know(now, server.id) {
                 self.reached_at(server.id, &server.transport);
             }
         }

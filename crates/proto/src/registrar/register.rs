@@ -56,17 +56,7 @@ impl Registrar {
     ) -> Result<(), Cause> {
         let known = self.space.find(handle, element.id);
         self.admits(from, handle, &element, known, length)?;
-        let Some(association) = self.associations.get(from) else {
-            return Err(CauseCode::UNSPECIFIED.into());
-        };
-        // "MUST also record the SCTP transport address from which it received the ASAP_REGISTRATION in the ASAP
-        // Transport parameter".
-        element.asap_transport = Some(association.transport.clone());
-        element.home = self.config.id;
-        if let Some(distance) = distance_mut(&mut element.policy) {
-            *distance = association.distance;
-        }
-        detach(&mut element);
+        self.describe(from, &mut element);
         let id = element.id;
         let element = self.tell(handle, element);
         let probe = Probe::Due(now + self.config.settings.keep_alive_interval);
@@ -99,6 +89,9 @@ impl Registrar {
             && let Some(entry) = self.space.payload_mut(registered.key)
         {
             entry.link = previous.link;
+            if !self.contested.is_empty() {
+                self.contested.remove(&registered.key);
+            }
         } else {
             let handle = self.space.get(registered.key).map(|e| e.handle().clone());
             self.out.event(Event::Registered {
@@ -109,6 +102,21 @@ impl Registrar {
         self.link(registered.key, Some(from));
         self.arm(registered.key);
         Ok(())
+    }
+
+    /// Fills in what the home registrar knows of an element.
+    #[inline]
+    fn describe(&self, from: AssociationId, element: &mut PoolElement) {
+        element.home = self.config.id;
+        if let Some(association) = self.associations.get(from) {
+            // "MUST also record the SCTP transport address from which it received the ASAP_REGISTRATION in the ASAP
+            // Transport parameter".
+            element.asap_transport = Some(association.transport.clone());
+            if let Some(distance) = distance_mut(&mut element.policy) {
+                *distance = association.distance;
+            }
+        }
+        detach(element);
     }
 
     /// Tells the peers of an element and gives it back.

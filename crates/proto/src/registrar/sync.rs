@@ -180,9 +180,13 @@ impl Registrar {
         let own = self.config.id;
         let known = self.space.find(handle, element.id);
         if home == own {
-            // Of an earlier life with the same number: it is asked whether it is there.
+            // Of an earlier life with the same number, or taken over before all was loaded: is it there?
+            let id = element.id;
             if known.is_none() && !self.is_ready() {
                 self.write(own, handle, element);
+                if let Some(key) = self.key(handle, id) {
+                    self.adopt(now, key, now);
+                }
             }
             return;
         }

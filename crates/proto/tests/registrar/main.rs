@@ -4,8 +4,10 @@
 //! `HOLDFAST_SEED=n` runs that seed alone; `HOLDFAST_SEEDS=n` runs so many; `HOLDFAST_TRACE=1` prints all.
 
 mod element;
+mod enrp_rules;
 mod fault;
 mod net;
+mod recorded;
 mod rng;
 mod rules;
 mod security;

@@ -1,10 +1,10 @@
-//! Rules of RFC 5352 and RFC 5353, one by one.
+//! Rules of RFC 5352, one by one.
 
 use crate::setup::*;
 use bytes::Bytes;
 use holdfast_proto::registrar::{AssociationId, Event, Gone, Protocol};
 use holdfast_wire::rserpool::asap::Message as Asap;
-use holdfast_wire::rserpool::enrp::{Body, Message as Enrp, PoolEntry, UpdateAction};
+use holdfast_wire::rserpool::enrp::{Body, UpdateAction};
 use holdfast_wire::rserpool::{
     Cause, CauseCode, ElementId, Policy, PolicyKind, PoolHandle, RegistrarId, Transport,
 };
@@ -24,25 +24,11 @@ fn refused(outputs: &[Out]) -> Option<Vec<CauseCode>> {
     })
 }
 
-fn keep_alives(outputs: &[Out]) -> Vec<bool> {
-    let homes = outputs.iter().filter_map(|output| match output {
-        Out::Asap(_, Asap::EndpointKeepAlive { home, .. }) => Some(*home),
-        _ => None,
-    });
-    homes.collect()
-}
-
 fn removed(outputs: &[Out]) -> Option<Gone> {
     outputs.iter().find_map(|output| match output {
         Out::Event(Event::Removed { why, .. }) => Some(*why),
         _ => None,
     })
-}
-
-fn said(outputs: &[Out], name: &str) -> usize {
-    let enrp =
-        |output: &&Out| matches!(output, Out::Enrp(_, message) if message.body.name() == name);
-    outputs.iter().filter(enrp).count()
 }
 
 /// RFC 5352 section 3.1.
@@ -195,7 +181,7 @@ fn an_own_element_is_asked_and_removed_when_it_is_silent() {
         id: ElementId(1),
     };
     bench.asap(from, &ack);
-    assert_eq!(keep_alives(&bench.wait(SECOND * 14)), []);
+    assert_eq!(keep_alives(&bench.wait(SECOND * 14)).len(), 0);
     let outputs = bench.wait(SECOND * 31);
     assert_eq!(keep_alives(&outputs).len(), 1);
     let outputs = [outputs, bench.wait(SECOND * 6)].concat();
@@ -284,216 +270,4 @@ fn unknown_parameters_are_reported_unless_they_are_in_an_error() {
         !answers.iter().any(|output| matches!(output, Out::Asap(..))),
         "{answers:?}"
     );
-}
-
-/// RFC 5353 sections 3.4.1 and 3.6: a new peer is asked who it is, a checksum that differs brings its table.
-#[test]
-fn views_are_compared_and_what_the_peer_does_not_have_goes() {
-    let mut bench = Bench::new(config());
-    let (id, at) = (AssociationId(1002), ["10.0.0.2:9901".parse().unwrap()]);
-    bench
-        .machine
-        .handle_up(bench.now, id, Protocol::Enrp, &at, None);
-    let peer = RegistrarId(2);
-    let outputs = bench.enrp(peer, presence(false, 0xffff));
-    assert_eq!(said(&outputs, "PRESENCE"), 1);
-    let add = |id| Body::HandleUpdate {
-        takeover_suggested: false,
-        action: UpdateAction::Add,
-        handle: handle(),
-        element: holdfast_wire::rserpool::PoolElement {
-            home: RegistrarId(2),
-            ..element(id, 9, RR)
-        },
-    };
-    bench.enrp(peer, add(1));
-    bench.enrp(peer, add(2));
-    assert_eq!(bench.machine.elements_owned_by(peer), 2);
-    let same = bench.machine.checksum(peer);
-    assert_eq!(
-        said(
-            &bench.enrp(peer, presence(false, same)),
-            "HANDLE_TABLE_REQUEST"
-        ),
-        0
-    );
-    let outputs = bench.enrp(peer, presence(false, !same));
-    assert_eq!(said(&outputs, "HANDLE_TABLE_REQUEST"), 1);
-    let table = |more, id| Body::HandleTableResponse {
-        rejected: false,
-        more,
-        entries: vec![PoolEntry {
-            handle: handle(),
-            elements: vec![element(id, 9, RR)],
-        }],
-    };
-    let outputs = bench.enrp(peer, table(true, 2));
-    assert_eq!(said(&outputs, "HANDLE_TABLE_REQUEST"), 1);
-    // What is told while blocks come stays.
-    bench.enrp(peer, add(4));
-    bench.enrp(peer, table(false, 3));
-    let here: Vec<_> = (1..=4).filter(|id| bench.has(*id)).collect();
-    assert_eq!(here, [2, 3, 4]);
-}
-
-/// RFC 5353 section 3.4.3 and 3.5: silence, a question, an arbitration, and the elements have a new home.
-#[test]
-fn a_silent_peer_is_asked_then_taken_over() {
-    let mut bench = Bench::new(config());
-    let (target, other) = (bench.peer(2), bench.peer(3));
-    bench.up(9);
-    bench.outputs();
-    let element = holdfast_wire::rserpool::PoolElement {
-        asap_transport: Some(transport([10, 1, 0, 9], 5000)),
-        ..element(1, 9, RR)
-    };
-    let (handle, id) = (handle(), ElementId(1));
-    let add = Body::HandleUpdate {
-        takeover_suggested: false,
-        action: UpdateAction::Add,
-        handle: handle.clone(),
-        element,
-    };
-    bench.enrp(target, add);
-    let checksum = bench.machine.checksum(target);
-    let mut outputs = Vec::new();
-    for _ in 0..6 {
-        outputs.extend(bench.wait(SECOND * 21 / 2));
-        bench.enrp(other, presence(false, 0xffff));
-    }
-    let asks = |output: &&Out| matches!(output, Out::Enrp(to, Enrp { body: Body::Presence { reply_required: true, .. }, .. }) if *to == [1002]);
-    assert_eq!(outputs.iter().filter(asks).count(), 1);
-    let outputs = bench.wait(SECOND * 4);
-    assert_eq!(said(&outputs, "INIT_TAKEOVER"), 1);
-    assert_eq!(said(&outputs, "TAKEOVER_SERVER"), 0);
-    assert_eq!(bench.machine.checksum(target), checksum);
-    let outputs = bench.enrp(other, Body::InitTakeoverAck { target });
-    assert_eq!(said(&outputs, "TAKEOVER_SERVER"), 1);
-    assert_eq!(bench.machine.checksum(OWN), checksum);
-    assert!(bench.machine.peers().all(|peer| peer.id != target));
-    // The element is told, and the peers when it has agreed.
-    assert_eq!(keep_alives(&bench.wait(SECOND / 10)), [true]);
-    let outputs = bench.asap(9, &Asap::EndpointKeepAliveAck { handle, id });
-    assert_eq!(said(&outputs, "HANDLE_UPDATE"), 1);
-}
-
-#[test]
-fn of_two_that_take_over_the_lower_number_goes_on() {
-    for (rival, goes_on) in [(3, false), (0x60, true)] {
-        let mut bench = Bench::new(config());
-        let (target, rival) = (bench.peer(2), bench.peer(rival));
-        bench.machine.handle_down(bench.now, AssociationId(1002));
-        bench.wait(SECOND * 6);
-        let outputs = bench.enrp(rival, Body::InitTakeover { target });
-        assert_eq!(said(&outputs, "INIT_TAKEOVER_ACK"), usize::from(!goes_on));
-        let outputs = bench.enrp(rival, Body::InitTakeoverAck { target });
-        assert_eq!(said(&outputs, "TAKEOVER_SERVER"), usize::from(goes_on));
-    }
-}
-
-/// RFC 5353 section 3.5.1, rule 1 and the last paragraph.
-#[test]
-fn who_lives_says_so_and_a_takeover_stops() {
-    let mut bench = Bench::new(config());
-    let (peer, target) = (bench.peer(2), bench.peer(3));
-    bench.outputs();
-    let outputs = bench.enrp(peer, Body::InitTakeover { target: OWN });
-    assert_eq!(said(&outputs, "PRESENCE"), 1);
-    assert_eq!(said(&outputs, "INIT_TAKEOVER_ACK"), 0);
-    bench.enrp(peer, Body::InitTakeover { target });
-    assert!(
-        bench
-            .machine
-            .peers()
-            .any(|peer| peer.id == target && !peer.active)
-    );
-    bench.enrp(target, presence(false, 0xffff));
-    assert!(bench.machine.peers().all(|peer| peer.active));
-}
-
-/// RFC 5353 section 3.2.
-#[test]
-fn a_mentor_gives_its_list_then_its_handlespace() {
-    let mut config = config();
-    config.mentors = vec![vec!["10.0.0.2:9901".parse().unwrap()]];
-    let mut bench = Bench::new(config);
-    let outputs = bench.outputs();
-    assert!(!bench.machine.is_ready(), "{outputs:?}");
-    let up = (AssociationId(1002), ["10.0.0.2:9901".parse().unwrap()]);
-    let dial = Some(holdfast_proto::registrar::DialId(1));
-    bench
-        .machine
-        .handle_up(bench.now, up.0, Protocol::Enrp, &up.1, dial);
-    assert_eq!(said(&bench.outputs(), "LIST_REQUEST"), 1);
-    let mentor = RegistrarId(2);
-    // Who starts itself refuses.
-    let outputs = bench.enrp(mentor, Body::HandleTableRequest { own_only: false });
-    let refuses = |output: &Out| {
-        matches!(
-            output,
-            Out::Enrp(
-                _,
-                Enrp {
-                    body: Body::HandleTableResponse { rejected: true, .. },
-                    ..
-                }
-            )
-        )
-    };
-    assert!(outputs.iter().any(refuses));
-    let list = Body::ListResponse {
-        rejected: false,
-        servers: Vec::new(),
-    };
-    assert_eq!(said(&bench.enrp(mentor, list), "HANDLE_TABLE_REQUEST"), 1);
-    let table = |more, id| Body::HandleTableResponse {
-        rejected: false,
-        more,
-        entries: vec![PoolEntry {
-            handle: handle(),
-            elements: vec![element(id, 9, RR)],
-        }],
-    };
-    assert_eq!(
-        said(&bench.enrp(mentor, table(true, 1)), "HANDLE_TABLE_REQUEST"),
-        1
-    );
-    assert!(!bench.machine.is_ready());
-    bench.enrp(mentor, table(false, 2));
-    assert!(bench.machine.is_ready());
-    assert_eq!(bench.machine.elements_owned_by(mentor), 2);
-}
-
-/// Distances: half a round trip, rounded, at the home; its peers add their own path.
-#[test]
-fn distances_add_up() {
-    let far = |distance| Policy::LeastUsedDpf {
-        load: 1,
-        dpf: 2,
-        distance,
-    };
-    let mut bench = Bench::new(config());
-    let (from, peer) = (bench.up(9), bench.peer(2));
-    bench
-        .machine
-        .handle_round_trip(AssociationId(from), Duration::from_millis(160));
-    bench
-        .machine
-        .handle_round_trip(AssociationId(1002), Duration::from_millis(290));
-    bench.register(from, element(1, 9, far(777)));
-    let policy = |bench: &Bench, id| {
-        bench
-            .machine
-            .element(&handle(), ElementId(id))
-            .map(|e| e.policy)
-    };
-    assert_eq!(policy(&bench, 1), Some(far(100)));
-    let add = Body::HandleUpdate {
-        takeover_suggested: false,
-        action: UpdateAction::Add,
-        handle: handle(),
-        element: element(2, 9, far(50)),
-    };
-    bench.enrp(peer, add);
-    assert_eq!(policy(&bench, 2), Some(far(200)));
 }

@@ -179,3 +179,19 @@ pub fn presence(reply_required: bool, checksum: u16) -> Body {
         server: None,
     }
 }
+
+/// The H flags of the keep-alives.
+pub fn keep_alives(outputs: &[Out]) -> Vec<bool> {
+    let homes = outputs.iter().filter_map(|output| match output {
+        Out::Asap(_, Asap::EndpointKeepAlive { home, .. }) => Some(*home),
+        _ => None,
+    });
+    homes.collect()
+}
+
+/// How many ENRP messages of that name there are.
+pub fn said(outputs: &[Out], name: &str) -> usize {
+    let enrp =
+        |output: &&Out| matches!(output, Out::Enrp(_, message) if message.body.name() == name);
+    outputs.iter().filter(enrp).count()
+}

@@ -276,6 +276,11 @@ impl World {
                 );
             }
             let live = self.elements.iter().filter(|element| element.alive);
+            machine.each_element(|handle, element| {
+                let mut live = live.clone();
+                let lives = live.any(|live| live.handle == *handle && live.id == element.id);
+                assert!(lives, "{id:?} has the dead {element:?}");
+            });
             assert_eq!(machine.elements(), live.clone().count(), "{id:?}");
             for element in live {
                 assert!(

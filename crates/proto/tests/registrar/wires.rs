@@ -4,7 +4,8 @@ use crate::fault::Fault;
 use crate::net::{End, address, end_at};
 use crate::world::{What, World};
 use bytes::Bytes;
-use holdfast_proto::registrar::{AssociationId, Output, Protocol};
+use holdfast_proto::registrar::{AssociationId, DialId, Output, Protocol};
+use std::net::SocketAddr;
 use std::time::Duration;
 
 impl World {
@@ -29,49 +30,54 @@ impl World {
                 protocol,
                 addresses,
             } => {
-                if self.fault == Fault::Careless && protocol == Protocol::Asap {
-                    return;
-                }
-                let to = end_of(addresses[0], self.nodes.len());
-                let reached = self.is_up(to) && !self.net.is_cut(node, to);
-                let after = match (reached, self.is_up(to)) {
-                    (true, _) | (_, false) => self.delay(),
-                    // Nobody answers, not even to refuse.
-                    _ => Duration::from_secs(2),
-                };
-                let boot = self.nodes[node].boot;
-                let what = What::Dialled {
-                    node,
-                    boot,
-                    dial,
-                    to,
-                    protocol,
-                };
-                self.at(after, what);
-            }
-            Output::Multicast { protocol, message } => {
-                let Some(bytes) = self.fault.sent(protocol, message) else {
-                    return;
-                };
-                for to in (0..self.nodes.len()).filter(|to| *to != node) {
-                    let lost = self.hostile && self.rng.percent(20);
-                    for _ in 0..1 + u32::from(self.rng.percent(5)) {
-                        if !lost && !self.net.is_cut(node, to) {
-                            let (from, bytes) = (node, bytes.clone());
-                            let after = self.delay();
-                            let what = What::Datagram {
-                                to,
-                                from,
-                                protocol,
-                                bytes,
-                            };
-                            self.at(after, what);
-                        }
-                    }
+                if self.fault != Fault::Careless || protocol != Protocol::Asap {
+                    self.connect(node, dial, protocol, addresses[0]);
                 }
             }
+            Output::Multicast { protocol, message } => self.multicast(node, protocol, message),
             Output::Abort(association) => panic!("{association:?} was aborted"),
             Output::Event(event) => self.note(node, event),
+        }
+    }
+
+    fn connect(&mut self, node: usize, dial: DialId, protocol: Protocol, at: SocketAddr) {
+        let to = end_of(at, self.nodes.len());
+        let after = if self.is_up(to) && self.net.is_cut(node, to) {
+            // Nobody answers, not even to refuse.
+            Duration::from_secs(2)
+        } else {
+            self.delay()
+        };
+        let boot = self.nodes[node].boot;
+        let what = What::Dialled {
+            node,
+            boot,
+            dial,
+            to,
+            protocol,
+        };
+        self.at(after, what);
+    }
+
+    fn multicast(&mut self, node: usize, protocol: Protocol, message: Bytes) {
+        let Some(bytes) = self.fault.sent(protocol, message) else {
+            return;
+        };
+        for to in (0..self.nodes.len()).filter(|to| *to != node) {
+            let lost = self.hostile && self.rng.percent(20);
+            for _ in 0..1 + u32::from(self.rng.percent(5)) {
+                if !lost && !self.net.is_cut(node, to) {
+                    let (from, bytes) = (node, bytes.clone());
+                    let after = self.delay();
+                    let what = What::Datagram {
+                        to,
+                        from,
+                        protocol,
+                        bytes,
+                    };
+                    self.at(after, what);
+                }
+            }
         }
     }
 
@@ -152,7 +158,7 @@ impl World {
     }
 }
 
-fn end_of(at: std::net::SocketAddr, registrars: usize) -> End {
+fn end_of(at: SocketAddr, registrars: usize) -> End {
     let end = end_at(at);
     let is_element = address(end, registrars, Protocol::Asap).port() == 5_000;
     assert_eq!(is_element, at.port() == 5_000);

@@ -1,0 +1,108 @@
+//! A registrar learns from rsplib's: messages recorded on the wire.
+
+use crate::setup::*;
+use bytes::Bytes;
+use holdfast_proto::registrar::{AssociationId, Protocol};
+use holdfast_wire::rserpool::enrp::{Body, Message};
+use std::collections::BTreeSet;
+use std::path::Path;
+
+fn recorded(ppid: u64) -> Vec<Bytes> {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../wire/tests/vectors/rserpool.jsonl");
+    let text = std::fs::read_to_string(path).unwrap();
+    let lines = text.lines().map(|line| {
+        let value: serde_json::Value = serde_json::from_str(line).unwrap();
+        let hex = value["hex"].as_str().unwrap().to_owned();
+        let byte = |at| u8::from_str_radix(&hex[at..at + 2], 16).unwrap();
+        let bytes: Vec<u8> = (0..hex.len()).step_by(2).map(byte).collect();
+        (value["ppid"].as_u64().unwrap(), Bytes::from(bytes))
+    });
+    let of = lines.filter(|(of, _)| *of == ppid);
+    of.map(|(_, bytes)| bytes).collect()
+}
+
+fn up(bench: &mut Bench) {
+    let at = ["10.0.0.2:9901".parse().unwrap()];
+    let id = AssociationId(1002);
+    bench
+        .machine
+        .handle_up(bench.now, id, Protocol::Enrp, &at, None);
+}
+
+#[test]
+fn a_recorded_handle_table_gives_the_checksum_that_its_registrar_announced() {
+    let messages: Vec<_> = recorded(12)
+        .into_iter()
+        .filter_map(|bytes| Some((Message::parse(&bytes).ok()?.message, bytes)))
+        .collect();
+    let announced: BTreeSet<_> = messages
+        .iter()
+        .filter_map(|(message, _)| match message.body {
+            Body::Presence { checksum, .. } => Some((message.sender, checksum?)),
+            _ => None,
+        })
+        .collect();
+    let (mut tables, mut agree) = (0, 0);
+    for (message, bytes) in &messages {
+        let Body::HandleTableResponse {
+            rejected: false,
+            more: false,
+            entries,
+        } = &message.body
+        else {
+            continue;
+        };
+        let elements: usize = entries.iter().map(|entry| entry.elements.len()).sum();
+        let own = |entry: &holdfast_wire::rserpool::enrp::PoolEntry| {
+            entry.elements.iter().all(|e| e.home == message.sender)
+        };
+        if elements == 0 || !entries.iter().all(own) {
+            continue;
+        }
+        let mut config = config();
+        config.id = message.receiver;
+        let mut bench = Bench::new(config);
+        up(&mut bench);
+        let presence = Message {
+            sender: message.sender,
+            receiver: message.receiver,
+            body: presence(false, 0x1234),
+        };
+        let presence = crate::setup::bytes(|buffer| presence.encode(buffer).unwrap());
+        let association = AssociationId(1002);
+        bench.machine.handle_enrp(bench.now, association, &presence);
+        bench.machine.handle_enrp(bench.now, association, bytes);
+        let outputs = bench.outputs();
+        let known = bench.machine.elements_owned_by(message.sender);
+        assert_eq!(known, elements, "{outputs:?}");
+        tables += 1;
+        let checksum = bench.machine.checksum(message.sender);
+        agree += usize::from(announced.contains(&(message.sender, checksum)));
+    }
+    println!("{tables} tables, {agree} with a checksum that was announced");
+    assert!(agree >= 5, "{agree} of {tables}");
+}
+
+/// Whatever rsplib says, in whatever order, is taken without a panic, and never answered with an error about an error.
+#[test]
+fn all_that_was_recorded_is_taken() {
+    let mut bench = Bench::new(config());
+    let user = bench.up(9);
+    for bytes in recorded(11) {
+        bench
+            .machine
+            .handle_asap(bench.now, AssociationId(user), &bytes);
+        bench.outputs();
+        bench.wait(SECOND / 10);
+    }
+    for bytes in recorded(12) {
+        up(&mut bench);
+        bench
+            .machine
+            .handle_enrp(bench.now, AssociationId(1002), &bytes);
+        bench.outputs();
+        bench.machine.handle_down(bench.now, AssociationId(1002));
+        bench.wait(SECOND / 10);
+    }
+    assert!(bench.machine.counters().resolutions + bench.machine.counters().refusals > 0);
+}
