@@ -1,6 +1,6 @@
 //! What the machine tells, as the log has it.
 
-use holdfast_proto::registrar::{Event, Gone};
+use holdfast_proto::registrar::Event;
 use tracing::{debug, info, warn};
 
 /// Logs an event: what an operator should know as `info` or `warn`, what a peer or an element causes as often as it
@@ -31,10 +31,7 @@ pub(super) fn report(event: &Event) {
         Event::Refused { handle, id, cause } => {
             debug!(%handle, %id, ?cause, "a registration was refused");
         }
-        Event::Removed { handle, id, why } => match why {
-            Gone::Deregistered => debug!(%handle, %id, "deregistered"),
-            _ => info!(%handle, %id, ?why, "an element is gone"),
-        },
+        Event::Removed { handle, id, why } => debug!(%handle, %id, ?why, "an element is gone"),
         Event::Ignored {
             from,
             protocol,

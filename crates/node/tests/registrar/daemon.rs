@@ -23,7 +23,6 @@ impl Daemon {
     /// Starts one on loopback, on ports that the system chooses, in `directory`; `more` goes into its configuration.
     /// `others` is the UDP port of whoever is no configured peer.
     pub fn start(directory: &Path, others: u16, more: &str) -> Self {
-        std::fs::create_dir_all(directory).expect("a directory");
         let text = format!(
             r#"
 [registrar]
@@ -44,6 +43,12 @@ format = "json"
 {more}"#,
             directory.display()
         );
+        Self::configured(directory, &text)
+    }
+
+    /// Starts one with this configuration, whose run directory is `directory`.
+    pub fn configured(directory: &Path, text: &str) -> Self {
+        std::fs::create_dir_all(directory).expect("a directory");
         let config = directory.join("registrar.toml");
         std::fs::write(&config, text).expect("a file");
         let mut command = Command::new(env!("CARGO_BIN_EXE_holdfastd"));

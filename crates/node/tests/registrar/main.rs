@@ -3,6 +3,7 @@
 
 mod daemon;
 mod element;
+mod multicast;
 
 use std::time::{Duration, Instant};
 
