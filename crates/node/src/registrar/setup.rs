@@ -87,6 +87,8 @@ fn open(config: &RegistrarConfig, port: u16) -> Result<Box<dyn Endpoint>, StartE
     let endpoint = EndpointConfig {
         raw: config.raw,
         encapsulation: config.encapsulation,
+        failure: config.failure,
+        path_mtu: config.path_mtu,
         ..EndpointConfig::new(config.listen.iter().map(at).collect())
     };
     let what = || {

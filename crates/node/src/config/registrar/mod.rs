@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use holdfast_proto::registrar::Settings;
-use holdfast_sys::transport::ENCAPSULATION_PORT;
+use holdfast_sys::transport::{ENCAPSULATION_PORT, Failure};
 use holdfast_wire::rserpool::{asap, enrp};
 
 use super::{ConfigError, LogConfig, LogFormat};
@@ -18,6 +18,11 @@ use super::{ConfigError, LogConfig, LogFormat};
 /// Where rsplib announces to elements, and registrars to each other.
 const ASAP_GROUP: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::new(239, 0, 0, 50)), 3863);
 const ENRP_GROUP: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::new(239, 0, 0, 51)), 9901);
+
+/// What an SCTP packet inside UDP may measure on an ordinary network.
+const PATH_MTU: u32 = 1400;
+/// What a path that carries IPv4 or IPv6 must at least allow, and what the stacks take at most.
+const PATH_MTU_RANGE: std::ops::RangeInclusive<u32> = 576..=65_535;
 
 /// A checked configuration of a registrar.
 #[derive(Debug, Clone)]
@@ -36,6 +41,10 @@ pub struct RegistrarConfig {
     pub encapsulation: Option<u16>,
     /// The UDP port to reach others at whose own is not known; none: none if SCTP goes over IP itself, else 9899.
     pub remote_encapsulation: Option<u16>,
+    /// When SCTP gives up a path, an association or an attempt.
+    pub failure: Failure,
+    /// Largest SCTP packet with its IP header, bytes.
+    pub path_mtu: u32,
     /// Sockets; emptied by a reboot.
     pub run_dir: PathBuf,
     /// Registrars to begin with.
@@ -97,6 +106,8 @@ impl Default for RegistrarConfig {
             raw: true,
             encapsulation: Some(ENCAPSULATION_PORT),
             remote_encapsulation: None,
+            failure: Failure::default(),
+            path_mtu: PATH_MTU,
             run_dir: PathBuf::from("/run/holdfast"),
             peers: Vec::new(),
             multicast: MulticastConfig {
@@ -185,6 +196,14 @@ impl RegistrarConfig {
         if groups.iter().any(|group| !group.ip().is_multicast()) {
             let advice = "use one such as 239.0.0.50:3863";
             return fail("a group is no multicast address", advice);
+        }
+        if !PATH_MTU_RANGE.contains(&self.path_mtu) {
+            return fail("sctp.path_mtu is out of range", "use 576 to 65535 bytes");
+        }
+        let rto = &self.failure;
+        if rto.rto_min > rto.rto_max || !(rto.rto_min..=rto.rto_max).contains(&rto.rto_initial) {
+            let advice = "make rto_min_ms the least and rto_max_ms the largest of the three";
+            return fail("[sctp] has retransmission timeouts out of order", advice);
         }
         let (heartbeat, silent) = (self.settings.heartbeat_cycle, self.settings.last_heard_max);
         if heartbeat == Duration::ZERO || heartbeat >= silent {

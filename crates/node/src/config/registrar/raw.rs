@@ -19,6 +19,7 @@ pub(super) struct Raw {
     peer: Vec<RawPeer>,
     access: RawAccess,
     limits: RawLimits,
+    sctp: RawSctp,
     multicast: RawMulticast,
     metrics: RawMetrics,
     log: RawLog,
@@ -110,6 +111,19 @@ struct RawMulticast {
     mentor_hunt_ms: Option<u64>,
 }
 
+#[derive(Deserialize, Default)]
+#[serde(deny_unknown_fields, default)]
+struct RawSctp {
+    rto_initial_ms: Option<u64>,
+    rto_min_ms: Option<u64>,
+    rto_max_ms: Option<u64>,
+    heartbeat_ms: Option<u64>,
+    path_retransmissions: Option<u16>,
+    association_retransmissions: Option<u16>,
+    init_retransmissions: Option<u16>,
+    path_mtu: Option<u32>,
+}
+
 fn set<T>(target: &mut T, value: Option<T>) {
     if let Some(value) = value {
         *target = value;
@@ -126,6 +140,7 @@ impl Raw {
         self.registrar.settings(&mut config.settings);
         self.registrar.endpoints(&mut config);
         self.limits.apply(&mut config.settings.limits);
+        self.sctp.apply(&mut config);
         let access = &mut config.settings.access;
         let each = [
             (&mut access.register, self.access.register),
@@ -226,6 +241,22 @@ impl RawRegistrar {
         set(&mut settings.table_bytes_max, self.table_bytes_max);
         set(&mut settings.table_elements_max, self.table_elements_max);
         set(&mut settings.downloads_max, self.downloads_max);
+    }
+}
+
+impl RawSctp {
+    fn apply(self, config: &mut RegistrarConfig) {
+        set(&mut config.path_mtu, self.path_mtu);
+        let failure = &mut config.failure;
+        set_ms(&mut failure.rto_initial, self.rto_initial_ms);
+        set_ms(&mut failure.rto_min, self.rto_min_ms);
+        set_ms(&mut failure.rto_max, self.rto_max_ms);
+        set_ms(&mut failure.heartbeat, self.heartbeat_ms);
+        let path = self.path_retransmissions;
+        set(&mut failure.path_retransmissions, path);
+        let association = self.association_retransmissions;
+        set(&mut failure.association_retransmissions, association);
+        set(&mut failure.init_retransmissions, self.init_retransmissions);
     }
 }
 

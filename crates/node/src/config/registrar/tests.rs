@@ -39,6 +39,9 @@ register = ["10.0.0.0/8"]
 elements = 7
 [multicast]
 announce_ms = 1000
+[sctp]
+rto_max_ms = 600
+init_retransmissions = 2
 "#;
     let config = parse(text).unwrap();
     assert_eq!(config.id, Some(0x1234));
@@ -58,6 +61,8 @@ announce_ms = 1000
             .contains("11.0.0.1".parse().unwrap())
     );
     assert_eq!(settings.access.resolve, Allow::Everybody);
+    assert_eq!(config.failure.rto_max, Duration::from_millis(600));
+    assert_eq!(config.failure.init_retransmissions, 2);
     let peer = "10.0.0.2:9901".parse().unwrap();
     assert_eq!(config.encapsulations().get(&peer), Some(&7000));
 }
@@ -75,6 +80,8 @@ fn what_cannot_be_is_refused_and_named() {
     assert!(refused("[registrar]\nraw = false\nencapsulation = false\n").contains("neither"));
     assert!(refused("[registrar]\nid = 0\n").contains("registrar.id"));
     assert!(refused("[registrar]\nlast_heard_max_ms = 10\n").contains("heartbeat"));
+    assert!(refused("[sctp]\nrto_max_ms = 100\n").contains("[sctp]"));
+    assert!(refused("[sctp]\npath_mtu = 100\n").contains("sctp.path_mtu"));
     assert!(refused("[[peer]]\naddresses = []\n").contains("peer"));
     assert!(refused("[multicast]\nenrp_group = \"10.0.0.1:9901\"\n").contains("group"));
 }
