@@ -9,7 +9,9 @@ mod flow;
 mod handoff;
 mod lab;
 mod node;
+mod pool;
 mod reference;
+mod registrar;
 mod status;
 mod table;
 #[cfg(test)]
@@ -37,6 +39,8 @@ enum Command {
     Lab(lab::LabArgs),
     Ca(ca::CaArgs),
     Node(node::NodeArgs),
+    Registrar(registrar::RegistrarArgs),
+    Pool(pool::PoolArgs),
     Status(status::StatusArgs),
     Flow(flow::FlowArgs),
     Handoff(handoff::HandoffArgs),
@@ -76,6 +80,8 @@ fn run(line: Line) -> Result<Ending> {
         Command::Lab(args) => done(lab::run(args)),
         Command::Ca(args) => done(ca::run(args)),
         Command::Node(args) => done(node::run(&args)),
+        Command::Registrar(args) => done(registrar::run(&args)),
+        Command::Pool(args) => done(pool::run(&args)),
         Command::Status(args) => done(status::run(&args)),
         Command::Flow(args) => done(flow::run(&args)),
         Command::Handoff(args) => handoff::run(&args),

@@ -26,17 +26,27 @@ pub struct NodeArgs {
 /// # Errors
 /// There is no `holdfastd`.
 pub fn run(args: &NodeArgs) -> Result<()> {
+    become_daemon(|command| {
+        if let Some(config) = &args.config {
+            command.arg("--config").arg(config);
+        }
+        if args.check {
+            command.arg("--check");
+        }
+    })
+}
+
+/// Replaces this process by the daemon with the arguments that `fill` gives it.
+///
+/// # Errors
+/// There is no `holdfastd`.
+pub fn become_daemon(fill: impl FnOnce(&mut Command)) -> Result<()> {
     let own = std::env::current_exe().ok();
     let beside = own
         .and_then(|own| Some(own.parent()?.join("holdfastd")))
         .filter(|path| path.is_file());
     let mut command = Command::new(beside.unwrap_or_else(|| "holdfastd".into()));
-    if let Some(config) = &args.config {
-        command.arg("--config").arg(config);
-    }
-    if args.check {
-        command.arg("--check");
-    }
+    fill(&mut command);
     // Only comes back when it fails.
     let error = command.exec();
     bail!("cannot run holdfastd: {error}; it is looked for beside `holdfast`, then in PATH")

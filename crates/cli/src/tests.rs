@@ -41,6 +41,9 @@ fn every_command_has_help_with_an_example() {
             "handoff",
             "demo",
             "node",
+            "registrar",
+            "watch",
+            "peers",
             "completions",
             "man",
         ];
@@ -70,7 +73,16 @@ fn the_top_of_the_help() {
     );
     assert!(help.contains("Usage: holdfast <COMMAND>"), "{help}");
     for command in [
-        "demo", "lab", "ca", "node", "status", "flow", "handoff", "bench",
+        "demo",
+        "lab",
+        "ca",
+        "node",
+        "registrar",
+        "pool",
+        "status",
+        "flow",
+        "handoff",
+        "bench",
     ] {
         assert!(
             help.contains(&format!("\n  {command} ")),
@@ -139,6 +151,11 @@ fn a_daemon_that_is_not_there_is_told_with_what_to_do() {
              Start one with `holdfast node --config FILE`, or name its socket with --socket PATH."
         );
     }
+    let said = told("holdfast pool show echo --socket /nonexistent/registrar.sock");
+    assert!(
+        said.contains("Start one with `holdfast registrar`"),
+        "{said}"
+    );
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("control.sock");
     // A socket without a listener, as a daemon that was killed leaves it.

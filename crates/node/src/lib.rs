@@ -11,5 +11,6 @@ pub mod logs;
 pub mod metrics;
 pub mod pid_file;
 pub mod queue;
+pub mod registrar;
 mod socket_path;
 pub mod tls;

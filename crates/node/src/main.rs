@@ -1,15 +1,21 @@
-//! `holdfastd`: the daemon of a node.
+//! `holdfastd`: the daemon of a node, or a registrar.
 #![forbid(unsafe_code)]
 
-use std::path::PathBuf;
+use std::net::IpAddr;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use clap::Parser;
+use clap::{Parser, ValueEnum};
 use holdfast_node::config::Config;
+use holdfast_node::config::registrar::{RegistrarConfig, RegistrarPeer};
 use holdfast_node::pid_file::PidFile;
-use holdfast_node::{engine, logs};
+use holdfast_node::{engine, logs, registrar};
 
-/// The daemon of a Holdfast node: owns service addresses, keeps connections alive, hands them to other nodes.
+/// Where a node's configuration is unless it is said.
+const CONFIG: &str = "/etc/holdfast/holdfast.toml";
+
+/// The daemon of Holdfast. As a node it owns service addresses, keeps connections alive and hands them to other nodes;
+/// as a registrar it knows the elements of the scope's pools.
 #[derive(Parser)]
 #[command(
     name = "holdfastd",
@@ -17,21 +23,40 @@ use holdfast_node::{engine, logs};
     after_help = "Example: holdfastd --config /etc/holdfast/holdfast.toml"
 )]
 struct Arguments {
-    /// The configuration file.
-    #[arg(
-        long,
-        value_name = "FILE",
-        default_value = "/etc/holdfast/holdfast.toml"
-    )]
-    config: PathBuf,
+    /// What it is.
+    #[arg(long, value_enum, default_value_t)]
+    role: Role,
+    /// The configuration file. A node's is /etc/holdfast/holdfast.toml unless it is said; a registrar needs none.
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
     /// Only check the configuration.
     #[arg(long)]
     check: bool,
+    /// A registrar's address, instead of those of the file; several times for several.
+    #[arg(long, value_name = "ADDRESS")]
+    listen: Vec<IpAddr>,
+    /// Another registrar to begin with, besides those of the file; several times for several.
+    #[arg(long, value_name = "ADDRESS[:PORT]", value_parser = RegistrarPeer::parse)]
+    peer: Vec<RegistrarPeer>,
+    /// Where a registrar has its sockets, instead of what the file says.
+    #[arg(long, value_name = "DIRECTORY")]
+    run_dir: Option<PathBuf>,
+}
+
+#[derive(Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
+enum Role {
+    #[default]
+    Node,
+    Registrar,
 }
 
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
-    match run(&arguments) {
+    let ended = match arguments.role {
+        Role::Node => run_node(&arguments),
+        Role::Registrar => run_registrar(arguments),
+    };
+    match ended {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("holdfastd: {error}");
@@ -40,12 +65,32 @@ fn main() -> ExitCode {
     }
 }
 
-fn run(arguments: &Arguments) -> Result<(), Box<dyn std::error::Error>> {
-    let config = Config::load(&arguments.config)?;
+fn run_registrar(arguments: Arguments) -> Result<(), Box<dyn std::error::Error>> {
+    let mut config = RegistrarConfig::load(arguments.config.as_deref())?;
+    if !arguments.listen.is_empty() {
+        config.listen = arguments.listen;
+    }
+    config.peers.extend(arguments.peer);
+    if let Some(directory) = arguments.run_dir {
+        config.run_dir = directory;
+    }
+    let file = arguments.config.as_deref();
+    config.check(file.unwrap_or(Path::new("the command line")))?;
+    if arguments.check {
+        println!("the registrar's configuration is fine");
+        return Ok(());
+    }
+    logs::init(&config.log)?;
+    Ok(registrar::run(&config)?)
+}
+
+fn run_node(arguments: &Arguments) -> Result<(), Box<dyn std::error::Error>> {
+    let path = arguments.config.as_deref().unwrap_or(Path::new(CONFIG));
+    let config = Config::load(path)?;
     if arguments.check {
         println!(
             "{} is fine: node {} of group {}",
-            arguments.config.display(),
+            path.display(),
             config.node.name,
             config.group.name
         );

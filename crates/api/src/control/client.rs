@@ -14,7 +14,8 @@ use tokio::net::UnixStream;
 
 use super::{
     DropList, ErrorBody, FlowDetail, FlowList, FlowQuery, HandoffAccepted, HandoffList,
-    HandoffRequest, HandoffState, HandoffStatus, NodeList, Placement, PlacementRequest, Status,
+    HandoffRequest, HandoffState, HandoffStatus, NodeList, PeerList, Placement, PlacementRequest,
+    PoolDetail, PoolList, PoolQuery, RegistrarStatus, Status,
 };
 use crate::FlowText;
 
@@ -176,6 +177,54 @@ impl Client {
     /// See [`ClientError`].
     pub async fn place(&self, request: &PlacementRequest) -> Result<Placement, ClientError> {
         self.post("/v1/placement", request).await
+    }
+
+    /// `GET /v1/registrar`, of a registrar.
+    ///
+    /// # Errors
+    /// See [`ClientError`].
+    pub async fn registrar(&self) -> Result<RegistrarStatus, ClientError> {
+        self.get("/v1/registrar").await
+    }
+
+    /// `GET /v1/pools`, of a registrar: one answer's worth.
+    ///
+    /// # Errors
+    /// See [`ClientError`].
+    pub async fn pools(&self, query: &PoolQuery) -> Result<PoolList, ClientError> {
+        self.get(&format!("/v1/pools{}", query_text(query)?)).await
+    }
+
+    /// All pools that match, however many answers that takes.
+    ///
+    /// # Errors
+    /// See [`ClientError`].
+    pub async fn all_pools(&self, query: &PoolQuery) -> Result<PoolList, ClientError> {
+        let mut query = query.clone();
+        let mut all = self.pools(&query).await?;
+        while let Some(after) = all.next {
+            query.after = Some(after);
+            let more = self.pools(&query).await?;
+            all.pools.extend(more.pools);
+            all.next = more.next;
+        }
+        Ok(all)
+    }
+
+    /// `GET /v1/pools/{handle}`, of a registrar.
+    ///
+    /// # Errors
+    /// See [`ClientError`].
+    pub async fn pool(&self, handle: &str) -> Result<PoolDetail, ClientError> {
+        self.get(&format!("/v1/pools/{}", percent(handle))).await
+    }
+
+    /// `GET /v1/peers`, of a registrar.
+    ///
+    /// # Errors
+    /// See [`ClientError`].
+    pub async fn peers(&self) -> Result<PeerList, ClientError> {
+        self.get("/v1/peers").await
     }
 
     /// `GET /metrics`: Prometheus' text.

@@ -4,16 +4,17 @@ use schemars::SchemaGenerator;
 use schemars::generate::SchemaSettings;
 use serde_json::{Map, Value, json};
 
-use super::{ErrorBody, ROUTES, Route};
+use super::{ErrorBody, Route};
 
-/// The control API in the form of OpenAPI 3.1. The daemon serves it at `/openapi.json`.
-pub fn openapi() -> Value {
+/// The control API in the form of OpenAPI 3.1, made from [`ROUTES`](super::ROUTES) or
+/// [`REGISTRAR_ROUTES`](super::REGISTRAR_ROUTES). The daemon serves it at `/openapi.json`.
+pub fn openapi(routes: &[Route]) -> Value {
     let settings =
         SchemaSettings::draft2020_12().with(|s| s.definitions_path = "/components/schemas".into());
     let mut generator = settings.into_generator();
     let error = generator.subschema_for::<ErrorBody>().to_value();
     let mut paths = Map::new();
-    for route in ROUTES {
+    for route in routes {
         let operation = operation(route, &error, &mut generator);
         let path = paths.entry(route.path).or_insert_with(|| json!({}));
         path[route.method.to_lowercase()] = operation;
@@ -78,20 +79,26 @@ fn parameters(route: &Route, generator: &mut SchemaGenerator) -> Vec<Value> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::control::{REGISTRAR_ROUTES, ROUTES};
+
+    const BOTH: [&[Route]; 2] = [ROUTES, REGISTRAR_ROUTES];
 
     #[test]
     fn every_route_is_described() {
-        let description = openapi();
-        for route in ROUTES {
-            let operation = &description["paths"][route.path][route.method.to_lowercase()];
-            assert_eq!(
-                operation["summary"], route.summary,
-                "{} {}",
-                route.method, route.path
-            );
-            assert!(operation["responses"][route.status.to_string()].is_object());
-            assert_eq!(operation["requestBody"].is_object(), route.body.is_some());
+        for routes in BOTH {
+            let description = openapi(routes);
+            for route in routes {
+                let operation = &description["paths"][route.path][route.method.to_lowercase()];
+                assert_eq!(
+                    operation["summary"], route.summary,
+                    "{} {}",
+                    route.method, route.path
+                );
+                assert!(operation["responses"][route.status.to_string()].is_object());
+                assert_eq!(operation["requestBody"].is_object(), route.body.is_some());
+            }
         }
+        let description = openapi(ROUTES);
         let query: Vec<_> = description["paths"]["/v1/flows"]["get"]["parameters"]
             .as_array()
             .unwrap()
@@ -118,19 +125,22 @@ mod tests {
                 _ => {}
             }
         }
-        let description = openapi();
-        visit(&description, &description);
+        for description in BOTH.map(openapi) {
+            visit(&description, &description);
+        }
     }
 
     #[test]
     fn every_field_has_a_sentence() {
-        for (name, schema) in openapi()["components"]["schemas"].as_object().unwrap() {
-            assert!(schema["description"].is_string(), "{name}");
-            for (field, schema) in schema["properties"].as_object().into_iter().flatten() {
-                assert!(
-                    schema["description"].is_string() || schema["const"].is_string(),
-                    "{name}.{field}: {schema}"
-                );
+        for description in BOTH.map(openapi) {
+            for (name, schema) in description["components"]["schemas"].as_object().unwrap() {
+                assert!(schema["description"].is_string(), "{name}");
+                for (field, schema) in schema["properties"].as_object().into_iter().flatten() {
+                    assert!(
+                        schema["description"].is_string() || schema["const"].is_string(),
+                        "{name}.{field}: {schema}"
+                    );
+                }
             }
         }
     }

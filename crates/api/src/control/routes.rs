@@ -4,7 +4,8 @@ use schemars::{Schema, SchemaGenerator};
 
 use super::{
     DropList, FlowDetail, FlowList, FlowQuery, HandoffAccepted, HandoffList, HandoffRequest,
-    HandoffStatus, NodeList, Placement, PlacementRequest, Status,
+    HandoffStatus, NodeList, PeerList, Placement, PlacementRequest, PoolDetail, PoolList,
+    PoolQuery, RegistrarStatus, Status,
 };
 
 /// One request that the daemon answers.
@@ -45,7 +46,7 @@ const GET: Route = Route {
     answer: None,
 };
 
-/// Every request that the daemon answers.
+/// Every request that the daemon of a node answers.
 pub const ROUTES: &[Route] = &[
     Route {
         path: "/v1/status",
@@ -113,15 +114,50 @@ pub const ROUTES: &[Route] = &[
         answer: Some(schema::<Placement>),
         ..GET
     },
+    DESCRIPTION,
+    METRICS,
+];
+
+const DESCRIPTION: Route = Route {
+    path: "/openapi.json",
+    summary: "This description.",
+    answer: Some(object),
+    ..GET
+};
+
+const METRICS: Route = Route {
+    path: "/metrics",
+    summary: "Metrics in Prometheus' text format.",
+    ..GET
+};
+
+/// Every request that a registrar answers.
+pub const REGISTRAR_ROUTES: &[Route] = &[
     Route {
-        path: "/openapi.json",
-        summary: "This description.",
-        answer: Some(object),
+        path: "/v1/registrar",
+        summary: "What this registrar is and does.",
+        answer: Some(schema::<RegistrarStatus>),
         ..GET
     },
     Route {
-        path: "/metrics",
-        summary: "Metrics in Prometheus' text format.",
+        path: "/v1/pools",
+        summary: "The pools of the scope.",
+        query: Some(schema::<PoolQuery>),
+        answer: Some(schema::<PoolList>),
         ..GET
     },
+    Route {
+        path: "/v1/pools/{handle}",
+        summary: "One pool with its elements.",
+        answer: Some(schema::<PoolDetail>),
+        ..GET
+    },
+    Route {
+        path: "/v1/peers",
+        summary: "The other registrars of the scope.",
+        answer: Some(schema::<PeerList>),
+        ..GET
+    },
+    DESCRIPTION,
+    METRICS,
 ];

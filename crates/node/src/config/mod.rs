@@ -7,6 +7,7 @@
 mod check;
 mod error;
 mod raw;
+pub mod registrar;
 #[cfg(test)]
 mod tests;
 

@@ -3,6 +3,7 @@
 //! Requests become [`ControlRequest`] values for the engine, each with a place for the answer. The table of routes and
 //! the types are `holdfast_api::control`.
 
+pub(crate) mod answer;
 mod routes;
 #[cfg(test)]
 mod tests;
@@ -107,13 +108,13 @@ impl Drop for ControlServer {
     }
 }
 
-async fn serve(server: impl IntoFuture<Output = io::Result<()>>) {
+pub(crate) async fn serve(server: impl IntoFuture<Output = io::Result<()>>) {
     if let Err(error) = server.await {
         tracing::error!(%error, "the control API has ended");
     }
 }
 
-fn listen(address: SocketAddr) -> io::Result<TcpListener> {
+pub(crate) fn listen(address: SocketAddr) -> io::Result<TcpListener> {
     let failed = |error: io::Error| {
         let text = format!("{address}: {error}; correct [metrics] listen");
         io::Error::new(error.kind(), text)

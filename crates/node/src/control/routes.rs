@@ -8,25 +8,20 @@ use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Json, Response};
 use axum::routing::get;
 use holdfast_api::FlowText;
-use holdfast_api::control::{ErrorBody, FlowQuery, openapi};
+use holdfast_api::control::{FlowQuery, ROUTES, openapi};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tokio::sync::{mpsc, oneshot};
 
+use super::answer::{METRICS_TYPE, Refusal, bad_request, body_of, response, unknown, wrong_method};
 use super::{ControlRequest, Reply};
 use crate::metrics::Metrics;
 
 /// A handoff may name tens of thousands of flows, at up to 100 bytes each.
 const BODY_BYTES_MAX: usize = 16 << 20;
 
-/// The content type of OpenMetrics, which `prometheus-client` writes.
-const METRICS_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
-
 type Sender = mpsc::Sender<ControlRequest>;
 type Engine = State<Sender>;
-
-/// An answer that is not the wanted one.
-struct Refusal(StatusCode, ErrorBody);
 
 /// Every route of `holdfast_api::control::ROUTES`.
 pub(super) fn router(engine: Sender, metrics: Metrics) -> Router {
@@ -39,7 +34,7 @@ pub(super) fn router(engine: Sender, metrics: Metrics) -> Router {
         .route("/v1/nodes", get(nodes))
         .route("/v1/drops", get(drops))
         .route("/v1/placement", get(placement).post(set_placement))
-        .route("/openapi.json", get(async || Json(openapi())))
+        .route("/openapi.json", get(async || Json(openapi(ROUTES))))
         .layer(DefaultBodyLimit::max(BODY_BYTES_MAX))
         .with_state(engine)
         .merge(metrics_only(metrics))
@@ -133,18 +128,7 @@ async fn ask<T: Serialize>(
         Ok(()) => answer.await.ok(),
         Err(_) => None,
     };
-    match answer {
-        Some(Ok(answer)) => Json(answer).into_response(),
-        Some(Err(body)) => Refusal(refused, body).into_response(),
-        None => Refusal(
-            StatusCode::SERVICE_UNAVAILABLE,
-            ErrorBody {
-                error: "the daemon is stopping".to_owned(),
-                what_to_do: "ask again when it has been started".to_owned(),
-            },
-        )
-        .into_response(),
-    }
+    response(answer, refused)
 }
 
 /// Reads a JSON body, whatever content type it claims to have.
@@ -152,31 +136,4 @@ fn read<T: DeserializeOwned>(body: Result<Bytes, BytesRejection>) -> Result<T, R
     let bytes =
         body.map_err(|rejection| Refusal(rejection.status(), body_of(rejection.body_text())))?;
     serde_json::from_slice(&bytes).map_err(|error| bad_request(format!("the body: {error}")))
-}
-
-async fn unknown() -> Refusal {
-    let error = "there is no such path".to_owned();
-    Refusal(StatusCode::NOT_FOUND, body_of(error))
-}
-
-async fn wrong_method() -> Refusal {
-    let error = "the path has no such method".to_owned();
-    Refusal(StatusCode::METHOD_NOT_ALLOWED, body_of(error))
-}
-
-fn bad_request(error: String) -> Refusal {
-    Refusal(StatusCode::BAD_REQUEST, body_of(error))
-}
-
-fn body_of(error: String) -> ErrorBody {
-    ErrorBody {
-        error,
-        what_to_do: "GET /openapi.json describes every request".to_owned(),
-    }
-}
-
-impl IntoResponse for Refusal {
-    fn into_response(self) -> Response {
-        (self.0, Json(self.1)).into_response()
-    }
 }

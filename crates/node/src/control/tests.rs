@@ -247,7 +247,7 @@ async fn description_and_metrics_are_served() {
     let daemon = Daemon::start();
     let (_, description) = daemon.raw("GET", "/openapi.json", "").await;
     let description: Value = serde_json::from_str(&description).unwrap();
-    assert_eq!(description, holdfast_api::control::openapi());
+    assert_eq!(description, holdfast_api::control::openapi(ROUTES));
     daemon.metrics.handoff_ended("moved");
     let text = Client::new(&daemon.socket).metrics().await.unwrap();
     assert!(

@@ -1,0 +1,275 @@
+//! `holdfast pool`: pools and their elements, as a registrar knows them.
+
+use std::thread::sleep;
+use std::time::Duration;
+
+use anyhow::Result;
+use clap::{Args, Subcommand};
+use holdfast_api::control::{
+    ElementEntry, PeerList, PolicyDetail, PoolDetail, PoolList, PoolQuery,
+};
+use serde::Serialize;
+
+use crate::control::{RegistrarDaemon, print_json};
+use crate::table::Table;
+
+/// Pools and their elements, as a registrar knows them
+#[derive(Debug, Args)]
+pub struct PoolArgs {
+    #[command(subcommand)]
+    action: Action,
+}
+
+#[derive(Debug, Subcommand)]
+enum Action {
+    List(ListArgs),
+    Show(ShowArgs),
+    Watch(WatchArgs),
+    Peers(PeersArgs),
+}
+
+/// List the pools of the scope
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  holdfast pool list\n  holdfast pool list --limit 10 --json")]
+struct ListArgs {
+    #[command(flatten)]
+    daemon: RegistrarDaemon,
+    /// At most so many
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    limit: Option<u64>,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// Show one pool with its elements
+#[derive(Debug, Args)]
+#[command(after_help = "Example:\n  holdfast pool show echo")]
+struct ShowArgs {
+    #[command(flatten)]
+    daemon: RegistrarDaemon,
+    /// The pool's handle, as `holdfast pool list` writes it
+    handle: String,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// Show a pool, or the list of pools, each time that it changes
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  holdfast pool watch\n  holdfast pool watch echo --json")]
+struct WatchArgs {
+    #[command(flatten)]
+    daemon: RegistrarDaemon,
+    /// The pool's handle; none: the list
+    handle: Option<String>,
+    /// Seconds between two looks
+    #[arg(long, value_name = "S", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..))]
+    every: u64,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// List the other registrars of the scope
+#[derive(Debug, Args)]
+#[command(after_help = "Example:\n  holdfast pool peers")]
+struct PeersArgs {
+    #[command(flatten)]
+    daemon: RegistrarDaemon,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// Carries out `holdfast pool`.
+///
+/// # Errors
+/// The registrar does not answer, or does not know the pool.
+pub fn run(args: &PoolArgs) -> Result<()> {
+    match &args.action {
+        Action::List(args) => {
+            let list = list(&args.daemon, args.limit)?;
+            print(&list, args.json, list_text)
+        }
+        Action::Show(args) => {
+            let pool = show(&args.daemon, &args.handle)?;
+            print(&pool, args.json, pool_text)
+        }
+        Action::Watch(args) => watch(args),
+        Action::Peers(args) => {
+            let client = args.daemon.client()?;
+            let peers = args.daemon.ask(&client, |client| client.peers())?;
+            print(&peers, args.json, peers_text)
+        }
+    }
+}
+
+fn print<T: Serialize>(value: &T, json: bool, text: fn(&T) -> String) -> Result<()> {
+    if json {
+        return print_json(value);
+    }
+    print!("{}", text(value));
+    Ok(())
+}
+
+fn list(daemon: &RegistrarDaemon, limit: Option<u64>) -> Result<PoolList> {
+    let client = daemon.client()?;
+    let query = PoolQuery { limit, after: None };
+    // With a limit, one answer is enough; without, all of them.
+    match limit {
+        Some(_) => daemon.ask(&client, |client| client.pools(&query)),
+        None => daemon.ask(&client, |client| client.all_pools(&query)),
+    }
+}
+
+fn show(daemon: &RegistrarDaemon, handle: &str) -> Result<PoolDetail> {
+    let client = daemon.client()?;
+    daemon.ask(&client, |client| client.pool(handle))
+}
+
+fn watch(args: &WatchArgs) -> Result<()> {
+    match &args.handle {
+        Some(handle) => on_change(args, || show(&args.daemon, handle), pool_text),
+        None => on_change(args, || list(&args.daemon, None), list_text),
+    }
+}
+
+/// Looks again and again; ends only with an error.
+fn on_change<T: Serialize + PartialEq>(
+    args: &WatchArgs,
+    look: impl Fn() -> Result<T>,
+    text: fn(&T) -> String,
+) -> Result<()> {
+    let mut before = None;
+    loop {
+        let now = look()?;
+        if before.as_ref() != Some(&now) {
+            if before.is_some() && !args.json {
+                println!();
+            }
+            print(&now, args.json, text)?;
+            before = Some(now);
+        }
+        sleep(Duration::from_secs(args.every));
+    }
+}
+
+fn list_text(list: &PoolList) -> String {
+    if list.pools.is_empty() {
+        return "no pools\n".into();
+    }
+    let mut table = Table::new(["pool", "policy", "elements"]);
+    for pool in &list.pools {
+        let elements = pool.elements.to_string();
+        table.row([pool.handle.clone(), pool.policy.clone(), elements]);
+    }
+    let mut text = table.text();
+    let shown = list.pools.len() as u64;
+    if list.total > shown {
+        text += &format!("{shown} of {}\n", list.total);
+    }
+    text
+}
+
+fn pool_text(pool: &PoolDetail) -> String {
+    let mut table = Table::new(["element", "home", "policy", "service"]);
+    for element in &pool.elements {
+        table.row([
+            element.id.clone(),
+            element.home.clone(),
+            policy_text(&element.policy),
+            service_text(element),
+        ]);
+    }
+    format!("pool {}, {}\n\n{}", pool.handle, pool.policy, table.text())
+}
+
+fn policy_text(policy: &PolicyDetail) -> String {
+    let percent = |name: &str, value: Option<f64>| {
+        value.map(|value| format!("{name} {:.2} %", value * 100.0))
+    };
+    let figure = |name: &str, value: Option<u32>| value.map(|value| format!("{name} {value}"));
+    let figures = [
+        figure("weight", policy.weight),
+        figure("priority", policy.priority),
+        percent("load", policy.load),
+        percent("degradation", policy.degradation),
+        percent("delay penalty", policy.delay_penalty),
+        figure("distance ms", policy.distance_ms),
+    ];
+    figures.into_iter().flatten().collect::<Vec<_>>().join(", ")
+}
+
+fn service_text(element: &ElementEntry) -> String {
+    let addresses = element.addresses.iter().map(ToString::to_string);
+    let addresses = addresses.collect::<Vec<_>>().join(" ");
+    format!("{} {addresses}", element.transport)
+        .trim_end()
+        .to_owned()
+}
+
+fn peers_text(list: &PeerList) -> String {
+    if list.peers.is_empty() {
+        return "no other registrars\n".into();
+    }
+    let mut table = Table::new([
+        "registrar",
+        "addresses",
+        "state",
+        "elements",
+        "checksum",
+        "heard ms ago",
+    ]);
+    for peer in &list.peers {
+        let addresses = peer.addresses.iter().map(ToString::to_string);
+        let state = match (peer.active, peer.connected) {
+            (true, true) => "active",
+            (true, false) => "active, no association",
+            (false, _) => "silent",
+        };
+        let checksum = match peer.announced_checksum {
+            Some(announced) if announced == peer.checksum => "equal",
+            Some(_) => "differs",
+            None => "",
+        };
+        table.row([
+            peer.id.clone(),
+            addresses.collect::<Vec<_>>().join(" "),
+            state.to_owned(),
+            peer.elements.to_string(),
+            checksum.to_owned(),
+            peer.last_heard_ms.to_string(),
+        ]);
+    }
+    table.text()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pool_s_table_names_the_figures_of_its_policy() {
+        let element = ElementEntry {
+            id: "00000011".into(),
+            home: "eaf61848".into(),
+            policy: PolicyDetail {
+                name: "LU".into(),
+                load: Some(0.25),
+                ..PolicyDetail::default()
+            },
+            registration_life: 30_000,
+            transport: "tcp".into(),
+            addresses: vec!["10.0.0.1:80".parse().unwrap()],
+            registrar_addresses: Vec::new(),
+        };
+        let pool = PoolDetail {
+            handle: "echo".into(),
+            policy: "LU".into(),
+            elements: vec![element],
+        };
+        let wanted = "pool echo, LU\n\nelement   home      policy        service\n00000011  eaf61848  load 25.00 %  tcp 10.0.0.1:80\n";
+        assert_eq!(pool_text(&pool), wanted);
+    }
+}

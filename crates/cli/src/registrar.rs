@@ -1,0 +1,57 @@
+//! `holdfast registrar`: becomes the daemon in that role.
+
+use std::net::IpAddr;
+use std::path::PathBuf;
+
+use anyhow::Result;
+use clap::Args;
+
+use crate::node::become_daemon;
+
+/// Run a registrar, which knows the elements of all pools (becomes holdfastd)
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Examples:\n  holdfast registrar\n  holdfast registrar --peer 10.0.0.2\n  holdfast registrar --config /etc/holdfast/registrar.toml --check"
+)]
+pub struct RegistrarArgs {
+    /// The configuration file, if there is one; docs/configuration.md describes it
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// Only check the configuration
+    #[arg(long)]
+    check: bool,
+    /// Its address, instead of those of the file; several times for several
+    #[arg(long, value_name = "ADDRESS")]
+    listen: Vec<IpAddr>,
+    /// Another registrar to begin with; several times for several
+    #[arg(long, value_name = "ADDRESS[:PORT]")]
+    peer: Vec<String>,
+    /// Where it has its sockets (/run/holdfast)
+    #[arg(long, value_name = "DIRECTORY")]
+    run_dir: Option<PathBuf>,
+}
+
+/// Replaces this process by the daemon.
+///
+/// # Errors
+/// There is no `holdfastd`.
+pub fn run(args: &RegistrarArgs) -> Result<()> {
+    become_daemon(|command| {
+        command.args(["--role", "registrar"]);
+        if let Some(config) = &args.config {
+            command.arg("--config").arg(config);
+        }
+        if args.check {
+            command.arg("--check");
+        }
+        for address in &args.listen {
+            command.arg("--listen").arg(address.to_string());
+        }
+        for peer in &args.peer {
+            command.arg("--peer").arg(peer);
+        }
+        if let Some(directory) = &args.run_dir {
+            command.arg("--run-dir").arg(directory);
+        }
+    })
+}

@@ -1,0 +1,277 @@
+//! The file as it is written: every key optional.
+
+use std::net::{IpAddr, SocketAddr};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use holdfast_proto::registrar::{Allow, LifeUnit, Limits, Prefix, Settings, TakeoverRace};
+use holdfast_wire::rserpool::enrp;
+use serde::Deserialize;
+use toml::Spanned;
+
+use super::{ConfigError, RegistrarConfig, RegistrarPeer};
+use crate::config::raw::{RawLog, RawMetrics};
+
+#[derive(Deserialize, Default)]
+#[serde(deny_unknown_fields, default)]
+pub(super) struct Raw {
+    registrar: RawRegistrar,
+    peer: Vec<RawPeer>,
+    access: RawAccess,
+    limits: RawLimits,
+    sctp: RawSctp,
+    multicast: RawMulticast,
+    metrics: RawMetrics,
+    log: RawLog,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(deny_unknown_fields, default)]
+struct RawRegistrar {
+    id: Option<std::num::NonZeroU32>,
+    listen: Option<Vec<IpAddr>>,
+    asap_port: Option<u16>,
+    enrp_port: Option<u16>,
+    raw: Option<bool>,
+    encapsulation: Option<bool>,
+    encapsulation_port: Option<u16>,
+    remote_encapsulation_port: Option<std::num::NonZeroU16>,
+    run_dir: Option<PathBuf>,
+    life_unit: Option<RawLifeUnit>,
+    resolution_items: Option<usize>,
+    resolution_items_max: Option<usize>,
+    keep_alive_interval_ms: Option<u64>,
+    keep_alive_timeout_ms: Option<u64>,
+    keep_alive_names_element: Option<bool>,
+    bad_reports_max: Option<usize>,
+    addresses_checked: Option<bool>,
+    distance_step_ms: Option<u32>,
+    heartbeat_cycle_ms: Option<u64>,
+    last_heard_max_ms: Option<u64>,
+    no_response_max_ms: Option<u64>,
+    retry_ms: Option<u64>,
+    takeover_race: Option<RawTakeoverRace>,
+    race_window_ms: Option<u64>,
+    table_bytes_max: Option<usize>,
+    table_elements_max: Option<usize>,
+    downloads_max: Option<usize>,
+}
+
+#[derive(Deserialize, Clone, Copy)]
+#[serde(rename_all = "snake_case")]
+enum RawLifeUnit {
+    Milliseconds,
+    Seconds,
+}
+
+#[derive(Deserialize, Clone, Copy)]
+#[serde(rename_all = "snake_case")]
+enum RawTakeoverRace {
+    LowerId,
+    HigherId,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RawPeer {
+    addresses: Vec<IpAddr>,
+    port: Option<u16>,
+    encapsulation_port: Option<std::num::NonZeroU16>,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(deny_unknown_fields, default)]
+struct RawAccess {
+    register: Option<Vec<Spanned<String>>>,
+    resolve: Option<Vec<Spanned<String>>>,
+    registrar: Option<Vec<Spanned<String>>>,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(deny_unknown_fields, default)]
+struct RawLimits {
+    associations_per_host: Option<usize>,
+    elements_per_host: Option<usize>,
+    messages_per_second: Option<u32>,
+    malformed: Option<u32>,
+    pools: Option<usize>,
+    elements: Option<usize>,
+    registration_bytes: Option<usize>,
+    registrars: Option<usize>,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(deny_unknown_fields, default)]
+struct RawMulticast {
+    asap_group: Option<SocketAddr>,
+    enrp_group: Option<SocketAddr>,
+    interfaces: Vec<String>,
+    announce_ms: Option<std::num::NonZeroU64>,
+    enrp: bool,
+    mentor_hunt_ms: Option<u64>,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(deny_unknown_fields, default)]
+struct RawSctp {
+    rto_initial_ms: Option<u64>,
+    rto_min_ms: Option<u64>,
+    rto_max_ms: Option<u64>,
+    heartbeat_ms: Option<u64>,
+    path_retransmissions: Option<u16>,
+    association_retransmissions: Option<u16>,
+    init_retransmissions: Option<u16>,
+    path_mtu: Option<u32>,
+}
+
+fn set<T>(target: &mut T, value: Option<T>) {
+    if let Some(value) = value {
+        *target = value;
+    }
+}
+
+fn set_ms(target: &mut Duration, value: Option<u64>) {
+    set(target, value.map(Duration::from_millis));
+}
+
+impl Raw {
+    pub(super) fn checked(self, path: &Path, text: &str) -> Result<RegistrarConfig, ConfigError> {
+        let mut config = RegistrarConfig::default();
+        self.registrar.settings(&mut config.settings);
+        self.registrar.endpoints(&mut config);
+        self.limits.apply(&mut config.settings.limits);
+        self.sctp.apply(&mut config);
+        let access = &mut config.settings.access;
+        let each = [
+            (&mut access.register, self.access.register),
+            (&mut access.resolve, self.access.resolve),
+            (&mut access.registrar, self.access.registrar),
+        ];
+        for (target, given) in each {
+            set(
+                target,
+                given.map(|list| allow(path, text, list)).transpose()?,
+            );
+        }
+        config.peers = self.peer.into_iter().map(RawPeer::checked).collect();
+        let multicast = self.multicast;
+        set(&mut config.multicast.asap_group, multicast.asap_group);
+        set(&mut config.multicast.enrp_group, multicast.enrp_group);
+        config.multicast.interfaces = multicast.interfaces;
+        config.settings.enrp_multicast = multicast.enrp;
+        let cycle = multicast
+            .announce_ms
+            .map(|ms| Duration::from_millis(ms.get()));
+        config.settings.announce_cycle = cycle;
+        set_ms(&mut config.settings.mentor_hunt, multicast.mentor_hunt_ms);
+        config.metrics_listen = self.metrics.listen;
+        config.log.format = self.log.format;
+        set(&mut config.log.filter, self.log.filter);
+        Ok(config)
+    }
+}
+
+fn allow(path: &Path, text: &str, list: Vec<Spanned<String>>) -> Result<Allow, ConfigError> {
+    let prefix = |written: Spanned<String>| {
+        written.get_ref().parse::<Prefix>().map_err(|error| {
+            let advice = "an address alone is a prefix too";
+            ConfigError::at(path, text, written.span(), error.to_string(), advice)
+        })
+    };
+    let prefixes: Result<_, _> = list.into_iter().map(prefix).collect();
+    Ok(Allow::Only(prefixes?))
+}
+
+impl RawPeer {
+    fn checked(self) -> RegistrarPeer {
+        let port = self.port.unwrap_or(enrp::PORT);
+        let at = |address| SocketAddr::new(address, port);
+        RegistrarPeer {
+            addresses: self.addresses.into_iter().map(at).collect(),
+            encapsulation: self.encapsulation_port.map(Into::into),
+        }
+    }
+}
+
+impl RawRegistrar {
+    fn endpoints(self, config: &mut RegistrarConfig) {
+        config.id = self.id.map(Into::into);
+        set(&mut config.listen, self.listen);
+        set(&mut config.asap_port, self.asap_port);
+        set(&mut config.enrp_port, self.enrp_port);
+        set(&mut config.raw, self.raw);
+        if self.encapsulation_port.is_some() {
+            config.encapsulation = self.encapsulation_port;
+        }
+        if self.encapsulation == Some(false) {
+            config.encapsulation = None;
+        }
+        config.remote_encapsulation = self.remote_encapsulation_port.map(Into::into);
+        set(&mut config.run_dir, self.run_dir);
+    }
+
+    fn settings(&self, settings: &mut Settings) {
+        let unit = self.life_unit.map(|unit| match unit {
+            RawLifeUnit::Milliseconds => LifeUnit::Milliseconds,
+            RawLifeUnit::Seconds => LifeUnit::Seconds,
+        });
+        set(&mut settings.life_unit, unit);
+        let race = self.takeover_race.map(|race| match race {
+            RawTakeoverRace::LowerId => TakeoverRace::LowerId,
+            RawTakeoverRace::HigherId => TakeoverRace::HigherId,
+        });
+        set(&mut settings.takeover_race, race);
+        set(&mut settings.resolution_items, self.resolution_items);
+        let items_max = self.resolution_items_max;
+        set(&mut settings.resolution_items_max, items_max);
+        let interval = self.keep_alive_interval_ms;
+        set_ms(&mut settings.keep_alive_interval, interval);
+        let timeout = self.keep_alive_timeout_ms;
+        set_ms(&mut settings.keep_alive_timeout, timeout);
+        let names = self.keep_alive_names_element;
+        set(&mut settings.keep_alive_names_element, names);
+        set(&mut settings.bad_reports_max, self.bad_reports_max);
+        set(&mut settings.addresses_checked, self.addresses_checked);
+        set(&mut settings.distance_step, self.distance_step_ms);
+        set_ms(&mut settings.heartbeat_cycle, self.heartbeat_cycle_ms);
+        set_ms(&mut settings.last_heard_max, self.last_heard_max_ms);
+        set_ms(&mut settings.no_response_max, self.no_response_max_ms);
+        set_ms(&mut settings.retry, self.retry_ms);
+        set_ms(&mut settings.race_window, self.race_window_ms);
+        set(&mut settings.table_bytes_max, self.table_bytes_max);
+        set(&mut settings.table_elements_max, self.table_elements_max);
+        set(&mut settings.downloads_max, self.downloads_max);
+    }
+}
+
+impl RawSctp {
+    fn apply(self, config: &mut RegistrarConfig) {
+        set(&mut config.path_mtu, self.path_mtu);
+        let failure = &mut config.failure;
+        set_ms(&mut failure.rto_initial, self.rto_initial_ms);
+        set_ms(&mut failure.rto_min, self.rto_min_ms);
+        set_ms(&mut failure.rto_max, self.rto_max_ms);
+        set_ms(&mut failure.heartbeat, self.heartbeat_ms);
+        let path = self.path_retransmissions;
+        set(&mut failure.path_retransmissions, path);
+        let association = self.association_retransmissions;
+        set(&mut failure.association_retransmissions, association);
+        set(&mut failure.init_retransmissions, self.init_retransmissions);
+    }
+}
+
+impl RawLimits {
+    fn apply(self, limits: &mut Limits) {
+        set(
+            &mut limits.associations_per_host,
+            self.associations_per_host,
+        );
+        set(&mut limits.elements_per_host, self.elements_per_host);
+        set(&mut limits.messages_per_second, self.messages_per_second);
+        set(&mut limits.malformed, self.malformed);
+        set(&mut limits.pools, self.pools);
+        set(&mut limits.elements, self.elements);
+        set(&mut limits.registration_bytes, self.registration_bytes);
+        set(&mut limits.registrars, self.registrars);
+    }
+}

@@ -1,0 +1,200 @@
+//! The registrar's control API: a thread of its own, so that no request holds up the event loop for longer than its answer takes.
+
+use std::io;
+use std::sync::Arc;
+
+use axum::Router;
+use axum::extract::rejection::QueryRejection;
+use axum::extract::{Path, Query, State};
+use axum::http::{StatusCode, header};
+use axum::response::{IntoResponse, Json, Response};
+use axum::routing::get;
+use holdfast_api::control::{
+    ErrorBody, PeerList, PoolDetail, PoolList, PoolQuery, REGISTRAR_ROUTES, RegistrarStatus,
+    openapi,
+};
+use nix::sys::eventfd::EventFd;
+use serde::Serialize;
+use tokio::net::{TcpListener, UnixListener};
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::{mpsc, oneshot};
+
+use super::metrics;
+use crate::config::registrar::RegistrarConfig;
+use crate::control::answer::{METRICS_TYPE, bad_request, response, unknown, wrong_method};
+use crate::control::{listen, serve};
+use crate::socket_path::{Access, SocketPath, take};
+
+/// Requests that may wait for the event loop; further ones wait in their connections.
+pub(super) const WAITING_MAX: usize = 64;
+
+/// Where the event loop puts the answer.
+pub(super) type Reply<T> = oneshot::Sender<Result<T, ErrorBody>>;
+
+/// What is asked of the event loop.
+pub(super) enum ControlRequest {
+    /// What is this registrar, and what did it do?
+    Status(Reply<RegistrarStatus>),
+    /// Which pools are there?
+    Pools(PoolQuery, Reply<PoolList>),
+    /// What of this pool?
+    Pool(String, Reply<PoolDetail>),
+    /// Which other registrars are there?
+    Peers(Reply<PeerList>),
+    /// End.
+    Stop,
+}
+
+/// The way to the event loop.
+#[derive(Clone)]
+pub(super) struct Loop {
+    pub(super) requests: mpsc::Sender<ControlRequest>,
+    pub(super) wake: Arc<EventFd>,
+}
+
+impl Loop {
+    async fn send(&self, request: ControlRequest) {
+        // Who waits for the answer learns that the loop is gone.
+        if self.requests.send(request).await.is_ok() {
+            let _ = self.wake.write(1);
+        }
+    }
+
+    async fn ask<T>(
+        &self,
+        request: impl FnOnce(Reply<T>) -> ControlRequest,
+    ) -> Option<Result<T, ErrorBody>> {
+        let (reply, answer) = oneshot::channel();
+        self.send(request(reply)).await;
+        answer.await.ok()
+    }
+}
+
+/// The API's sockets, and the runtime that serves them.
+pub(super) struct Server {
+    runtime: tokio::runtime::Runtime,
+    path: SocketPath,
+}
+
+impl Server {
+    /// Listens where `config` says, and serves once it [runs](Server::run).
+    ///
+    /// # Errors
+    /// Another daemon has the socket, or an address cannot be listened on.
+    pub(super) fn bind(config: &RegistrarConfig, to: &Loop) -> io::Result<Server> {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()?;
+        let inside = runtime.enter();
+        let access = Access {
+            mode: 0o600,
+            group: None,
+        };
+        let bind = |path: &std::path::Path| UnixListener::bind(path);
+        let (listener, path) = take(&config.control_socket(), access, bind)?;
+        runtime.spawn(serve(axum::serve(listener, router(to.clone()))));
+        if let Some(address) = config.metrics_listen {
+            let listener: TcpListener = listen(address)?;
+            runtime.spawn(serve(axum::serve(listener, metrics_only(to.clone()))));
+        }
+        runtime.spawn(stop_on_signal(to.clone()));
+        drop(inside);
+        Ok(Server { runtime, path })
+    }
+
+    /// Serves until the process ends, in a thread of its own.
+    ///
+    /// # Errors
+    /// The system gives no thread.
+    pub(super) fn run(self) -> io::Result<SocketPath> {
+        let Server { runtime, path } = self;
+        std::thread::Builder::new()
+            .name("control".to_owned())
+            .spawn(move || runtime.block_on(std::future::pending::<()>()))?;
+        Ok(path)
+    }
+}
+
+async fn stop_on_signal(to: Loop) {
+    let both = signal(SignalKind::terminate())
+        .and_then(|terminate| Ok((terminate, signal(SignalKind::interrupt())?)));
+    match both {
+        Ok((mut terminate, mut interrupt)) => {
+            tokio::select! {
+                _ = terminate.recv() => {}
+                _ = interrupt.recv() => {}
+            }
+            to.send(ControlRequest::Stop).await;
+        }
+        Err(error) => tracing::error!(%error, "signals: the registrar ends by SIGKILL only"),
+    }
+}
+
+/// Every route of `holdfast_api::control::REGISTRAR_ROUTES`.
+fn router(to: Loop) -> Router {
+    let description = async || Json(openapi(REGISTRAR_ROUTES));
+    Router::new()
+        .route("/v1/registrar", get(status))
+        .route("/v1/pools", get(pools))
+        .route("/v1/pools/{handle}", get(pool))
+        .route("/v1/peers", get(peers))
+        .route("/openapi.json", get(description))
+        .with_state(to.clone())
+        .merge(metrics_only(to))
+        .fallback(unknown)
+        .method_not_allowed_fallback(wrong_method)
+}
+
+fn metrics_only(to: Loop) -> Router {
+    Router::new()
+        .route("/metrics", get(exported))
+        .with_state(to)
+}
+
+async fn answer<T: Serialize>(
+    to: &Loop,
+    request: impl FnOnce(Reply<T>) -> ControlRequest,
+    refused: StatusCode,
+) -> Response {
+    response(to.ask(request).await, refused)
+}
+
+async fn status(State(to): State<Loop>) -> Response {
+    answer(&to, ControlRequest::Status, StatusCode::CONFLICT).await
+}
+
+async fn pools(
+    State(to): State<Loop>,
+    query: Result<Query<PoolQuery>, QueryRejection>,
+) -> Response {
+    let Query(query) = match query {
+        Ok(query) => query,
+        Err(rejection) => return bad_request(rejection.body_text()).into_response(),
+    };
+    let request = |reply| ControlRequest::Pools(query, reply);
+    answer(&to, request, StatusCode::BAD_REQUEST).await
+}
+
+async fn pool(State(to): State<Loop>, Path(handle): Path<String>) -> Response {
+    let request = |reply| ControlRequest::Pool(handle, reply);
+    answer(&to, request, StatusCode::NOT_FOUND).await
+}
+
+async fn peers(State(to): State<Loop>) -> Response {
+    answer(&to, ControlRequest::Peers, StatusCode::CONFLICT).await
+}
+
+async fn exported(State(to): State<Loop>) -> Response {
+    let status = to.ask(ControlRequest::Status).await;
+    let peers = to.ask(ControlRequest::Peers).await;
+    match (status, peers) {
+        (Some(Ok(status)), Some(Ok(peers))) => {
+            let text = metrics::encode(&status, &peers);
+            ([(header::CONTENT_TYPE, METRICS_TYPE)], text).into_response()
+        }
+        (Some(Err(body)), _) | (_, Some(Err(body))) => {
+            response::<()>(Some(Err(body)), StatusCode::CONFLICT)
+        }
+        _ => response::<()>(None, StatusCode::SERVICE_UNAVAILABLE),
+    }
+}

@@ -1,0 +1,284 @@
+//! The event loop: what came goes into the machine, what the machine says is carried out, and all leaves at once.
+
+use std::collections::HashMap;
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::AsFd;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use holdfast_proto::registrar::{AssociationId, DialId, Output, Protocol, Registrar};
+use holdfast_sys::transport::{AssocId, Endpoint, Event, Message};
+use nix::poll::{PollFd, PollFlags, ppoll};
+use nix::sys::eventfd::EventFd;
+use nix::sys::time::TimeSpec;
+use tokio::sync::mpsc;
+
+use super::control::ControlRequest;
+use super::links::{Found, Links, number, of_number};
+use super::multicast::Groups;
+use super::report::report;
+
+/// How often some associations are asked for their round trips, and in how many turns all of them are.
+const ROUND_TRIP_TURN: Duration = Duration::from_millis(250);
+const ROUND_TRIP_TURNS: usize = 20;
+
+/// A registrar with its sockets.
+pub(super) struct Daemon {
+    pub(super) machine: Registrar,
+    pub(super) started: Instant,
+    pub(super) asap: Box<dyn Endpoint>,
+    pub(super) enrp: Box<dyn Endpoint>,
+    pub(super) groups: Groups,
+    pub(super) links: Links,
+    /// UDP ports of peers, and of everybody else.
+    pub(super) encapsulations: HashMap<SocketAddr, u16>,
+    pub(super) remote_encapsulation: Option<u16>,
+    pub(super) requests: mpsc::Receiver<ControlRequest>,
+    /// Readable when there are requests.
+    pub(super) wake: Arc<EventFd>,
+    /// Messages that an association's buffer had no room for.
+    pub(super) sends_refused: u64,
+    pub(super) next_round_trips: Duration,
+    /// Room that is used again.
+    pub(super) events: Vec<Event>,
+    pub(super) receivers: Vec<AssocId>,
+}
+
+/// Which descriptors have something.
+struct Ready {
+    asap: bool,
+    enrp: bool,
+    wake: bool,
+    groups: bool,
+}
+
+impl Daemon {
+    /// Runs until a request says stop.
+    ///
+    /// # Errors
+    /// The sockets of the transport are unusable.
+    pub(super) fn run(&mut self) -> io::Result<()> {
+        loop {
+            self.carry_out();
+            self.asap.flush()?;
+            self.enrp.flush()?;
+            let ready = self.wait()?;
+            let now = self.now();
+            if ready.asap {
+                self.receive(now, Protocol::Asap)?;
+            }
+            if ready.enrp {
+                self.receive(now, Protocol::Enrp)?;
+            }
+            if ready.groups {
+                let machine = &mut self.machine;
+                self.groups.receive(|source, protocol, bytes| {
+                    machine.handle_multicast(now, source, protocol, bytes);
+                });
+            }
+            if self.machine.poll_timeout().is_some_and(|at| at <= now) {
+                self.machine.handle_timeout(now);
+            }
+            if self.next_round_trips <= now {
+                self.ask_round_trips(now);
+            }
+            if ready.wake && !self.serve() {
+                return self.leave();
+            }
+        }
+    }
+
+    pub(super) fn now(&self) -> Duration {
+        self.started.elapsed()
+    }
+
+    fn wait(&self) -> io::Result<Ready> {
+        let timer = self.machine.poll_timeout();
+        let until = timer.map_or(self.next_round_trips, |at| at.min(self.next_round_trips));
+        let timeout = TimeSpec::from(until.saturating_sub(self.now()));
+        let poll = |fd| PollFd::new(fd, PollFlags::POLLIN);
+        // At most the five that there can be: no allocation.
+        let mut fds = smallvec::SmallVec::<[PollFd<'_>; 5]>::new();
+        fds.extend([self.asap.fd(), self.enrp.fd(), self.wake.as_fd()].map(poll));
+        fds.extend(self.groups.fds().map(poll));
+        match ppoll(&mut fds, Some(timeout), None) {
+            Ok(_) | Err(nix::errno::Errno::EINTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+        let is_ready = |fd: &PollFd<'_>| fd.any() == Some(true);
+        Ok(Ready {
+            asap: is_ready(&fds[0]),
+            enrp: is_ready(&fds[1]),
+            wake: is_ready(&fds[2]),
+            groups: fds[3..].iter().any(is_ready),
+        })
+    }
+
+    fn end(&mut self, protocol: Protocol) -> &mut dyn Endpoint {
+        match protocol {
+            Protocol::Asap => self.asap.as_mut(),
+            Protocol::Enrp => self.enrp.as_mut(),
+        }
+    }
+
+    fn receive(&mut self, now: Duration, protocol: Protocol) -> io::Result<()> {
+        let mut events = std::mem::take(&mut self.events);
+        self.end(protocol).recv_batch(&mut events)?;
+        for event in events.drain(..) {
+            self.feed(now, protocol, event);
+            // At once: a number may belong to another association after the next event.
+            self.carry_out();
+        }
+        self.events = events;
+        Ok(())
+    }
+
+    fn feed(&mut self, now: Duration, protocol: Protocol, event: Event) {
+        match event {
+            Event::Message { assoc, message } => {
+                let from = number(protocol, assoc);
+                match protocol {
+                    _ if message.ppid != protocol.ppid() && message.ppid != 0 => {}
+                    Protocol::Asap => self.machine.handle_asap(now, from, &message.data),
+                    Protocol::Enrp => self.machine.handle_enrp(now, from, &message.data),
+                }
+            }
+            Event::Up { assoc, .. } => self.up(now, protocol, assoc),
+            Event::Restarted { assoc } => {
+                self.machine.handle_restarted(now, number(protocol, assoc));
+            }
+            Event::Down { assoc, .. } => {
+                let id = number(protocol, assoc);
+                let (dials, was_up) = self.links.down(id);
+                if was_up {
+                    self.machine.handle_down(now, id);
+                }
+                for dial in dials {
+                    self.machine.handle_dial_failed(now, dial);
+                }
+            }
+            Event::SendFailed { message, .. } => {
+                self.machine.handle_send_failed(protocol, &message.data);
+            }
+            Event::Path { .. } => {}
+        }
+    }
+
+    fn up(&mut self, now: Duration, protocol: Protocol, assoc: AssocId) {
+        // Without addresses it is gone already, and an event will say so.
+        let Ok(addresses) = self.end(protocol).remote_addresses(assoc) else {
+            return;
+        };
+        let id = number(protocol, assoc);
+        let dials = self.links.up(id, &addresses);
+        if dials.is_empty() {
+            self.machine.handle_up(now, id, protocol, &addresses, None);
+        }
+        for dial in dials {
+            let dial = Some(dial);
+            self.machine.handle_up(now, id, protocol, &addresses, dial);
+        }
+    }
+
+    /// Does what the machine says, and what it says to that.
+    fn carry_out(&mut self) {
+        while let Some(output) = self.machine.poll_output() {
+            match output {
+                Output::Send {
+                    to,
+                    protocol,
+                    message,
+                } => {
+                    let (_, assoc) = of_number(to);
+                    let message = Message::new(protocol.ppid(), message);
+                    if self.end(protocol).send(assoc, &message).is_err() {
+                        self.sends_refused += 1;
+                    }
+                }
+                Output::SendMany {
+                    to,
+                    protocol,
+                    message,
+                } => {
+                    let mut receivers = std::mem::take(&mut self.receivers);
+                    receivers.clear();
+                    receivers.extend(to.iter().map(|id| of_number(*id).1));
+                    let message = Message::new(protocol.ppid(), message);
+                    let sent = self.end(protocol).send_many(&receivers, &message);
+                    self.sends_refused += (receivers.len() - sent) as u64;
+                    self.receivers = receivers;
+                }
+                Output::Connect {
+                    dial,
+                    protocol,
+                    addresses,
+                } => self.connect(dial, protocol, addresses),
+                Output::Multicast { protocol, message } => self.groups.send(protocol, &message),
+                Output::Abort(id) => self.abort(id),
+                Output::Event(event) => report(&event),
+            }
+        }
+    }
+
+    fn connect(&mut self, dial: DialId, protocol: Protocol, addresses: Vec<SocketAddr>) {
+        let now = self.now();
+        match self.links.find(protocol, &addresses, dial) {
+            Found::Coming => return,
+            Found::Up(id, addresses) => {
+                let dial = Some(dial);
+                return self.machine.handle_up(now, id, protocol, &addresses, dial);
+            }
+            Found::Nothing => {}
+        }
+        let own = |address| self.encapsulations.get(address).copied();
+        let port = addresses.iter().find_map(own).or(self.remote_encapsulation);
+        match self.end(protocol).connect(&addresses, port) {
+            Ok(assoc) => self.links.begun(number(protocol, assoc), addresses, dial),
+            Err(error) => {
+                tracing::debug!(%error, ?addresses, "connecting");
+                self.machine.handle_dial_failed(now, dial);
+            }
+        }
+    }
+
+    fn abort(&mut self, id: AssociationId) {
+        let (protocol, assoc) = of_number(id);
+        // If it is gone already, an event says so.
+        let _ = self.end(protocol).abort(assoc);
+    }
+
+    fn ask_round_trips(&mut self, now: Duration) {
+        self.next_round_trips = now + ROUND_TRIP_TURN;
+        for _ in 0..self.links.len().div_ceil(ROUND_TRIP_TURNS) {
+            let Some(id) = self.links.next_in_rota() else {
+                return;
+            };
+            let (protocol, assoc) = of_number(id);
+            if let Ok(round_trip) = self.end(protocol).round_trip(assoc) {
+                self.machine.handle_round_trip(id, round_trip);
+            }
+        }
+    }
+
+    /// Answers what operators ask. False: one of them says stop.
+    fn serve(&mut self) -> bool {
+        let _ = self.wake.read();
+        while let Ok(request) = self.requests.try_recv() {
+            if !self.answer(request) {
+                return false;
+            }
+        }
+        true
+    }
+
+    /// Elements, users and peers hear at once that it is gone.
+    fn leave(&mut self) -> io::Result<()> {
+        let all: Vec<_> = self.links.each().collect();
+        for id in all {
+            self.abort(id);
+        }
+        self.asap.flush()?;
+        self.enrp.flush()
+    }
+}

@@ -1,0 +1,210 @@
+//! The associations of both endpoints, under the numbers that the machine knows them by.
+
+use std::collections::{HashMap, VecDeque};
+use std::net::SocketAddr;
+
+use holdfast_proto::registrar::{AssociationId, DialId, Protocol};
+use holdfast_sys::transport::AssocId;
+
+/// An association's number for the machine: the endpoint's, and which endpoint.
+pub(super) fn number(protocol: Protocol, assoc: AssocId) -> AssociationId {
+    let endpoint = match protocol {
+        Protocol::Asap => 0,
+        Protocol::Enrp => 1,
+    };
+    // The endpoints here have no further ports, whose number would be in the bits that are lost.
+    AssociationId(assoc.0 << 1 | endpoint)
+}
+
+/// The endpoint that a number belongs to, and the endpoint's own number.
+pub(super) fn of_number(id: AssociationId) -> (Protocol, AssocId) {
+    let protocol = match id.0 & 1 {
+        0 => Protocol::Asap,
+        _ => Protocol::Enrp,
+    };
+    (protocol, AssocId(id.0 >> 1))
+}
+
+#[derive(Debug)]
+struct Link {
+    addresses: Vec<SocketAddr>,
+    /// What waits for it to come up.
+    dials: Vec<DialId>,
+    is_up: bool,
+}
+
+/// What became of a wish to connect.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Found {
+    /// There is an association, with these addresses.
+    Up(AssociationId, Vec<SocketAddr>),
+    /// There will be one or not; the wish is noted.
+    Coming,
+    /// There is none.
+    Nothing,
+}
+
+/// Associations that are up or coming up.
+#[derive(Debug, Default)]
+pub(super) struct Links {
+    links: HashMap<AssociationId, Link>,
+    by_address: HashMap<(Protocol, SocketAddr), AssociationId>,
+    /// Those that are up, the next to be asked for its round trip first. May name some that are gone.
+    rota: VecDeque<AssociationId>,
+}
+
+impl Links {
+    /// An association was begun here.
+    pub(super) fn begun(&mut self, id: AssociationId, addresses: Vec<SocketAddr>, dial: DialId) {
+        self.know(id, &addresses);
+        let link = Link {
+            addresses,
+            dials: vec![dial],
+            is_up: false,
+        };
+        self.links.insert(id, link);
+    }
+
+    /// Whether there is an association with one of these addresses. If it is coming up, `dial` waits for it too.
+    pub(super) fn find(
+        &mut self,
+        protocol: Protocol,
+        addresses: &[SocketAddr],
+        dial: DialId,
+    ) -> Found {
+        let known = |address: &SocketAddr| self.by_address.get(&(protocol, *address)).copied();
+        let Some(id) = addresses.iter().find_map(known) else {
+            return Found::Nothing;
+        };
+        match self.links.get_mut(&id) {
+            Some(link) if link.is_up => Found::Up(id, link.addresses.clone()),
+            Some(link) => {
+                link.dials.push(dial);
+                Found::Coming
+            }
+            None => Found::Nothing,
+        }
+    }
+
+    /// An association is up, with these addresses. Returns what waited for it.
+    pub(super) fn up(&mut self, id: AssociationId, addresses: &[SocketAddr]) -> Vec<DialId> {
+        let dials = match self.links.remove(&id) {
+            Some(before) => {
+                self.forget(id, &before.addresses);
+                before.dials
+            }
+            None => Vec::new(),
+        };
+        self.know(id, addresses);
+        let link = Link {
+            addresses: addresses.to_vec(),
+            dials: Vec::new(),
+            is_up: true,
+        };
+        self.links.insert(id, link);
+        self.rota.push_front(id);
+        dials
+    }
+
+    /// An association is gone. Returns what waited for it, and whether it was up.
+    pub(super) fn down(&mut self, id: AssociationId) -> (Vec<DialId>, bool) {
+        let Some(link) = self.links.remove(&id) else {
+            return (Vec::new(), false);
+        };
+        self.forget(id, &link.addresses);
+        (link.dials, link.is_up)
+    }
+
+    /// How many there are.
+    pub(super) fn len(&self) -> usize {
+        self.links.len()
+    }
+
+    /// All of them.
+    pub(super) fn each(&self) -> impl Iterator<Item = AssociationId> + '_ {
+        self.links.keys().copied()
+    }
+
+    /// The association that is to be asked for its round trip now. It goes to the end of the line.
+    pub(super) fn next_in_rota(&mut self) -> Option<AssociationId> {
+        while let Some(id) = self.rota.pop_front() {
+            if self.links.get(&id).is_some_and(|link| link.is_up) {
+                self.rota.push_back(id);
+                return Some(id);
+            }
+        }
+        None
+    }
+
+    fn know(&mut self, id: AssociationId, addresses: &[SocketAddr]) {
+        let (protocol, _) = of_number(id);
+        for address in addresses {
+            self.by_address.insert((protocol, *address), id);
+        }
+    }
+
+    fn forget(&mut self, id: AssociationId, addresses: &[SocketAddr]) {
+        let (protocol, _) = of_number(id);
+        for address in addresses {
+            let key = (protocol, *address);
+            if self.by_address.get(&key) == Some(&id) {
+                self.by_address.remove(&key);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(text: &str) -> SocketAddr {
+        text.parse().expect("an address")
+    }
+
+    #[test]
+    fn a_number_tells_the_endpoint() {
+        for (protocol, own) in [(Protocol::Asap, 7), (Protocol::Enrp, 0xffff_fffe)] {
+            let id = number(protocol, AssocId(own));
+            assert_eq!(of_number(id), (protocol, AssocId(own)));
+        }
+    }
+
+    #[test]
+    fn a_second_dial_waits_for_the_first_one_s_association() {
+        let mut links = Links::default();
+        let id = number(Protocol::Enrp, AssocId(1));
+        let (one, two) = (at("10.0.0.1:9901"), at("10.1.0.1:9901"));
+        links.begun(id, vec![one], DialId(1));
+        assert_eq!(
+            links.find(Protocol::Enrp, &[two, one], DialId(2)),
+            Found::Coming
+        );
+        assert_eq!(
+            links.find(Protocol::Asap, &[one], DialId(3)),
+            Found::Nothing
+        );
+        assert_eq!(links.up(id, &[one, two]), [DialId(1), DialId(2)]);
+        let up = Found::Up(id, vec![one, two]);
+        assert_eq!(links.find(Protocol::Enrp, &[two], DialId(4)), up);
+        assert_eq!(links.next_in_rota(), Some(id));
+        assert_eq!(links.down(id), (Vec::new(), true));
+        assert_eq!(
+            links.find(Protocol::Enrp, &[one, two], DialId(5)),
+            Found::Nothing
+        );
+        assert_eq!((links.next_in_rota(), links.len()), (None, 0));
+    }
+
+    #[test]
+    fn an_address_belongs_to_the_association_that_came_last() {
+        let mut links = Links::default();
+        let (old, new) = (AssociationId(2), AssociationId(4));
+        let one = at("10.0.0.1:3863");
+        links.up(old, &[one]);
+        links.up(new, &[one]);
+        links.down(old);
+        let found = links.find(Protocol::Asap, &[one], DialId(1));
+        assert_eq!(found, Found::Up(new, vec![one]));
+    }
+}

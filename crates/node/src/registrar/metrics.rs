@@ -1,0 +1,99 @@
+//! What a registrar counts, in Prometheus' terms: made from its status when somebody asks.
+
+use holdfast_api::control::{PeerList, RegistrarStatus};
+use prometheus_client::encoding::text;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::registry::Registry;
+
+/// The text that Prometheus reads.
+pub(super) fn encode(status: &RegistrarStatus, peers: &PeerList) -> String {
+    let mut registry = Registry::with_prefix("holdfast_registrar");
+    let active = peers.peers.iter().filter(|peer| peer.active).count() as u64;
+    let gauges = [
+        ("pools", "Pools", status.pools),
+        ("elements", "Elements, whoever's they are", status.elements),
+        (
+            "elements_own",
+            "Elements it is home of",
+            status.own_elements,
+        ),
+        ("associations", "SCTP associations", status.associations),
+        ("peers_active", "Other registrars that answer", active),
+    ];
+    for (name, help, value) in gauges {
+        let gauge: Gauge = Gauge::default();
+        gauge.set(i64::try_from(value).unwrap_or(i64::MAX));
+        registry.register(name, help, gauge);
+    }
+    for (name, help, value) in counters(status) {
+        let counter: Counter = Counter::default();
+        counter.inc_by(value);
+        registry.register(name, help, counter);
+    }
+    let mut encoded = String::new();
+    // Writing to a string does not fail.
+    let _ = text::encode(&mut encoded, &registry);
+    encoded
+}
+
+fn counters(status: &RegistrarStatus) -> [(&'static str, &'static str, u64); 15] {
+    let counted = &status.counters;
+    [
+        (
+            "registrations",
+            "First registrations",
+            counted.registrations,
+        ),
+        (
+            "reregistrations",
+            "Registrations anew",
+            counted.reregistrations,
+        ),
+        ("refusals", "Registrations refused", counted.refusals),
+        (
+            "deregistrations",
+            "Elements that left",
+            counted.deregistrations,
+        ),
+        ("resolutions", "Resolutions answered", counted.resolutions),
+        (
+            "resolutions_refused",
+            "Resolutions refused",
+            counted.resolutions_refused,
+        ),
+        ("keep_alives", "Keep-alives sent", counted.keep_alives),
+        (
+            "unreachable_reports",
+            "Reports of unreachable elements",
+            counted.unreachable_reports,
+        ),
+        (
+            "updates_sent",
+            "Updates sent to peers",
+            counted.updates_sent,
+        ),
+        (
+            "updates_received",
+            "Updates from peers",
+            counted.updates_received,
+        ),
+        (
+            "resynchronisations",
+            "Handle tables asked for anew",
+            counted.resynchronisations,
+        ),
+        ("takeovers", "Registrars taken over", counted.takeovers),
+        ("malformed", "Malformed messages", counted.malformed),
+        (
+            "limited",
+            "Messages dropped by the rate limit",
+            counted.limited,
+        ),
+        (
+            "sends_refused",
+            "Messages without room in a send buffer",
+            counted.sends_refused,
+        ),
+    ]
+}

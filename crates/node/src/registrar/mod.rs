@@ -1,0 +1,14 @@
+//! `holdfastd` as a registrar: SCTP and multicast in, `holdfast_proto::registrar` in the middle, messages out.
+//!
+//! One thread has the machine and all its sockets ([`run`]). Another serves the control API, and asks the first.
+
+mod control;
+mod event_loop;
+mod links;
+mod metrics;
+mod multicast;
+mod report;
+mod setup;
+mod view;
+
+pub use setup::{StartError, run};

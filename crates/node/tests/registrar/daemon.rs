@@ -1,0 +1,134 @@
+//! A registrar in a process of its own.
+
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::pin::Pin;
+use std::process::{Child, Command};
+
+use holdfast_api::control::{
+    BlockingClient, Client, ClientError, PeerEntry, PoolDetail, RegistrarStatus,
+};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+/// Ends with the test.
+pub struct Daemon {
+    child: Child,
+    socket: PathBuf,
+    client: BlockingClient,
+}
+
+impl Daemon {
+    /// Starts one on loopback, on ports that the system chooses, in `directory`; `more` goes into its configuration.
+    /// `others` is the UDP port of whoever is no configured peer.
+    pub fn start(directory: &Path, others: u16, more: &str) -> Self {
+        let text = format!(
+            r#"
+[registrar]
+listen = ["127.0.0.1"]
+asap_port = 0
+enrp_port = 0
+raw = false
+encapsulation_port = 0
+remote_encapsulation_port = {others}
+run_dir = "{}"
+keep_alive_interval_ms = 500
+heartbeat_cycle_ms = 500
+last_heard_max_ms = 10000
+[access]
+registrar = ["127.0.0.1"]
+[log]
+format = "json"
+{more}"#,
+            directory.display()
+        );
+        Self::configured(directory, &text)
+    }
+
+    /// Starts one with this configuration, whose run directory is `directory`.
+    pub fn configured(directory: &Path, text: &str) -> Self {
+        std::fs::create_dir_all(directory).expect("a directory");
+        let config = directory.join("registrar.toml");
+        std::fs::write(&config, text).expect("a file");
+        let mut command = Command::new(env!("CARGO_BIN_EXE_holdfastd"));
+        command
+            .args(["--role", "registrar", "--config"])
+            .arg(config);
+        let socket = directory.join("registrar.sock");
+        Self {
+            child: command.spawn().expect("holdfastd"),
+            client: BlockingClient::new(&socket).expect("a client"),
+            socket,
+        }
+    }
+
+    /// What goes into the configuration of a registrar that begins with this one.
+    pub fn as_peer(&self) -> String {
+        let status = self.status().expect("a registrar");
+        let (at, udp) = (status.enrp[0], status.encapsulation_port.expect("a port"));
+        let (ip, port) = (at.ip(), at.port());
+        format!("[[peer]]\naddresses = [\"{ip}\"]\nport = {port}\nencapsulation_port = {udp}\n")
+    }
+
+    /// Nothing as long as it does not answer.
+    pub fn status(&self) -> Option<RegistrarStatus> {
+        self.ask(|client| Box::pin(client.registrar()))
+    }
+
+    /// A pool, if it is known.
+    pub fn pool(&self, handle: &'static str) -> Option<PoolDetail> {
+        self.ask(|client| Box::pin(client.pool(handle)))
+    }
+
+    /// Another registrar, if it is known.
+    pub fn peer(&self, id: &str) -> Option<PeerEntry> {
+        let list = self.ask(|client| Box::pin(client.peers()))?;
+        list.peers.into_iter().find(|peer| peer.id == id)
+    }
+
+    /// Its metrics.
+    pub fn metrics(&self) -> Option<String> {
+        self.ask(|client| Box::pin(client.metrics()))
+    }
+
+    /// The status of the answer to `GET path`, and its body.
+    pub fn raw(&self, path: &str) -> (u16, String) {
+        let mut stream = UnixStream::connect(&self.socket).expect("a connection");
+        let head = format!("GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
+        stream.write_all(head.as_bytes()).expect("a request");
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).expect("an answer");
+        let (head, body) = answer.split_once("\r\n\r\n").expect("a head");
+        let status = head.split(' ').nth(1).expect("a status");
+        (status.parse().expect("a number"), body.to_owned())
+    }
+
+    /// Asks it to end; returns whether it did so in order.
+    pub fn stop(&mut self) -> bool {
+        let id = i32::try_from(self.child.id()).expect("a process");
+        kill(Pid::from_raw(id), Signal::SIGTERM).expect("a signal");
+        let ended = self.child.wait().expect("its end").success();
+        ended && !self.socket.exists()
+    }
+
+    /// `SIGKILL`.
+    pub fn kill(&mut self) {
+        self.child.kill().expect("killed");
+        self.child.wait().expect("its end");
+    }
+
+    fn ask<'a, T>(
+        &'a self,
+        request: impl FnOnce(&'a Client) -> Pin<Box<dyn Future<Output = Result<T, ClientError>> + 'a>>,
+    ) -> Option<T> {
+        self.client.run(request).ok()
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}

@@ -1,0 +1,150 @@
+//! Pool elements and a pool user over one SCTP endpoint: they say what they are told to, and answer keep-alives.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use bytes::BytesMut;
+use holdfast_api::control::RegistrarStatus;
+use holdfast_sys::transport::{AssocId, Config, Endpoint, Event, Message as Packet, open};
+use holdfast_wire::rserpool::asap::{Message, PPID};
+use holdfast_wire::rserpool::{
+    ElementId, Policy, PoolElement, PoolHandle, RegistrarId, Transport, TransportUse,
+};
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+
+pub struct Host {
+    endpoint: Box<dyn Endpoint>,
+    events: Vec<Event>,
+    up: Vec<AssocId>,
+    /// What came and was not taken.
+    came: Vec<(AssocId, Message)>,
+    /// The elements here, by the registrar that asked last whether they live and said that it is their home.
+    pub homes: Vec<(ElementId, RegistrarId)>,
+    elements: Vec<(PoolHandle, ElementId)>,
+}
+
+impl Host {
+    pub fn open() -> Self {
+        let config = Config {
+            encapsulation: Some(0),
+            raw: false,
+            ..Config::new(vec!["127.0.0.1:0".parse().expect("an address")])
+        };
+        Self {
+            endpoint: open(&config).expect("an endpoint"),
+            events: Vec::new(),
+            up: Vec::new(),
+            came: Vec::new(),
+            homes: Vec::new(),
+            elements: Vec::new(),
+        }
+    }
+
+    pub fn udp_port(&self) -> u16 {
+        self.endpoint.encapsulation_port().expect("a port")
+    }
+
+    pub fn connect(&mut self, to: &RegistrarStatus) -> AssocId {
+        let assoc = self.endpoint.connect(&to.asap, to.encapsulation_port);
+        assoc.expect("a connection in progress")
+    }
+
+    pub fn is_up(&self, assoc: AssocId) -> bool {
+        self.up.contains(&assoc)
+    }
+
+    pub fn register(&mut self, at: AssocId, handle: &PoolHandle, id: ElementId) {
+        let service: SocketAddr = "127.0.0.1:80".parse().expect("an address");
+        let element = PoolElement {
+            id,
+            home: RegistrarId(0),
+            registration_life: 3_600_000,
+            user_transport: Transport::Tcp {
+                port: service.port(),
+                usage: TransportUse::DataOnly,
+                address: service.ip(),
+            },
+            policy: Policy::LeastUsed { load: u32::MAX / 2 },
+            asap_transport: None,
+        };
+        let handle = handle.clone();
+        self.elements.push((handle.clone(), id));
+        self.send(at, &Message::Registration { handle, element });
+    }
+
+    pub fn resolve(&mut self, at: AssocId, handle: &PoolHandle) {
+        let message = Message::HandleResolution {
+            updates: false,
+            handle: handle.clone(),
+            items: None,
+        };
+        self.send(at, &message);
+    }
+
+    /// The first message from there that `is_wanted`.
+    pub fn take(&mut self, from: AssocId, is_wanted: fn(&Message) -> bool) -> Option<Message> {
+        let wanted = |(at, message): &(AssocId, Message)| *at == from && is_wanted(message);
+        let found = self.came.iter().position(wanted)?;
+        Some(self.came.remove(found).1)
+    }
+
+    /// Takes in what comes within some milliseconds.
+    pub fn turn(&mut self) {
+        self.endpoint.flush().expect("a working transport");
+        let fd = PollFd::new(self.endpoint.fd(), PollFlags::POLLIN);
+        let timeout = PollTimeout::try_from(Duration::from_millis(20)).expect("a time");
+        poll(&mut [fd], timeout).expect("a wait");
+        let mut events = std::mem::take(&mut self.events);
+        self.endpoint
+            .recv_batch(&mut events)
+            .expect("a working transport");
+        for event in events.drain(..) {
+            match event {
+                Event::Up { assoc, .. } => self.up.push(assoc),
+                Event::Down { assoc, .. } => self.up.retain(|up| *up != assoc),
+                Event::Message { assoc, message } => self.hear(assoc, &message),
+                _ => {}
+            }
+        }
+        self.events = events;
+        self.endpoint.flush().expect("a working transport");
+    }
+
+    fn hear(&mut self, from: AssocId, packet: &Packet) {
+        assert_eq!(packet.ppid, PPID);
+        let message = Message::parse(&packet.data)
+            .expect("an ASAP message")
+            .message;
+        let Message::EndpointKeepAlive {
+            home,
+            registrar,
+            handle,
+            id,
+        } = message
+        else {
+            self.came.push((from, message));
+            return;
+        };
+        let meant = |(own, number): &(PoolHandle, ElementId)| {
+            *own == handle && id.is_none_or(|id| id == *number)
+        };
+        let (_, id) = *self
+            .elements
+            .iter()
+            .find(|one| meant(one))
+            .expect("an element of ours");
+        if home {
+            self.homes.retain(|(element, _)| *element != id);
+            self.homes.push((id, registrar));
+        }
+        self.send(from, &Message::EndpointKeepAliveAck { handle, id });
+    }
+
+    fn send(&mut self, to: AssocId, message: &Message) {
+        let mut bytes = BytesMut::new();
+        message.encode(&mut bytes).expect("an encoding");
+        let packet = Packet::new(PPID, bytes.freeze());
+        // One that is gone is of no interest: the registrar asks again.
+        let _ = self.endpoint.send(to, &packet);
+    }
+}

@@ -1,0 +1,212 @@
+//! Registrars in processes of their own, over SCTP inside UDP on loopback: elements, a user, synchronisation, a death with its
+//! takeover, a return.
+
+mod daemon;
+mod element;
+mod multicast;
+
+use std::time::{Duration, Instant};
+
+use daemon::Daemon;
+use element::Host;
+use holdfast_api::control::{ErrorBody, PoolList, REGISTRAR_ROUTES, openapi};
+use holdfast_sys::transport::AssocId;
+use holdfast_wire::rserpool::asap::Message;
+use holdfast_wire::rserpool::{ElementId, PoolHandle};
+
+/// Longest wait for anything that must happen.
+const PATIENCE: Duration = Duration::from_secs(180);
+
+/// Lets the host live until `look` finds something.
+fn until<T>(host: &mut Host, what: &str, mut look: impl FnMut(&mut Host) -> Option<T>) -> T {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        host.turn();
+        if let Some(found) = look(host) {
+            return found;
+        }
+        assert!(Instant::now() < deadline, "in vain: {what}");
+    }
+}
+
+fn ready(host: &mut Host, daemon: &Daemon) -> String {
+    until(host, "a registrar that serves", |_| {
+        daemon
+            .status()
+            .filter(|status| status.ready)
+            .map(|status| status.id)
+    })
+}
+
+fn connect(host: &mut Host, daemon: &Daemon) -> AssocId {
+    let assoc = host.connect(&daemon.status().expect("a registrar"));
+    until(host, "an association", |host| {
+        host.is_up(assoc).then_some(assoc)
+    })
+}
+
+fn register(host: &mut Host, at: AssocId, handle: &PoolHandle, id: ElementId) {
+    host.register(at, handle, id);
+    let answer = until(host, "an answer to the registration", |host| {
+        host.take(at, |message| {
+            matches!(message, Message::RegistrationResponse { .. })
+        })
+    });
+    let causes = Vec::new();
+    let wanted = Message::RegistrationResponse {
+        rejected: false,
+        handle: handle.clone(),
+        id,
+        causes,
+    };
+    assert_eq!(answer, wanted);
+}
+
+/// The elements that a resolution brings, in order of their numbers.
+fn resolve(host: &mut Host, at: AssocId, handle: &PoolHandle) -> Vec<ElementId> {
+    host.resolve(at, handle);
+    let answer = until(host, "an answer to the resolution", |host| {
+        host.take(at, |message| {
+            matches!(message, Message::HandleResolutionResponse { .. })
+        })
+    });
+    let Message::HandleResolutionResponse { elements, .. } = answer else {
+        unreachable!("taken as one");
+    };
+    let mut ids: Vec<_> = elements.iter().map(|element| element.id).collect();
+    ids.sort_unstable();
+    ids
+}
+
+/// Waits until `viewer` has so many elements of `home`, with the checksum that `home` itself has.
+fn in_step(host: &mut Host, home: &Daemon, viewer: &Daemon, elements: u64) {
+    until(host, "equal checksums", |_| {
+        let own = home.status()?;
+        let seen = viewer.peer(&own.id)?;
+        let equal = seen.checksum == own.checksum && seen.announced_checksum == Some(own.checksum);
+        let all = own.own_elements == elements && seen.elements == elements;
+        (equal && all && seen.active && seen.connected).then_some(())
+    });
+}
+
+/// Waits until the daemon says that all elements of the pool have this home.
+fn at_home(host: &mut Host, daemon: &Daemon, home: &str, elements: usize) {
+    until(host, "the elements' home", |_| {
+        let pool = daemon.pool("echo")?;
+        let theirs = pool.elements.iter().filter(|element| element.home == home);
+        (theirs.count() == elements && pool.elements.len() == elements).then_some(())
+    });
+}
+
+#[test]
+fn registrars_share_their_elements_and_one_takes_over_the_other() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let in_directory = |name: &str| directory.path().join(name);
+    let mut host = Host::open();
+    let others = host.udp_port();
+    let handle = PoolHandle::from("echo");
+    let (one, two) = (ElementId(0x11), ElementId(0x22));
+
+    let mut first = Daemon::start(&in_directory("first"), others, "");
+    let first_id = ready(&mut host, &first);
+    let to_first = connect(&mut host, &first);
+    register(&mut host, to_first, &handle, one);
+    assert_eq!(resolve(&mut host, to_first, &handle), [one]);
+
+    // The second begins with what the first one has.
+    let second = Daemon::start(&in_directory("second"), others, &first.as_peer());
+    let second_id = ready(&mut host, &second);
+    let to_second = connect(&mut host, &second);
+    assert_eq!(resolve(&mut host, to_second, &handle), [one]);
+    in_step(&mut host, &first, &second, 1);
+
+    // What registers later is told.
+    register(&mut host, to_first, &handle, two);
+    in_step(&mut host, &first, &second, 2);
+    at_home(&mut host, &second, &first_id, 2);
+    assert_eq!(resolve(&mut host, to_second, &handle), [one, two]);
+    let three = ElementId(0x33);
+    register(&mut host, to_second, &PoolHandle::from("other"), three);
+    in_step(&mut host, &second, &first, 1);
+
+    first.kill();
+    at_home(&mut host, &second, &second_id, 2);
+    until(&mut host, "elements that know their new home", |host| {
+        let told = |id: ElementId| {
+            let of_second =
+                |(element, home): &(ElementId, _)| *element == id && format!("{home}") == second_id;
+            host.homes.iter().any(of_second)
+        };
+        (told(one) && told(two)).then_some(())
+    });
+    assert_eq!(resolve(&mut host, to_second, &handle), [one, two]);
+    let metrics = second.metrics().expect("metrics");
+    let takeovers = metrics
+        .lines()
+        .find_map(|line| line.strip_prefix("holdfast_registrar_takeovers_total "));
+    assert!(takeovers.is_some_and(|count| count != "0"), "{metrics}");
+    assert!(
+        metrics.contains("holdfast_registrar_elements_own 3\n"),
+        "{metrics}"
+    );
+
+    // A successor of the first learns all from the second.
+    let third = Daemon::start(&in_directory("first"), others, &second.as_peer());
+    ready(&mut host, &third);
+    in_step(&mut host, &second, &third, 3);
+    let to_third = connect(&mut host, &third);
+    assert_eq!(resolve(&mut host, to_third, &handle), [one, two]);
+}
+
+#[test]
+fn operators_see_pools_and_are_told_what_to_do() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let mut host = Host::open();
+    let mut daemon = Daemon::start(directory.path(), host.udp_port(), "");
+    ready(&mut host, &daemon);
+    let at = connect(&mut host, &daemon);
+    for name in ["c", "a", "b\\/\u{1}"] {
+        register(&mut host, at, &PoolHandle::from(name), ElementId(7));
+    }
+    for route in REGISTRAR_ROUTES {
+        let path = route.path.replace("{handle}", "b%5C%5C%2F%5Cx01");
+        let (status, body) = daemon.raw(&path);
+        assert_eq!(status, route.status, "{path}: {body}");
+    }
+    let (_, description) = daemon.raw("/openapi.json");
+    let description: serde_json::Value = serde_json::from_str(&description).expect("JSON");
+    assert_eq!(description, openapi(REGISTRAR_ROUTES));
+
+    let (_, first) = daemon.raw("/v1/pools?limit=2");
+    let first: PoolList = serde_json::from_str(&first).expect("a list");
+    let handles = |list: &PoolList| -> Vec<String> {
+        list.pools.iter().map(|pool| pool.handle.clone()).collect()
+    };
+    assert_eq!(handles(&first), ["a", "b\\\\/\\x01"]);
+    let next = first.next.expect("more");
+    let next = next.replace('\\', "%5C");
+    let (_, rest) = daemon.raw(&format!("/v1/pools?limit=2&after={next}"));
+    let rest: PoolList = serde_json::from_str(&rest).expect("a list");
+    assert_eq!(
+        (handles(&rest), rest.next, rest.total),
+        (vec!["c".to_owned()], None, 3)
+    );
+
+    for (path, status) in [
+        ("/v1/nothing", 404),
+        ("/v1/pools/none", 404),
+        ("/v1/pools/%5Cq", 404),
+        ("/v1/pools?limit=many", 400),
+        ("/v1/pools?after=%5Cq", 400),
+    ] {
+        let (got, body) = daemon.raw(path);
+        assert_eq!(got, status, "{path}: {body}");
+        let body: ErrorBody = serde_json::from_str(&body).expect("an error");
+        assert!(!body.what_to_do.is_empty(), "{path}");
+    }
+    assert!(daemon.stop());
+    // It says that it goes.
+    until(&mut host, "the end of the association", |host| {
+        (!host.is_up(at)).then_some(())
+    });
+}
