@@ -41,7 +41,7 @@ INSIDE
 server=$!
 timeout 180 "$here/guest.sh" run "$dir" "$dir/transport-inside.sh" tap0 >"$dir/console.txt" 2>&1 &
 guest=$!
-trap 'kill $server 2>/dev/null; wait $guest 2>/dev/null || true' EXIT
+trap 'kill $server 2>/dev/null || true; wait $guest 2>/dev/null || true' EXIT
 
 status=0
 for encapsulation in 0 9899; do
