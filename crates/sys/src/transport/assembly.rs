@@ -4,7 +4,7 @@ use super::event::{AssocId, DownReason, Event, Message, PathState};
 use super::layout::{u16_at, u32_at};
 use crate::address::RawAddress;
 use bytes::{Bytes, BytesMut};
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 /// Bytes of one buffer that messages share.
 const ARENA_LEN: usize = 64 * 1024;
@@ -44,6 +44,8 @@ pub struct Assembly {
     message_len_max: usize,
     arena: BytesMut,
     partial: HashMap<AssocId, BytesMut>,
+    /// Associations that were `too_long` and have not ended yet: the rest of the message is no message.
+    cut_off: HashSet<AssocId>,
 }
 
 impl Assembly {
@@ -55,11 +57,15 @@ impl Assembly {
             message_len_max: message_len_max as usize,
             arena: BytesMut::new(),
             partial: HashMap::new(),
+            cut_off: HashSet::new(),
         }
     }
 
     /// A message, or a piece of one that is not the last.
     pub fn message(&mut self, bytes: &[u8], origin: &Origin, is_end: bool) {
+        if !self.cut_off.is_empty() && self.cut_off.contains(&origin.assoc) {
+            return;
+        }
         let is_first = self.partial.is_empty() || !self.partial.contains_key(&origin.assoc);
         if is_end && is_first {
             let data = self.store(bytes);
@@ -68,8 +74,7 @@ impl Assembly {
         let pieces = self.partial.entry(origin.assoc).or_default();
         if pieces.len() + bytes.len() > self.message_len_max {
             self.partial.remove(&origin.assoc);
-            self.too_long.push(origin.assoc);
-            return;
+            return self.cut_off(origin.assoc);
         }
         pieces.extend_from_slice(bytes);
         if is_end && let Some(whole) = self.partial.remove(&origin.assoc) {
@@ -79,8 +84,7 @@ impl Assembly {
 
     fn push(&mut self, origin: &Origin, data: Bytes) {
         if data.len() > self.message_len_max {
-            self.too_long.push(origin.assoc);
-            return;
+            return self.cut_off(origin.assoc);
         }
         self.events.push(Event::Message {
             assoc: origin.assoc,
@@ -91,6 +95,11 @@ impl Assembly {
                 data,
             },
         });
+    }
+
+    fn cut_off(&mut self, assoc: AssocId) {
+        self.too_long.push(assoc);
+        self.cut_off.insert(assoc);
     }
 
     /// A copy of `bytes` in the shared buffer: one allocation for hundreds of messages.
@@ -113,6 +122,11 @@ impl Assembly {
         };
         if let Some(Event::Down { assoc, .. } | Event::Restarted { assoc }) = event {
             self.partial.remove(&assoc);
+            self.cut_off.remove(&assoc);
+        }
+        // The stack may use a number again.
+        if let Some(Event::Up { assoc, .. }) = event {
+            self.cut_off.remove(&assoc);
         }
         self.events.extend(event);
     }
@@ -218,6 +232,8 @@ mod tests {
         assembly.message(&[0; 600], &from(1), false);
         assembly.message(&[0; 600], &from(1), false);
         assert_eq!(assembly.too_long, [AssocId(1)]);
+        // What is left of it is no message.
+        assembly.message(&[0; 100], &from(1), true);
         assembly.message(&[0; 1001], &from(2), true);
         assert_eq!(assembly.too_long.len(), 2);
         assert!(assembly.events.is_empty() && assembly.partial.is_empty());
