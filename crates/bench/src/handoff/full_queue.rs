@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use holdfast_api::Drain;
 use holdfast_lab::{LinkEntry, Topology};
+use holdfast_sys::sysctl;
 use sha2::{Digest, Sha256};
 use socket2::{Domain, Socket, Type};
 
@@ -30,7 +31,7 @@ const CLIENT_QUEUE: usize = 4096;
 const SEND_BUFFER: usize = 134 << 10;
 
 /// The setting that bounds them.
-const SEND_BUFFERS: &str = "/proc/sys/net/ipv4/tcp_wmem";
+const SEND_BUFFERS: &str = "net/ipv4/tcp_wmem";
 
 /// The clients' receive buffers: windows that a send buffer fills.
 const RECEIVE_BUFFER: usize = 32 << 10;
@@ -66,7 +67,7 @@ fn start(connections: usize) -> Result<Cluster> {
     }
     let cluster = Cluster::up(spec)?;
     for node in HOMES {
-        let limit = || std::fs::write(SEND_BUFFERS, format!("4096 16384 {SEND_BUFFER}"));
+        let limit = || sysctl::write(SEND_BUFFERS, &format!("4096 16384 {SEND_BUFFER}"));
         cluster.lab().in_net(node, limit)?.context(SEND_BUFFERS)?;
     }
     Ok(cluster)

@@ -81,21 +81,9 @@ fn heal(world: &mut World) {
     }
 }
 
-fn seeds(otherwise: u64) -> std::ops::Range<u64> {
-    let number = |name| {
-        std::env::var(name)
-            .ok()
-            .and_then(|text| text.parse::<u64>().ok())
-    };
-    match (number("HOLDFAST_SEED"), number("HOLDFAST_SEEDS")) {
-        (Some(seed), _) => seed..seed + 1,
-        (None, count) => 0..count.unwrap_or(otherwise),
-    }
-}
-
 #[test]
 fn every_flow_has_one_speaker_at_any_time_and_one_owner_in_the_end() {
-    let seeds = seeds(3_000);
+    let seeds = rng::seeds(3_000);
     let all = seeds.end - seeds.start >= 1_000;
     let mut tally = Tally::default();
     for seed in seeds {

@@ -29,3 +29,16 @@ impl Rng {
         self.range(0, 100) < chance
     }
 }
+
+/// The seeds of a run: `HOLDFAST_SEED` alone, the first `HOLDFAST_SEEDS`, or else so many.
+pub fn seeds(otherwise: u64) -> std::ops::Range<u64> {
+    let number = |name| {
+        std::env::var(name)
+            .ok()
+            .and_then(|text| text.parse::<u64>().ok())
+    };
+    match (number("HOLDFAST_SEED"), number("HOLDFAST_SEEDS")) {
+        (Some(seed), _) => seed..seed + 1,
+        (None, count) => 0..count.unwrap_or(otherwise),
+    }
+}

@@ -106,15 +106,7 @@ fn count(world: &World, what: &str) -> u64 {
 
 #[test]
 fn the_living_are_registered_and_sessions_go_on_with_their_latest_cookie() {
-    let number = |name| {
-        std::env::var(name)
-            .ok()
-            .and_then(|text| text.parse::<u64>().ok())
-    };
-    let seeds = match (number("HOLDFAST_SEED"), number("HOLDFAST_SEEDS")) {
-        (Some(seed), _) => seed..seed + 1,
-        (None, count) => 0..count.unwrap_or(60),
-    };
+    let seeds = rng::seeds(200);
     let all = seeds.end - seeds.start >= 200;
     let mut tally = BTreeMap::<&str, u64>::new();
     for seed in seeds {

@@ -8,6 +8,7 @@ mod enrp_rules;
 mod fault;
 mod net;
 mod recorded;
+#[path = "../handoff/rng.rs"]
 mod rng;
 mod rules;
 mod security;
@@ -71,21 +72,9 @@ fn plan(world: &mut World) {
     }
 }
 
-fn seeds(otherwise: u64) -> std::ops::Range<u64> {
-    let number = |name| {
-        std::env::var(name)
-            .ok()
-            .and_then(|text| text.parse::<u64>().ok())
-    };
-    match (number("HOLDFAST_SEED"), number("HOLDFAST_SEEDS")) {
-        (Some(seed), _) => seed..seed + 1,
-        (None, count) => 0..count.unwrap_or(otherwise),
-    }
-}
-
 #[test]
 fn views_become_equal_and_no_live_element_is_lost() {
-    let seeds = seeds(150);
+    let seeds = rng::seeds(400);
     let all = seeds.end - seeds.start >= 300;
     let mut tally = Tally::default();
     for seed in seeds {
