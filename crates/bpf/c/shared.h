@@ -87,7 +87,7 @@ struct node {
 };
 
 /* Destinations of flows that were steered before: see c/cache.h. One set is one cache line. */
-#define CACHE_SETS (1 << 15)
+#define CACHE_SETS (1 << 14)
 #define CACHE_WAYS 8
 
 struct cache_set {

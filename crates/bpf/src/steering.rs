@@ -11,7 +11,7 @@ use crate::shared::{FlowKey, Record};
 use crate::{Error, Table};
 
 /// Sets of the cache, and ways of a set (`c/shared.h`).
-const SETS: usize = 1 << 15;
+const SETS: usize = 1 << 14;
 const WAYS: usize = 8;
 const BYTES: usize = SETS * WAYS * 8;
 /// Bits of a way that name the node; the others are the flow's.
