@@ -28,7 +28,7 @@ const CLIENT_MBIT: f64 = 50.0;
 const CLIENT_QUEUE: usize = 4096;
 
 /// The servers' send buffers: bytes as the kernel counts them, for somewhat more than the paper's 90 kB of data.
-const SEND_BUFFER: usize = 134 << 10;
+const SEND_BUFFER: usize = 192 << 10;
 
 /// The setting that bounds them.
 const SEND_BUFFERS: &str = "net/ipv4/tcp_wmem";
