@@ -45,16 +45,18 @@ count_tests() {
     done < <(grep -a '^test result: ' "$1")
 }
 
-# fuzz_steps SECONDS: one step for each program in fuzz/src/bin. Checks for overflow stay on.
-fuzz_steps() {
-    local seconds=$1 source name
-    for source in "$root"/fuzz/src/bin/*.rs; do
-        [[ -e $source ]] || continue
-        name=$(basename "$source" .rs)
-        step "Fuzz $name, $seconds s" env CARGO_PROFILE_RELEASE_DEBUG_ASSERTIONS=true \
-            CARGO_PROFILE_RELEASE_OVERFLOW_CHECKS=true \
-            cargo run --quiet --release --manifest-path fuzz/Cargo.toml --bin "$name" -- --seconds "$seconds"
-    done
+# fuzz_step SECONDS: every program in fuzz/src/bin, as many at once as there are processors. Checks for overflow stay on.
+fuzz_step() { step "Fuzz, $1 s each" fuzz_all "$1"; }
+
+fuzz_all() {
+    export CARGO_PROFILE_RELEASE_DEBUG_ASSERTIONS=true CARGO_PROFILE_RELEASE_OVERFLOW_CHECKS=true
+    cargo build --quiet --release --locked --manifest-path fuzz/Cargo.toml --bins || return
+    # What a program says comes in one piece.
+    # shellcheck disable=SC2016 # expanded by the shell that runs it
+    basename --multiple --suffix .rs fuzz/src/bin/*.rs |
+        xargs --max-procs "$(nproc)" --replace=NAME bash -c \
+            'said=$("$0/release/NAME" --seconds "$1" 2>&1); status=$?; printf "%s\n" "$said"; exit $status' \
+            "$CARGO_TARGET_DIR" "$1"
 }
 
 # summary: what failed, then the line that CI reads; its status is the run's.
