@@ -6,6 +6,7 @@
 mod estimate;
 mod plot;
 mod report;
+mod rserpool_overhead;
 
 use std::fs::OpenOptions;
 use std::path::{Path, PathBuf};
@@ -22,7 +23,10 @@ pub use report::{Outcome, Row};
 const LIST: &str = "list";
 
 /// All experiments, one line each, in the order of papers and figures.
-const EXPERIMENTS: &[Experiment] = &[];
+const EXPERIMENTS: &[Experiment] = &[
+    rserpool_overhead::fig8::EXPERIMENT,
+    rserpool_overhead::fig9::EXPERIMENT,
+];
 
 /// A table or figure of a paper.
 #[derive(Clone, Copy, Debug)]
