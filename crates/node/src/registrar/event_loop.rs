@@ -31,6 +31,8 @@ pub(super) struct Daemon {
     /// UDP ports of peers, and of everybody else.
     pub(super) encapsulations: HashMap<SocketAddr, u16>,
     pub(super) remote_encapsulation: Option<u16>,
+    /// Whether the transport takes a message for several peers at once.
+    pub(super) one_send: bool,
     pub(super) requests: Inbox<ControlRequest>,
     /// Messages that an association's buffer had no room for.
     pub(super) sends_refused: u64,
@@ -200,7 +202,14 @@ impl Daemon {
                     receivers.clear();
                     receivers.extend(to.iter().map(|id| of_number(*id).1));
                     let message = Message::new(protocol.ppid(), message);
-                    let sent = self.end(protocol).send_many(&receivers, &message);
+                    let one_send = self.one_send;
+                    let end = self.end(protocol);
+                    let sent = if one_send {
+                        end.send_many(&receivers, &message)
+                    } else {
+                        let each = receivers.iter();
+                        each.filter(|to| end.send(**to, &message).is_ok()).count()
+                    };
                     self.sends_refused += (receivers.len() - sent) as u64;
                     self.receivers = receivers;
                 }

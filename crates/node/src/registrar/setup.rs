@@ -53,6 +53,7 @@ pub fn run(config: &RegistrarConfig) -> Result<(), StartError> {
         groups,
         links: Links::default(),
         encapsulations: config.encapsulations(),
+        one_send: config.one_send,
         requests,
         sends_refused: 0,
         next_round_trips: Duration::ZERO,
