@@ -13,6 +13,7 @@ use holdfast_api::control::{
     ErrorBody, PeerList, PoolDetail, PoolList, PoolQuery, REGISTRAR_ROUTES, RegistrarStatus,
     openapi,
 };
+use holdfast_proto::registrar::Settings;
 use nix::sys::eventfd::EventFd;
 use serde::Serialize;
 use tokio::net::{TcpListener, UnixListener};
@@ -41,6 +42,8 @@ pub(super) enum ControlRequest {
     Pool(String, Reply<PoolDetail>),
     /// Which other registrars are there?
     Peers(Reply<PeerList>),
+    /// The operator has changed the settings.
+    Reload(Box<Settings>),
     /// End.
     Stop,
 }
@@ -98,6 +101,7 @@ impl Server {
             runtime.spawn(serve(axum::serve(listener, metrics_only(to.clone()))));
         }
         runtime.spawn(stop_on_signal(to.clone()));
+        runtime.spawn(reload_on_signal(to.clone(), config.clone()));
         drop(inside);
         Ok(Server { runtime, path })
     }
@@ -127,6 +131,28 @@ async fn stop_on_signal(to: Loop) {
             to.send(ControlRequest::Stop).await;
         }
         Err(error) => tracing::error!(%error, "signals: the registrar ends by SIGKILL only"),
+    }
+}
+
+/// Reads the configuration file anew with each SIGHUP. A mistake in it changes nothing.
+async fn reload_on_signal(to: Loop, mut current: RegistrarConfig) {
+    let mut hangup = match signal(SignalKind::hangup()) {
+        Ok(hangup) => hangup,
+        Err(error) => {
+            tracing::error!(%error, "signals: settings change with a restart only");
+            return;
+        }
+    };
+    while hangup.recv().await.is_some() {
+        match current.reread() {
+            Ok(Some(fresh)) => {
+                let settings = Box::new(fresh.settings.clone());
+                current.settings = fresh.settings;
+                to.send(ControlRequest::Reload(settings)).await;
+            }
+            Ok(None) => tracing::info!("no configuration file to read anew"),
+            Err(error) => tracing::error!(%error, "the settings stay as they were"),
+        }
     }
 }
 

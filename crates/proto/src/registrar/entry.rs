@@ -5,7 +5,7 @@ use bytes::Bytes;
 use holdfast_handlespace::{ElementKey, TimerKind};
 use holdfast_wire::rserpool::enrp::{Body, UpdateAction};
 use holdfast_wire::rserpool::{
-    Policy, PoolElement, PoolHandle, RegistrarId, Transport, TransportUse, asap,
+    CauseCode, Policy, PoolElement, PoolHandle, RegistrarId, Transport, TransportUse, asap,
 };
 use std::net::IpAddr;
 use std::time::Duration;
@@ -22,6 +22,8 @@ pub(super) struct Entry {
     pub(super) link: Option<(AssociationId, usize)>,
     /// When the last registration came here.
     pub(super) registered: Duration,
+    /// When it last registered or answered here.
+    pub(super) heard: Duration,
     /// When the registration ends.
     pub(super) expires: Duration,
     /// This registrar became its home without being asked: keep-alives have the H flag until it answers.
@@ -53,6 +55,7 @@ impl Entry {
             probe: Probe::None,
             link: None,
             registered: Duration::ZERO,
+            heard: Duration::ZERO,
             expires: NEVER,
             adopting: false,
             reporters: Vec::new(),
@@ -153,7 +156,11 @@ impl Registrar {
 
     /// Removes an element from this registrar's view alone.
     pub(super) fn forget(&mut self, key: ElementKey) -> Option<Entry> {
+        let handle = self.space.get(key)?.handle().clone();
         let entry = self.space.remove(key)?;
+        if self.space.pool(&handle).is_none() {
+            self.associations.hosts.dissolved(&handle);
+        }
         self.contested.remove(&key);
         if let Some((association, place)) = entry.link {
             self.unlink(association, place);
@@ -170,14 +177,15 @@ impl Registrar {
             return;
         };
         let id = entry.element.id;
-        if why == Gone::Expired
+        if matches!(why, Gone::Expired | Gone::Forbidden)
             && let Some((association, _)) = entry.link
         {
             // RFC 5352 section 3.2: "an ASAP_DEREGISTRATION_RESPONSE message is sent to the PE's ASAP Endpoint".
+            let forbidden = (why == Gone::Forbidden).then_some(CauseCode::REJECTED_FOR_SECURITY);
             let message = asap::Message::DeregistrationResponse {
                 handle: handle.clone(),
                 id,
-                causes: Vec::new(),
+                causes: forbidden.into_iter().map(Into::into).collect(),
             };
             let _ = self.out.asap(association, &message);
         }
