@@ -211,6 +211,27 @@ fn operators_see_pools_and_are_told_what_to_do() {
     });
 }
 
+#[test]
+fn ipv6_is_served_too() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let mut host = Host::open("::1");
+    let text = format!(
+        "[registrar]\nlisten = [\"::1\"]\nasap_port = 0\nenrp_port = 0\nraw = false\n\
+         encapsulation_port = 0\nrun_dir = \"{}\"\n[access]\nregister = [\"::1\"]\n",
+        directory.path().display()
+    );
+    let daemon = Daemon::configured(directory.path(), &text);
+    ready(&mut host, &daemon);
+    let at = connect(&mut host, &daemon);
+    let (handle, id) = (PoolHandle::from("echo"), ElementId(1));
+    register(&mut host, at, &handle, id);
+    assert_eq!(resolve(&mut host, at, &handle), [id]);
+    let pool = daemon.pool("echo").expect("a pool");
+    let element = &pool.elements[0];
+    assert_eq!(element.addresses, ["[::1]:80".parse().expect("an address")]);
+    assert!(element.registrar_addresses[0].is_ipv6());
+}
+
 /// Whether a registration of this element is granted.
 fn is_granted(host: &mut Host, at: AssocId, handle: &PoolHandle, id: ElementId) -> bool {
     host.register(at, handle, id);

@@ -165,8 +165,7 @@ impl Associations {
                 self.by_address.remove(&endpoint);
             }
         }
-        let (host, elements) = (association.host, association.elements.len());
-        self.hosts.leave(now, host, elements);
+        self.hosts.leave(now, association.host);
         Some(association)
     }
 
@@ -198,7 +197,6 @@ impl Associations {
         let association = self.by_id.get_mut(&id)?;
         association.elements.push(key);
         let place = association.elements.len() - 1;
-        self.hosts.add_element(association.host);
         Some(place)
     }
 
@@ -206,7 +204,6 @@ impl Associations {
     pub(super) fn unlink(&mut self, id: AssociationId, place: usize) -> Option<ElementKey> {
         let association = self.by_id.get_mut(&id)?;
         association.elements.swap_remove(place);
-        self.hosts.remove_element(association.host);
         association.elements.get(place).copied()
     }
 }

@@ -20,6 +20,8 @@ pub(super) struct Entry {
     pub(super) probe: Probe,
     /// Where it registered, and its place in that association's list. Only of own elements.
     pub(super) link: Option<(AssociationId, usize)>,
+    /// The host that it counts for: the one of its last association here. Only of own elements.
+    pub(super) host: Option<IpAddr>,
     /// When the last registration came here.
     pub(super) registered: Duration,
     /// When it last registered or answered here.
@@ -54,6 +56,7 @@ impl Entry {
             stamp,
             probe: Probe::None,
             link: None,
+            host: None,
             registered: Duration::ZERO,
             heard: Duration::ZERO,
             expires: NEVER,
@@ -127,11 +130,20 @@ impl Registrar {
         };
     }
 
-    /// The element registered over this association, and no longer over another.
+    /// The element registered over this association, and no longer over another; none: it is no longer this registrar's.
     pub(super) fn link(&mut self, key: ElementKey, to: Option<AssociationId>) {
+        let host = to.and_then(|to| self.associations.get(to).map(|to| to.host));
         let Some(entry) = self.space.payload_mut(key) else {
             return;
         };
+        if entry.host != host {
+            let before = std::mem::replace(&mut entry.host, host);
+            let hosts = &mut self.associations.hosts;
+            host.into_iter().for_each(|host| hosts.add_element(host));
+            before
+                .into_iter()
+                .for_each(|host| hosts.remove_element(host));
+        }
         if entry.link.map(|(association, _)| association) == to {
             return;
         }
@@ -162,6 +174,9 @@ impl Registrar {
             self.associations.hosts.dissolved(&handle);
         }
         self.contested.remove(&key);
+        if let Some(host) = entry.host {
+            self.associations.hosts.remove_element(host);
+        }
         if let Some((association, place)) = entry.link {
             self.unlink(association, place);
         }

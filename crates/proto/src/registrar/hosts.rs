@@ -86,12 +86,11 @@ impl Hosts {
         admitted
     }
 
-    /// A host has one association less, which had so many elements.
-    pub(super) fn leave(&mut self, now: Duration, host: IpAddr, elements: usize) {
+    /// A host has one association less.
+    pub(super) fn leave(&mut self, now: Duration, host: IpAddr) {
         self.forget(now);
         if let Some(used) = self.hosts.get_mut(&host) {
             used.associations -= 1;
-            used.elements = used.elements.saturating_sub(elements);
             if used.associations == 0 {
                 self.leaving.push_back((now + BURST, host));
             }
@@ -99,7 +98,8 @@ impl Hosts {
     }
 
     fn forget(&mut self, now: Duration) {
-        let is_unused = |host: &Host| host.associations == 0 && host.pools == 0;
+        let is_unused =
+            |host: &Host| host.associations == 0 && host.pools == 0 && host.elements == 0;
         while let Some(&(at, host)) = self.leaving.front()
             && at <= now
         {
@@ -146,8 +146,16 @@ impl Hosts {
 
     /// A host has one element less.
     pub(super) fn remove_element(&mut self, host: IpAddr) {
-        if let Some(host) = self.hosts.get_mut(&host) {
-            host.elements = host.elements.saturating_sub(1);
+        self.release(host, |used| &mut used.elements);
+    }
+
+    /// Of something that a host has after its associations end there is one less.
+    fn release(&mut self, host: IpAddr, what: fn(&mut Host) -> &mut usize) {
+        if let Some(used) = self.hosts.get_mut(&host) {
+            *what(used) -= 1;
+            if used.associations == 0 {
+                self.leaving.push_back((used.filled + BURST, host));
+            }
         }
     }
 
@@ -176,12 +184,7 @@ impl Hosts {
         let Some(host) = self.founders.remove(handle) else {
             return;
         };
-        if let Some(used) = self.hosts.get_mut(&host) {
-            used.pools -= 1;
-            if used.associations == 0 {
-                self.leaving.push_back((used.filled + BURST, host));
-            }
-        }
+        self.release(host, |used| &mut used.pools);
     }
 }
 
@@ -220,7 +223,7 @@ mod tests {
             assert!(hosts.join(Duration::ZERO, host, &limits));
             let verdicts = (0..5).map(|_| hosts.message(Duration::ZERO, host, &limits));
             admitted += verdicts.filter(|v| *v == Verdict::Admitted).count();
-            hosts.leave(Duration::ZERO, host, 0);
+            hosts.leave(Duration::ZERO, host);
         }
         assert_eq!(admitted, 5);
         hosts.forget(BURST);
@@ -256,11 +259,14 @@ mod tests {
         hosts.founded(host, "pool".into());
         assert!(!hosts.admits_pool(host, &limits));
         // The host's leaving does not change that.
-        hosts.leave(Duration::ZERO, host, 0);
+        hosts.leave(Duration::ZERO, host);
         assert!(hosts.join(BURST, host, &limits));
         assert!(!hosts.admits_pool(host, &limits));
         hosts.dissolved(&"another".into());
         hosts.dissolved(&"pool".into());
         assert!(hosts.admits_pool(host, &limits));
+        hosts.leave(BURST, host);
+        hosts.forget(BURST * 2);
+        assert!(hosts.hosts.is_empty() && hosts.leaving.is_empty());
     }
 }

@@ -98,6 +98,7 @@ impl Registrar {
             && let Some(entry) = self.space.payload_mut(registered.key)
         {
             entry.link = previous.link;
+            entry.host = previous.host;
             if !self.contested.is_empty() {
                 self.contested.remove(&registered.key);
             }

@@ -51,6 +51,30 @@ fn a_host_begins_so_many_pools_and_joins_others() {
     assert_eq!(causes(&bench.asap(flooder, &registration("four", 66))), []);
 }
 
+/// Elements whose association ended are still their host's, whether they answer or not.
+#[test]
+fn who_hangs_up_and_comes_back_has_no_new_room() {
+    let mut config = config();
+    config.settings.limits.elements_per_host = 2;
+    let mut bench = Bench::new(config);
+    let full = [CauseCode::LACK_OF_RESOURCES];
+    let from = bench.up(66);
+    bench.register(from, element(1, 66, RR));
+    bench.register(from, element(2, 66, RR));
+    for id in [3, 4] {
+        bench.machine.handle_down(bench.now, AssociationId(from));
+        bench.up(66);
+        bench.outputs();
+        assert_eq!(causes(&bench.register(from, element(id, 66, RR))), full);
+        let (handle, id) = (handle(), ElementId(1));
+        bench.asap(from, &Asap::EndpointKeepAliveAck { handle, id });
+    }
+    bench.wait(SECOND * 6);
+    assert!(bench.has(1) && !bench.has(2), "one was silent");
+    assert_eq!(causes(&bench.register(from, element(3, 66, RR))), []);
+    assert_eq!(causes(&bench.register(from, element(4, 66, RR))), full);
+}
+
 #[test]
 fn who_says_nothing_does_not_stay() {
     let mut config = config();
