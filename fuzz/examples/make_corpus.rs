@@ -49,6 +49,7 @@ fn main() -> std::io::Result<()> {
     states()?;
     messages()?;
     rserpool()?;
+    registrar()?;
     held()
 }
 
@@ -325,6 +326,27 @@ fn held() -> std::io::Result<()> {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus/packet");
         let packet = std::fs::read(folder.join(name))?;
         write("vnet", name, &[&header.to_bytes()[..], &packet].concat())?;
+    }
+    Ok(())
+}
+
+/// A life, and each of rsplib's messages of those two folders, some in a stream.
+fn registrar() -> std::io::Result<()> {
+    write("registrar", "life", &holdfast_fuzz::registrar::life())?;
+    let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus");
+    for (protocol, from) in [("asap", 1), ("enrp", 5)] {
+        let mut files = std::fs::read_dir(corpus.join(protocol))?
+            .map(|entry| Ok(entry?.path()))
+            .collect::<std::io::Result<Vec<_>>>()?;
+        files.sort();
+        for (index, some) in files.chunks(8).enumerate() {
+            let mut stream = Vec::new();
+            for file in some {
+                let message = std::fs::read(file)?;
+                stream.extend(holdfast_fuzz::registrar::record(from, 7, &message));
+            }
+            write("registrar", &format!("{protocol}-{index}"), &stream)?;
+        }
     }
     Ok(())
 }

@@ -8,6 +8,7 @@ pub mod frame;
 pub mod handoff;
 mod mutate;
 pub mod packet;
+pub mod registrar;
 pub mod rserpool;
 pub mod state;
 pub mod vnet;

@@ -151,6 +151,32 @@ fn messages_go_both_ways() {
 }
 
 #[test]
+fn peers_may_be_at_ipv6_addresses() {
+    let at = |address: &str| Config {
+        encapsulation: Some(0),
+        raw: false,
+        ..Config::new(vec![address.parse().expect("an address")])
+    };
+    let mut server = Side::open(&at("[::1]:0"));
+    let mut client = Side::open(&at("[::1]:0"));
+    let asked = client.connect(&server);
+    let at_server = until(&mut [&mut server, &mut client], |s| take(s[0], up));
+    let peer = server.endpoint.confirmed_addresses(at_server);
+    assert_eq!(peer.expect("an association"), [client.address()]);
+    assert!(client.address().is_ipv6());
+    client.send(asked, b"question");
+    let came = until(&mut [&mut server, &mut client], |s| take(s[0], message));
+    assert_eq!(
+        came,
+        (at_server, Message::new(11, Bytes::from_static(b"question")))
+    );
+    let answer = Message::new(11, Bytes::from(vec![6; 100_000]));
+    server.endpoint.send(at_server, &answer).expect("sent");
+    let came = until(&mut [&mut client, &mut server], |s| take(s[0], message));
+    assert_eq!(came, (asked, answer));
+}
+
+#[test]
 fn an_association_ends_as_it_was_told() {
     let (mut server, at_server, mut client, at_client) = pair();
     client.send(at_client, b"last words");

@@ -74,6 +74,19 @@ pub struct RegistrarCounters {
     pub malformed: u64,
     /// Messages dropped because their host sends too many.
     pub limited: u64,
+    /// Requests and reports of who may not make them, and messages of who may not be a registrar.
+    pub denied: u64,
+    /// Registrations refused because of a limit.
+    pub over_limit: u64,
+    /// Reports of unreachable elements that made nobody ask: their host had reported the element before, or it had just
+    /// answered.
+    pub reports_unheeded: u64,
+    /// Associations refused because there are too many.
+    pub associations_refused: u64,
+    /// Associations ended for what was sent on them, or because nothing was.
+    pub aborted: u64,
+    /// Datagrams that came by multicast and were not believed.
+    pub multicast_unheeded: u64,
     /// Messages for which an association's buffer had no room.
     pub sends_refused: u64,
 }

@@ -11,8 +11,10 @@ use axum::routing::get;
 use holdfast_api::control::{
     PeerList, PoolDetail, PoolList, PoolQuery, REGISTRAR_ROUTES, RegistrarStatus, openapi,
 };
+use holdfast_proto::registrar::Settings;
 use serde::Serialize;
 use tokio::net::{TcpListener, UnixListener};
+use tokio::signal::unix::{SignalKind, signal};
 
 use super::metrics;
 use crate::config::registrar::RegistrarConfig;
@@ -31,6 +33,8 @@ pub(super) enum ControlRequest {
     Pool(String, Reply<PoolDetail>),
     /// Which other registrars are there?
     Peers(Reply<PeerList>),
+    /// The operator has changed the settings.
+    Reload(Box<Settings>),
     /// End.
     Stop,
 }
@@ -66,6 +70,7 @@ impl Server {
             runtime.spawn(serve(axum::serve(listener, metrics_only(to.clone()))));
         }
         runtime.spawn(stop_on_signal(to.clone()));
+        runtime.spawn(reload_on_signal(to.clone(), config.clone()));
         drop(inside);
         Ok(Server { runtime, path })
     }
@@ -86,6 +91,28 @@ impl Server {
 async fn stop_on_signal(to: Loop) {
     asked_to_stop().await;
     to.send(ControlRequest::Stop).await;
+}
+
+/// Reads the configuration file anew with each SIGHUP. A mistake in it changes nothing.
+async fn reload_on_signal(to: Loop, mut current: RegistrarConfig) {
+    let mut hangup = match signal(SignalKind::hangup()) {
+        Ok(hangup) => hangup,
+        Err(error) => {
+            tracing::error!(%error, "signals: settings change with a restart only");
+            return;
+        }
+    };
+    while hangup.recv().await.is_some() {
+        match current.reread() {
+            Ok(Some(fresh)) => {
+                let settings = Box::new(fresh.settings.clone());
+                current.settings = fresh.settings;
+                to.send(ControlRequest::Reload(settings)).await;
+            }
+            Ok(None) => tracing::info!("no configuration file to read anew"),
+            Err(error) => tracing::error!(%error, "the settings stay as they were"),
+        }
+    }
 }
 
 /// Every route of `holdfast_api::control::REGISTRAR_ROUTES`.

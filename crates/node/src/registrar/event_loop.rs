@@ -5,8 +5,8 @@ use std::io;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
-use holdfast_proto::registrar::{AssociationId, DialId, Output, Protocol, Registrar};
-use holdfast_sys::transport::{AssocId, Endpoint, Event, Message};
+use holdfast_proto::registrar::{AssociationId, DialId, Output, Protocol, Registrar, Settings};
+use holdfast_sys::transport::{AssocId, Endpoint, Event, Message, PathState};
 use nix::poll::{PollFd, PollFlags, ppoll};
 use nix::sys::time::TimeSpec;
 
@@ -136,7 +136,9 @@ impl Daemon {
             Event::Message { assoc, message } => {
                 let from = number(protocol, assoc);
                 match protocol {
-                    _ if message.ppid != protocol.ppid() && message.ppid != 0 => {}
+                    _ if message.ppid != protocol.ppid() && message.ppid != 0 => {
+                        self.machine.handle_stray(now, from);
+                    }
                     Protocol::Asap => self.machine.handle_asap(now, from, &message.data),
                     Protocol::Enrp => self.machine.handle_enrp(now, from, &message.data),
                 }
@@ -158,13 +160,18 @@ impl Daemon {
             Event::SendFailed { message, .. } => {
                 self.machine.handle_send_failed(protocol, &message.data);
             }
-            Event::Path { .. } => {}
+            Event::Path { assoc, state, .. } => {
+                use PathState::{Added, Confirmed, Removed};
+                if matches!(state, Added | Confirmed | Removed) {
+                    self.readdress(now, protocol, assoc);
+                }
+            }
         }
     }
 
     fn up(&mut self, now: Duration, protocol: Protocol, assoc: AssocId) {
         // Without addresses it is gone already, and an event will say so.
-        let Ok(addresses) = self.end(protocol).remote_addresses(assoc) else {
+        let Ok(addresses) = self.end(protocol).confirmed_addresses(assoc) else {
             return;
         };
         let id = number(protocol, assoc);
@@ -175,6 +182,38 @@ impl Daemon {
         for dial in dials {
             let dial = Some(dial);
             self.machine.handle_up(now, id, protocol, &addresses, dial);
+        }
+        self.tell_addresses(now, protocol, assoc, &addresses);
+    }
+
+    /// Something has changed in an association's addresses.
+    fn readdress(&mut self, now: Duration, protocol: Protocol, assoc: AssocId) {
+        let id = number(protocol, assoc);
+        // What is not up yet says all when it is.
+        if !self.links.is_up(id) {
+            return;
+        }
+        if let Ok(addresses) = self.end(protocol).confirmed_addresses(assoc) {
+            self.links.readdress(id, &addresses);
+            self.tell_addresses(now, protocol, assoc, &addresses);
+        }
+    }
+
+    /// Tells the machine of an association's addresses, of which these are confirmed, where there are several.
+    fn tell_addresses(
+        &mut self,
+        now: Duration,
+        protocol: Protocol,
+        assoc: AssocId,
+        confirmed: &[SocketAddr],
+    ) {
+        let Ok(mut claims) = self.end(protocol).remote_addresses(assoc) else {
+            return;
+        };
+        if claims.len() > 1 {
+            claims.retain(|address| !confirmed.contains(address));
+            let id = number(protocol, assoc);
+            self.machine.handle_addresses(now, id, confirmed, &claims);
         }
     }
 
@@ -274,6 +313,11 @@ impl Daemon {
             }
         }
         true
+    }
+
+    pub(super) fn reload(&mut self, settings: Settings) {
+        tracing::info!("the settings were read anew");
+        self.machine.handle_settings(self.now(), settings);
     }
 
     /// Elements, users and peers hear at once that it is gone.

@@ -106,6 +106,20 @@ impl Links {
         dials
     }
 
+    /// Whether an association is up.
+    pub(super) fn is_up(&self, id: AssociationId) -> bool {
+        self.links.get(&id).is_some_and(|link| link.is_up)
+    }
+
+    /// An association that is up has these addresses.
+    pub(super) fn readdress(&mut self, id: AssociationId, addresses: &[SocketAddr]) {
+        if let Some(link) = self.links.get_mut(&id) {
+            let before = std::mem::replace(&mut link.addresses, addresses.to_vec());
+            self.forget(id, &before);
+            self.know(id, addresses);
+        }
+    }
+
     /// An association is gone. Returns what waited for it, and whether it was up.
     pub(super) fn down(&mut self, id: AssociationId) -> (Vec<DialId>, bool) {
         let Some(link) = self.links.remove(&id) else {
@@ -187,6 +201,10 @@ mod tests {
         assert_eq!(links.up(id, &[one, two]), [DialId(1), DialId(2)]);
         let up = Found::Up(id, vec![one, two]);
         assert_eq!(links.find(Protocol::Enrp, &[two], DialId(4)), up);
+        links.readdress(id, &[one]);
+        let gone = links.find(Protocol::Enrp, &[two], DialId(4));
+        assert_eq!(gone, Found::Nothing);
+        links.readdress(id, &[one, two]);
         assert_eq!(links.next_in_rota(), Some(id));
         assert_eq!(links.down(id), (Vec::new(), true));
         assert_eq!(

@@ -37,7 +37,7 @@ pub(super) fn encode(status: &RegistrarStatus, peers: &PeerList) -> String {
     encoded
 }
 
-fn counters(status: &RegistrarStatus) -> [(&'static str, &'static str, u64); 15] {
+fn counters(status: &RegistrarStatus) -> [(&'static str, &'static str, u64); 21] {
     let counted = &status.counters;
     [
         (
@@ -94,6 +94,32 @@ fn counters(status: &RegistrarStatus) -> [(&'static str, &'static str, u64); 15]
             "sends_refused",
             "Messages without room in a send buffer",
             counted.sends_refused,
+        ),
+        ("denied", "Messages of who may not", counted.denied),
+        (
+            "over_limit",
+            "Registrations refused because of a limit",
+            counted.over_limit,
+        ),
+        (
+            "reports_unheeded",
+            "Reports that made nobody ask",
+            counted.reports_unheeded,
+        ),
+        (
+            "associations_refused",
+            "Associations refused because there are too many",
+            counted.associations_refused,
+        ),
+        (
+            "aborted",
+            "Associations ended for what was sent, or that nothing was",
+            counted.aborted,
+        ),
+        (
+            "multicast_unheeded",
+            "Multicast datagrams not believed",
+            counted.multicast_unheeded,
         ),
     ]
 }

@@ -19,12 +19,13 @@ const POOLS_MAX: usize = 10_000;
 
 impl Daemon {
     /// Answers a request. False: it says stop.
-    pub(super) fn answer(&self, request: ControlRequest) -> bool {
+    pub(super) fn answer(&mut self, request: ControlRequest) -> bool {
         match request {
             ControlRequest::Status(reply) => send(reply, self.status()),
             ControlRequest::Pools(query, reply) => send(reply, self.pools(&query)),
             ControlRequest::Pool(handle, reply) => send(reply, self.pool(&handle)),
             ControlRequest::Peers(reply) => send(reply, Ok(self.peers())),
+            ControlRequest::Reload(settings) => self.reload(*settings),
             ControlRequest::Stop => return false,
         }
         true
@@ -74,6 +75,12 @@ impl Daemon {
             takeovers: counted.takeovers,
             malformed: counted.malformed,
             limited: counted.limited,
+            denied: counted.denied,
+            over_limit: counted.over_limit,
+            reports_unheeded: counted.reports_unheeded,
+            associations_refused: counted.associations_refused,
+            aborted: counted.aborted,
+            multicast_unheeded: counted.multicast_unheeded,
             sends_refused: self.sends_refused,
         }
     }

@@ -15,6 +15,7 @@ use nix::unistd::Pid;
 /// Ends with the test.
 pub struct Daemon {
     child: Child,
+    config: PathBuf,
     socket: PathBuf,
     client: BlockingClient,
 }
@@ -54,10 +55,11 @@ format = "json"
         let mut command = Command::new(env!("CARGO_BIN_EXE_holdfastd"));
         command
             .args(["--role", "registrar", "--config"])
-            .arg(config);
+            .arg(&config);
         let socket = directory.join("registrar.sock");
         Self {
             child: command.spawn().expect("holdfastd"),
+            config,
             client: BlockingClient::new(&socket).expect("a client"),
             socket,
         }
@@ -104,10 +106,25 @@ format = "json"
         (status.parse().expect("a number"), body.to_owned())
     }
 
+    /// What is in its configuration file.
+    pub fn configuration(&self) -> String {
+        std::fs::read_to_string(&self.config).expect("a file")
+    }
+
+    /// Has it read another configuration.
+    pub fn reload(&self, text: &str) {
+        std::fs::write(&self.config, text).expect("a file");
+        self.signal(Signal::SIGHUP);
+    }
+
+    fn signal(&self, signal: Signal) {
+        let id = i32::try_from(self.child.id()).expect("a process");
+        kill(Pid::from_raw(id), signal).expect("a signal");
+    }
+
     /// Asks it to end; returns whether it did so in order.
     pub fn stop(&mut self) -> bool {
-        let id = i32::try_from(self.child.id()).expect("a process");
-        kill(Pid::from_raw(id), Signal::SIGTERM).expect("a signal");
+        self.signal(Signal::SIGTERM);
         let ended = self.child.wait().expect("its end").success();
         ended && !self.socket.exists()
     }

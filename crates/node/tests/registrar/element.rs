@@ -1,6 +1,6 @@
 //! Pool elements and a pool user over one SCTP endpoint: they say what they are told to, and answer keep-alives.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use bytes::BytesMut;
@@ -13,6 +13,7 @@ use holdfast_wire::rserpool::{
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 pub struct Host {
+    address: IpAddr,
     endpoint: Box<dyn Endpoint>,
     events: Vec<Event>,
     up: Vec<AssocId>,
@@ -24,13 +25,15 @@ pub struct Host {
 }
 
 impl Host {
-    pub fn open() -> Self {
+    pub fn open(address: &str) -> Self {
+        let address = address.parse().expect("an address");
         let config = Config {
             encapsulation: Some(0),
             raw: false,
-            ..Config::new(vec!["127.0.0.1:0".parse().expect("an address")])
+            ..Config::new(vec![SocketAddr::new(address, 0)])
         };
         Self {
+            address,
             endpoint: open(&config).expect("an endpoint"),
             events: Vec::new(),
             up: Vec::new(),
@@ -54,21 +57,22 @@ impl Host {
     }
 
     pub fn register(&mut self, at: AssocId, handle: &PoolHandle, id: ElementId) {
-        let service: SocketAddr = "127.0.0.1:80".parse().expect("an address");
         let element = PoolElement {
             id,
             home: RegistrarId(0),
             registration_life: 3_600_000,
             user_transport: Transport::Tcp {
-                port: service.port(),
+                port: 80,
                 usage: TransportUse::DataOnly,
-                address: service.ip(),
+                address: self.address,
             },
             policy: Policy::LeastUsed { load: u32::MAX / 2 },
             asap_transport: None,
         };
         let handle = handle.clone();
-        self.elements.push((handle.clone(), id));
+        if !self.elements.contains(&(handle.clone(), id)) {
+            self.elements.push((handle.clone(), id));
+        }
         self.send(at, &Message::Registration { handle, element });
     }
 

@@ -102,7 +102,7 @@ fn at_home(host: &mut Host, daemon: &Daemon, home: &str, elements: usize) {
 fn registrars_share_their_elements_and_one_takes_over_the_other() {
     let directory = tempfile::tempdir().expect("a directory");
     let in_directory = |name: &str| directory.path().join(name);
-    let mut host = Host::open();
+    let mut host = Host::open("127.0.0.1");
     let others = host.udp_port();
     let handle = PoolHandle::from("echo");
     let (one, two) = (ElementId(0x11), ElementId(0x22));
@@ -161,7 +161,7 @@ fn registrars_share_their_elements_and_one_takes_over_the_other() {
 #[test]
 fn operators_see_pools_and_are_told_what_to_do() {
     let directory = tempfile::tempdir().expect("a directory");
-    let mut host = Host::open();
+    let mut host = Host::open("127.0.0.1");
     let mut daemon = Daemon::start(directory.path(), host.udp_port(), "");
     ready(&mut host, &daemon);
     let at = connect(&mut host, &daemon);
@@ -209,4 +209,72 @@ fn operators_see_pools_and_are_told_what_to_do() {
     until(&mut host, "the end of the association", |host| {
         (!host.is_up(at)).then_some(())
     });
+}
+
+#[test]
+fn ipv6_is_served_too() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let mut host = Host::open("::1");
+    let text = format!(
+        "[registrar]\nlisten = [\"::1\"]\nasap_port = 0\nenrp_port = 0\nraw = false\n\
+         encapsulation_port = 0\nrun_dir = \"{}\"\n[access]\nregister = [\"::1\"]\n",
+        directory.path().display()
+    );
+    let daemon = Daemon::configured(directory.path(), &text);
+    ready(&mut host, &daemon);
+    let at = connect(&mut host, &daemon);
+    let (handle, id) = (PoolHandle::from("echo"), ElementId(1));
+    register(&mut host, at, &handle, id);
+    assert_eq!(resolve(&mut host, at, &handle), [id]);
+    let pool = daemon.pool("echo").expect("a pool");
+    let element = &pool.elements[0];
+    assert_eq!(element.addresses, ["[::1]:80".parse().expect("an address")]);
+    assert!(element.registrar_addresses[0].is_ipv6());
+}
+
+/// Whether a registration of this element is granted.
+fn is_granted(host: &mut Host, at: AssocId, handle: &PoolHandle, id: ElementId) -> bool {
+    host.register(at, handle, id);
+    let answer = until(host, "an answer to the registration", |host| {
+        host.take(at, |message| {
+            matches!(message, Message::RegistrationResponse { .. })
+        })
+    });
+    matches!(
+        answer,
+        Message::RegistrationResponse {
+            rejected: false,
+            ..
+        }
+    )
+}
+
+#[test]
+fn operators_change_who_may_register_while_it_runs() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let mut host = Host::open("127.0.0.1");
+    let daemon = Daemon::start(directory.path(), host.udp_port(), "");
+    ready(&mut host, &daemon);
+    let at = connect(&mut host, &daemon);
+    let (handle, id) = (PoolHandle::from("echo"), ElementId(1));
+    register(&mut host, at, &handle, id);
+    let text = daemon.configuration();
+    let with_access = |list: &str| text.replace("[access]\n", &format!("[access]\n{list}\n"));
+
+    daemon.reload(&with_access("register = [\"10.0.0.0/8\"]"));
+    until(&mut host, "the element's removal", |_| {
+        daemon.status().filter(|status| status.elements == 0)
+    });
+    assert!(!is_granted(&mut host, at, &handle, id));
+    let refused = daemon.status().expect("a registrar").counters;
+    assert_eq!((refused.denied, refused.refusals), (1, 1));
+
+    // A mistake changes nothing.
+    daemon.reload(&with_access("register = [\"127.0.0.1/99\"]"));
+    assert!(!is_granted(&mut host, at, &handle, id));
+    daemon.reload(&with_access("register = [\"127.0.0.1\"]"));
+    until(&mut host, "permission", |host| {
+        is_granted(host, at, &handle, id).then_some(())
+    });
+    assert_eq!(resolve(&mut host, at, &handle), [id]);
 }

@@ -82,6 +82,7 @@ impl Registrar {
             return;
         };
         entry.reporters.clear();
+        entry.heard = now;
         entry.probe = if own { Probe::Due(next) } else { Probe::None };
         let adopted = std::mem::take(&mut entry.adopting);
         self.arm(key);
@@ -134,23 +135,43 @@ impl Registrar {
         id: ElementId,
     ) {
         let Some(association) = self.associations.get(from).filter(|a| a.may_resolve) else {
+            self.counters.denied += 1;
             return self.ignored(Some(from), Protocol::Asap, "report not allowed");
         };
         self.counters.unreachable_reports += 1;
-        let host = association.host();
+        let host = association.host;
         let Some(key) = self.key(handle, id) else {
             return;
         };
         let own = self.is_own(key);
-        let max = self.config.settings.bad_reports_max;
+        let settings = &self.config.settings;
+        let max = settings.bad_reports_max;
         let Some(entry) = self.space.payload_mut(key) else {
             return;
         };
-        if !entry.reporters.contains(&host) && entry.reporters.len() <= max {
+        // RFC 5355 section 2.14: "MUST limit the frequency of Keep-Alive messages to a given PE". Who has just answered is
+        // asked in a moment.
+        let at = entry.heard + settings.report_interval;
+        if entry.heard > Duration::ZERO && now < at {
+            self.counters.reports_unheeded += 1;
+            let sooner = match entry.probe {
+                Probe::None => true,
+                Probe::Due(due) => at < due,
+                Probe::Asked(_) => false,
+            };
+            if sooner {
+                entry.probe = Probe::Due(at);
+                self.arm(key);
+            }
+            return;
+        }
+        let known = entry.reporters.contains(&host);
+        if !known && entry.reporters.len() <= max {
             entry.reporters.push(host);
         }
         let reported = entry.reporters.len() > max;
         let asked = matches!(entry.probe, Probe::Asked(_));
+        self.counters.reports_unheeded += u64::from(known && asked);
         if own && reported {
             self.withdraw(key, Gone::Reported);
         } else if !asked {

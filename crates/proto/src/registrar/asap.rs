@@ -1,5 +1,6 @@
 //! ASAP (RFC 5352): messages of elements and users, and resolution.
 
+use super::hosts::Verdict;
 use super::{AssociationId, Event, Protocol, Registrar};
 use bytes::Bytes;
 use holdfast_wire::rserpool::asap::Message;
@@ -11,18 +12,14 @@ const ERROR: u8 = 0x0e;
 impl Registrar {
     /// Takes an ASAP message of an association.
     pub fn handle_asap(&mut self, now: Duration, from: AssociationId, bytes: &Bytes) {
-        let Some(host) = self.associations.get(from).map(|from| from.host()) else {
-            return;
-        };
-        let limits = &self.config.settings.limits;
-        if !self.associations.admits_message(now, host, limits) {
-            self.counters.limited += 1;
+        if !self.admits_message(now, from) {
             return;
         }
         match Message::parse(bytes) {
             Ok(parsed) => {
+                self.spoke(from);
                 let is_error = matches!(parsed.message, Message::Error(_));
-                self.asap_message(now, from, parsed.message, bytes.len());
+                self.asap_message(now, from, parsed.message, bytes);
                 if !is_error {
                     self.asap_report(from, parsed.reports);
                 }
@@ -37,13 +34,38 @@ impl Registrar {
         }
     }
 
+    /// Takes a message of an association that is neither protocol's.
+    pub fn handle_stray(&mut self, now: Duration, from: AssociationId) {
+        if self.admits_message(now, from) {
+            self.garbage(from);
+        }
+    }
+
+    /// Counts a message; false if its host sends too many.
     #[inline]
-    fn asap_message(
+    fn admits_message(&mut self, now: Duration, from: AssociationId) -> bool {
+        let Some(host) = self.associations.get(from).map(|from| from.host) else {
+            return false;
+        };
+        let limits = &self.config.settings.limits;
+        let verdict = self.associations.hosts.message(now, host, limits);
+        if verdict == Verdict::Admitted {
+            return true;
+        }
+        self.counters.limited += 1;
+        if verdict == Verdict::Enough {
+            self.abort(from, "its host sends too much");
+        }
+        false
+    }
+
+    #[inline]
+    pub(super) fn asap_message(
         &mut self,
         now: Duration,
         from: AssociationId,
         message: Message,
-        length: usize,
+        bytes: &Bytes,
     ) {
         if let Message::Error(causes) = message {
             return self.told_errors(from, Protocol::Asap, &causes);
@@ -53,7 +75,7 @@ impl Registrar {
         }
         match message {
             Message::Registration { handle, element } => {
-                self.register(now, from, handle, element, length);
+                self.register(now, from, handle, element, bytes);
             }
             Message::HandleResolution { handle, items, .. } => self.resolve(from, handle, items),
             Message::Deregistration { handle, id } => self.deregister(from, handle, id),
@@ -76,14 +98,19 @@ impl Registrar {
 
     /// Counts what cannot be read; who sends much of it loses the association.
     pub(super) fn malformed(&mut self, from: AssociationId, protocol: Protocol, kind: ErrorKind) {
-        self.counters.malformed += 1;
         // What is well-formed but unknown may be a newer version's.
         if matches!(
             kind,
             ErrorKind::UnknownMessage(_) | ErrorKind::UnexpectedParameter(_)
         ) {
+            self.counters.malformed += 1;
             return self.ignored(Some(from), protocol, "unknown message or parameter");
         }
+        self.garbage(from);
+    }
+
+    fn garbage(&mut self, from: AssociationId) {
+        self.counters.malformed += 1;
         let max = self.config.settings.limits.malformed;
         let Some(association) = self.associations.get_mut(from) else {
             return;
@@ -113,6 +140,7 @@ impl Registrar {
     fn resolve(&mut self, from: AssociationId, handle: PoolHandle, items: Option<u32>) {
         let allowed = self.associations.get(from).is_some_and(|a| a.may_resolve);
         if !allowed {
+            self.counters.denied += 1;
             return self.unresolved(from, handle, CauseCode::REJECTED_FOR_SECURITY);
         }
         let settings = &self.config.settings;

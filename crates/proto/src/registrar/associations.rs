@@ -1,23 +1,35 @@
-//! The associations of elements, users and registrars, and what each host uses.
+//! The associations of elements, users and registrars.
 
 use super::config::{Limits, Settings};
+use super::hosts::Hosts;
 use super::table::Download;
 use super::{AssociationId, Protocol};
+use bytes::Bytes;
 use foldhash::fast::FixedState;
 use holdfast_handlespace::ElementKey;
-use holdfast_wire::rserpool::{RegistrarId, SctpTransport, TransportUse};
+use holdfast_wire::rserpool::{Addresses, RegistrarId, SctpTransport, TransportUse};
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
 #[derive(Debug)]
 pub(super) struct Association {
-    /// Its endpoint's addresses, as an element's ASAP transport.
+    /// Its endpoint's addresses, as an element's ASAP transport: those that the transport has confirmed.
     pub(super) transport: SctpTransport,
+    /// Addresses that the other side says are its own too. Whoever lists another's must not pass for it.
+    pub(super) claimed: Addresses,
+    /// Registrations that wait for claimed addresses to be confirmed.
+    pub(super) parked: Vec<Bytes>,
+    /// The host that it counts for.
+    pub(super) host: IpAddr,
     pub(super) protocol: Protocol,
     pub(super) may_register: bool,
     pub(super) may_resolve: bool,
     pub(super) may_be_registrar: bool,
+    /// When it began.
+    pub(super) begun: Duration,
+    /// A message came that could be read.
+    pub(super) spoke: bool,
     /// One way, in milliseconds, rounded.
     pub(super) distance: u32,
     /// The elements that registered over it, each with its place in its [`Entry`](super::entry::Entry).
@@ -29,12 +41,6 @@ pub(super) struct Association {
 }
 
 impl Association {
-    /// The host that it counts for.
-    pub(super) fn host(&self) -> IpAddr {
-        let first = self.transport.addresses.first();
-        first.copied().unwrap_or(Ipv4Addr::UNSPECIFIED.into())
-    }
-
     /// Whether one of these addresses is its own.
     #[inline]
     pub(super) fn shares(&self, addresses: &[IpAddr]) -> bool {
@@ -43,12 +49,14 @@ impl Association {
             .any(|address| self.transport.addresses.contains(address))
     }
 
-    /// Sets what it may do.
+    /// Sets what it may do. Any of its addresses says who it is: it is reached at all of them.
     pub(super) fn admit(&mut self, settings: &Settings, mentors: &[Vec<SocketAddr>]) {
-        let host = self.host();
-        self.may_register = settings.access.register.contains(host);
-        self.may_resolve = settings.access.resolve.contains(host);
-        self.may_be_registrar = is_registrar(host, settings, mentors);
+        let own = &self.transport.addresses;
+        let any = |may: &dyn Fn(IpAddr) -> bool| own.iter().any(|address| may(*address));
+        let access = &settings.access;
+        self.may_register = any(&|address| access.register.contains(address));
+        self.may_resolve = any(&|address| access.resolve.contains(address));
+        self.may_be_registrar = any(&|address| is_registrar(address, settings, mentors));
     }
 }
 
@@ -62,25 +70,13 @@ pub(super) fn is_registrar(
     settings.access.registrar.contains(address) || mentors.iter().flatten().any(mentor)
 }
 
-/// What one host uses.
-#[derive(Debug, Default)]
-struct Host {
-    associations: usize,
-    elements: usize,
-    /// A token bucket: messages that it may still send, in millionths, as of `filled`.
-    tokens: u64,
-    filled: Duration,
-}
-
-const MESSAGE: u64 = 1_000_000;
-
 /// The hashers have a seed: hosts and ports are chosen by others.
 #[derive(Debug)]
 pub(super) struct Associations {
     by_id: HashMap<AssociationId, Association, FixedState>,
     /// By the other side's endpoint.
     by_address: HashMap<(Protocol, SocketAddr), AssociationId, FixedState>,
-    hosts: HashMap<IpAddr, Host, FixedState>,
+    pub(super) hosts: Hosts,
 }
 
 impl Associations {
@@ -88,11 +84,11 @@ impl Associations {
         Associations {
             by_id: HashMap::with_hasher(FixedState::with_seed(seed)),
             by_address: HashMap::with_hasher(FixedState::with_seed(seed)),
-            hosts: HashMap::with_hasher(FixedState::with_seed(seed)),
+            hosts: Hosts::new(seed),
         }
     }
 
-    /// A new association; false if its host has too many.
+    /// A new association; an error if there are too many.
     pub(super) fn insert(
         &mut self,
         now: Duration,
@@ -100,43 +96,68 @@ impl Associations {
         protocol: Protocol,
         addresses: &[SocketAddr],
         limits: &Limits,
-    ) -> bool {
+    ) -> Result<(), &'static str> {
+        let transport = SctpTransport {
+            port: addresses.first().map_or(0, SocketAddr::port),
+            usage: TransportUse::DataOnly,
+            addresses: canonical(addresses),
+        };
+        let first = transport.addresses.first().copied();
+        let host = limits.host_of(first.unwrap_or(Ipv4Addr::UNSPECIFIED.into()));
+        if self.by_id.len() >= limits.associations {
+            return Err("there are too many associations");
+        }
+        if !self.hosts.join(now, host, limits) {
+            return Err("its host has too many associations");
+        }
+        for address in endpoints(&transport) {
+            self.by_address.insert((protocol, address), id);
+        }
         let association = Association {
-            transport: SctpTransport {
-                port: addresses.first().map_or(0, SocketAddr::port),
-                usage: TransportUse::DataOnly,
-                addresses: addresses.iter().map(|a| a.ip().to_canonical()).collect(),
-            },
+            transport,
+            claimed: Addresses::new(),
+            parked: Vec::new(),
+            host,
             protocol,
             may_register: false,
             may_resolve: false,
             may_be_registrar: false,
+            begun: now,
+            spoke: false,
             distance: 0,
             elements: Vec::new(),
             peer: None,
             malformed: 0,
             download: None,
         };
-        let host = self
-            .hosts
-            .entry(association.host())
-            .or_insert_with(|| Host {
-                tokens: u64::from(limits.messages_per_second) * MESSAGE,
-                filled: now,
-                ..Host::default()
-            });
-        if host.associations >= limits.associations_per_host {
-            return false;
-        }
-        host.associations += 1;
-        for address in endpoints(&association.transport) {
-            self.by_address.insert((protocol, address), id);
-        }
         self.by_id.insert(id, association);
-        true
+        Ok(())
     }
 
-    pub(super) fn remove(&mut self, id: AssociationId) -> Option<Association> {
+    /// An association has these addresses, and says that it has those.
+    pub(super) fn readdress(
+        &mut self,
+        id: AssociationId,
+        confirmed: &[SocketAddr],
+        claimed: &[SocketAddr],
+    ) {
+        let Some(association) = self.by_id.get_mut(&id) else {
+            return;
+        };
+        for address in endpoints(&association.transport) {
+            let endpoint = (association.protocol, address);
+            if self.by_address.get(&endpoint) == Some(&id) {
+                self.by_address.remove(&endpoint);
+            }
+        }
+        association.transport.addresses = canonical(confirmed);
+        association.claimed = canonical(claimed);
+        for address in endpoints(&association.transport) {
+            self.by_address.insert((association.protocol, address), id);
+        }
+    }
+
+    pub(super) fn remove(&mut self, now: Duration, id: AssociationId) -> Option<Association> {
         let association = self.by_id.remove(&id)?;
         for address in endpoints(&association.transport) {
             let endpoint = (association.protocol, address);
@@ -144,14 +165,7 @@ impl Associations {
                 self.by_address.remove(&endpoint);
             }
         }
-        let host = association.host();
-        if let Some(used) = self.hosts.get_mut(&host) {
-            used.associations -= 1;
-            used.elements = used.elements.saturating_sub(association.elements.len());
-            if used.associations == 0 {
-                self.hosts.remove(&host);
-            }
-        }
+        self.hosts.leave(now, association.host);
         Some(association)
     }
 
@@ -165,8 +179,8 @@ impl Associations {
         self.by_id.get_mut(&id)
     }
 
-    pub(super) fn each_mut(&mut self) -> impl Iterator<Item = &mut Association> {
-        self.by_id.values_mut()
+    pub(super) fn each_mut(&mut self) -> impl Iterator<Item = (&AssociationId, &mut Association)> {
+        self.by_id.iter_mut()
     }
 
     /// The association with the endpoint that has one of these addresses.
@@ -178,39 +192,11 @@ impl Associations {
         at.iter().find_map(association)
     }
 
-    /// Counts a message; false if its host sends too many.
-    #[inline]
-    pub(super) fn admits_message(&mut self, now: Duration, host: IpAddr, limits: &Limits) -> bool {
-        let Some(host) = self.hosts.get_mut(&host) else {
-            return false;
-        };
-        let rate = u64::from(limits.messages_per_second);
-        let passed = now.saturating_sub(host.filled).min(Duration::from_secs(1));
-        host.filled = now;
-        // Microseconds times messages a second are millionths of a message.
-        let filled = host.tokens + passed.as_micros() as u64 * rate;
-        host.tokens = filled.min(rate * MESSAGE);
-        let admitted = host.tokens >= MESSAGE;
-        if admitted {
-            host.tokens -= MESSAGE;
-        }
-        admitted
-    }
-
-    /// Whether the host of an association may have one element more.
-    pub(super) fn admits_element(&self, host: IpAddr, limits: &Limits) -> bool {
-        let host = self.hosts.get(&host);
-        host.is_some_and(|host| host.elements < limits.elements_per_host)
-    }
-
     /// An element belongs to an association; returns its place in the list.
     pub(super) fn link(&mut self, id: AssociationId, key: ElementKey) -> Option<usize> {
         let association = self.by_id.get_mut(&id)?;
         association.elements.push(key);
         let place = association.elements.len() - 1;
-        if let Some(host) = self.hosts.get_mut(&association.host()) {
-            host.elements += 1;
-        }
         Some(place)
     }
 
@@ -218,11 +204,13 @@ impl Associations {
     pub(super) fn unlink(&mut self, id: AssociationId, place: usize) -> Option<ElementKey> {
         let association = self.by_id.get_mut(&id)?;
         association.elements.swap_remove(place);
-        if let Some(host) = self.hosts.get_mut(&association.host()) {
-            host.elements -= 1;
-        }
         association.elements.get(place).copied()
     }
+}
+
+fn canonical(addresses: &[SocketAddr]) -> Addresses {
+    let each = addresses.iter();
+    each.map(|address| address.ip().to_canonical()).collect()
 }
 
 /// The addresses with their port.

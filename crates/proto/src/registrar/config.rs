@@ -62,6 +62,8 @@ pub struct Settings {
     pub keep_alive_names_element: bool,
     /// Reports from different hosts that an element survives: MAX-BAD-PE-REPORT (3).
     pub bad_reports_max: usize,
+    /// Time between an element's answer and the next question that a report causes, at least (1 s).
+    pub report_interval: Duration,
     /// An element's addresses must be among its association's, and it must come back from one that it had (yes).
     pub addresses_checked: bool,
     /// What distances are rounded to, in milliseconds: DistanceStep (50).
@@ -95,14 +97,25 @@ pub struct Settings {
 /// What one host, by its first address, may use; and all together.
 #[derive(Debug, Clone)]
 pub struct Limits {
+    /// IPv6 addresses that begin with the same so many bits are one host: a network of 64 bits is one customer's (64).
+    pub ipv6_host_bits: u8,
     /// Associations of one host (10,000).
     pub associations_per_host: usize,
     /// Elements of one host (100,000).
     pub elements_per_host: usize,
-    /// ASAP messages a second of one host, averaged over a second (50,000).
+    /// Pools that one host's elements began and that are still there (10,000).
+    pub pools_per_host: usize,
+    /// ASAP messages a second of one host, averaged over a second (50,000). What is beyond is dropped; who sends ten
+    /// seconds' worth of that without a second's rest loses the association.
     pub messages_per_second: u32,
+    /// How long an association may last without a message that can be read (60 s).
+    pub first_message: Duration,
+    /// How long a registration waits for the transport to confirm addresses that the other side says are its own (2 s).
+    pub confirmation: Duration,
     /// Malformed messages until an association is aborted (16).
     pub malformed: u32,
+    /// Associations in all (100,000).
+    pub associations: usize,
     /// Pools in all (1,000,000).
     pub pools: usize,
     /// Elements in all (4,000,000).
@@ -116,10 +129,15 @@ pub struct Limits {
 impl Default for Limits {
     fn default() -> Limits {
         Limits {
+            ipv6_host_bits: 64,
             associations_per_host: 10_000,
             elements_per_host: 100_000,
+            pools_per_host: 10_000,
             messages_per_second: 50_000,
+            first_message: Duration::from_secs(60),
+            confirmation: Duration::from_secs(2),
             malformed: 16,
+            associations: 100_000,
             pools: 1_000_000,
             elements: 4_000_000,
             registration_bytes: 2_048,
@@ -140,6 +158,7 @@ impl Default for Settings {
             keep_alive_timeout: Duration::from_secs(5),
             keep_alive_names_element: true,
             bad_reports_max: 3,
+            report_interval: Duration::from_secs(1),
             addresses_checked: true,
             distance_step: 50,
             heartbeat_cycle: Duration::from_secs(30),

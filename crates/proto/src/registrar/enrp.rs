@@ -1,20 +1,19 @@
 //! ENRP (RFC 5353): messages of peers, and what comes by multicast.
 
-use super::associations::is_registrar;
+use super::associations::{endpoints, is_registrar};
 use super::dial::Purpose;
-use super::peers::State;
 use super::schedule::Timer;
 use super::{AssociationId, Protocol, Registrar};
 use bytes::Bytes;
 use holdfast_wire::rserpool::enrp::{Body, Message};
-use holdfast_wire::rserpool::{Cause, RegistrarId, asap};
+use holdfast_wire::rserpool::{Cause, RegistrarId, SctpTransport, asap};
 use std::net::SocketAddr;
 use std::time::Duration;
 
 const ERROR: u8 = 0x0a;
 
-/// Announces of other registrars are remembered for so many cycles, and so many of them.
-const ANNOUNCERS_MAX: usize = 64;
+/// Registrars heard by multicast that are called at the same time.
+const STRANGERS_MAX: usize = 16;
 
 impl Registrar {
     /// Takes an ENRP message of an association.
@@ -23,11 +22,13 @@ impl Registrar {
             return;
         };
         if !association.may_be_registrar {
+            self.counters.denied += 1;
             self.ignored(Some(from), Protocol::Enrp, "not an allowed registrar");
             return self.abort(from, "not an allowed registrar");
         }
         match Message::parse(bytes) {
             Ok(parsed) => {
+                self.spoke(from);
                 let Message {
                     sender,
                     receiver,
@@ -149,7 +150,7 @@ impl Registrar {
     }
 
     /// Takes a datagram that came by multicast. A datagram's source can be forged: nothing is believed unless the
-    /// settings say so, and then a presence only: that somebody is there.
+    /// settings say so, and then only that somebody may be there. Who it is it says over an association.
     pub fn handle_multicast(
         &mut self,
         now: Duration,
@@ -159,66 +160,83 @@ impl Registrar {
     ) {
         let config = &self.config;
         let address = source.ip().to_canonical();
-        if !is_registrar(address, &config.settings, &config.mentors) {
-            return;
-        }
-        match protocol {
-            Protocol::Enrp if config.settings.enrp_multicast => self.presence_heard(now, bytes),
-            Protocol::Asap if config.settings.announce_cycle.is_some() => {
-                self.announce_heard(now, bytes);
-            }
-            _ => {}
-        }
+        let settings = &config.settings;
+        let heeded = is_registrar(address, settings, &config.mentors)
+            && match protocol {
+                Protocol::Enrp => settings.enrp_multicast && self.presence_heard(now, bytes),
+                Protocol::Asap => {
+                    settings.announce_cycle.is_some() && self.announce_heard(now, bytes)
+                }
+            };
+        self.counters.multicast_unheeded += u64::from(!heeded);
     }
 
-    fn presence_heard(&mut self, now: Duration, bytes: &Bytes) {
+    /// False: it says nothing.
+    fn presence_heard(&mut self, now: Duration, bytes: &Bytes) -> bool {
         let Ok(parsed) = Message::parse(bytes) else {
             self.counters.malformed += 1;
-            return;
+            return false;
         };
         let Message { sender, body, .. } = parsed.message;
+        // What is not ordered with the updates is not compared: so the checksum is not looked at.
         let Body::Presence {
-            checksum, server, ..
+            server: Some(server),
+            ..
         } = body
         else {
-            return;
+            return false;
         };
-        if sender == self.config.id || sender.0 == 0 {
-            return;
+        if sender == self.config.id {
+            return true;
+        }
+        if sender.0 == 0 || server.id != sender {
+            return false;
         }
         if self.hunts() {
-            let server = server.filter(|server| server.id == sender);
-            if let Some(server) = server {
-                self.mentor_found(now, &server.transport);
+            self.mentor_found(now, &server.transport);
+        } else {
+            match self.peers.get(&sender) {
+                None => return self.call_stranger(&server.transport),
+                Some(peer) if peer.association.is_some() => {}
+                Some(_) => self.reached_at(sender, &server.transport),
             }
-            return;
         }
-        if !self.know(now, sender) {
-            return;
-        }
-        // A forged presence keeps nobody alive who has an association: that is what says so.
-        let connected = self
-            .peers
-            .get(&sender)
-            .is_some_and(|peer| peer.association.is_some() || !matches!(peer.state, State::Active));
-        if !connected {
-            self.heard(now, sender);
-        }
-        // Not ordered with the updates: not compared.
-        let _ = checksum;
-        if let Some(server) = server.filter(|server| server.id == sender) {
-            self.reached_at(sender, &server.transport);
-        }
+        true
     }
 
-    fn announce_heard(&mut self, now: Duration, bytes: &Bytes) {
-        if let Ok(parsed) = asap::Message::parse(bytes)
-            && let asap::Message::ServerAnnounce { registrar, .. } = parsed.message
-            && registrar != self.config.id
-            && (self.announcers.len() < ANNOUNCERS_MAX || self.announcers.contains_key(&registrar))
-        {
-            self.announcers.insert(registrar, now);
+    /// False: too many are called already, or it is nowhere where a registrar may be.
+    fn call_stranger(&mut self, transport: &SctpTransport) -> bool {
+        let config = &self.config;
+        let allowed = |at: &SocketAddr| is_registrar(at.ip(), &config.settings, &config.mentors);
+        let addresses: Vec<_> = endpoints(transport).filter(allowed).collect();
+        if self.associations.find(Protocol::Enrp, &addresses).is_some() {
+            return true;
         }
+        let strangers = self.dials.open.values();
+        let called = strangers.filter(|purpose| matches!(purpose, Purpose::Stranger));
+        if addresses.is_empty() || called.count() >= STRANGERS_MAX {
+            return false;
+        }
+        self.dial(Protocol::Enrp, addresses, Purpose::Stranger);
+        true
+    }
+
+    /// False: it does not count.
+    fn announce_heard(&mut self, now: Duration, bytes: &Bytes) -> bool {
+        let Ok(parsed) = asap::Message::parse(bytes) else {
+            self.counters.malformed += 1;
+            return false;
+        };
+        let asap::Message::ServerAnnounce { registrar, .. } = parsed.message else {
+            return false;
+        };
+        // One that nobody has an association with may be made up, and each makes this one's announces rarer.
+        let known = self.peers.get(&registrar);
+        if known.is_some_and(|peer| peer.association.is_some()) {
+            self.announcers.insert(registrar, now);
+            return true;
+        }
+        registrar == self.config.id
     }
 
     pub(super) fn start_announcing(&mut self, now: Duration) {

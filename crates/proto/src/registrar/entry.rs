@@ -5,7 +5,7 @@ use bytes::Bytes;
 use holdfast_handlespace::{ElementKey, TimerKind};
 use holdfast_wire::rserpool::enrp::{Body, UpdateAction};
 use holdfast_wire::rserpool::{
-    Policy, PoolElement, PoolHandle, RegistrarId, Transport, TransportUse, asap,
+    CauseCode, Policy, PoolElement, PoolHandle, RegistrarId, Transport, TransportUse, asap,
 };
 use std::net::IpAddr;
 use std::time::Duration;
@@ -20,8 +20,12 @@ pub(super) struct Entry {
     pub(super) probe: Probe,
     /// Where it registered, and its place in that association's list. Only of own elements.
     pub(super) link: Option<(AssociationId, usize)>,
+    /// The host that it counts for: the one of its last association here. Only of own elements.
+    pub(super) host: Option<IpAddr>,
     /// When the last registration came here.
     pub(super) registered: Duration,
+    /// When it last registered or answered here.
+    pub(super) heard: Duration,
     /// When the registration ends.
     pub(super) expires: Duration,
     /// This registrar became its home without being asked: keep-alives have the H flag until it answers.
@@ -52,7 +56,9 @@ impl Entry {
             stamp,
             probe: Probe::None,
             link: None,
+            host: None,
             registered: Duration::ZERO,
+            heard: Duration::ZERO,
             expires: NEVER,
             adopting: false,
             reporters: Vec::new(),
@@ -124,11 +130,20 @@ impl Registrar {
         };
     }
 
-    /// The element registered over this association, and no longer over another.
+    /// The element registered over this association, and no longer over another; none: it is no longer this registrar's.
     pub(super) fn link(&mut self, key: ElementKey, to: Option<AssociationId>) {
+        let host = to.and_then(|to| self.associations.get(to).map(|to| to.host));
         let Some(entry) = self.space.payload_mut(key) else {
             return;
         };
+        if entry.host != host {
+            let before = std::mem::replace(&mut entry.host, host);
+            let hosts = &mut self.associations.hosts;
+            host.into_iter().for_each(|host| hosts.add_element(host));
+            before
+                .into_iter()
+                .for_each(|host| hosts.remove_element(host));
+        }
         if entry.link.map(|(association, _)| association) == to {
             return;
         }
@@ -153,8 +168,15 @@ impl Registrar {
 
     /// Removes an element from this registrar's view alone.
     pub(super) fn forget(&mut self, key: ElementKey) -> Option<Entry> {
+        let handle = self.space.get(key)?.handle().clone();
         let entry = self.space.remove(key)?;
+        if self.space.pool(&handle).is_none() {
+            self.associations.hosts.dissolved(&handle);
+        }
         self.contested.remove(&key);
+        if let Some(host) = entry.host {
+            self.associations.hosts.remove_element(host);
+        }
         if let Some((association, place)) = entry.link {
             self.unlink(association, place);
         }
@@ -170,14 +192,15 @@ impl Registrar {
             return;
         };
         let id = entry.element.id;
-        if why == Gone::Expired
+        if matches!(why, Gone::Expired | Gone::Forbidden)
             && let Some((association, _)) = entry.link
         {
             // RFC 5352 section 3.2: "an ASAP_DEREGISTRATION_RESPONSE message is sent to the PE's ASAP Endpoint".
+            let forbidden = (why == Gone::Forbidden).then_some(CauseCode::REJECTED_FOR_SECURITY);
             let message = asap::Message::DeregistrationResponse {
                 handle: handle.clone(),
                 id,
-                causes: Vec::new(),
+                causes: forbidden.into_iter().map(Into::into).collect(),
             };
             let _ = self.out.asap(association, &message);
         }

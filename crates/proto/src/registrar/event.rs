@@ -85,6 +85,8 @@ pub enum Gone {
     Unreachable,
     /// Too many of its users could not reach it.
     Reported,
+    /// The operator no longer allows it.
+    Forbidden,
 }
 
 /// How often things happened since the start.
@@ -106,4 +108,16 @@ pub struct Counters {
     pub malformed: u64,
     /// Messages dropped because their host sends too many.
     pub limited: u64,
+    /// Requests and reports of who may not make them, and messages of who may not be a registrar.
+    pub denied: u64,
+    /// Registrations beyond a limit.
+    pub over_limit: u64,
+    /// Reports that made nobody ask: their host had reported the element before, or it had just answered.
+    pub reports_unheeded: u64,
+    /// Associations refused because there are too many.
+    pub associations_refused: u64,
+    /// Associations ended for what was sent on them, or that nothing was.
+    pub aborted: u64,
+    /// Datagrams that came by multicast and were not believed.
+    pub multicast_unheeded: u64,
 }

@@ -23,7 +23,9 @@ mod dial;
 mod enrp;
 mod entry;
 mod event;
+mod hosts;
 mod outbox;
+mod parked;
 mod peers;
 mod register;
 mod schedule;
@@ -163,8 +165,9 @@ impl Registrar {
         registrar
     }
 
-    /// An association is there: begun by the other side, or by an [`Output::Connect`]. `addresses` are all of the other
-    /// endpoint, the first being the one that the host is known by.
+    /// An association is there: begun by the other side, or by an [`Output::Connect`]. `addresses` are those of the other
+    /// endpoint that the transport has confirmed, the first being the one that the host is known by; for further ones see
+    /// [`Registrar::handle_addresses`].
     pub fn handle_up(
         &mut self,
         now: Duration,
@@ -178,15 +181,17 @@ impl Registrar {
             let admitted = self
                 .associations
                 .insert(now, association, protocol, addresses, limits);
-            if !admitted {
+            if let Err(why) = admitted {
+                self.counters.associations_refused += 1;
                 self.out.push(Output::Abort(association));
-                let why = "its host has too many associations";
                 self.out.event(Event::Aborted { association, why });
                 if let Some(dial) = dial {
                     self.handle_dial_failed(now, dial);
                 }
                 return;
             }
+            let silent = now + limits.first_message;
+            self.schedule.set(Timer::Silent(association), silent);
             if let Some(new) = self.associations.get_mut(association) {
                 new.admit(&self.config.settings, &self.config.mentors);
             }
@@ -198,10 +203,12 @@ impl Registrar {
 
     /// An association is gone, for whatever reason.
     pub fn handle_down(&mut self, now: Duration, association: AssociationId) {
-        let Some(gone) = self.associations.remove(association) else {
+        let Some(gone) = self.associations.remove(now, association) else {
             return;
         };
-        self.schedule.stop(Timer::Download(association));
+        for timer in [Timer::Download, Timer::Silent, Timer::Claimed] {
+            self.schedule.stop(timer(association));
+        }
         if gone.download.is_some() {
             self.downloads -= 1;
         }
@@ -236,11 +243,25 @@ impl Registrar {
         }
     }
 
-    /// An operator changes the settings.
+    /// An operator changes the settings. Whoever may no longer do something is treated as if it had never been allowed: its
+    /// elements leave, its associations as a registrar end.
     pub fn handle_settings(&mut self, now: Duration, settings: Settings) {
         self.config.settings = settings;
-        for association in self.associations.each_mut() {
+        let (mut elements, mut registrars) = (Vec::new(), Vec::new());
+        for (id, association) in self.associations.each_mut() {
             association.admit(&self.config.settings, &self.config.mentors);
+            if !association.may_register {
+                elements.extend_from_slice(&association.elements);
+            }
+            if association.protocol == Protocol::Enrp && !association.may_be_registrar {
+                registrars.push(*id);
+            }
+        }
+        for key in elements {
+            self.withdraw(key, Gone::Forbidden);
+        }
+        for association in registrars {
+            self.abort(association, "no longer an allowed registrar");
         }
         if self.is_ready() {
             self.schedule.set(Timer::Heartbeat, now);
@@ -260,6 +281,8 @@ impl Registrar {
                 Timer::Dial(id) => self.dial_peer(id),
                 Timer::Sync(id) => self.sync_timeout(id),
                 Timer::Download(association) => self.end_download(association),
+                Timer::Silent(association) => self.abort(association, "it says nothing"),
+                Timer::Claimed(association) => self.claims_end(now, association),
             }
         }
     }
@@ -304,7 +327,19 @@ impl Registrar {
         });
     }
 
+    /// A message came that could be read.
+    #[inline]
+    pub(self) fn spoke(&mut self, association: AssociationId) {
+        if let Some(known) = self.associations.get_mut(association)
+            && !known.spoke
+        {
+            known.spoke = true;
+            self.schedule.stop(Timer::Silent(association));
+        }
+    }
+
     fn abort(&mut self, association: AssociationId, why: &'static str) {
+        self.counters.aborted += 1;
         self.out.push(Output::Abort(association));
         self.out.event(Event::Aborted { association, why });
     }

@@ -2,6 +2,7 @@
 
 use super::entry::{Entry, Probe, class, detach, distance_mut, ends};
 use super::{AssociationId, Event, Gone, Registrar};
+use bytes::Bytes;
 use holdfast_handlespace::{ElementKey, Registration};
 use holdfast_wire::rserpool::enrp::{Body, UpdateAction};
 use holdfast_wire::rserpool::{
@@ -24,12 +25,18 @@ impl Registrar {
         from: AssociationId,
         handle: PoolHandle,
         element: PoolElement,
-        length: usize,
+        bytes: &Bytes,
     ) {
-        let id = element.id;
+        if self.park(from, &handle, &element, bytes) {
+            return;
+        }
+        let (id, length) = (element.id, bytes.len());
         let refusal = self.registered(now, from, &handle, element, length).err();
         if let Some(cause) = &refusal {
             self.counters.refusals += 1;
+            let code = cause.code;
+            self.counters.denied += u64::from(code == CauseCode::REJECTED_FOR_SECURITY);
+            self.counters.over_limit += u64::from(code == CauseCode::LACK_OF_RESOURCES);
             self.out.event(Event::Refused {
                 handle: PoolHandle(handle.0.slice(..handle.0.len().min(64))),
                 id,
@@ -59,6 +66,7 @@ impl Registrar {
         self.describe(from, &mut element);
         let id = element.id;
         let element = self.tell(handle, element);
+        let founds = known.is_none() && self.space.pool(handle).is_none();
         let probe = Probe::Due(now + self.config.settings.keep_alive_interval);
         let expires = ends(
             now,
@@ -74,6 +82,7 @@ impl Registrar {
             payload: Entry {
                 probe,
                 registered: now,
+                heard: now,
                 expires: expires.max(now + LIFE_MIN),
                 ..Entry::foreign(element, 0)
             },
@@ -89,26 +98,35 @@ impl Registrar {
             && let Some(entry) = self.space.payload_mut(registered.key)
         {
             entry.link = previous.link;
+            entry.host = previous.host;
             if !self.contested.is_empty() {
                 self.contested.remove(&registered.key);
             }
         } else {
             let handle = self.space.get(registered.key).map(|e| e.handle().clone());
-            self.out.event(Event::Registered {
-                handle: handle.unwrap_or_else(|| "".into()),
-                id,
-            });
+            let handle = handle.unwrap_or_else(|| "".into());
+            if founds && let Some(association) = self.associations.get(from) {
+                let host = association.host;
+                self.associations.hosts.founded(host, handle.clone());
+            }
+            self.out.event(Event::Registered { handle, id });
         }
         self.link(registered.key, Some(from));
         self.arm(registered.key);
         Ok(())
     }
 
-    /// Fills in what the home registrar knows of an element.
+    /// Fills in what the home registrar knows of an element, and leaves out what it does not know to be the element's.
     #[inline]
     fn describe(&self, from: AssociationId, element: &mut PoolElement) {
         element.home = self.config.id;
         if let Some(association) = self.associations.get(from) {
+            if let Transport::Sctp(service) = &mut element.user_transport
+                && self.config.settings.addresses_checked
+            {
+                let own = &association.transport.addresses;
+                service.addresses.retain(|address| own.contains(address));
+            }
             // "MUST also record the SCTP transport address from which it received the ASAP_REGISTRATION in the ASAP
             // Transport parameter".
             element.asap_transport = Some(association.transport.clone());
@@ -175,12 +193,13 @@ impl Registrar {
                 false => Err(CauseCode::NON_UNIQUE_ELEMENT_ID.into()),
             };
         }
-        let full = self.space.elements() >= limits.elements
-            || (pool.is_none() && self.space.pools() >= limits.pools);
-        if full || !self.associations.admits_element(association.host(), limits) {
-            return Err(CauseCode::LACK_OF_RESOURCES.into());
+        let (hosts, host) = (&self.associations.hosts, association.host);
+        let room = hosts.admits_element(host, limits) && self.space.elements() < limits.elements;
+        let may_begin = || hosts.admits_pool(host, limits) && self.space.pools() < limits.pools;
+        match room && (pool.is_some() || may_begin()) {
+            true => Ok(()),
+            false => Err(CauseCode::LACK_OF_RESOURCES.into()),
         }
-        Ok(())
     }
 
     /// Whether an element that is known may be who speaks over this association.
@@ -192,13 +211,13 @@ impl Registrar {
         };
         let entry = view.payload();
         let linked = entry.link.is_some_and(|(linked, _)| linked == from);
-        linked
-            || !self.config.settings.addresses_checked
-            || entry
-                .element
-                .asap_transport
-                .as_ref()
-                .is_none_or(|transport| association.shares(&transport.addresses))
+        let element = &entry.element;
+        // One of which a peer did not say where its endpoint is has an address of its service at least.
+        let addresses = match &element.asap_transport {
+            Some(transport) => &transport.addresses,
+            None => service_addresses(&element.user_transport),
+        };
+        linked || !self.config.settings.addresses_checked || association.shares(addresses)
     }
 
     /// RFC 5352 section 3.2: an element that is not known is deregistered already.
@@ -209,6 +228,7 @@ impl Registrar {
         let refusal = refused.then(|| CauseCode::REJECTED_FOR_SECURITY.into());
         if refused {
             self.counters.refusals += 1;
+            self.counters.denied += 1;
         } else if let Some(key) = key {
             self.counters.deregistrations += 1;
             self.withdraw(key, Gone::Deregistered);
@@ -226,14 +246,20 @@ impl super::associations::Association {
     /// Whether a service is at one of the association's addresses.
     #[inline]
     fn shares_service(&self, service: &Transport) -> bool {
-        match service {
-            Transport::Sctp(service) => self.shares(&service.addresses),
-            Transport::Dccp { address, .. }
-            | Transport::Tcp { address, .. }
-            | Transport::Udp { address, .. }
-            | Transport::UdpLite { address, .. } => self.shares(from_ref(address)),
-            Transport::Opaque(_) => true,
-        }
+        matches!(service, Transport::Opaque(_)) || self.shares(service_addresses(service))
+    }
+}
+
+/// A service's addresses, if it has such.
+#[inline]
+pub(super) fn service_addresses(service: &Transport) -> &[IpAddr] {
+    match service {
+        Transport::Sctp(service) => &service.addresses,
+        Transport::Dccp { address, .. }
+        | Transport::Tcp { address, .. }
+        | Transport::Udp { address, .. }
+        | Transport::UdpLite { address, .. } => from_ref(address),
+        Transport::Opaque(_) => &[],
     }
 }
 

@@ -22,6 +22,10 @@ pub(super) enum Timer {
     Sync(RegistrarId),
     /// A peer has not asked for the next block.
     Download(AssociationId),
+    /// An association has been silent since it began.
+    Silent(AssociationId),
+    /// Addresses of an association have not been confirmed.
+    Claimed(AssociationId),
 }
 
 #[derive(Debug, Default)]

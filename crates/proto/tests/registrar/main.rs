@@ -3,9 +3,11 @@
 //!
 //! `HOLDFAST_SEED=n` runs that seed alone; `HOLDFAST_SEEDS=n` runs so many; `HOLDFAST_TRACE=1` prints all.
 
+mod addresses;
 mod element;
 mod enrp_rules;
 mod fault;
+mod limits;
 mod net;
 mod recorded;
 #[path = "../handoff/rng.rs"]

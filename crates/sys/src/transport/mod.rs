@@ -102,6 +102,13 @@ pub trait Endpoint: Send {
     /// There is no such association.
     fn remote_addresses(&self, assoc: AssocId) -> io::Result<Vec<SocketAddr>>;
 
+    /// Those of the peer's addresses at which it has answered. The others it only says are its own (RFC 9260, section 5.4): they may be
+    /// anybody's. [`Event::Path`] tells of one that is [`PathState::Confirmed`].
+    ///
+    /// # Errors
+    /// There is no such association.
+    fn confirmed_addresses(&self, assoc: AssocId) -> io::Result<Vec<SocketAddr>>;
+
     /// Where the endpoint can be reached.
     ///
     /// # Errors

@@ -28,6 +28,8 @@ pub(super) const PATH_MTU_RANGE: std::ops::RangeInclusive<u32> = 576..=65_535;
 /// A checked configuration of a registrar.
 #[derive(Debug, Clone)]
 pub struct RegistrarConfig {
+    /// The file that it was read from.
+    pub file: Option<PathBuf>,
     /// Its number; none: a random one at each start.
     pub id: Option<u32>,
     /// Its addresses, all of one family; an unspecified one stands for all of the host.
@@ -102,6 +104,7 @@ impl RegistrarPeer {
 impl Default for RegistrarConfig {
     fn default() -> RegistrarConfig {
         RegistrarConfig {
+            file: None,
             id: None,
             listen: vec![Ipv4Addr::UNSPECIFIED.into()],
             asap_port: asap::PORT,
@@ -145,7 +148,27 @@ impl RegistrarConfig {
                 "name an existing file with --config, or leave that out: every key has a default",
             )
         })?;
-        RegistrarConfig::parse(path, &text)
+        let mut config = RegistrarConfig::parse(path, &text)?;
+        config.file = Some(path.to_owned());
+        Ok(config)
+    }
+
+    /// Reads and checks its file anew; none if there is none. What only a start may change is as in the file, but the multicast
+    /// settings are this configuration's: groups are joined at the start.
+    ///
+    /// # Errors
+    /// As [`RegistrarConfig::load`].
+    pub fn reread(&self) -> Result<Option<RegistrarConfig>, ConfigError> {
+        let Some(path) = &self.file else {
+            return Ok(None);
+        };
+        let mut fresh = RegistrarConfig::load(Some(path))?;
+        let settings = &mut fresh.settings;
+        settings.enrp_multicast = self.settings.enrp_multicast;
+        if self.settings.announce_cycle.is_none() || settings.announce_cycle.is_none() {
+            settings.announce_cycle = self.settings.announce_cycle;
+        }
+        Ok(Some(fresh))
     }
 
     /// Checks `text` as if it were the content of `path`.

@@ -46,6 +46,7 @@ struct RawRegistrar {
     keep_alive_timeout_ms: Option<u64>,
     keep_alive_names_element: Option<bool>,
     bad_reports_max: Option<usize>,
+    report_interval_ms: Option<u64>,
     addresses_checked: Option<bool>,
     distance_step_ms: Option<u32>,
     heartbeat_cycle_ms: Option<u64>,
@@ -92,9 +93,14 @@ struct RawAccess {
 #[derive(Deserialize, Default)]
 #[serde(deny_unknown_fields, default)]
 struct RawLimits {
+    ipv6_host_bits: Option<u8>,
     associations_per_host: Option<usize>,
     elements_per_host: Option<usize>,
+    pools_per_host: Option<usize>,
     messages_per_second: Option<u32>,
+    first_message_ms: Option<u64>,
+    confirmation_ms: Option<u64>,
+    associations: Option<usize>,
     malformed: Option<u32>,
     pools: Option<usize>,
     elements: Option<usize>,
@@ -238,6 +244,7 @@ impl RawRegistrar {
         let names = self.keep_alive_names_element;
         set(&mut settings.keep_alive_names_element, names);
         set(&mut settings.bad_reports_max, self.bad_reports_max);
+        set_ms(&mut settings.report_interval, self.report_interval_ms);
         set(&mut settings.addresses_checked, self.addresses_checked);
         set(&mut settings.distance_step, self.distance_step_ms);
         set_ms(&mut settings.heartbeat_cycle, self.heartbeat_cycle_ms);
@@ -272,7 +279,12 @@ impl RawLimits {
             &mut limits.associations_per_host,
             self.associations_per_host,
         );
+        set(&mut limits.ipv6_host_bits, self.ipv6_host_bits);
         set(&mut limits.elements_per_host, self.elements_per_host);
+        set(&mut limits.pools_per_host, self.pools_per_host);
+        set_ms(&mut limits.first_message, self.first_message_ms);
+        set_ms(&mut limits.confirmation, self.confirmation_ms);
+        set(&mut limits.associations, self.associations);
         set(&mut limits.messages_per_second, self.messages_per_second);
         set(&mut limits.malformed, self.malformed);
         set(&mut limits.pools, self.pools);

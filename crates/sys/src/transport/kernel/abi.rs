@@ -3,6 +3,7 @@
 use crate::address::RawAddress;
 use crate::transport::Config;
 use crate::transport::assembly::Dialect;
+use crate::transport::layout::{packed, u32_at};
 use std::net::SocketAddr;
 use std::time::Duration;
 
@@ -12,6 +13,7 @@ pub const INITMSG: i32 = 2;
 pub const NODELAY: i32 = 3;
 pub const PEER_ADDR_PARAMS: i32 = 9;
 pub const STATUS: i32 = 14;
+pub const GET_PEER_ADDR_INFO: i32 = 15;
 pub const PARTIAL_DELIVERY_POINT: i32 = 19;
 pub const RECVRCVINFO: i32 = 32;
 pub const BINDX_ADD: i32 = 100;
@@ -121,11 +123,28 @@ pub fn encapsulation(port: Option<u16>) -> Vec<u8> {
 
 /// `spinfo_srtt` of the primary path in a `struct sctp_status`, milliseconds.
 pub fn srtt_ms(status: &[u8]) -> Option<u32> {
-    crate::transport::layout::u32_at(status, 164)
+    u32_at(status, 164)
 }
 
 /// The length of a `struct sctp_status`.
 pub const STATUS_LEN: usize = 176;
+
+/// `SCTP_UNCONFIRMED` of `enum sctp_spinfo_state`.
+pub const UNCONFIRMED: u32 = 3;
+
+/// `struct sctp_paddrinfo`, packed: association, address, state, four more words.
+pub fn path_info(assoc: u32, address: SocketAddr) -> Vec<u8> {
+    let mut bytes = vec![0; 152];
+    bytes[..4].copy_from_slice(&assoc.to_ne_bytes());
+    let address = packed(&[address]);
+    bytes[4..][..address.len()].copy_from_slice(&address);
+    bytes
+}
+
+/// `spinfo_state` of such a structure.
+pub fn path_state(info: &[u8]) -> Option<u32> {
+    u32_at(info, 132)
+}
 
 /// `struct sctp_sndinfo`.
 pub fn sndinfo(assoc: u32, stream: u16, flags: u16, ppid: u32) -> [u8; 16] {

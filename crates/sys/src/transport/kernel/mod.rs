@@ -228,6 +228,16 @@ impl Endpoint for KernelEndpoint {
         socket.addresses(abi::GET_PEER_ADDRS, assoc.id())
     }
 
+    fn confirmed_addresses(&self, assoc: AssocId) -> io::Result<Vec<SocketAddr>> {
+        let socket = self.socket_of(assoc)?;
+        let mut addresses = socket.addresses(abi::GET_PEER_ADDRS, assoc.id())?;
+        // A single one has answered, or there were no association.
+        if addresses.len() > 1 {
+            addresses.retain(|address| socket.is_confirmed(assoc.id(), *address));
+        }
+        Ok(addresses)
+    }
+
     fn local_addresses(&self) -> io::Result<Vec<SocketAddr>> {
         let socket = self.socket_of(AssocId(0))?;
         socket.addresses(abi::GET_LOCAL_ADDRS, 0)

@@ -108,6 +108,13 @@ impl Socket {
         Ok(Duration::from_millis(ms.into()))
     }
 
+    /// Whether the peer has answered at an address; false too of one that is none of its.
+    pub fn is_confirmed(&self, assoc: u32, address: SocketAddr) -> bool {
+        let mut info = abi::path_info(assoc, address);
+        let outcome = self.get(abi::GET_PEER_ADDR_INFO, &mut info);
+        outcome.is_ok() && abi::path_state(&info) != Some(abi::UNCONFIRMED)
+    }
+
     /// Addresses by `GET_PEER_ADDRS` or `GET_LOCAL_ADDRS`; the latter of association 0 are those the socket is bound to.
     pub fn addresses(&self, name: i32, assoc: u32) -> io::Result<Vec<SocketAddr>> {
         let mut list = [0; abi::LIST_LEN];

@@ -122,6 +122,9 @@ pub const PARTIAL_DELIVERY_POINT: c_int = 0x11;
 pub const EVENT: c_int = 0x1e;
 pub const REMOTE_UDP_ENCAPS_PORT: c_int = 0x24;
 pub const STATUS: c_int = 0x100;
+pub const GET_PEER_ADDR_INFO: c_int = 0x101;
+/// `SCTP_UNCONFIRMED`, a state of a path.
+pub const UNCONFIRMED: i32 = 0x200;
 
 pub const HEARTBEAT_ENABLE: u32 = 1;
 pub const PMTU_DISCOVERY_DISABLE: u32 = 0x10;

@@ -185,6 +185,17 @@ impl Endpoint for UsrsctpEndpoint {
         self.socket_of(assoc)?.addresses(End::Remote, assoc.id())
     }
 
+    fn confirmed_addresses(&self, assoc: AssocId) -> io::Result<Vec<SocketAddr>> {
+        let _stack = Stack::lock();
+        let socket = self.socket_of(assoc)?;
+        let mut addresses = socket.addresses(End::Remote, assoc.id())?;
+        // A single one has answered, or there were no association.
+        if addresses.len() > 1 {
+            addresses.retain(|address| socket.is_confirmed(assoc.id(), *address));
+        }
+        Ok(addresses)
+    }
+
     fn local_addresses(&self) -> io::Result<Vec<SocketAddr>> {
         let _stack = Stack::lock();
         self.socket_of(AssocId(0))?.addresses(End::Local, 0)

@@ -4,10 +4,11 @@ use super::ffi::{self, Socket};
 use super::queue::NOTICES;
 use crate::sockopt::check;
 use crate::transport::Config;
-use crate::transport::layout::{Initmsg, RtoInfo};
+use crate::transport::layout::{Initmsg, RtoInfo, packed};
 use libc::{c_int, c_void, socklen_t};
 use std::io;
 use std::mem::{size_of, zeroed};
+use std::net::SocketAddr;
 use std::time::Duration;
 
 /// `usrsctp_getpaddrs` or `usrsctp_getladdrs`.
@@ -114,6 +115,25 @@ pub fn round_trip(socket: *mut Socket, assoc: u32) -> io::Result<Duration> {
         ffi::usrsctp_getsockopt(socket, level, ffi::STATUS, pointer, &raw mut length)
     })?;
     Ok(Duration::from_millis(status.primary.srtt_ms.into()))
+}
+
+/// Whether the peer has answered at an address; false too of one that is none of its.
+pub fn is_confirmed(socket: *mut Socket, assoc: u32, address: SocketAddr) -> bool {
+    // SAFETY: all-zero bytes are a valid structure.
+    let mut info: ffi::PathInfo = unsafe { zeroed() };
+    info.assoc = assoc;
+    let address = packed(&[address]);
+    let to: *mut u8 = (&raw mut info.address).cast();
+    // SAFETY: a packed address is no longer than `sockaddr_storage`, which has room for any.
+    unsafe { std::ptr::copy_nonoverlapping(address.as_ptr(), to, address.len()) };
+    let mut length = size_of::<ffi::PathInfo>() as socklen_t;
+    let pointer: *mut c_void = (&raw mut info).cast();
+    // SAFETY: the structure is writable for `length` bytes, and both outlive the call.
+    let outcome = check(unsafe {
+        let (level, name) = (libc::IPPROTO_SCTP, ffi::GET_PEER_ADDR_INFO);
+        ffi::usrsctp_getsockopt(socket, level, name, pointer, &raw mut length)
+    });
+    outcome.is_ok() && info.state & ffi::UNCONFIRMED == 0
 }
 
 /// The bytes of a list of `count` packed addresses.

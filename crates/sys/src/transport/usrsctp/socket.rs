@@ -148,6 +148,11 @@ impl Socket {
         options::round_trip(self.0, assoc)
     }
 
+    /// Whether the peer has answered at this address of its.
+    pub fn is_confirmed(&self, assoc: u32, address: SocketAddr) -> bool {
+        options::is_confirmed(self.0, assoc, address)
+    }
+
     /// The addresses of one end; `assoc` 0 asks for those the socket is bound to.
     pub fn addresses(&self, end: End, assoc: u32) -> io::Result<Vec<SocketAddr>> {
         let (get, free) = match end {

@@ -1,0 +1,361 @@
+//! Those who flood: each a process that goes on until its standard input ends.
+
+use std::io::Read;
+use std::net::{IpAddr, SocketAddr, UdpSocket};
+use std::process::{Child, Command, Stdio};
+
+use bytes::{Bytes, BytesMut};
+use holdfast_api::control::RegistrarStatus;
+use holdfast_sys::transport::{AssocId, Config, Endpoint, Event, Message as Packet, open};
+use holdfast_wire::rserpool::asap::{self, Message};
+use holdfast_wire::rserpool::enrp::{self, Body};
+use holdfast_wire::rserpool::{
+    ElementId, Policy, PoolElement, PoolHandle, RegistrarId, SctpTransport, ServerInformation,
+    Transport, TransportUse,
+};
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use rand::rngs::SmallRng;
+use rand::{Rng, RngCore, SeedableRng};
+
+/// What a process is to do, and from where to where: kind, own address, ASAP, ENRP, UDP port.
+const ORDER: &str = "HOLDFAST_TEST_FLOOD";
+/// Messages between two looks at what comes back.
+const BURST: usize = 100;
+/// Associations that one keeps idle.
+const IDLE: usize = 60;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// Over associations: bytes that are no message, or almost one.
+    Garbage,
+    /// Past the associations: datagrams that are no packet, and requests for associations that nobody goes on with.
+    Datagrams,
+    /// Of any number of elements and pools, of any size.
+    Registrations,
+    /// That the honest element cannot be reached.
+    Reports,
+    /// Associations on which nothing is said.
+    Idle,
+    /// Announces and presences of registrars that are not there.
+    Multicast,
+}
+
+const KINDS: [Kind; 6] = [
+    Kind::Garbage,
+    Kind::Datagrams,
+    Kind::Registrations,
+    Kind::Reports,
+    Kind::Idle,
+    Kind::Multicast,
+];
+
+/// Ends with the test.
+pub struct Flood(Child);
+
+impl Flood {
+    /// Starts one at the address `from`.
+    pub fn start(kind: Kind, from: &str, registrar: &RegistrarStatus) -> Self {
+        let (asap, enrp) = (registrar.asap[0], registrar.enrp[0]);
+        let udp = registrar.encapsulation_port.expect("a port");
+        let order = format!("{kind:?} {from} {asap} {enrp} {udp}");
+        let child = Command::new(std::env::current_exe().expect("this program"))
+            .args(["flooder", "--exact"])
+            .env(ORDER, order)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::null())
+            .spawn();
+        Self(child.expect("a process"))
+    }
+}
+
+impl Drop for Flood {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Where a flood goes.
+struct Target {
+    own: IpAddr,
+    asap: SocketAddr,
+    enrp: SocketAddr,
+    udp: u16,
+}
+
+/// Floods if this process was started for it.
+pub fn run_if_asked() {
+    let Ok(order) = std::env::var(ORDER) else {
+        return;
+    };
+    std::thread::spawn(|| {
+        let _ = std::io::stdin().read(&mut [0]);
+        std::process::exit(0);
+    });
+    let words: Vec<_> = order.split(' ').collect();
+    let [kind, own, asap, enrp, udp] = words[..] else {
+        panic!("an order of five words: {order}");
+    };
+    let kind = KINDS.into_iter().find(|known| format!("{known:?}") == kind);
+    let target = Target {
+        own: own.parse().expect("an address"),
+        asap: asap.parse().expect("an address"),
+        enrp: enrp.parse().expect("an address"),
+        udp: udp.parse().expect("a port"),
+    };
+    match kind.expect("a kind") {
+        Kind::Datagrams => datagrams(&target),
+        Kind::Multicast => multicast(&target),
+        Kind::Idle => idle(&target),
+        kind => Talker::new(&target).talk(kind),
+    }
+}
+
+fn open_at(own: IpAddr) -> Box<dyn Endpoint> {
+    let config = Config {
+        encapsulation: Some(0),
+        raw: false,
+        ..Config::new(vec![SocketAddr::new(own, 0)])
+    };
+    open(&config).expect("an endpoint")
+}
+
+fn turn(endpoint: &mut dyn Endpoint, events: &mut Vec<Event>) {
+    // A flood does not mind a transport that is at its end for a moment.
+    let _ = endpoint.flush();
+    let fd = PollFd::new(endpoint.fd(), PollFlags::POLLIN);
+    let _ = poll(&mut [fd], PollTimeout::from(5_u8));
+    let _ = endpoint.recv_batch(events);
+}
+
+/// Associations with both of the registrar's ports, begun anew when they end.
+struct Talker<'a> {
+    target: &'a Target,
+    endpoint: Box<dyn Endpoint>,
+    up: [Option<AssocId>; 2],
+    random: SmallRng,
+    count: u32,
+}
+
+impl<'a> Talker<'a> {
+    fn new(target: &'a Target) -> Self {
+        Self {
+            target,
+            endpoint: open_at(target.own),
+            up: [None; 2],
+            random: SmallRng::seed_from_u64(1),
+            count: 0,
+        }
+    }
+
+    fn talk(&mut self, kind: Kind) -> ! {
+        let mut events = Vec::new();
+        loop {
+            let ends = [self.target.asap, self.target.enrp];
+            let wanted = if kind == Kind::Garbage { 2 } else { 1 };
+            for (index, end) in ends.iter().enumerate().take(wanted) {
+                match self.up[index] {
+                    Some(assoc) => self.burst(kind, index, assoc),
+                    // One that is coming up already is an error here, and no matter.
+                    None => drop(self.endpoint.connect(&[*end], Some(self.target.udp))),
+                }
+            }
+            turn(self.endpoint.as_mut(), &mut events);
+            for event in events.drain(..) {
+                match event {
+                    Event::Up { assoc, .. } => self.note(assoc),
+                    Event::Down { assoc, .. } => {
+                        for up in self.up.iter_mut().filter(|up| **up == Some(assoc)) {
+                            *up = None;
+                        }
+                    }
+                    _ => {}
+                }
+            }
+        }
+    }
+
+    fn note(&mut self, assoc: AssocId) {
+        let Ok(addresses) = self.endpoint.remote_addresses(assoc) else {
+            return;
+        };
+        let index = usize::from(addresses.contains(&self.target.enrp));
+        self.up[index] = Some(assoc);
+    }
+
+    fn burst(&mut self, kind: Kind, index: usize, assoc: AssocId) {
+        for _ in 0..BURST {
+            self.count += 1;
+            let (ppid, data) = match kind {
+                Kind::Registrations => (asap::PPID, self.registration()),
+                Kind::Reports => (asap::PPID, report()),
+                _ => self.garbage(index),
+            };
+            if self.endpoint.send(assoc, &Packet::new(ppid, data)).is_err() {
+                break;
+            }
+        }
+    }
+
+    fn registration(&mut self) -> Bytes {
+        // Every fifth is too long.
+        let long = self.count.is_multiple_of(5);
+        let handle = format!(
+            "flood-{}{}",
+            self.count % 7,
+            "-".repeat(if long { 400 } else { 0 })
+        );
+        let message = Message::Registration {
+            handle: PoolHandle::from(handle.as_str()),
+            element: PoolElement {
+                id: ElementId(self.count),
+                home: RegistrarId(0),
+                registration_life: 3_600_000,
+                user_transport: Transport::Tcp {
+                    port: 80,
+                    usage: TransportUse::DataOnly,
+                    address: self.target.own,
+                },
+                policy: Policy::RoundRobin,
+                asap_transport: None,
+            },
+        };
+        encoded(|buffer| message.encode(buffer))
+    }
+
+    /// Random bytes, or a message with some of them changed, under any protocol's name.
+    fn garbage(&mut self, index: usize) -> (u32, Bytes) {
+        let mut bytes = match self.count % 3 {
+            0 => self.registration().to_vec(),
+            1 => presence(self.count).to_vec(),
+            _ => vec![0; self.random.random_range(0..3000)],
+        };
+        if self.count % 3 == 2 {
+            self.random.fill_bytes(&mut bytes);
+        }
+        for _ in 0..self.random.random_range(1..5) {
+            let at = self.random.random_range(0..bytes.len().max(1));
+            if let Some(byte) = bytes.get_mut(at) {
+                *byte = self.random.random();
+            }
+        }
+        let own = [asap::PPID, enrp::PPID][index];
+        let ppid = [own, own, own, 99, 0][self.random.random_range(0..5)];
+        // A message of nothing cannot be sent.
+        bytes.push(0);
+        (ppid, bytes.into())
+    }
+}
+
+fn encoded<E: std::fmt::Debug>(write: impl FnOnce(&mut BytesMut) -> Result<(), E>) -> Bytes {
+    let mut buffer = BytesMut::new();
+    write(&mut buffer).expect("an encoding");
+    buffer.freeze()
+}
+
+fn report() -> Bytes {
+    let message = Message::EndpointUnreachable {
+        handle: PoolHandle::from("echo"),
+        id: crate::ELEMENT,
+    };
+    encoded(|buffer| message.encode(buffer))
+}
+
+/// Of a registrar that is not there, at an address where one may be.
+fn presence(number: u32) -> Bytes {
+    let id = RegistrarId(number.max(1));
+    let message = enrp::Message {
+        sender: id,
+        receiver: RegistrarId(0),
+        body: Body::Presence {
+            reply_required: true,
+            checksum: Some(number as u16),
+            server: Some(ServerInformation {
+                id,
+                transport: SctpTransport {
+                    port: number as u16,
+                    usage: TransportUse::DataOnly,
+                    addresses: [crate::SECOND.parse().expect("an address")]
+                        .into_iter()
+                        .collect(),
+                },
+            }),
+        },
+    };
+    encoded(|buffer| message.encode(buffer))
+}
+
+fn idle(target: &Target) -> ! {
+    let mut endpoint = open_at(target.own);
+    let (mut events, mut open) = (Vec::new(), 0);
+    loop {
+        if open < IDLE
+            && endpoint
+                .connect_apart(&[target.asap], Some(target.udp))
+                .is_ok()
+        {
+            open += 1;
+        }
+        turn(endpoint.as_mut(), &mut events);
+        let ended = events.drain(..);
+        open -= ended.filter(|e| matches!(e, Event::Down { .. })).count();
+    }
+}
+
+fn socket(own: IpAddr) -> UdpSocket {
+    UdpSocket::bind(SocketAddr::new(own, 0)).expect("a socket")
+}
+
+/// RFC 9260 section 3.3.2, in the packet of section 3.1: all that a host without an association may say.
+fn init(random: &mut SmallRng, port: u16) -> Vec<u8> {
+    let mut packet = Vec::new();
+    packet.extend(random.random::<u16>().to_be_bytes());
+    packet.extend(port.to_be_bytes());
+    // Verification tag and checksum.
+    packet.extend([0; 8]);
+    packet.extend([1, 0, 0, 20]);
+    packet.extend((random.random::<u32>() | 1).to_be_bytes());
+    packet.extend(100_000_u32.to_be_bytes());
+    packet.extend([0, 16, 0, 16]);
+    packet.extend(random.random::<u32>().to_be_bytes());
+    let checksum = crc::Crc::<u32>::new(&crc::CRC_32_ISCSI).checksum(&packet);
+    packet[8..12].copy_from_slice(&checksum.to_le_bytes());
+    packet
+}
+
+fn datagrams(target: &Target) -> ! {
+    let socket = socket(target.own);
+    let to = SocketAddr::new(target.asap.ip(), target.udp);
+    let mut random = SmallRng::seed_from_u64(2);
+    loop {
+        for _ in 0..BURST {
+            let mut bytes = init(&mut random, target.asap.port());
+            if random.random() {
+                let length = random.random_range(0..1400);
+                bytes.resize(length, 0);
+                random.fill_bytes(&mut bytes);
+            }
+            let _ = socket.send_to(&bytes, to);
+        }
+        std::thread::sleep(std::time::Duration::from_millis(5));
+    }
+}
+
+fn multicast(target: &Target) -> ! {
+    let socket = socket(target.own);
+    let mut number = 0;
+    loop {
+        for _ in 0..BURST {
+            number += 1;
+            let announce = Message::ServerAnnounce {
+                registrar: RegistrarId(number),
+                transports: Vec::new(),
+            };
+            let announce = encoded(|buffer| announce.encode(buffer));
+            let _ = socket.send_to(&announce, "239.0.0.50:3863");
+            let _ = socket.send_to(&presence(number), "239.0.0.51:9901");
+            let _ = socket.send_to(&[number as u8; 40], "239.0.0.51:9901");
+        }
+        std::thread::sleep(std::time::Duration::from_millis(5));
+    }
+}

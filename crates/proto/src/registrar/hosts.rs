@@ -1,0 +1,272 @@
+//! What each host uses: associations, elements, pools, messages a second.
+
+use super::config::Limits;
+use foldhash::fast::FixedState;
+use holdfast_wire::rserpool::PoolHandle;
+use std::collections::{HashMap, VecDeque};
+use std::net::{IpAddr, Ipv6Addr};
+use std::time::Duration;
+
+/// What one host uses.
+#[derive(Debug, Default)]
+struct Host {
+    associations: usize,
+    elements: usize,
+    pools: usize,
+    /// A token bucket: messages that it may still send, in millionths, as of `filled`.
+    tokens: u64,
+    filled: Duration,
+    /// Messages that were too many since the bucket was last full.
+    beyond: u64,
+}
+
+const MESSAGE: u64 = 1_000_000;
+
+/// The bucket holds so much, and is full after so long.
+const BURST: Duration = Duration::from_secs(1);
+
+/// Seconds' worth of messages that are too many until an association is ended.
+const BEYOND_MAX: u64 = 10;
+
+/// What becomes of a message.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Verdict {
+    Admitted,
+    /// Its host sends too many.
+    Dropped,
+    /// Its host does not stop.
+    Enough,
+}
+
+impl Limits {
+    /// The host that an address counts for.
+    #[inline]
+    pub(super) fn host_of(&self, address: IpAddr) -> IpAddr {
+        match address.to_canonical() {
+            IpAddr::V6(address) => {
+                let rest = 128 - u32::from(self.ipv6_host_bits.min(128));
+                let mask = u128::MAX.checked_shl(rest).unwrap_or(0);
+                Ipv6Addr::from_bits(address.to_bits() & mask).into()
+            }
+            address => address,
+        }
+    }
+}
+
+/// The hashers have a seed: addresses and handles are chosen by others.
+#[derive(Debug)]
+pub(super) struct Hosts {
+    hosts: HashMap<IpAddr, Host, FixedState>,
+    /// Who began the pools that elements here began.
+    founders: HashMap<PoolHandle, IpAddr, FixedState>,
+    /// Hosts whose last association ended, and when their buckets are full: a host that comes back sooner has not rested.
+    leaving: VecDeque<(Duration, IpAddr)>,
+}
+
+impl Hosts {
+    pub(super) fn new(seed: u64) -> Hosts {
+        Hosts {
+            hosts: HashMap::with_hasher(FixedState::with_seed(seed)),
+            founders: HashMap::with_hasher(FixedState::with_seed(seed)),
+            leaving: VecDeque::new(),
+        }
+    }
+
+    /// A host has one association more; false if it has too many.
+    pub(super) fn join(&mut self, now: Duration, host: IpAddr, limits: &Limits) -> bool {
+        self.forget(now);
+        let full = u64::from(limits.messages_per_second) * MESSAGE;
+        let host = self.hosts.entry(host).or_insert_with(|| Host {
+            tokens: full,
+            filled: now,
+            ..Host::default()
+        });
+        let admitted = host.associations < limits.associations_per_host;
+        host.associations += usize::from(admitted);
+        admitted
+    }
+
+    /// A host has one association less.
+    pub(super) fn leave(&mut self, now: Duration, host: IpAddr) {
+        self.forget(now);
+        if let Some(used) = self.hosts.get_mut(&host) {
+            used.associations -= 1;
+            if used.associations == 0 {
+                self.leaving.push_back((now + BURST, host));
+            }
+        }
+    }
+
+    fn forget(&mut self, now: Duration) {
+        let is_unused =
+            |host: &Host| host.associations == 0 && host.pools == 0 && host.elements == 0;
+        while let Some(&(at, host)) = self.leaving.front()
+            && at <= now
+        {
+            self.leaving.pop_front();
+            if self.hosts.get(&host).is_some_and(is_unused) {
+                self.hosts.remove(&host);
+            }
+        }
+    }
+
+    /// Counts a message.
+    #[inline]
+    pub(super) fn message(&mut self, now: Duration, host: IpAddr, limits: &Limits) -> Verdict {
+        let Some(host) = self.hosts.get_mut(&host) else {
+            return Verdict::Dropped;
+        };
+        let rate = u64::from(limits.messages_per_second);
+        let passed = now.saturating_sub(host.filled).min(BURST);
+        host.filled = now;
+        // Microseconds times messages a second are millionths of a message.
+        let filled = host.tokens + passed.as_micros() as u64 * rate;
+        let full = rate * MESSAGE;
+        if filled >= full {
+            host.beyond = 0;
+        }
+        host.tokens = filled.min(full);
+        if host.tokens >= MESSAGE {
+            host.tokens -= MESSAGE;
+            return Verdict::Admitted;
+        }
+        host.beyond += 1;
+        match host.beyond % (rate * BEYOND_MAX).max(1) {
+            0 => Verdict::Enough,
+            _ => Verdict::Dropped,
+        }
+    }
+
+    /// A host has one element more.
+    pub(super) fn add_element(&mut self, host: IpAddr) {
+        if let Some(host) = self.hosts.get_mut(&host) {
+            host.elements += 1;
+        }
+    }
+
+    /// A host has one element less.
+    pub(super) fn remove_element(&mut self, host: IpAddr) {
+        self.release(host, |used| &mut used.elements);
+    }
+
+    /// Of something that a host has after its associations end there is one less.
+    fn release(&mut self, host: IpAddr, what: fn(&mut Host) -> &mut usize) {
+        if let Some(used) = self.hosts.get_mut(&host) {
+            *what(used) -= 1;
+            if used.associations == 0 {
+                self.leaving.push_back((used.filled + BURST, host));
+            }
+        }
+    }
+
+    /// Whether a host may have one element more.
+    pub(super) fn admits_element(&self, host: IpAddr, limits: &Limits) -> bool {
+        let host = self.hosts.get(&host);
+        host.is_some_and(|host| host.elements < limits.elements_per_host)
+    }
+
+    /// Whether a host may begin one pool more.
+    pub(super) fn admits_pool(&self, host: IpAddr, limits: &Limits) -> bool {
+        let host = self.hosts.get(&host);
+        host.is_some_and(|host| host.pools < limits.pools_per_host)
+    }
+
+    /// A host's element began a pool.
+    pub(super) fn founded(&mut self, host: IpAddr, handle: PoolHandle) {
+        if let Some(used) = self.hosts.get_mut(&host) {
+            used.pools += 1;
+            self.founders.insert(handle, host);
+        }
+    }
+
+    /// A pool is no more.
+    pub(super) fn dissolved(&mut self, handle: &PoolHandle) {
+        let Some(host) = self.founders.remove(handle) else {
+            return;
+        };
+        self.release(host, |used| &mut used.pools);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(text: &str) -> IpAddr {
+        text.parse().unwrap()
+    }
+
+    #[test]
+    fn an_ipv6_network_is_one_host() {
+        let mut limits = Limits::default();
+        let host = |limits: &Limits, text| limits.host_of(at(text));
+        let one = host(&limits, "2001:db8:0:1::1");
+        assert_eq!(one, host(&limits, "2001:db8:0:1:ffff::2"));
+        assert_ne!(one, host(&limits, "2001:db8:0:2::1"));
+        assert_eq!(host(&limits, "::ffff:10.0.0.1"), at("10.0.0.1"));
+        limits.ipv6_host_bits = 128;
+        assert_eq!(host(&limits, "2001:db8::1"), at("2001:db8::1"));
+        limits.ipv6_host_bits = 0;
+        assert_eq!(host(&limits, "2001:db8::1"), at("::"));
+    }
+
+    /// Who hangs up and comes back has no new bucket.
+    #[test]
+    fn a_host_that_comes_back_at_once_has_not_rested() {
+        let limits = Limits {
+            messages_per_second: 5,
+            ..Limits::default()
+        };
+        let (mut hosts, host) = (Hosts::new(1), at("10.0.0.1"));
+        let mut admitted = 0;
+        for _ in 0..10 {
+            assert!(hosts.join(Duration::ZERO, host, &limits));
+            let verdicts = (0..5).map(|_| hosts.message(Duration::ZERO, host, &limits));
+            admitted += verdicts.filter(|v| *v == Verdict::Admitted).count();
+            hosts.leave(Duration::ZERO, host);
+        }
+        assert_eq!(admitted, 5);
+        hosts.forget(BURST);
+        assert!(hosts.hosts.is_empty() && hosts.leaving.is_empty());
+    }
+
+    #[test]
+    fn who_does_not_stop_has_had_enough() {
+        let limits = Limits {
+            messages_per_second: 2,
+            ..Limits::default()
+        };
+        let (mut hosts, host) = (Hosts::new(1), at("10.0.0.1"));
+        assert!(hosts.join(Duration::ZERO, host, &limits));
+        let mut send = |at: u64| hosts.message(Duration::from_secs(at), host, &limits);
+        let first: Vec<_> = (0..22).map(|_| send(0)).collect();
+        let enough = first.iter().position(|verdict| *verdict == Verdict::Enough);
+        assert_eq!(enough, Some(21));
+        // After a rest all is forgotten.
+        assert_eq!(send(1), Verdict::Admitted);
+        let again: Vec<_> = (0..20).map(|_| send(1)).collect();
+        assert!(!again.contains(&Verdict::Enough));
+    }
+
+    #[test]
+    fn a_pool_counts_for_who_began_it_until_it_is_gone() {
+        let limits = Limits {
+            pools_per_host: 1,
+            ..Limits::default()
+        };
+        let (mut hosts, host) = (Hosts::new(1), at("10.0.0.1"));
+        assert!(hosts.join(Duration::ZERO, host, &limits));
+        hosts.founded(host, "pool".into());
+        assert!(!hosts.admits_pool(host, &limits));
+        // The host's leaving does not change that.
+        hosts.leave(Duration::ZERO, host);
+        assert!(hosts.join(BURST, host, &limits));
+        assert!(!hosts.admits_pool(host, &limits));
+        hosts.dissolved(&"another".into());
+        hosts.dissolved(&"pool".into());
+        assert!(hosts.admits_pool(host, &limits));
+        hosts.leave(BURST, host);
+        hosts.forget(BURST * 2);
+        assert!(hosts.hosts.is_empty() && hosts.leaving.is_empty());
+    }
+}

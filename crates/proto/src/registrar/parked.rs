@@ -1,0 +1,108 @@
+//! Addresses that an association's other side says are its own.
+//!
+//! RFC 9260 section 5.4: until a path was probed, its address may be anybody's. So such an address neither admits, nor makes an
+//! element somebody's, nor is given to users. Who registers right after its association began would be refused for what
+//! is true a moment later: such a registration waits.
+
+use super::register::service_addresses;
+use super::schedule::Timer;
+use super::{AssociationId, Registrar};
+use bytes::Bytes;
+use holdfast_wire::rserpool::asap::Message;
+use holdfast_wire::rserpool::{PoolElement, PoolHandle};
+use std::net::SocketAddr;
+use std::time::Duration;
+
+/// Registrations of one association that may wait.
+const PARKED_MAX: usize = 16;
+
+impl Registrar {
+    /// Of an association's other side the transport has confirmed these addresses; it `claims` those too.
+    pub fn handle_addresses(
+        &mut self,
+        now: Duration,
+        association: AssociationId,
+        confirmed: &[SocketAddr],
+        claims: &[SocketAddr],
+    ) {
+        let Some(known) = self.associations.get(association) else {
+            return;
+        };
+        let until = known.begun + self.config.settings.limits.confirmation;
+        let claims = if now < until { claims } else { &[] };
+        self.associations.readdress(association, confirmed, claims);
+        if let Some(known) = self.associations.get_mut(association) {
+            known.admit(&self.config.settings, &self.config.mentors);
+        }
+        let timer = Timer::Claimed(association);
+        match claims {
+            [] => self.schedule.stop(timer),
+            _ => self.schedule.set(timer, until),
+        }
+        self.unpark(now, association);
+    }
+
+    /// What was not confirmed until now may never be.
+    pub(super) fn claims_end(&mut self, now: Duration, association: AssociationId) {
+        if let Some(known) = self.associations.get_mut(association) {
+            known.claimed.clear();
+            self.unpark(now, association);
+        }
+    }
+
+    fn unpark(&mut self, now: Duration, association: AssociationId) {
+        let Some(known) = self.associations.get_mut(association) else {
+            return;
+        };
+        for bytes in std::mem::take(&mut known.parked) {
+            if let Ok(parsed) = Message::parse(&bytes) {
+                self.asap_message(now, association, parsed.message, &bytes);
+            }
+        }
+    }
+
+    /// Keeps a registration whose answer the confirmation of an address may change. False: there is none.
+    #[inline]
+    pub(super) fn park(
+        &mut self,
+        from: AssociationId,
+        handle: &PoolHandle,
+        element: &PoolElement,
+        bytes: &Bytes,
+    ) -> bool {
+        let waits = self.associations.get(from).is_some_and(|association| {
+            !association.claimed.is_empty() && association.parked.len() < PARKED_MAX
+        });
+        let waits = waits && self.awaits(from, handle, element);
+        if waits && let Some(association) = self.associations.get_mut(from) {
+            association.parked.push(Bytes::copy_from_slice(bytes));
+        }
+        waits
+    }
+
+    fn awaits(&self, from: AssociationId, handle: &PoolHandle, element: &PoolElement) -> bool {
+        let settings = &self.config.settings;
+        let Some(association) = self.associations.get(from) else {
+            return false;
+        };
+        let claimed = &association.claimed;
+        let mut each = claimed.iter();
+        if !association.may_register {
+            return each.any(|address| settings.access.register.contains(*address));
+        }
+        if !settings.addresses_checked {
+            return false;
+        }
+        let service = service_addresses(&element.user_transport);
+        if service.iter().any(|address| claimed.contains(address)) {
+            return true;
+        }
+        let Some(known) = self.space.find(handle, element.id) else {
+            return false;
+        };
+        let entry = self.space.get(known).map(|element| element.payload());
+        let before = entry.and_then(|entry| entry.element.asap_transport.as_ref());
+        let theirs = |address| before.is_some_and(|before| before.addresses.contains(address));
+        !self.is_of(from, known) && each.any(theirs)
+    }
+}

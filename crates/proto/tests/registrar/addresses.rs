@@ -1,0 +1,176 @@
+//! Addresses that somebody only says are its own: anybody can write any into the packet that begins an association.
+
+use crate::security::causes;
+use crate::setup::*;
+use holdfast_proto::registrar::{Allow, AssociationId};
+use holdfast_wire::rserpool::asap::Message as Asap;
+use holdfast_wire::rserpool::enrp::{Body, UpdateAction};
+use holdfast_wire::rserpool::{CauseCode, ElementId, Policy, PoolElement, RegistrarId, Transport};
+use std::net::SocketAddr;
+use std::time::Duration;
+
+const RR: Policy = Policy::RoundRobin;
+const DENIED: [CauseCode; 1] = [CauseCode::REJECTED_FOR_SECURITY];
+
+fn at(text: &str) -> SocketAddr {
+    text.parse().unwrap()
+}
+
+fn tell(bench: &mut Bench, association: u64, confirmed: &[&str], claims: &[&str]) -> Vec<Out> {
+    let each = |list: &[&str]| list.iter().map(|text| at(text)).collect::<Vec<_>>();
+    let (confirmed, claims) = (each(confirmed), each(claims));
+    let id = AssociationId(association);
+    bench
+        .machine
+        .handle_addresses(bench.now, id, &confirmed, &claims);
+    bench.outputs()
+}
+
+/// An association of 10.1.0.66 that claims to be 10.1.0.9 too, with that one's port.
+fn impostor(bench: &mut Bench) -> u64 {
+    let impostor = bench.up(66);
+    tell(bench, impostor, &["10.1.0.66:5000"], &["10.1.0.9:5000"]);
+    impostor
+}
+
+fn service(addresses: &[&str]) -> PoolElement {
+    let mut service = transport([10, 1, 0, 9], 80);
+    service.addresses = addresses.iter().map(|text| text.parse().unwrap()).collect();
+    PoolElement {
+        user_transport: Transport::Sctp(service),
+        ..element(1, 9, RR)
+    }
+}
+
+#[test]
+fn who_claims_another_s_address_cannot_act_for_its_elements() {
+    let mut bench = Bench::new(config());
+    let honest = bench.up(9);
+    bench.register(honest, element(1, 9, RR));
+    let impostor = impostor(&mut bench);
+    let (handle, id) = (handle(), ElementId(1));
+    let leave = Asap::Deregistration {
+        handle: handle.clone(),
+        id,
+    };
+    assert_eq!(causes(&bench.asap(impostor, &leave)), DENIED);
+    // The question goes to the honest one, and the other's answer does not count.
+    bench.machine.handle_down(bench.now, AssociationId(honest));
+    let outputs = bench.outputs();
+    assert!(outputs.iter().any(|out| matches!(out, Out::Connect(..))));
+    bench.asap(impostor, &Asap::EndpointKeepAliveAck { handle, id });
+    bench.wait(SECOND * 6);
+    assert!(!bench.has(1));
+}
+
+#[test]
+fn who_claims_an_allowed_address_is_not_allowed() {
+    let mut config = config();
+    config.settings.access.register = Allow::Only(vec!["10.1.0.9".parse().unwrap()]);
+    let mut bench = Bench::new(config);
+    let impostor = impostor(&mut bench);
+    let mut mine = element(1, 66, RR);
+    mine.registration_life = i32::MAX;
+    assert_eq!(causes(&bench.register(impostor, mine)), []);
+    let later = bench.wait(SECOND * 3);
+    assert_eq!(causes(&later), DENIED);
+    assert_eq!(bench.machine.elements(), 0);
+}
+
+#[test]
+fn nobody_is_sent_to_an_address_that_was_only_claimed() {
+    let mut bench = Bench::new(config());
+    let impostor = impostor(&mut bench);
+    assert_eq!(causes(&bench.register(impostor, element(1, 9, RR))), []);
+    let unusable = [CauseCode::RSPLIB_NO_USABLE_USER_ADDRESSES];
+    assert_eq!(causes(&bench.wait(SECOND * 3)), unusable);
+    // Of several addresses those that are its own stay.
+    let both = service(&["10.1.0.9", "10.1.0.66", "192.0.2.9"]);
+    assert_eq!(causes(&bench.register(impostor, both)), []);
+    let known = bench.machine.element(&handle(), ElementId(1)).unwrap();
+    let own = service(&["10.1.0.66"]);
+    assert_eq!(known.user_transport, own.user_transport);
+}
+
+#[test]
+fn a_registration_waits_until_its_addresses_are_confirmed() {
+    let mut bench = Bench::new(config());
+    let honest = bench.up(9);
+    tell(
+        &mut bench,
+        honest,
+        &["10.1.0.9:5000"],
+        &["10.2.0.9:5000", "10.3.0.9:5000"],
+    );
+    let both = service(&["10.1.0.9", "10.2.0.9"]);
+    assert_eq!(bench.register(honest, both.clone()), []);
+    assert!(!bench.has(1));
+    let outputs = tell(
+        &mut bench,
+        honest,
+        &["10.1.0.9:5000", "10.2.0.9:5000"],
+        &["10.3.0.9:5000"],
+    );
+    let granted = |out: &Out| {
+        let Out::Asap(_, Asap::RegistrationResponse { rejected, .. }) = out else {
+            return false;
+        };
+        !rejected
+    };
+    assert_eq!(outputs.iter().filter(|out| granted(out)).count(), 1);
+    let known = bench.machine.element(&handle(), ElementId(1)).unwrap();
+    assert_eq!(known.user_transport, both.user_transport);
+    let addresses = &known.asap_transport.as_ref().unwrap().addresses;
+    assert_eq!(addresses.len(), 2);
+    // What is never confirmed holds up nothing for long.
+    let third = service(&["10.1.0.9", "10.3.0.9"]);
+    assert_eq!(bench.register(honest, third.clone()), []);
+    let outputs = bench.wait(SECOND * 2);
+    assert!(outputs.iter().any(granted));
+    assert!(bench.register(honest, third).iter().any(granted));
+}
+
+/// A peer's element without ASAP transport has its service's address, not everybody's.
+#[test]
+fn an_element_without_endpoint_is_not_everybody_s() {
+    let mut bench = Bench::new(config());
+    let peer = bench.peer(2);
+    let add = Body::HandleUpdate {
+        takeover_suggested: false,
+        action: UpdateAction::Add,
+        handle: handle(),
+        element: PoolElement {
+            home: RegistrarId(2),
+            ..element(1, 9, RR)
+        },
+    };
+    bench.enrp(peer, add);
+    let (other, own) = (bench.up(66), bench.up(9));
+    let taken = [CauseCode::NON_UNIQUE_ELEMENT_ID];
+    assert_eq!(causes(&bench.register(other, element(1, 66, RR))), taken);
+    assert_eq!(causes(&bench.register(own, element(1, 9, RR))), []);
+}
+
+#[test]
+fn an_association_may_be_who_it_is_by_any_of_its_addresses() {
+    let mut config = config();
+    config.settings.access.register = Allow::Only(vec!["10.2.0.0/16".parse().unwrap()]);
+    let mut bench = Bench::new(config);
+    let honest = bench.up(9);
+    assert_eq!(causes(&bench.register(honest, element(1, 9, RR))), DENIED);
+    tell(&mut bench, honest, &["10.1.0.9:5000", "10.2.0.9:5000"], &[]);
+    assert_eq!(causes(&bench.register(honest, element(1, 9, RR))), []);
+    bench.wait(Duration::from_secs(3));
+    let udp = Transport::Udp {
+        port: 1,
+        address: [10, 2, 0, 9].into(),
+    };
+    let mut second = element(2, 9, RR);
+    second.user_transport = udp;
+    let other = "other".into();
+    let message = Asap::Registration {
+        handle: other,
+        element: second,
+    };
+    assert_eq!(causes(&bench.asap(honest, &message)), []);
+}

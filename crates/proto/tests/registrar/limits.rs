@@ -1,0 +1,251 @@
+//! What one host may use, beyond messages and elements.
+
+use crate::security::{causes, report, resolution};
+use crate::setup::*;
+use bytes::Bytes;
+use holdfast_proto::registrar::{Allow, AssociationId, Protocol};
+use holdfast_wire::rserpool::asap::Message as Asap;
+use holdfast_wire::rserpool::enrp::{Body, Message as Enrp};
+use holdfast_wire::rserpool::{
+    CauseCode, ElementId, Policy, PoolHandle, RegistrarId, ServerInformation,
+};
+use std::net::SocketAddr;
+use std::time::Duration;
+
+const RR: Policy = Policy::RoundRobin;
+
+fn registration(handle: &str, host: u8) -> Asap {
+    Asap::Registration {
+        handle: PoolHandle::from(handle),
+        element: element(1, host, RR),
+    }
+}
+
+#[test]
+fn a_host_begins_so_many_pools_and_joins_others() {
+    let mut config = config();
+    config.settings.limits.pools_per_host = 2;
+    let mut bench = Bench::new(config);
+    let (flooder, honest) = (bench.up(66), bench.up(9));
+    assert_eq!(causes(&bench.asap(honest, &registration("theirs", 9))), []);
+    for (handle, expected) in [
+        ("one", &[][..]),
+        ("two", &[]),
+        ("three", &[CauseCode::LACK_OF_RESOURCES]),
+    ] {
+        let outputs = bench.asap(flooder, &registration(handle, 66));
+        assert_eq!(causes(&outputs), expected, "{handle}");
+    }
+    assert_eq!(causes(&bench.asap(honest, &registration("three", 9))), []);
+    let joins = Asap::Registration {
+        handle: "theirs".into(),
+        element: element(2, 66, RR),
+    };
+    assert_eq!(causes(&bench.asap(flooder, &joins)), []);
+    // An end makes room for another.
+    let leave = Asap::Deregistration {
+        handle: "one".into(),
+        id: ElementId(1),
+    };
+    bench.asap(flooder, &leave);
+    assert_eq!(causes(&bench.asap(flooder, &registration("four", 66))), []);
+}
+
+/// Elements whose association ended are still their host's, whether they answer or not.
+#[test]
+fn who_hangs_up_and_comes_back_has_no_new_room() {
+    let mut config = config();
+    config.settings.limits.elements_per_host = 2;
+    let mut bench = Bench::new(config);
+    let full = [CauseCode::LACK_OF_RESOURCES];
+    let from = bench.up(66);
+    bench.register(from, element(1, 66, RR));
+    bench.register(from, element(2, 66, RR));
+    for id in [3, 4] {
+        bench.machine.handle_down(bench.now, AssociationId(from));
+        bench.up(66);
+        bench.outputs();
+        assert_eq!(causes(&bench.register(from, element(id, 66, RR))), full);
+        let (handle, id) = (handle(), ElementId(1));
+        bench.asap(from, &Asap::EndpointKeepAliveAck { handle, id });
+    }
+    bench.wait(SECOND * 6);
+    assert!(bench.has(1) && !bench.has(2), "one was silent");
+    assert_eq!(causes(&bench.register(from, element(3, 66, RR))), []);
+    assert_eq!(causes(&bench.register(from, element(4, 66, RR))), full);
+}
+
+#[test]
+fn who_says_nothing_does_not_stay() {
+    let mut config = config();
+    config.settings.limits.associations = 3;
+    let mut bench = Bench::new(config);
+    let (honest, idle, garbling) = (bench.up(9), bench.up(66), bench.up(67));
+    bench.asap(honest, &resolution());
+    let garbage = Bytes::from_static(b"garbage");
+    let from = AssociationId(garbling);
+    bench.machine.handle_asap(bench.now, from, &garbage);
+    bench.outputs();
+    bench.up(68);
+    assert_eq!(bench.outputs().first(), Some(&Out::Abort(68)));
+    let mut ended: Vec<_> = bench.wait(SECOND * 61);
+    ended.retain(|out| matches!(out, Out::Abort(_)));
+    assert_eq!(ended, [Out::Abort(idle), Out::Abort(garbling)]);
+    for gone in [idle, garbling] {
+        bench.machine.handle_down(bench.now, AssociationId(gone));
+    }
+    assert!(!bench.asap(honest, &resolution()).is_empty());
+    bench.up(68);
+    assert_eq!(bench.outputs(), []);
+}
+
+/// RFC 5355 section 2.14: however many reports come, an element that answers is asked once in a second.
+#[test]
+fn reports_do_not_make_questions_a_flood() {
+    let mut bench = Bench::new(config());
+    let element_at = bench.up(9);
+    bench.register(element_at, element(1, 9, RR));
+    let users: Vec<u64> = (70..80).map(|host| bench.up(host)).collect();
+    let mut asked = 0;
+    let ack = Asap::EndpointKeepAliveAck {
+        handle: handle(),
+        id: ElementId(1),
+    };
+    for round in 0..5_000 {
+        let mut outputs = bench.asap(users[round % users.len()], &report());
+        outputs.extend(bench.wait(Duration::from_millis(1)));
+        let questions = keep_alives(&outputs).len();
+        if questions > 0 {
+            asked += questions;
+            bench.asap(element_at, &ack);
+        }
+    }
+    assert!(bench.has(1));
+    assert!((4..=5).contains(&asked), "{asked} questions in 5 s");
+    assert!(bench.machine.counters().reports_unheeded > 4_900);
+}
+
+/// One that holds a network has any number of addresses.
+#[test]
+fn the_addresses_of_one_ipv6_network_report_as_one() {
+    let mut bench = Bench::new(config());
+    let from = bench.up(9);
+    bench.register(from, element(1, 9, RR));
+    bench.wait(SECOND * 2);
+    let mut report_from = |number: u64, address: &str| {
+        let at: SocketAddr = address.parse().unwrap();
+        let id = AssociationId(number);
+        bench
+            .machine
+            .handle_up(bench.now, id, Protocol::Asap, &[at], None);
+        bench.asap(number, &report());
+        bench.has(1)
+    };
+    for number in 0..10 {
+        let spoofed = format!("[2001:db8::{number}]:5000");
+        assert!(report_from(200 + number, &spoofed));
+    }
+    let others = (1..4).map(|net| format!("[2001:db8:{net}::1]:5000"));
+    let still: Vec<_> = (300..)
+        .zip(others)
+        .map(|(n, at)| report_from(n, &at))
+        .collect();
+    assert_eq!(still, [true, true, false]);
+}
+
+fn presence_of(id: u32, host: u8) -> Bytes {
+    let id = RegistrarId(id);
+    let message = Enrp {
+        sender: id,
+        receiver: RegistrarId(0),
+        body: Body::Presence {
+            reply_required: true,
+            checksum: Some(1),
+            server: Some(ServerInformation {
+                id,
+                transport: transport([10, 0, 0, host], 9901),
+            }),
+        },
+    };
+    bytes(|buffer| message.encode(buffer).unwrap())
+}
+
+/// Even where multicast is believed and the source is forged.
+#[test]
+fn forged_presences_take_no_place_from_registrars_that_are_there() {
+    let mut config = config();
+    config.settings.enrp_multicast = true;
+    config.settings.announce_cycle = Some(SECOND);
+    let mut bench = Bench::new(config);
+    bench.wait(SECOND * 6);
+    let source = "10.0.0.2:9901".parse().unwrap();
+    let mut called = 0;
+    for id in 1_000..3_000 {
+        let presence = presence_of(id, (id % 200) as u8 + 10);
+        bench
+            .machine
+            .handle_multicast(bench.now, source, Protocol::Enrp, &presence);
+        let announce = Asap::ServerAnnounce {
+            registrar: RegistrarId(id),
+            transports: Vec::new(),
+        };
+        let announce = bytes(|buffer| announce.encode(buffer).unwrap());
+        bench
+            .machine
+            .handle_multicast(bench.now, source, Protocol::Asap, &announce);
+        let outputs = bench.outputs();
+        called += outputs
+            .iter()
+            .filter(|o| matches!(o, Out::Connect(..)))
+            .count();
+    }
+    assert!(called <= 16, "{called} calls");
+    assert_eq!(bench.machine.peers().count(), 0);
+    bench.peer(2);
+    assert_eq!(bench.machine.peers().count(), 1);
+    // Its own announces do not become rare.
+    let outputs = bench.wait(SECOND * 10);
+    let announced = |out: &&Out| **out == Out::Multicast(Protocol::Asap);
+    let announces = outputs.iter().filter(announced).count();
+    assert!(announces >= 9, "{announces} announces in 10 s");
+}
+
+#[test]
+fn who_is_no_longer_allowed_leaves() {
+    let mut bench = Bench::new(config());
+    let (stays, goes) = (bench.up(9), bench.up(8));
+    bench.register(stays, element(1, 9, RR));
+    bench.register(goes, element(2, 8, RR));
+    bench.peer(2);
+    bench.peer(3);
+    bench.outputs();
+    let only = |text: &str| Allow::Only(vec![text.parse().unwrap()]);
+    let mut settings = config().settings;
+    settings.access.register = only("10.1.0.9");
+    settings.access.registrar = only("10.0.0.2");
+    bench.machine.handle_settings(bench.now, settings);
+    let outputs = bench.outputs();
+    assert_eq!(causes(&outputs), [CauseCode::REJECTED_FOR_SECURITY]);
+    assert_eq!(said(&outputs, "HANDLE_UPDATE"), 1);
+    let aborted: Vec<_> = outputs
+        .iter()
+        .filter(|out| matches!(out, Out::Abort(_)))
+        .collect();
+    assert_eq!(aborted, [&Out::Abort(1003)]);
+    assert!(bench.has(1) && !bench.has(2));
+    let again = bench.register(goes, element(2, 8, RR));
+    assert_eq!(causes(&again), [CauseCode::REJECTED_FOR_SECURITY]);
+}
+
+/// What is of neither protocol is garbage too.
+#[test]
+fn strays_count_and_end_the_association() {
+    let mut bench = Bench::new(config());
+    let stray = bench.up(66);
+    for _ in 0..16 {
+        bench.machine.handle_stray(bench.now, AssociationId(stray));
+    }
+    assert!(bench.outputs().contains(&Out::Abort(stray)));
+    let counted = bench.machine.counters();
+    assert_eq!((counted.malformed, counted.aborted), (16, 1));
+}

@@ -1,0 +1,158 @@
+//! What a peer says of itself: addresses, of which one is not its own, and that it began anew. Each host has a stack of its own, so the
+//! peer is this program again, started in another network namespace.
+
+mod common;
+
+use common::{Namespace, PATIENCE};
+use holdfast_sys::transport::{AssocId, Config, Endpoint, Event, Failure, open};
+use std::net::SocketAddr;
+use std::os::fd::AsRawFd;
+use std::process::{Child, Command};
+use std::time::Instant;
+
+/// Where the peer is.
+const OWN: [&str; 2] = ["10.1.0.2", "10.2.0.2"];
+/// Where it says that it is too: nothing sent there comes to it.
+const CLAIMED: &str = "10.9.0.9";
+const US: [&str; 2] = ["10.1.0.1", "10.2.0.1"];
+/// Set for the program that is the peer.
+const PEER: &str = "HOLDFAST_TEST_PEER";
+
+fn at(address: &str) -> SocketAddr {
+    SocketAddr::new(address.parse().expect("an address"), 3863)
+}
+
+fn open_at(addresses: &[&str]) -> Box<dyn Endpoint> {
+    let local = addresses.iter().map(|address| at(address)).collect();
+    let config = Config {
+        failure: Failure {
+            // A peer that is killed shall come back to the same association, however long that takes.
+            association_retransmissions: 1000,
+            init_retransmissions: 100,
+            ..Failure::default()
+        },
+        ..Config::new(local)
+    };
+    open(&config).expect("an endpoint")
+}
+
+fn turn(endpoint: &mut dyn Endpoint) -> Vec<Event> {
+    endpoint.flush().expect("flushed");
+    let mut poll = libc::pollfd {
+        fd: endpoint.fd().as_raw_fd(),
+        events: libc::POLLIN,
+        revents: 0,
+    };
+    // SAFETY: one structure, that outlives the call.
+    unsafe { libc::poll(&raw mut poll, 1, 50) };
+    let mut events = Vec::new();
+    endpoint.recv_batch(&mut events).expect("received");
+    events
+}
+
+/// The peer: begins an association and keeps it until it is killed. A test of its own name, that does nothing unless it is
+/// started as the peer.
+#[test]
+fn peer() {
+    if std::env::var_os(PEER).is_none() {
+        return;
+    }
+    let mut endpoint = open_at(&[OWN[0], OWN[1], CLAIMED]);
+    endpoint.connect(&US.map(at), None).expect("asked");
+    loop {
+        turn(endpoint.as_mut());
+    }
+}
+
+struct Peer(Child);
+
+impl Peer {
+    fn start(host: &Namespace) -> Self {
+        let start = || {
+            Command::new(std::env::current_exe().expect("this program"))
+                .args(["peer", "--exact"])
+                .env(PEER, "1")
+                .spawn()
+        };
+        Self(host.run(start).expect("the peer"))
+    }
+}
+
+impl Drop for Peer {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Runs the endpoint until `look` finds something, given what happened.
+fn until<T>(
+    endpoint: &mut dyn Endpoint,
+    mut look: impl FnMut(&dyn Endpoint, &[Event]) -> Option<T>,
+) -> T {
+    let deadline = Instant::now() + PATIENCE * 4;
+    loop {
+        let events = turn(endpoint);
+        if let Some(found) = look(endpoint, &events) {
+            return found;
+        }
+        assert!(Instant::now() < deadline, "nothing happened in time");
+    }
+}
+
+fn sorted(mut addresses: Vec<SocketAddr>) -> Vec<SocketAddr> {
+    addresses.sort();
+    addresses
+}
+
+fn confirmed(endpoint: &dyn Endpoint, assoc: AssocId) -> Vec<SocketAddr> {
+    let addresses = endpoint.confirmed_addresses(assoc);
+    sorted(addresses.expect("an association"))
+}
+
+#[test]
+fn a_peer_is_where_it_answers_and_begins_anew() {
+    let (ours, theirs) = (Namespace::new(), Namespace::new());
+    for (name, net) in [("left", 1), ("right", 2)] {
+        ours.join(&theirs, name);
+        for (host, namespace) in [(1, &ours), (2, &theirs)] {
+            namespace.ip(&format!("address add 10.{net}.0.{host}/24 dev {name}"));
+            namespace.ip(&format!("link set {name} up"));
+        }
+    }
+    theirs.ip("link add apart type veth peer name end");
+    theirs.ip(&format!("address add {CLAIMED}/32 dev apart"));
+    theirs.ip("link set end up");
+    theirs.ip("link set apart up");
+    ours.run(|| {
+        let mut endpoint = open_at(&US);
+        let endpoint = endpoint.as_mut();
+        let first = Peer::start(&theirs);
+        let assoc = until(endpoint, |endpoint, events| {
+            let up = events.iter().find_map(|event| match event {
+                Event::Up { assoc, .. } => Some(*assoc),
+                _ => None,
+            })?;
+            let begun_from = confirmed(endpoint, up);
+            assert!(!begun_from.is_empty() && !begun_from.contains(&at(CLAIMED)));
+            Some(up)
+        });
+        until(endpoint, |endpoint, _| {
+            (confirmed(endpoint, assoc) == OWN.map(at)).then_some(())
+        });
+        let said = endpoint.remote_addresses(assoc).expect("an association");
+        assert_eq!(sorted(said), [OWN[0], OWN[1], CLAIMED].map(at));
+
+        drop(first);
+        let _second = Peer::start(&theirs);
+        until(endpoint, |_, events| {
+            let down = events.iter().find(|e| matches!(e, Event::Down { .. }));
+            assert_eq!(down, None);
+            let restarted = Event::Restarted { assoc };
+            events.contains(&restarted).then_some(())
+        });
+        until(endpoint, |endpoint, _| {
+            (confirmed(endpoint, assoc) == OWN.map(at)).then_some(())
+        });
+    });
+}

@@ -1,0 +1,243 @@
+//! A registrar's machine, given any messages.
+
+use bytes::{Bytes, BytesMut};
+use holdfast_proto::registrar::{AssociationId, Config, Output, Protocol, Registrar};
+use holdfast_wire::rserpool::{
+    ElementId, PoolElement, PoolHandle, RegistrarId, SctpTransport, Transport, TransportUse, asap,
+    enrp,
+};
+use std::net::SocketAddr;
+use std::time::Duration;
+
+/// Elements that the machine may know at most.
+const ELEMENTS_MAX: usize = 50;
+/// Associations; the last ones are of registrars, and of these the last is not allowed to be one.
+const ASSOCIATIONS: u8 = 8;
+const REGISTRARS_FROM: u8 = 5;
+
+/// Takes a stream of records: a byte that says where, a byte that says what, the length of a message in two, the message.
+/// Whatever they say, the machine does not panic, comes to rest, keeps its limits, and says only what can be read.
+pub fn run(data: &[u8]) -> bool {
+    let mut world = World::new();
+    let mut rest = data;
+    while let [from, what, high, low, after @ ..] = rest {
+        let length = usize::from(u16::from_be_bytes([*high, *low])).min(after.len());
+        let (message, others) = after.split_at(length);
+        world.take(from % ASSOCIATIONS, *what, &Bytes::copy_from_slice(message));
+        rest = others;
+    }
+    world.wait(Duration::from_secs(200));
+    world.heeded
+}
+
+/// A record: from where, what happens, and the message that comes, if one comes.
+pub fn record(from: u8, what: u8, message: &[u8]) -> Vec<u8> {
+    let length = u16::try_from(message.len()).expect("short");
+    let [high, low] = length.to_be_bytes();
+    [&[from, what, high, low], message].concat()
+}
+
+struct World {
+    machine: Registrar,
+    now: Duration,
+    /// A message changed something.
+    heeded: bool,
+}
+
+fn address(from: u8) -> SocketAddr {
+    SocketAddr::from(([10, 1, 0, from], 5000 + u16::from(from)))
+}
+
+fn protocol(from: u8) -> Protocol {
+    match from < REGISTRARS_FROM {
+        true => Protocol::Asap,
+        false => Protocol::Enrp,
+    }
+}
+
+fn id(from: u8) -> AssociationId {
+    AssociationId(from.into())
+}
+
+impl World {
+    fn new() -> World {
+        let own: SocketAddr = ([10, 1, 0, 100], 9901).into();
+        let transport = SctpTransport {
+            port: own.port(),
+            usage: TransportUse::DataOnly,
+            addresses: [own.ip()].into_iter().collect(),
+        };
+        let mut config = Config::new(RegistrarId(0x50), 1, transport);
+        let settings = &mut config.settings;
+        settings.limits.elements = ELEMENTS_MAX;
+        settings.limits.malformed = u32::MAX;
+        settings.limits.first_message = Duration::MAX / 2;
+        settings.enrp_multicast = true;
+        settings.mentor_hunt = Duration::ZERO;
+        settings.announce_cycle = Some(Duration::from_secs(30));
+        // Elements of the recordings have other addresses than the associations here.
+        settings.addresses_checked = false;
+        let registrars = (REGISTRARS_FROM..ASSOCIATIONS - 1).map(|from| address(from).ip());
+        let prefixes = registrars.map(|ip| ip.to_string().parse().expect("an address"));
+        settings.access.registrar = holdfast_proto::registrar::Allow::Only(prefixes.collect());
+        let mut world = World {
+            machine: Registrar::new(Duration::ZERO, config),
+            now: Duration::ZERO,
+            heeded: false,
+        };
+        world.wait(Duration::ZERO);
+        for from in 0..ASSOCIATIONS {
+            world.up(from);
+        }
+        world
+    }
+
+    fn up(&mut self, from: u8) {
+        let at = [address(from)];
+        self.machine
+            .handle_up(self.now, id(from), protocol(from), &at, None);
+        self.carry_out();
+    }
+
+    fn take(&mut self, from: u8, what: u8, message: &Bytes) {
+        let before = self.state();
+        match what % 8 {
+            0 => {
+                self.machine.handle_down(self.now, id(from));
+                self.carry_out();
+                self.up(from);
+            }
+            1 => self.machine.handle_restarted(self.now, id(from)),
+            2 => {
+                let (own, claimed) = ([address(from)], [address(what / 8)]);
+                self.machine
+                    .handle_addresses(self.now, id(from), &own, &claimed);
+            }
+            3 => {
+                let (source, protocol) = (address(from), protocol(what / 8 % ASSOCIATIONS));
+                self.machine
+                    .handle_multicast(self.now, source, protocol, message);
+            }
+            4 => self.wait(Duration::from_millis(u64::from(what) * 100)),
+            5 => self.machine.handle_send_failed(protocol(from), message),
+            _ => match protocol(from) {
+                Protocol::Asap => self.machine.handle_asap(self.now, id(from), message),
+                Protocol::Enrp => self.machine.handle_enrp(self.now, id(from), message),
+            },
+        }
+        self.carry_out();
+        assert!(self.machine.elements() <= ELEMENTS_MAX);
+        self.heeded |= self.state() != before;
+    }
+
+    fn state(&self) -> (usize, usize, u64) {
+        let counters = self.machine.counters();
+        let served = counters.resolutions + counters.reregistrations + counters.deregistrations;
+        (self.machine.elements(), self.machine.peers().count(), served)
+    }
+
+    fn wait(&mut self, time: Duration) {
+        let (end, mut steps) = (self.now + time, 0);
+        while let Some(at) = self.machine.poll_timeout().filter(|at| *at <= end) {
+            self.now = at.max(self.now);
+            self.machine.handle_timeout(self.now);
+            self.carry_out();
+            steps += 1;
+            assert!(steps < 1_000_000, "it never comes to rest");
+        }
+        self.now = end;
+    }
+
+    /// Nobody is reached, and what is aborted ends.
+    fn carry_out(&mut self) {
+        let mut steps = 0;
+        while let Some(output) = self.machine.poll_output() {
+            steps += 1;
+            assert!(steps < 1_000_000, "it never comes to rest");
+            match output {
+                Output::Send {
+                    protocol, message, ..
+                }
+                | Output::SendMany {
+                    protocol, message, ..
+                }
+                | Output::Multicast { protocol, message } => check(protocol, &message),
+                Output::Connect { dial, .. } => self.machine.handle_dial_failed(self.now, dial),
+                Output::Abort(id) => self.machine.handle_down(self.now, id),
+                Output::Event(_) => {}
+            }
+        }
+    }
+}
+
+fn check(protocol: Protocol, message: &Bytes) {
+    let reports = match protocol {
+        Protocol::Asap => asap::Message::parse(message).map(|parsed| parsed.reports),
+        Protocol::Enrp => enrp::Message::parse(message).map(|parsed| parsed.reports),
+    };
+    assert!(reports.expect("what it says can be read").is_empty());
+}
+
+/// A life of an element and a user, with a peer that tells of others: what a corpus begins with.
+pub fn life() -> Vec<u8> {
+    let handle = PoolHandle::from("pool");
+    let element = |id| PoolElement {
+        id: ElementId(id),
+        home: RegistrarId(0),
+        registration_life: 60_000,
+        user_transport: Transport::Tcp {
+            port: 80,
+            usage: TransportUse::DataOnly,
+            address: address(1).ip(),
+        },
+        policy: holdfast_wire::rserpool::Policy::RoundRobin,
+        asap_transport: None,
+    };
+    let encoded = |message: &asap::Message| {
+        let mut buffer = BytesMut::new();
+        message.encode(&mut buffer).expect("small");
+        buffer
+    };
+    let told = enrp::Message {
+        sender: RegistrarId(7),
+        receiver: RegistrarId(0),
+        body: enrp::Body::HandleUpdate {
+            takeover_suggested: false,
+            action: enrp::UpdateAction::Add,
+            handle: handle.clone(),
+            element: element(2),
+        },
+    };
+    let mut update = BytesMut::new();
+    told.encode(&mut update).expect("small");
+    let (one, id) = (element(1), ElementId(1));
+    let registration = asap::Message::Registration {
+        handle: handle.clone(),
+        element: one,
+    };
+    let resolution = asap::Message::HandleResolution {
+        updates: false,
+        handle: handle.clone(),
+        items: Some(2),
+    };
+    let report = asap::Message::EndpointUnreachable {
+        handle: handle.clone(),
+        id,
+    };
+    let answer = asap::Message::EndpointKeepAliveAck {
+        handle: handle.clone(),
+        id,
+    };
+    let leave = asap::Message::Deregistration { handle, id };
+    [
+        record(1, 7, &encoded(&registration)),
+        record(5, 7, &update),
+        record(2, 7, &encoded(&resolution)),
+        record(0, 84, &[]),
+        record(2, 7, &encoded(&report)),
+        record(1, 7, &encoded(&answer)),
+        record(5, 0, &[]),
+        record(1, 7, &encoded(&leave)),
+    ]
+    .concat()
+}
