@@ -70,7 +70,10 @@ pub fn run(args: CaArgs) -> anyhow::Result<()> {
                 println!("Revoked serial {serial} of {node}.");
             }
             let list = dir.join("ca.crl");
-            println!("Give {} to every node ([tls] crl).", list.display());
+            println!(
+                "Give {} to every node ([tls] crl), and send SIGHUP to its holdfastd.",
+                list.display()
+            );
         }
     }
     Ok(())

@@ -34,9 +34,14 @@ pub enum TlsError {
         /// What is wrong.
         source: pem::Error,
     },
-    /// A file holds no certificate.
-    #[error("{}: holds no certificate; make it with `holdfast ca`, or correct [tls]", .0.display())]
-    Empty(PathBuf),
+    /// A file holds nothing of what it is for.
+    #[error("{}: holds no {what}; make it with `holdfast ca`, or correct [tls]", .path.display())]
+    Empty {
+        /// The file.
+        path: PathBuf,
+        /// What it should hold.
+        what: &'static str,
+    },
     /// The certificate is another node's.
     #[error("{}: is the certificate of {theirs}, not of node `{ours}`; issue one for it", .path.display())]
     OtherName {
@@ -171,21 +176,26 @@ fn build(
 }
 
 fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {
-    let chain: Vec<CertificateDer<'static>> = CertificateDer::pem_file_iter(path)
+    entries(path, "certificate")
+}
+
+/// A file without any would revoke nothing, unnoticed.
+fn revocations(path: &Path) -> Result<Vec<CertificateRevocationListDer<'static>>, TlsError> {
+    entries(path, "revocation list")
+}
+
+fn entries<T: PemObject>(path: &Path, what: &'static str) -> Result<Vec<T>, TlsError> {
+    let found: Vec<T> = T::pem_file_iter(path)
         .map_err(file_error(path))?
         .collect::<Result<_, _>>()
         .map_err(file_error(path))?;
-    match chain.is_empty() {
-        true => Err(TlsError::Empty(path.to_owned())),
-        false => Ok(chain),
+    match found.is_empty() {
+        true => Err(TlsError::Empty {
+            path: path.to_owned(),
+            what,
+        }),
+        false => Ok(found),
     }
-}
-
-fn revocations(path: &Path) -> Result<Vec<CertificateRevocationListDer<'static>>, TlsError> {
-    CertificateRevocationListDer::pem_file_iter(path)
-        .map_err(file_error(path))?
-        .collect::<Result<_, _>>()
-        .map_err(file_error(path))
 }
 
 fn file_error(path: &Path) -> impl Fn(pem::Error) -> TlsError {

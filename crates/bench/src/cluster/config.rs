@@ -47,6 +47,7 @@ pub fn text(cluster: &Cluster, node: &str) -> Result<String> {
             "tls",
             table([
                 ("ca", file("ca.pem".into())),
+                ("crl", file("ca.crl".into())),
                 ("cert", file(format!("{node}.pem"))),
                 ("key", file(format!("{node}.key"))),
             ])

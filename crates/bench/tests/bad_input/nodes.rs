@@ -9,9 +9,12 @@ use holdfast_bench::cluster::Family;
 use holdfast_node::config::{DEFAULT_PORT, TlsConfig};
 use holdfast_node::tls::Tls;
 use holdfast_wire::{Frame, LENGTH_MAX, NodeId, VERSION, encode};
+use nix::sys::signal::Signal;
 use rustls::{ClientConnection, StreamOwned};
 
 use crate::common::{PATIENCE, World, eventually};
+
+const REFUSED: &str = "holdfast_frames_rejected_total{reason=\"certificate\"}";
 
 #[test]
 fn strangers_among_the_nodes() {
@@ -34,6 +37,7 @@ fn strangers_among_the_nodes() {
     wrong_certificates(&world, &ca);
     greetings(&world, &ca);
     frames(&world, &ca);
+    revocation(&world, &ca, &authority);
 
     world.unharmed();
     world.cluster.wait_ready().unwrap();
@@ -124,6 +128,35 @@ fn frames(world: &World, ca: &Path) {
         });
         world.cluster.wait_ready().unwrap();
     }
+}
+
+/// A revoked certificate is refused once the daemon has read the list anew; a list that is none changes nothing.
+fn revocation(world: &World, ca: &Path, authority: &Authority) {
+    let n9 = Tls::from_files(&files(ca, "n9"), "n9").unwrap();
+    let greet = |socket| {
+        let mut stream = StreamOwned::new(n9.dial("n2").unwrap(), socket);
+        let _ = stream.write_all(&hello(9, "lab"));
+        read_to_end(&mut stream);
+    };
+    let reload = || world.cluster.signal_daemon("n2", Signal::SIGHUP).unwrap();
+    authority.revoke("n9").unwrap();
+    counted(world, "node", greet);
+    let refused = || world.metric("n2", REFUSED);
+    let before = refused();
+    reload();
+    eventually("the list is read anew", || {
+        greet(reach_n2(world));
+        refused() > before
+    });
+    std::fs::write(ca.join("ca.crl"), "no list").unwrap();
+    reload();
+    eventually("the mistake is told", || {
+        world
+            .cluster
+            .logs()
+            .contains("ca.crl: holds no revocation list")
+    });
+    counted(world, "certificate", greet);
 }
 
 /// `bytes` from the holder of `name`'s certificate.

@@ -2,6 +2,7 @@
 
 use super::Engine;
 use crate::control::ControlRequest;
+use crate::tls::Tls;
 
 impl Engine {
     pub(super) fn handle_control(&mut self, request: ControlRequest) {
@@ -21,6 +22,17 @@ impl Engine {
             ControlRequest::SetPlacement(request, reply) => {
                 drop(reply.send(self.set_placement(request)))
             }
+        }
+    }
+
+    /// Reads certificates and revocation list anew (SIGHUP). A mistake in them changes nothing.
+    pub(super) fn reload_certificates(&mut self) {
+        match Tls::load(&self.config) {
+            Ok(tls) => {
+                self.peers.set_tls(tls);
+                tracing::info!("certificates and revocation list read anew");
+            }
+            Err(error) => tracing::error!(%error, "the certificates stay as they were"),
         }
     }
 }

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use holdfast_bpf::shared::Event as KernelEvent;
 use holdfast_sys::watch::Watch;
+use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use super::Engine;
 use super::setup::{SetupError, system};
@@ -19,7 +20,7 @@ pub(super) struct Inputs {
     pub(super) control: ControlServer,
 }
 
-/// Runs until a signal says stop.
+/// Runs until a signal says so.
 pub(super) async fn run(
     mut engine: Engine,
     mut inputs: Inputs,
@@ -30,7 +31,7 @@ pub(super) async fn run(
     let hold_ready = watch(engine.hold.as_fd(), "waiting for the hold")?;
     let mut second = tokio::time::interval(Duration::from_secs(1));
     second.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-    let mut stop = Stop::new().map_err(system("signals"))?;
+    let mut signals = Signals::new().map_err(system("signals"))?;
     loop {
         let wake = engine.next_wake();
         tokio::select! {
@@ -47,7 +48,9 @@ pub(super) async fn run(
             request = inputs.control.recv() => engine.handle_control(request),
             () = sleep_until(wake) => engine.handle_time(),
             _ = second.tick() => engine.upkeep(),
-            () = stop.recv() => break,
+            Some(()) = signals.hangup.recv() => engine.reload_certificates(),
+            Some(()) = signals.terminate.recv() => break,
+            Some(()) = signals.interrupt.recv() => break,
             () = tokio::task::yield_now(), if engine.work.is_waiting() => engine.work_a_slice(),
         }
         let told = std::mem::take(&mut *kernel_events.borrow_mut());
@@ -75,25 +78,19 @@ async fn sleep_until(wake: Option<Instant>) {
     }
 }
 
-/// SIGTERM and SIGINT.
-struct Stop {
-    terminate: tokio::signal::unix::Signal,
-    interrupt: tokio::signal::unix::Signal,
+/// What the operator's signals ask: to end, or to read the certificates anew.
+struct Signals {
+    terminate: Signal,
+    interrupt: Signal,
+    hangup: Signal,
 }
 
-impl Stop {
+impl Signals {
     fn new() -> std::io::Result<Self> {
-        use tokio::signal::unix::{SignalKind, signal};
         Ok(Self {
             terminate: signal(SignalKind::terminate())?,
             interrupt: signal(SignalKind::interrupt())?,
+            hangup: signal(SignalKind::hangup())?,
         })
-    }
-
-    async fn recv(&mut self) {
-        tokio::select! {
-            _ = self.terminate.recv() => {}
-            _ = self.interrupt.recv() => {}
-        }
     }
 }

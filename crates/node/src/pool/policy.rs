@@ -126,7 +126,9 @@ mod tests {
                 delay_penalty: all.delay_penalty.filter(|_| shown.delay_penalty.is_some()),
                 distance_ms: None,
             };
-            let back = entries::policy(&parse(&own).unwrap_or_else(|error| panic!("{}: {error}", kind.name())));
+            let back = entries::policy(
+                &parse(&own).unwrap_or_else(|error| panic!("{}: {error}", kind.name())),
+            );
             assert_eq!(back.weight, own.weight);
             assert_eq!(back.priority, own.priority);
             let near = |one: Option<f64>, two: Option<f64>| match (one, two) {

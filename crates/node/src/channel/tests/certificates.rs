@@ -186,6 +186,6 @@ fn files_that_do_not_fit_are_named() {
         ..files
     };
     let error = Tls::from_files(&empty, "n2").err().unwrap();
-    assert!(matches!(error, TlsError::Empty(_)), "{error}");
+    assert!(matches!(error, TlsError::Empty { .. }), "{error}");
     Tls::from_files(&tls_files(&group.ca(), "n2"), "n2").unwrap();
 }
