@@ -1,5 +1,6 @@
 # Run in the guest by ../rsplib.sh: the scenarios that are named, one after the other, each from nothing.
 # shellcheck shell=bash
+set -o pipefail
 here=/mnt/rsplib-test
 logs_root=/mnt/rsplib-logs
 export PATH=/mnt/bin:/mnt/rsplib/usr/bin:$PATH LD_LIBRARY_PATH=/mnt/rsplib/usr/lib/x86_64-linux-gnu

@@ -119,15 +119,17 @@ within() {
         fi
         sleep 0.1
     done
-    ok "$what ($(awk -v a="$since" -v b="$EPOCHREALTIME" 'BEGIN { printf "%.1f s", b - a }'))"
+    ok "$what ($(seconds_since "$since"))"
 }
+
+seconds_since() { awk -v a="$1" -v b="$EPOCHREALTIME" 'BEGIN { printf "%.1f s", b - a }'; }
 
 # at_once WHAT CHECK...: it holds now.
 at_once() {
-    local what=$1
+    local what=$1 since=$EPOCHREALTIME
     shift
     "$@" >"$logs/last-check.txt" 2>&1 || { sed 's/^/     /' "$logs/last-check.txt" | tail -n 40; failed "$what"; }
-    ok "$what"
+    ok "$what ($(seconds_since "$since"))"
 }
 
 # our_registrar NAME NUMBER ID [LINE...]: ours at 10.0.0.NUMBER; lines are added to [registrar].

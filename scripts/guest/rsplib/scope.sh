@@ -20,12 +20,12 @@ checksum_of() {
 # rsplib_peers NAME: how many peers it has.
 rsplib_peers() { sed -n 's/^PeerList of .* (\([0-9]*\) peers).*/\1/p' "$logs/$1.log" | tail -n 1; }
 
-# rsplib_checksum NAME PEER: what it knows of the peer's elements.
+# rsplib_checksum NAME PEER: what it knows of the peer's elements. It prints the sum with its bytes as they lie in memory.
 rsplib_checksum() {
     local line
     line=$(grep -a "#[0-9]*: \$${id_of[$2]} upd=" "$logs/$1.log" | tail -n 1)
     line=${line#*chsum=\$}
-    [[ -n $line ]] && echo $((16#${line%% *}))
+    [[ -n $line ]] && echo $((16#${line:6:2}${line:4:2}))
 }
 
 # connected: every registrar of ours has an association with every other, and rsplib's know as many peers.
