@@ -48,8 +48,8 @@ end_all() {
     for name in "${!pid_of[@]}"; do
         kill -CONT "${pid_of[$name]}" 2>/dev/null
         kill -KILL "${pid_of[$name]}" 2>/dev/null
+        wait "${pid_of[$name]}" 2>/dev/null
     done
-    wait 2>/dev/null
     for name in "${hosts[@]}"; do
         ip netns delete "$name"
     done
@@ -57,8 +57,8 @@ end_all() {
 
 tails() {
     local file
-    for file in "$logs"/*.log; do
-        echo "---- $file"
+    for file in "$logs"/[rp][0-9].log; do
+        echo "---- the end of ${file##*/}"
         tail -n 8 "$file"
     done
 }
@@ -217,15 +217,23 @@ homes() { api "$1" "pools/$2" | jq -r '.elements[] | "\(.id) \(.home)"'; }
 asked=0
 # ask HOST POOL REGISTRAR: rsplib's terminal says a word to the pool; prints the number of the element that echoed it.
 ask() {
-    local host=$1 pool=$2 registrar=$3 log limit=200
+    local host=$1 pool=$2 registrar=$3 log words until=$((SECONDS + 30)) pid
     asked=$((asked + 1))
-    log=$logs/user-$asked.log
+    log=$logs/user-$BASHPID-$asked.log
+    words=/tmp/words-$BASHPID-$asked
     : >"$log"
-    {
-        echo hello
-        until grep -q 'from PE' "$log" || ((--limit < 0)); do sleep 0.05; done
-    } | timeout -s INT 30 ip netns exec "$host" rspterminal "-poolhandle=$pool" "-registrar=$registrar:3863" -asapannounce=off \
-        -loglevel=3 -logcolor=off >"$log" 2>&1
+    mkfifo "$words"
+    ip netns exec "$host" rspterminal "-poolhandle=$pool" "-registrar=$registrar:3863" -asapannounce=off \
+        -loglevel=3 -logcolor=off <"$words" >"$log" 2>&1 &
+    pid=$!
+    # Its input stays open: at the end of it, the terminal waits for ever.
+    exec 9>"$words"
+    echo hello >&9
+    until grep -q 'from PE' "$log" || ((SECONDS >= until)); do sleep 0.05; done
+    kill -KILL "$pid"
+    wait "$pid" 2>/dev/null
+    exec 9>&-
+    rm -f "$words"
     sed -n 's/.*from PE \$\([0-9a-f]*\)> hello.*/\1/p' "$log" | head -n 1
 }
 
