@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Holdfast beside rsplib, the other implementation of Reliable Server Pooling, over a kernel's SCTP: both run in network
-# namespaces of the guest (guest.sh). Needs root, kmod, jq, curl, tcpdump, and cargo. Debian's packages of rsplib are fetched
-# and unpacked beside the guest; nothing of them is installed.
+# namespaces of the guest (guest.sh). Needs root, kmod, jq, curl, tcpdump, tshark, and cargo. Debian's packages of rsplib are
+# fetched and unpacked beside the guest; nothing of them is installed.
 #
 #   rsplib.sh [-d DIR] [SCENARIO...]   SCENARIO: a file of rsplib/ with a number before its name (default: all of them).
 #                                      DIR keeps the guest's folder and the logs (default: below the build folder)
@@ -20,8 +20,14 @@ packages=(rsplib-registrar rsplib-tools librsplib3 libcpprspserver3 libsctp1)
 dir=$(cd "$dir" && pwd)
 if [[ ! -x $dir/rsplib/usr/bin/rspregistrar ]]; then
     echo "rsplib.sh: fetching Debian's packages ${packages[*]}, into $dir only"
+    rm -rf "$dir/rsplib"
     mkdir -p "$dir/rsplib"
-    (cd "$dir/rsplib" && apt-get download -q "${packages[@]}" && for package in *.deb; do dpkg -x "$package" .; done)
+    fetch() { (cd "$dir/rsplib" && apt-get -q -o APT::Sandbox::User=root download "${packages[@]}"); }
+    # Package lists may be older than the packages.
+    fetch || { apt-get -q update && fetch; }
+    for package in "$dir"/rsplib/*.deb; do
+        dpkg -x "$package" "$dir/rsplib"
+    done
 fi
 
 # The guest has a /tmp of its own, so what it runs is put where it sees it.
@@ -54,4 +60,22 @@ if ! grep -q '^test result: ' "$dir/rsplib.txt"; then
     echo "test result: FAILED. 0 passed; 1 failed; the guest's console: $dir/rsplib-console.txt"
     exit 1
 fi
-grep -q '^test result: ok' "$dir/rsplib.txt" || { echo "rsplib.sh: logs are in $dir/rsplib-logs" >&2; exit 1; }
+# A second opinion on every packet of every scenario.
+malformed=0
+for capture in "$dir"/rsplib-logs/*/traffic.pcap; do
+    spoken=$(tshark -r "$capture" -Y 'asap or enrp' 2>/dev/null | wc -l)
+    wrong=$(tshark -r "$capture" -Y '_ws.malformed' 2>/dev/null)
+    if ((spoken < 20)) || [[ -n $wrong ]]; then
+        printf 'test %s: of %d messages tshark finds none malformed ... FAILED\n%s\n' "$capture" "$spoken" "$wrong"
+        malformed=1
+    fi
+done
+if ((malformed)); then
+    echo "test result: FAILED. 0 passed; 1 failed; captures"
+else
+    echo "test result: ok. 1 passed; 0 failed; tshark finds no malformed message in the captures"
+fi
+((!malformed)) && grep -q '^test result: ok' "$dir/rsplib.txt" || {
+    echo "rsplib.sh: logs are in $dir/rsplib-logs" >&2
+    exit 1
+}

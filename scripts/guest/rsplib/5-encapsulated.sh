@@ -12,8 +12,6 @@ scenario() {
     host e1 11 9899
     host e2 12 9899
     host u1 21 9899
-    tcpdump -i br0 -U -w "$logs/traffic.pcap" '(udp port 9899) or (ip proto 132)' 2>"$logs/tcpdump.log" &
-    pid_of[tcpdump]=$!
     our_registrar r1 1 00000001 "remote_encapsulation_port = 9899"
     within 30 "our registrar serves" is_ready r1
     at_once "at its UDP port" eval 'api r1 registrar | jq -e ".encapsulation_port == 9899"'
@@ -30,7 +28,7 @@ scenario() {
     within 60 "rsplib's registrar died, its element is taken over" homes_are r1 EchoPool "00000011 00000001" "00000012 00000001"
     end e1
     within 60 "an element died" has_elements r1 EchoPool 00000012
-    end tcpdump TERM
+    end capture TERM
     at_once "nothing went over IP itself, much inside UDP" inside_udp
     at_once "no message was malformed" healthy
 }

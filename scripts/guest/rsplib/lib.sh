@@ -24,6 +24,7 @@ run_scenario() {
         trap end_all EXIT
         # shellcheck disable=SC1090
         source "$here/$name.sh"
+        capture
         scenario
     ) || {
         echo "$name" >>$failed_file
@@ -42,6 +43,16 @@ result() {
 
 declare -A pid_of=()
 hosts=()
+
+# All packets of a scenario, for a second opinion on what they say (../rsplib.sh).
+capture() {
+    tcpdump -i br0 -U -w "$logs/traffic.pcap" '(udp port 9899) or (ip proto 132)' 2>"$logs/tcpdump.log" &
+    pid_of[capture]=$!
+    until grep -q 'listening on' "$logs/tcpdump.log"; do
+        kill -0 "$!" || failed "tcpdump starts"
+        sleep 0.05
+    done
+}
 
 end_all() {
     local name
