@@ -1,6 +1,9 @@
 # Our registrar with rsplib's elements and users.
 # shellcheck shell=bash
 
+# How long an element may hang.
+patience_ms=4000
+
 scenario() {
     host r1 1
     host e1 11

@@ -4,7 +4,7 @@
 source "$here/scope.sh"
 
 # rsplib forgets an element of another registrar when its life is over: three re-registrations.
-reregistration_ms=5000
+reregistration_ms=12000
 
 declare -A number_of=([r1]=1 [p1]=2 [r2]=3 [p2]=4)
 id_of=([r1]=00000001 [p1]=00000002 [r2]=00000003 [p2]=00000004)
