@@ -4,6 +4,7 @@
 //!   with its own state to another node, and receives connections handed to it. The asynchronous face ([`Service`],
 //!   [`Connection`], [`UdpService`], over tokio) is here, the one for threads in [`blocking`].
 //! - [`control`]: the types of the HTTP/JSON control API, its description, and a client.
+//! - [`pool`]: to be an element of a pool of Reliable Server Pooling, or to have a session with one.
 //! - [`app`]: the protocol between server programs and the daemon, and its channel.
 //! - [`ca`]: the group's certificate authority.
 //!
@@ -53,6 +54,7 @@ pub mod ca;
 pub mod control;
 mod drain;
 mod flow;
+pub mod pool;
 mod server;
 mod session;
 

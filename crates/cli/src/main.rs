@@ -57,6 +57,8 @@ enum Ending {
     Failed,
     /// Some flows stayed where they were. Told already.
     PartlyKept,
+    /// As a program that was run did.
+    Exited(u8),
 }
 
 fn main() -> ExitCode {
@@ -66,6 +68,7 @@ fn main() -> ExitCode {
         Ok(Ending::Done) => ExitCode::SUCCESS,
         Ok(Ending::Failed) => ExitCode::FAILURE,
         Ok(Ending::PartlyKept) => ExitCode::from(3),
+        Ok(Ending::Exited(code)) => ExitCode::from(code),
         Err(error) => {
             eprintln!("holdfast: {error:#}");
             ExitCode::FAILURE
@@ -81,7 +84,7 @@ fn run(line: Line) -> Result<Ending> {
         Command::Ca(args) => done(ca::run(args)),
         Command::Node(args) => done(node::run(&args)),
         Command::Registrar(args) => done(registrar::run(&args)),
-        Command::Pool(args) => done(pool::run(&args)),
+        Command::Pool(args) => pool::run(&args),
         Command::Status(args) => done(status::run(&args)),
         Command::Flow(args) => done(flow::run(&args)),
         Command::Handoff(args) => handoff::run(&args),

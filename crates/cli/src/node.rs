@@ -41,13 +41,23 @@ pub fn run(args: &NodeArgs) -> Result<()> {
 /// # Errors
 /// There is no `holdfastd`.
 pub fn become_daemon(fill: impl FnOnce(&mut Command)) -> Result<()> {
+    let mut command = daemon_command();
+    fill(&mut command);
+    // Only comes back when it fails.
+    let error = command.exec();
+    bail!("{}", no_daemon(&error))
+}
+
+/// `holdfastd`, without arguments: the one beside this program, else as PATH has it.
+pub fn daemon_command() -> Command {
     let own = std::env::current_exe().ok();
     let beside = own
         .and_then(|own| Some(own.parent()?.join("holdfastd")))
         .filter(|path| path.is_file());
-    let mut command = Command::new(beside.unwrap_or_else(|| "holdfastd".into()));
-    fill(&mut command);
-    // Only comes back when it fails.
-    let error = command.exec();
-    bail!("cannot run holdfastd: {error}; it is looked for beside `holdfast`, then in PATH")
+    Command::new(beside.unwrap_or_else(|| "holdfastd".into()))
+}
+
+/// What to say when it does not run.
+pub fn no_daemon(error: &std::io::Error) -> String {
+    format!("cannot run holdfastd: {error}; it is looked for beside `holdfast`, then in PATH")
 }

@@ -1,21 +1,23 @@
-//! `holdfastd`: the daemon of a node, or a registrar.
+//! `holdfastd`: the daemon of a node, a registrar, or a pool daemon.
 #![forbid(unsafe_code)]
 
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::{Parser, ValueEnum};
 use holdfast_node::config::Config;
+use holdfast_node::config::pool::{PoolConfig, parse_registrar};
 use holdfast_node::config::registrar::{RegistrarConfig, RegistrarPeer};
 use holdfast_node::pid_file::PidFile;
-use holdfast_node::{engine, logs, registrar};
+use holdfast_node::{engine, logs, pool, registrar};
 
 /// Where a node's configuration is unless it is said.
 const CONFIG: &str = "/etc/holdfast/holdfast.toml";
 
 /// The daemon of Holdfast. As a node it owns service addresses, keeps connections alive and hands them to other nodes;
-/// as a registrar it knows the elements of the scope's pools.
+/// as a registrar it knows the elements of the scope's pools; as a pool daemon it speaks with registrars for the programs of
+/// its host.
 #[derive(Parser)]
 #[command(
     name = "holdfastd",
@@ -26,21 +28,33 @@ struct Arguments {
     /// What it is.
     #[arg(long, value_enum, default_value_t)]
     role: Role,
-    /// The configuration file. A node's is /etc/holdfast/holdfast.toml unless it is said; a registrar needs none.
+    /// The configuration file. A node's is /etc/holdfast/holdfast.toml unless it is said; the others need none.
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
     /// Only check the configuration.
     #[arg(long)]
     check: bool,
-    /// A registrar's address, instead of those of the file; several times for several.
+    /// Address of a registrar or pool daemon, instead of those of the file; several times for several.
     #[arg(long, value_name = "ADDRESS")]
     listen: Vec<IpAddr>,
     /// Another registrar to begin with, besides those of the file; several times for several.
     #[arg(long, value_name = "ADDRESS[:PORT]", value_parser = RegistrarPeer::parse)]
     peer: Vec<RegistrarPeer>,
-    /// Where a registrar has its sockets, instead of what the file says.
+    /// A registrar that a pool daemon asks, instead of those of the file; several times for several.
+    #[arg(long, value_name = "ADDRESS[:PORT]", value_parser = parse_registrar)]
+    registrar: Vec<SocketAddr>,
+    /// A pool daemon believes registrars that announce themselves by multicast.
+    #[arg(long)]
+    announces: bool,
+    /// A pool daemon ends when its standard input does.
+    #[arg(long)]
+    with_parent: bool,
+    /// Where a registrar or pool daemon has its sockets, instead of what the file says.
     #[arg(long, value_name = "DIRECTORY")]
     run_dir: Option<PathBuf>,
+    /// What a registrar or pool daemon logs, instead of what the file says, such as `warn`.
+    #[arg(long, value_name = "FILTER")]
+    log: Option<String>,
 }
 
 #[derive(Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
@@ -48,6 +62,7 @@ enum Role {
     #[default]
     Node,
     Registrar,
+    Pool,
 }
 
 fn main() -> ExitCode {
@@ -55,6 +70,7 @@ fn main() -> ExitCode {
     let ended = match arguments.role {
         Role::Node => run_node(&arguments),
         Role::Registrar => run_registrar(arguments),
+        Role::Pool => run_pool(arguments),
     };
     match ended {
         Ok(()) => ExitCode::SUCCESS,
@@ -74,6 +90,9 @@ fn run_registrar(arguments: Arguments) -> Result<(), Box<dyn std::error::Error>>
     if let Some(directory) = arguments.run_dir {
         config.run_dir = directory;
     }
+    if let Some(filter) = arguments.log {
+        config.log.filter = filter;
+    }
     let file = arguments.config.as_deref();
     config.check(file.unwrap_or(Path::new("the command line")))?;
     if arguments.check {
@@ -82,6 +101,31 @@ fn run_registrar(arguments: Arguments) -> Result<(), Box<dyn std::error::Error>>
     }
     logs::init(&config.log)?;
     Ok(registrar::run(&config)?)
+}
+
+fn run_pool(arguments: Arguments) -> Result<(), Box<dyn std::error::Error>> {
+    let mut config = PoolConfig::load(arguments.config.as_deref())?;
+    if !arguments.listen.is_empty() {
+        config.listen = arguments.listen;
+    }
+    if !arguments.registrar.is_empty() {
+        config.registrars = arguments.registrar;
+    }
+    config.announces.believed |= arguments.announces;
+    if let Some(directory) = arguments.run_dir {
+        config.run_dir = directory;
+    }
+    if let Some(filter) = arguments.log {
+        config.log.filter = filter;
+    }
+    let file = arguments.config.as_deref();
+    config.check(file.unwrap_or(Path::new("the command line")))?;
+    if arguments.check {
+        println!("the pool daemon's configuration is fine");
+        return Ok(());
+    }
+    logs::init(&config.log)?;
+    Ok(pool::run(&config, arguments.with_parent)?)
 }
 
 fn run_node(arguments: &Arguments) -> Result<(), Box<dyn std::error::Error>> {

@@ -17,6 +17,8 @@ use super::{
     HandoffRequest, HandoffState, HandoffStatus, NodeList, PeerList, Placement, PlacementRequest,
     PoolDetail, PoolList, PoolQuery, RegistrarStatus, Status,
 };
+
+mod pool;
 use crate::FlowText;
 
 /// Why a request brought no answer.

@@ -1,6 +1,6 @@
 //! The control API: HTTP/1.1 with JSON bodies on the daemon's Unix socket.
 //!
-//! [`ROUTES`] is the one table of it for a node, [`REGISTRAR_ROUTES`] for a registrar: the description ([`openapi`]), the client and
+//! [`ROUTES`] is the one table of it for a node, [`REGISTRAR_ROUTES`] for a registrar, [`POOL_ROUTES`] for a pool daemon: the description ([`openapi`]), the client and
 //! the daemon's server follow it. Every answer with a status of 400 or above has an [`ErrorBody`].
 
 #[cfg(feature = "client")]
@@ -9,6 +9,7 @@ mod flows;
 mod handoffs;
 mod nodes;
 mod openapi;
+mod pool_daemon;
 mod pools;
 mod routes;
 mod status;
@@ -22,11 +23,15 @@ pub use handoffs::{
 };
 pub use nodes::{DropCount, DropList, NodeEntry, NodeList, Placement, PlacementRequest};
 pub use openapi::openapi;
+pub use pool_daemon::{
+    OwnElement, OwnElementList, PoolDaemonStatus, Reported, Resolution, ResolveQuery,
+    UnreachableReport,
+};
 pub use pools::{
     ElementEntry, PeerEntry, PeerList, PolicyDetail, PoolDetail, PoolEntry, PoolList, PoolQuery,
     RegistrarCounters, RegistrarStatus,
 };
-pub use routes::{REGISTRAR_ROUTES, ROUTES, Route};
+pub use routes::{POOL_ROUTES, REGISTRAR_ROUTES, ROUTES, Route};
 pub use status::{ErrorBody, FlowCounts, HandoffCounts, ProgramStatus, ServiceStatus, Status};
 
 /// Where the daemon's control API listens unless its configuration says otherwise.
@@ -34,3 +39,6 @@ pub const SOCKET_PATH: &str = "/run/holdfast/control.sock";
 
 /// The same of a registrar.
 pub const REGISTRAR_SOCKET_PATH: &str = "/run/holdfast/registrar.sock";
+
+/// The same of a pool daemon.
+pub const POOL_SOCKET_PATH: &str = "/run/holdfast/pool.sock";

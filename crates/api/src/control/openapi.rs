@@ -79,13 +79,13 @@ fn parameters(route: &Route, generator: &mut SchemaGenerator) -> Vec<Value> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::control::{REGISTRAR_ROUTES, ROUTES};
+    use crate::control::{POOL_ROUTES, REGISTRAR_ROUTES, ROUTES};
 
-    const BOTH: [&[Route]; 2] = [ROUTES, REGISTRAR_ROUTES];
+    const ALL: [&[Route]; 3] = [ROUTES, REGISTRAR_ROUTES, POOL_ROUTES];
 
     #[test]
     fn every_route_is_described() {
-        for routes in BOTH {
+        for routes in ALL {
             let description = openapi(routes);
             for route in routes {
                 let operation = &description["paths"][route.path][route.method.to_lowercase()];
@@ -125,14 +125,14 @@ mod tests {
                 _ => {}
             }
         }
-        for description in BOTH.map(openapi) {
+        for description in ALL.map(openapi) {
             visit(&description, &description);
         }
     }
 
     #[test]
     fn every_field_has_a_sentence() {
-        for description in BOTH.map(openapi) {
+        for description in ALL.map(openapi) {
             for (name, schema) in description["components"]["schemas"].as_object().unwrap() {
                 assert!(schema["description"].is_string(), "{name}");
                 for (field, schema) in schema["properties"].as_object().into_iter().flatten() {

@@ -4,8 +4,9 @@ use schemars::{Schema, SchemaGenerator};
 
 use super::{
     DropList, FlowDetail, FlowList, FlowQuery, HandoffAccepted, HandoffList, HandoffRequest,
-    HandoffStatus, NodeList, PeerList, Placement, PlacementRequest, PoolDetail, PoolList,
-    PoolQuery, RegistrarStatus, Status,
+    HandoffStatus, NodeList, OwnElementList, PeerList, Placement, PlacementRequest,
+    PoolDaemonStatus, PoolDetail, PoolList, PoolQuery, RegistrarStatus, Reported, Resolution,
+    ResolveQuery, Status, UnreachableReport,
 };
 
 /// One request that the daemon answers.
@@ -160,4 +161,42 @@ pub const REGISTRAR_ROUTES: &[Route] = &[
     },
     DESCRIPTION,
     METRICS,
+];
+
+/// Every request that a pool daemon answers.
+pub const POOL_ROUTES: &[Route] = &[
+    Route {
+        path: "/v1/pool",
+        summary: "What this pool daemon is and does.",
+        answer: Some(schema::<PoolDaemonStatus>),
+        ..GET
+    },
+    Route {
+        path: "/v1/elements",
+        summary: "The elements of programs of this host.",
+        answer: Some(schema::<OwnElementList>),
+        ..GET
+    },
+    Route {
+        path: "/v1/resolve/{handle}",
+        summary: "Elements of a pool, in the registrar's order.",
+        query: Some(schema::<ResolveQuery>),
+        answer: Some(schema::<Resolution>),
+        ..GET
+    },
+    Route {
+        path: "/v1/select/{handle}",
+        summary: "One element of a pool, chosen by its policy; an answer of the last seconds is used.",
+        answer: Some(schema::<Resolution>),
+        ..GET
+    },
+    Route {
+        method: "POST",
+        path: "/v1/unreachable",
+        summary: "Report that an element named by the daemon was not reached.",
+        body: Some(schema::<UnreachableReport>),
+        answer: Some(schema::<Reported>),
+        ..GET
+    },
+    DESCRIPTION,
 ];

@@ -6,7 +6,6 @@
 //!
 //! Everything runs on one thread, inside a `tokio::task::LocalSet`.
 
-mod ready;
 mod session;
 #[cfg(test)]
 mod tests;
@@ -25,8 +24,8 @@ use tokio::task::JoinHandle;
 
 use crate::config::AppConfig;
 use crate::queue::{Queue, Receiver, queue};
+use crate::ready::Ready;
 use crate::socket_path::{Access, SocketPath, take};
-use ready::Ready;
 use session::Session;
 
 /// One program's connection; never used again for another.

@@ -9,8 +9,8 @@ use std::time::Duration;
 use holdfast_api::app::{Channel, FromDaemon, Packet, ToDaemon, decode, encode};
 use tokio::sync::Notify;
 
-use super::ready::Ready;
 use super::{AppEvent, SessionId, Table};
+use crate::ready::Ready;
 
 /// What may wait for a program that does not read. More, and it is given up: its connections are safe with it.
 const QUEUED_BYTES_MAX: usize = 64 << 20;

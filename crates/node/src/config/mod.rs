@@ -6,6 +6,7 @@
 
 mod check;
 mod error;
+pub mod pool;
 mod raw;
 pub mod registrar;
 #[cfg(test)]

@@ -1,7 +1,6 @@
 //! The registrar's control API: a thread of its own, so that no request holds up the event loop for longer than its answer takes.
 
 use std::io;
-use std::sync::Arc;
 
 use axum::Router;
 use axum::extract::rejection::QueryRejection;
@@ -10,26 +9,17 @@ use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Json, Response};
 use axum::routing::get;
 use holdfast_api::control::{
-    ErrorBody, PeerList, PoolDetail, PoolList, PoolQuery, REGISTRAR_ROUTES, RegistrarStatus,
-    openapi,
+    PeerList, PoolDetail, PoolList, PoolQuery, REGISTRAR_ROUTES, RegistrarStatus, openapi,
 };
-use nix::sys::eventfd::EventFd;
 use serde::Serialize;
 use tokio::net::{TcpListener, UnixListener};
-use tokio::signal::unix::{SignalKind, signal};
-use tokio::sync::{mpsc, oneshot};
 
 use super::metrics;
 use crate::config::registrar::RegistrarConfig;
 use crate::control::answer::{METRICS_TYPE, bad_request, response, unknown, wrong_method};
 use crate::control::{listen, serve};
+use crate::mailbox::{Mailbox, Reply, asked_to_stop};
 use crate::socket_path::{Access, SocketPath, take};
-
-/// Requests that may wait for the event loop; further ones wait in their connections.
-pub(super) const WAITING_MAX: usize = 64;
-
-/// Where the event loop puts the answer.
-pub(super) type Reply<T> = oneshot::Sender<Result<T, ErrorBody>>;
 
 /// What is asked of the event loop.
 pub(super) enum ControlRequest {
@@ -46,29 +36,7 @@ pub(super) enum ControlRequest {
 }
 
 /// The way to the event loop.
-#[derive(Clone)]
-pub(super) struct Loop {
-    pub(super) requests: mpsc::Sender<ControlRequest>,
-    pub(super) wake: Arc<EventFd>,
-}
-
-impl Loop {
-    async fn send(&self, request: ControlRequest) {
-        // Who waits for the answer learns that the loop is gone.
-        if self.requests.send(request).await.is_ok() {
-            let _ = self.wake.write(1);
-        }
-    }
-
-    async fn ask<T>(
-        &self,
-        request: impl FnOnce(Reply<T>) -> ControlRequest,
-    ) -> Option<Result<T, ErrorBody>> {
-        let (reply, answer) = oneshot::channel();
-        self.send(request(reply)).await;
-        answer.await.ok()
-    }
-}
+pub(super) type Loop = Mailbox<ControlRequest>;
 
 /// The API's sockets, and the runtime that serves them.
 pub(super) struct Server {
@@ -116,18 +84,8 @@ impl Server {
 }
 
 async fn stop_on_signal(to: Loop) {
-    let both = signal(SignalKind::terminate())
-        .and_then(|terminate| Ok((terminate, signal(SignalKind::interrupt())?)));
-    match both {
-        Ok((mut terminate, mut interrupt)) => {
-            tokio::select! {
-                _ = terminate.recv() => {}
-                _ = interrupt.recv() => {}
-            }
-            to.send(ControlRequest::Stop).await;
-        }
-        Err(error) => tracing::error!(%error, "signals: the registrar ends by SIGKILL only"),
-    }
+    asked_to_stop().await;
+    to.send(ControlRequest::Stop).await;
 }
 
 /// Every route of `holdfast_api::control::REGISTRAR_ROUTES`.

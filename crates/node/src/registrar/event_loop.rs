@@ -3,21 +3,18 @@
 use std::collections::HashMap;
 use std::io;
 use std::net::SocketAddr;
-use std::os::fd::AsFd;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use holdfast_proto::registrar::{AssociationId, DialId, Output, Protocol, Registrar};
 use holdfast_sys::transport::{AssocId, Endpoint, Event, Message};
 use nix::poll::{PollFd, PollFlags, ppoll};
-use nix::sys::eventfd::EventFd;
 use nix::sys::time::TimeSpec;
-use tokio::sync::mpsc;
 
 use super::control::ControlRequest;
 use super::links::{Found, Links, number, of_number};
-use super::multicast::Groups;
 use super::report::report;
+use crate::mailbox::Inbox;
+use crate::multicast::Groups;
 
 /// How often some associations are asked for their round trips, and in how many turns all of them are.
 const ROUND_TRIP_TURN: Duration = Duration::from_millis(250);
@@ -29,14 +26,12 @@ pub(super) struct Daemon {
     pub(super) started: Instant,
     pub(super) asap: Box<dyn Endpoint>,
     pub(super) enrp: Box<dyn Endpoint>,
-    pub(super) groups: Groups,
+    pub(super) groups: Groups<Protocol>,
     pub(super) links: Links,
     /// UDP ports of peers, and of everybody else.
     pub(super) encapsulations: HashMap<SocketAddr, u16>,
     pub(super) remote_encapsulation: Option<u16>,
-    pub(super) requests: mpsc::Receiver<ControlRequest>,
-    /// Readable when there are requests.
-    pub(super) wake: Arc<EventFd>,
+    pub(super) requests: Inbox<ControlRequest>,
     /// Messages that an association's buffer had no room for.
     pub(super) sends_refused: u64,
     pub(super) next_round_trips: Duration,
@@ -100,7 +95,7 @@ impl Daemon {
         let poll = |fd| PollFd::new(fd, PollFlags::POLLIN);
         // At most the five that there can be: no allocation.
         let mut fds = smallvec::SmallVec::<[PollFd<'_>; 5]>::new();
-        fds.extend([self.asap.fd(), self.enrp.fd(), self.wake.as_fd()].map(poll));
+        fds.extend([self.asap.fd(), self.enrp.fd(), self.requests.fd()].map(poll));
         fds.extend(self.groups.fds().map(poll));
         match ppoll(&mut fds, Some(timeout), None) {
             Ok(_) | Err(nix::errno::Errno::EINTR) => {}
@@ -263,8 +258,8 @@ impl Daemon {
 
     /// Answers what operators ask. False: one of them says stop.
     fn serve(&mut self) -> bool {
-        let _ = self.wake.read();
-        while let Ok(request) = self.requests.try_recv() {
+        self.requests.clear();
+        while let Some(request) = self.requests.take() {
             if !self.answer(request) {
                 return false;
             }

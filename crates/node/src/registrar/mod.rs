@@ -6,9 +6,9 @@ mod control;
 mod event_loop;
 mod links;
 mod metrics;
-mod multicast;
 mod report;
 mod setup;
 mod view;
 
-pub use setup::{StartError, run};
+pub use crate::start::StartError;
+pub use setup::run;

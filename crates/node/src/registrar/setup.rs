@@ -2,55 +2,38 @@
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use holdfast_proto::registrar::{Config as MachineConfig, Registrar};
+use holdfast_proto::registrar::{Config as MachineConfig, Protocol, Registrar};
 use holdfast_sys::caps::keep_only;
 use holdfast_sys::transport::{self, Config as EndpointConfig, ENCAPSULATION_PORT, Endpoint};
-use holdfast_wire::rserpool::{Addresses, RegistrarId, SctpTransport, Transport, TransportUse};
-use nix::sys::eventfd::{EfdFlags, EventFd};
-use tokio::sync::mpsc;
+use holdfast_wire::rserpool::{RegistrarId, Transport};
 
-use super::control::{Loop, Server, WAITING_MAX};
+use super::control::Server;
 use super::event_loop::Daemon;
 use super::links::Links;
-use super::multicast::Groups;
 use crate::config::registrar::RegistrarConfig;
-
-/// The registrar cannot start, or cannot go on.
-#[derive(Debug, thiserror::Error)]
-#[error("{what}: {source}")]
-pub struct StartError {
-    what: String,
-    source: io::Error,
-}
-
-fn failed(what: impl Into<String>) -> impl FnOnce(io::Error) -> StartError {
-    let what = what.into();
-    move |source| StartError { what, source }
-}
+use crate::mailbox::mailbox;
+use crate::multicast::Groups;
+use crate::sctp::{data_transport, reached_at};
+use crate::start::{StartError, failed};
 
 /// Runs a registrar until a signal says stop.
 ///
 /// # Errors
 /// It cannot start, or the transport's sockets became unusable.
 pub fn run(config: &RegistrarConfig) -> Result<(), StartError> {
-    let (requests, waiting) = mpsc::channel(WAITING_MAX);
-    let flags = EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK;
-    let wake = EventFd::from_value_and_flags(0, flags);
-    let wake = Arc::new(wake.map_err(|error| failed("an event descriptor")(error.into()))?);
-    let to = Loop {
-        requests,
-        wake: wake.clone(),
-    };
+    let (to, requests) = mailbox().map_err(failed("an event descriptor"))?;
     let server = Server::bind(config, &to).map_err(failed("the control socket"))?;
-    let groups = Groups::join(config).map_err(failed("[multicast]"))?;
+    let groups = join(config).map_err(failed("[multicast]"))?;
     let asap = open(config, config.asap_port)?;
     let enrp = open(config, config.enrp_port)?;
     // All sockets are open. Threads that start later have no capabilities either.
     keep_only(&[]).map_err(failed("dropping capabilities"))?;
-    let (asap_at, enrp_at) = (reached_at(asap.as_ref())?, reached_at(enrp.as_ref())?);
+    let at = |endpoint: &dyn Endpoint| {
+        reached_at(endpoint).map_err(failed("the transport's addresses (registrar.listen)"))
+    };
+    let (asap_at, enrp_at) = (at(asap.as_ref())?, at(enrp.as_ref())?);
     let otherwise = (!asap.is_raw()).then_some(ENCAPSULATION_PORT);
     let machine = machine_config(config, &asap_at, &enrp_at);
     tracing::info!(
@@ -70,8 +53,7 @@ pub fn run(config: &RegistrarConfig) -> Result<(), StartError> {
         groups,
         links: Links::default(),
         encapsulations: config.encapsulations(),
-        requests: waiting,
-        wake,
+        requests,
         sends_refused: 0,
         next_round_trips: Duration::ZERO,
         events: Vec::new(),
@@ -100,19 +82,17 @@ fn open(config: &RegistrarConfig, port: u16) -> Result<Box<dyn Endpoint>, StartE
     transport::open(&endpoint).map_err(|source| failed(what())(source))
 }
 
-/// Where others reach an endpoint: on loopback only if it has no other address.
-fn reached_at(endpoint: &dyn Endpoint) -> Result<Vec<SocketAddr>, StartError> {
-    let mut addresses = endpoint
-        .local_addresses()
-        .map_err(failed("the transport's addresses"))?;
-    if addresses.iter().any(|address| !address.ip().is_loopback()) {
-        addresses.retain(|address| !address.ip().is_loopback());
+/// The groups that the configuration has a use for.
+fn join(config: &RegistrarConfig) -> io::Result<Groups<Protocol>> {
+    let (groups, settings) = (&config.multicast, &config.settings);
+    let mut wanted = Vec::new();
+    if settings.announce_cycle.is_some() {
+        wanted.push((Protocol::Asap, groups.asap_group));
     }
-    if addresses.is_empty() {
-        let error = io::ErrorKind::AddrNotAvailable.into();
-        return Err(failed("this host has no address (registrar.listen)")(error));
+    if settings.enrp_multicast {
+        wanted.push((Protocol::Enrp, groups.enrp_group));
     }
-    Ok(addresses)
+    Groups::join(&wanted, &groups.interfaces)
 }
 
 fn machine_config(
@@ -123,20 +103,11 @@ fn machine_config(
     let id = config
         .id
         .unwrap_or_else(|| rand::random_range(1..=u32::MAX));
-    let transport = sctp(enrp);
+    let transport = data_transport(enrp);
     let mut machine = MachineConfig::new(RegistrarId(id), rand::random(), transport);
     let mentors = config.peers.iter().map(|peer| peer.addresses.clone());
     machine.mentors = mentors.collect();
-    machine.announced = vec![Transport::Sctp(sctp(asap))];
+    machine.announced = vec![Transport::Sctp(data_transport(asap))];
     machine.settings = config.settings.clone();
     machine
-}
-
-fn sctp(addresses: &[SocketAddr]) -> SctpTransport {
-    let port = addresses.first().map_or(0, SocketAddr::port);
-    SctpTransport {
-        port,
-        usage: TransportUse::DataOnly,
-        addresses: addresses.iter().map(SocketAddr::ip).collect::<Addresses>(),
-    }
 }

@@ -33,6 +33,14 @@ struct Home {
     address: Option<Transport>,
 }
 
+/// A registrar that is tried.
+#[derive(Debug)]
+struct Attempt {
+    address: Transport,
+    /// When another has its turn.
+    until: Duration,
+}
+
 #[derive(Debug)]
 enum State {
     /// Nobody asked for a registrar.
@@ -64,7 +72,7 @@ pub(crate) struct Hunt<E> {
     config: HuntConfig,
     servers: Servers,
     state: State,
-    attempts: BTreeMap<Link, Transport>,
+    attempts: BTreeMap<Link, Attempt>,
     /// Rounds that failed since there was a home: what T5 and the pause are doubled by.
     failed_rounds: u32,
     links: u64,
@@ -137,7 +145,7 @@ impl<E> Hunt<E> {
     }
 
     pub(crate) fn handle_connected(&mut self, link: Link) -> Option<Change> {
-        let address = self.attempts.remove(&link)?;
+        let address = self.attempts.remove(&link)?.address;
         // SH6: "The PE or PU shall pick one of the ENRP servers": the first.
         self.abandon();
         let id = self.servers.id(&address);
@@ -157,7 +165,12 @@ impl<E> Hunt<E> {
         // SH4: "If an association or connection establishment fails, the ASAP Endpoint SHOULD try to establish an
         // association or connection using a different transport address."
         self.attempts.remove(&link)?;
-        self.fill();
+        self.go_on(now)
+    }
+
+    /// Others instead of those that failed, if there are any left in this round.
+    fn go_on(&mut self, now: Duration) -> Option<Change> {
+        self.fill(now);
         self.attempts.is_empty().then(|| self.pause(now))
     }
 
@@ -182,7 +195,7 @@ impl<E> Hunt<E> {
             }
             State::Idle | State::Trying { .. } | State::Pausing { .. } => {}
         }
-        let address = self.attempts.remove(&link);
+        let address = self.attempts.remove(&link).map(|attempt| attempt.address);
         self.abandon();
         let id = Some(id);
         self.settle(Home { link, id, address });
@@ -212,7 +225,7 @@ impl<E> Hunt<E> {
         // Somebody to try, where before there may have been nobody.
         match self.state {
             State::Pausing { .. } => self.try_some(now),
-            State::Trying { .. } => self.fill(),
+            State::Trying { .. } => self.fill(now),
             State::Idle | State::Home(_) => {}
         }
     }
@@ -232,15 +245,34 @@ impl<E> Hunt<E> {
                 self.try_some(now);
                 None
             }
+            State::Trying { .. } => self.give_attempts_up(now),
             _ => None,
         }
     }
 
     pub(crate) fn poll_timeout(&self) -> Option<Duration> {
         match self.state {
-            State::Trying { until } | State::Pausing { until } => Some(until),
+            State::Trying { until } => {
+                let attempts = self.attempts.values().map(|attempt| attempt.until);
+                attempts.chain([until]).min()
+            }
+            State::Pausing { until } => Some(until),
             State::Idle | State::Home(_) => None,
         }
+    }
+
+    /// Attempts that have had their time end.
+    fn give_attempts_up(&mut self, now: Duration) -> Option<Change> {
+        let over = |(link, attempt): (&Link, &Attempt)| (attempt.until <= now).then_some(*link);
+        let links: Vec<Link> = self.attempts.iter().filter_map(over).collect();
+        if links.is_empty() {
+            return None;
+        }
+        for link in links {
+            self.attempts.remove(&link);
+            self.close(link);
+        }
+        self.go_on(now)
     }
 
     fn settle(&mut self, home: Home) {
@@ -268,21 +300,22 @@ impl<E> Hunt<E> {
         self.state = State::Trying {
             until: now + wait.min(self.config.timeout_max),
         };
-        self.fill();
+        self.fill(now);
         if self.attempts.is_empty() {
             self.pause(now);
         }
     }
 
     /// As many attempts at once as may be.
-    fn fill(&mut self) {
+    fn fill(&mut self, now: Duration) {
         let parallel = self.config.parallel.clamp(1, PARALLEL_MAX);
         while self.attempts.len() < parallel {
             let Some(address) = self.servers.next(&mut self.random) else {
                 break;
             };
             let link = self.connect(address.clone());
-            self.attempts.insert(link, address);
+            let until = now + self.config.attempt_timeout;
+            self.attempts.insert(link, Attempt { address, until });
         }
     }
 
@@ -296,7 +329,7 @@ impl<E> Hunt<E> {
         let wait = self.config.pause * self.doubled();
         self.failed_rounds += 1;
         self.state = State::Pausing {
-            until: now + wait.min(self.config.timeout_max),
+            until: now + wait.min(self.config.pause_max),
         };
         Change::NotFound
     }

@@ -67,6 +67,7 @@ fn another_is_tried_for_each_that_fails_and_then_there_is_a_pause() {
 fn t5_doubles_up_to_its_most_and_goes_back_once_a_registrar_is_found() {
     let mut hunt = hunt(1);
     let first = hunt.config.timeout;
+    hunt.config.attempt_timeout = hunt.config.timeout_max;
     hunt.start(START);
     let mut now = START;
     for times in [1, 2, 4, 6, 6] {
@@ -84,8 +85,43 @@ fn t5_doubles_up_to_its_most_and_goes_back_once_a_registrar_is_found() {
 }
 
 #[test]
+fn a_silent_registrar_holds_up_a_hunt_for_one_attempt_only() {
+    for seed in 0..20 {
+        let mut hunt = hunt(2);
+        hunt.random = Random::new([seed; 32]);
+        hunt.config.parallel = 1;
+        // As after many rounds in vain, when a round takes a minute.
+        hunt.failed_rounds = 10;
+        hunt.start(START);
+        let (silent, _) = outputs(&mut hunt);
+        let due = START + hunt.config.attempt_timeout;
+        assert_eq!(hunt.poll_timeout(), Some(due));
+        assert_eq!(hunt.handle_timeout(due), None);
+        let (next, closed) = outputs(&mut hunt);
+        assert_eq!(closed, [silent[0].0]);
+        assert_ne!(next[0].1, silent[0].1);
+        assert_eq!(hunt.handle_connected(next[0].0), Some(Change::Found));
+    }
+}
+
+#[test]
+fn silent_registrars_are_tried_again_soon_however_long_they_were_silent() {
+    let mut hunt = hunt(1);
+    hunt.failed_rounds = 10;
+    hunt.start(START);
+    let due = START + hunt.config.attempt_timeout;
+    assert_eq!(hunt.handle_timeout(due), Some(Change::NotFound));
+    let again = due + hunt.config.pause_max;
+    assert_eq!(hunt.poll_timeout(), Some(again));
+    outputs(&mut hunt);
+    assert_eq!(hunt.handle_timeout(again), None);
+    assert_eq!(outputs(&mut hunt).0.len(), 1);
+}
+
+#[test]
 fn the_next_round_begins_with_others() {
     let mut hunt = hunt(5);
+    hunt.config.attempt_timeout = hunt.config.timeout_max;
     hunt.start(START);
     let (first, _) = outputs(&mut hunt);
     hunt.handle_timeout(START + hunt.config.timeout);

@@ -100,6 +100,19 @@ impl PoolUser {
         request
     }
 
+    /// Asks a registrar for the pool's elements whatever is known here, for so many at most where `items` says:
+    /// [`Event::Resolved`] or [`Event::Failed`] follows.
+    pub fn handle_resolve_anew(
+        &mut self,
+        now: Duration,
+        handle: PoolHandle,
+        items: Option<u32>,
+    ) -> RequestId {
+        let request = RequestId(self.number());
+        self.ask_for(now, handle, Some(Waiting::All(request)), items);
+        request
+    }
+
     /// Forgets what is known of a pool: the next request is asked of a registrar.
     pub fn handle_purge(&mut self, handle: &PoolHandle) {
         if let Some(pool) = self.pools.get_mut(handle) {
@@ -221,6 +234,11 @@ impl PoolUser {
     /// Who the home registrar is, if there is one and it has said so.
     pub fn home(&self) -> Option<RegistrarId> {
         self.hunt.home_id()
+    }
+
+    /// The session whose element the link leads to, if it is a session's.
+    pub fn session_of(&self, link: Link) -> Option<SessionId> {
+        self.links.get(&link).copied()
     }
 
     fn number(&mut self) -> u64 {

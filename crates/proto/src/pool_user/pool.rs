@@ -121,6 +121,11 @@ impl Pool {
         Some(element)
     }
 
+    /// Somebody was sent to whichever of the elements they choose.
+    pub(super) fn use_all(&mut self) {
+        self.used.extend(self.positions.keys());
+    }
+
     /// Whether somebody was sent to the element.
     pub(super) fn is_used(&self, id: ElementId) -> bool {
         self.used.contains(&id)

@@ -20,6 +20,8 @@ pub(super) enum Waiting {
 #[derive(Debug)]
 pub(super) struct Pending {
     waiting: Vec<Waiting>,
+    /// How many elements somebody wants, if anybody says.
+    items: Option<u32>,
     /// When the home registrar was asked; none if it was not.
     asked: Option<Duration>,
     /// When the wait, all in all, is over.
@@ -65,11 +67,14 @@ impl PoolUser {
                     element: element.clone(),
                 }
             }
-            Waiting::All(request) => Event::Resolved {
-                request,
-                policy: pool.policy,
-                elements: pool.elements.clone(),
-            },
+            Waiting::All(request) => {
+                pool.use_all();
+                Event::Resolved {
+                    request,
+                    policy: pool.policy,
+                    elements: pool.elements.clone(),
+                }
+            }
             Waiting::Session(session) => return self.session_seeks(now, session),
         };
         self.hunt.event(event);
@@ -88,14 +93,27 @@ impl PoolUser {
 
     /// Asks a registrar about the pool, unless that is under way.
     pub(super) fn ask(&mut self, now: Duration, handle: PoolHandle, waiting: Option<Waiting>) {
+        self.ask_for(now, handle, waiting, None);
+    }
+
+    /// The same, for so many elements. A question that is under way may bring fewer.
+    pub(super) fn ask_for(
+        &mut self,
+        now: Duration,
+        handle: PoolHandle,
+        waiting: Option<Waiting>,
+        items: Option<u32>,
+    ) {
         self.hunt.start(now);
         if let Some(pending) = self.pending.get_mut(&handle) {
             pending.waiting.extend(waiting);
+            pending.items = pending.items.max(items);
             return;
         }
         let until = now + self.config.answer_timeout * (1 + self.config.retries_max);
         let pending = Pending {
             waiting: waiting.into_iter().collect(),
+            items,
             asked: None,
             until,
             due: until,
@@ -113,10 +131,11 @@ impl PoolUser {
         pending.asked = Some(now);
         pending.due = pending.until.min(now + self.config.answer_timeout);
         let due = pending.due;
+        let items = pending.items.or(self.config.items);
         let message = Message::HandleResolution {
             updates: self.pools.get(handle).is_some_and(|pool| pool.watched),
             handle: handle.clone(),
-            items: self.config.items,
+            items,
         };
         self.hunt.send(link, message);
         self.set_timer(Timer::Answer(handle.clone()), Some(before), Some(due));

@@ -1,6 +1,6 @@
 //! The configuration of a registrar: a TOML file in which every key may be absent, as may the file.
 
-mod raw;
+pub(super) mod raw;
 #[cfg(test)]
 mod tests;
 
@@ -16,13 +16,14 @@ use holdfast_wire::rserpool::{asap, enrp};
 use super::{ConfigError, LogConfig, LogFormat};
 
 /// Where rsplib announces to elements, and registrars to each other.
-const ASAP_GROUP: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::new(239, 0, 0, 50)), 3863);
+pub(super) const ASAP_GROUP: SocketAddr =
+    SocketAddr::new(IpAddr::V4(Ipv4Addr::new(239, 0, 0, 50)), 3863);
 const ENRP_GROUP: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::new(239, 0, 0, 51)), 9901);
 
 /// What an SCTP packet inside UDP may measure on an ordinary network.
-const PATH_MTU: u32 = 1400;
+pub(super) const PATH_MTU: u32 = 1400;
 /// What a path that carries IPv4 or IPv6 must at least allow, and what the stacks take at most.
-const PATH_MTU_RANGE: std::ops::RangeInclusive<u32> = 576..=65_535;
+pub(super) const PATH_MTU_RANGE: std::ops::RangeInclusive<u32> = 576..=65_535;
 
 /// A checked configuration of a registrar.
 #[derive(Debug, Clone)]

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use holdfast_proto::registrar::{Allow, LifeUnit, Limits, Prefix, Settings, TakeoverRace};
+use holdfast_sys::transport::Failure;
 use holdfast_wire::rserpool::enrp;
 use serde::Deserialize;
 use toml::Spanned;
@@ -59,7 +60,7 @@ struct RawRegistrar {
 
 #[derive(Deserialize, Clone, Copy)]
 #[serde(rename_all = "snake_case")]
-enum RawLifeUnit {
+pub(in crate::config) enum RawLifeUnit {
     Milliseconds,
     Seconds,
 }
@@ -113,7 +114,7 @@ struct RawMulticast {
 
 #[derive(Deserialize, Default)]
 #[serde(deny_unknown_fields, default)]
-struct RawSctp {
+pub(in crate::config) struct RawSctp {
     rto_initial_ms: Option<u64>,
     rto_min_ms: Option<u64>,
     rto_max_ms: Option<u64>,
@@ -124,7 +125,7 @@ struct RawSctp {
     path_mtu: Option<u32>,
 }
 
-fn set<T>(target: &mut T, value: Option<T>) {
+pub(in crate::config) fn set<T>(target: &mut T, value: Option<T>) {
     if let Some(value) = value {
         *target = value;
     }
@@ -140,7 +141,7 @@ impl Raw {
         self.registrar.settings(&mut config.settings);
         self.registrar.endpoints(&mut config);
         self.limits.apply(&mut config.settings.limits);
-        self.sctp.apply(&mut config);
+        self.sctp.apply(&mut config.failure, &mut config.path_mtu);
         let access = &mut config.settings.access;
         let each = [
             (&mut access.register, self.access.register),
@@ -171,7 +172,11 @@ impl Raw {
     }
 }
 
-fn allow(path: &Path, text: &str, list: Vec<Spanned<String>>) -> Result<Allow, ConfigError> {
+pub(in crate::config) fn allow(
+    path: &Path,
+    text: &str,
+    list: Vec<Spanned<String>>,
+) -> Result<Allow, ConfigError> {
     let prefix = |written: Spanned<String>| {
         written.get_ref().parse::<Prefix>().map_err(|error| {
             let advice = "an address alone is a prefix too";
@@ -245,9 +250,8 @@ impl RawRegistrar {
 }
 
 impl RawSctp {
-    fn apply(self, config: &mut RegistrarConfig) {
-        set(&mut config.path_mtu, self.path_mtu);
-        let failure = &mut config.failure;
+    pub(in crate::config) fn apply(self, failure: &mut Failure, path_mtu: &mut u32) {
+        set(path_mtu, self.path_mtu);
         set_ms(&mut failure.rto_initial, self.rto_initial_ms);
         set_ms(&mut failure.rto_min, self.rto_min_ms);
         set_ms(&mut failure.rto_max, self.rto_max_ms);

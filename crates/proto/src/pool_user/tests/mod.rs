@@ -57,8 +57,10 @@ impl Bench {
     /// A user that knows elements 1 to 3.
     fn knowing() -> Bench {
         let mut bench = Bench::new();
-        bench.user.handle_resolve(bench.now, handle());
+        // Not resolved: it was sent to none of them.
+        bench.user.handle_watch(bench.now, handle());
         bench.sent();
+        bench.user.handle_unwatch(&handle());
         bench.answer((1..4).map(element).collect());
         bench.sent();
         bench.events.clear();
@@ -275,6 +277,34 @@ fn an_element_not_reached_is_reported_once_and_avoided_for_a_while() {
     bench.sent();
     bench.pass(bench.user.config.avoid_for);
     assert_ne!(bench.select(), Some(1));
+}
+
+#[test]
+fn who_is_told_all_elements_may_report_each_and_says_how_many_it_wants() {
+    let mut bench = Bench::knowing();
+    bench
+        .user
+        .handle_resolve_anew(bench.now, handle(), Some(64));
+    let sent = bench.sent();
+    assert!(
+        matches!(
+            sent[..],
+            [(
+                _,
+                Message::HandleResolution {
+                    items: Some(64),
+                    ..
+                }
+            )]
+        ),
+        "asked although it is known: {sent:?}"
+    );
+    bench.answer((1..4).map(element).collect());
+    bench
+        .user
+        .handle_unreachable(bench.now, &handle(), ElementId(3));
+    let sent = bench.sent();
+    assert!(matches!(&sent[..], [(_, report)] if is_report(report, 3)));
 }
 
 #[test]

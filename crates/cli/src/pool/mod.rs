@@ -1,4 +1,12 @@
-//! `holdfast pool`: pools and their elements, as a registrar knows them.
+//! `holdfast pool`: pools and their elements, to look at and to take part in.
+
+mod child;
+mod connect;
+mod daemon;
+mod load;
+mod ports;
+mod register;
+mod resolve;
 
 use std::thread::sleep;
 use std::time::Duration;
@@ -10,10 +18,11 @@ use holdfast_api::control::{
 };
 use serde::Serialize;
 
+use crate::Ending;
 use crate::control::{RegistrarDaemon, print_json};
 use crate::table::Table;
 
-/// Pools and their elements, as a registrar knows them
+/// Pools and their elements: make a program an element, use pools, look at what a registrar knows
 #[derive(Debug, Args)]
 pub struct PoolArgs {
     #[command(subcommand)]
@@ -22,6 +31,9 @@ pub struct PoolArgs {
 
 #[derive(Debug, Subcommand)]
 enum Action {
+    Register(register::RegisterArgs),
+    Resolve(resolve::ResolveArgs),
+    Connect(connect::ConnectArgs),
     List(ListArgs),
     Show(ShowArgs),
     Watch(WatchArgs),
@@ -85,9 +97,21 @@ struct PeersArgs {
 /// Carries out `holdfast pool`.
 ///
 /// # Errors
-/// The registrar does not answer, or does not know the pool.
-pub fn run(args: &PoolArgs) -> Result<()> {
+/// The daemon does not answer, or what is asked for is not there.
+pub fn run(args: &PoolArgs) -> Result<Ending> {
+    let done = |result: Result<()>| result.map(|()| Ending::Done);
     match &args.action {
+        Action::Register(args) => register::run(args),
+        Action::Resolve(args) => done(resolve::run(args)),
+        Action::Connect(args) => done(connect::run(args)),
+        look => done(look_at(look)),
+    }
+}
+
+/// What a registrar knows.
+fn look_at(action: &Action) -> Result<()> {
+    match action {
+        Action::Register(_) | Action::Resolve(_) | Action::Connect(_) => Ok(()),
         Action::List(args) => {
             let list = list(&args.daemon, args.limit)?;
             print(&list, args.json, list_text)

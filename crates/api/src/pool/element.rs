@@ -1,0 +1,92 @@
+//! An element, as its program has it.
+
+use std::io;
+use std::path::Path;
+
+use super::{ElementEvent, FromPool, Registration, ToPool, invalid, strange};
+use crate::app::{Channel, decode, encode};
+use crate::control::PolicyDetail;
+
+/// An element of a pool. It leaves the pool when this is dropped, or when the process ends.
+///
+/// One thread takes events ([`Element::next`]), any may do the rest.
+#[derive(Debug)]
+pub struct Element {
+    channel: Channel,
+}
+
+impl Element {
+    /// Asks the daemon at `path` to register the element, and to keep it registered; [`ElementEvent::Registered`] or
+    /// [`ElementEvent::Refused`] follows.
+    ///
+    /// # Errors
+    /// No daemon is there, or the channel breaks.
+    pub fn register(path: impl AsRef<Path>, registration: Registration) -> io::Result<Element> {
+        let channel = Channel::connect(path)?;
+        let element = Element { channel };
+        element.say(&ToPool::Register(registration))?;
+        Ok(element)
+    }
+
+    /// Waits for the next event; none when the daemon has ended the channel.
+    ///
+    /// # Errors
+    /// The channel breaks, or the daemon refuses what was said to it.
+    pub fn next(&self) -> io::Result<Option<ElementEvent>> {
+        let Some(packet) = self.channel.receive()? else {
+            return Ok(None);
+        };
+        match decode(&packet.bytes).map_err(invalid)? {
+            FromPool::Element(event) => Ok(Some(event)),
+            FromPool::Error(text) => Err(io::Error::other(text)),
+            other => Err(strange(&other)),
+        }
+    }
+
+    /// Tells how things stand with the element.
+    ///
+    /// # Errors
+    /// The channel is broken.
+    pub fn set_policy(&self, policy: PolicyDetail) -> io::Result<()> {
+        self.say(&ToPool::Policy(policy))
+    }
+
+    /// Sends a message to a user.
+    ///
+    /// # Errors
+    /// The channel is broken, or the message longer than [`DATA_BYTES_MAX`](super::DATA_BYTES_MAX).
+    pub fn send(&self, session: u64, bytes: &[u8]) -> io::Result<()> {
+        let bytes = bytes.to_vec();
+        self.say(&ToPool::Data { session, bytes })
+    }
+
+    /// Gives a user the state of its session to keep. To be called before the answer that the state includes: then a user that has
+    /// the answer has the state.
+    ///
+    /// # Errors
+    /// The channel is broken, or the state longer than [`DATA_BYTES_MAX`](super::DATA_BYTES_MAX).
+    pub fn keep(&self, session: u64, state: &[u8]) -> io::Result<()> {
+        let state = state.to_vec();
+        self.say(&ToPool::Keep { session, state })
+    }
+
+    /// Ends a user's session.
+    ///
+    /// # Errors
+    /// The channel is broken.
+    pub fn close(&self, session: u64) -> io::Result<()> {
+        self.say(&ToPool::Close { session })
+    }
+
+    /// Leaves the pool; [`ElementEvent::Left`] follows.
+    ///
+    /// # Errors
+    /// The channel is broken.
+    pub fn deregister(&self) -> io::Result<()> {
+        self.say(&ToPool::Deregister)
+    }
+
+    fn say(&self, message: &ToPool) -> io::Result<()> {
+        self.channel.send(&encode(message).map_err(invalid)?, &[])
+    }
+}

@@ -1,0 +1,56 @@
+//! Reliable Server Pooling for programs: to be an element of a pool, or to have a session with one (RFC 5352).
+//!
+//! A program opens a channel to the pool daemon of its host (`holdfastd --role pool`): one for each element, one for each
+//! session. The channel's life is the element's or the session's: when the program ends, however it ends, the
+//! element leaves its pool. What registrars there are, and who fails, is the daemon's business.
+//!
+//! An element whose [`Service`] is [`Service::Sessions`] speaks the session layer: the daemon takes its users' associations (SCTP,
+//! control and data in one) and passes messages on. After each step the program gives the user the state of the session to
+//! keep ([`Element::keep`]), before its answer. When the element dies, the user's daemon goes on at another element,
+//! which gets that state first ([`ElementEvent::Resumed`]).
+//!
+//! ```no_run
+//! use holdfast_api::pool::{Element, ElementEvent, Registration, Service};
+//! # fn main() -> std::io::Result<()> {
+//! let service = Service::Sessions { addresses: Vec::new(), port: 0 };
+//! let element = Element::register(holdfast_api::pool::SOCKET_PATH, Registration::new("counter", service))?;
+//! let mut counts = std::collections::HashMap::new();
+//! while let Some(event) = element.next()? {
+//!     match event {
+//!         ElementEvent::Resumed { session, state } => {
+//!             counts.insert(session, u64::from_be_bytes(state.try_into().unwrap_or_default()));
+//!         }
+//!         ElementEvent::Data { session, .. } => {
+//!             let count = counts.entry(session).or_insert(0);
+//!             *count += 1;
+//!             element.keep(session, &count.to_be_bytes())?;
+//!             element.send(session, format!("{count}\n").as_bytes())?;
+//!         }
+//!         _ => {}
+//!     }
+//! }
+//! # Ok(()) }
+//! ```
+
+mod element;
+mod message;
+mod session;
+
+pub use element::Element;
+pub use message::{
+    DATA_BYTES_MAX, Departure, ElementEvent, FromPool, Registration, Service, SessionEvent, ToPool,
+};
+pub use session::PoolSession;
+
+/// Where the pool daemon takes channels unless its configuration says otherwise.
+pub const SOCKET_PATH: &str = "/run/holdfast/pool-app.sock";
+
+/// A message that the daemon does not send to this kind of channel.
+fn strange(message: &FromPool) -> std::io::Error {
+    let text = format!("the daemon answered what was not asked: {message:?}");
+    std::io::Error::new(std::io::ErrorKind::InvalidData, text)
+}
+
+fn invalid(error: impl std::fmt::Display) -> std::io::Error {
+    std::io::Error::new(std::io::ErrorKind::InvalidData, error.to_string())
+}

@@ -1,0 +1,159 @@
+//! The pool daemon that a command speaks to: the host's, else one of its own for as long as it runs.
+
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Stdio};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, anyhow, bail};
+use clap::Args;
+use holdfast_api::control::BlockingClient;
+use tempfile::TempDir;
+
+use crate::node::{daemon_command, no_daemon};
+
+/// How long a daemon may take to start, and to end.
+const START: Duration = Duration::from_secs(20);
+const END: Duration = Duration::from_secs(5);
+/// From one look to the next.
+const LOOK: Duration = Duration::from_millis(5);
+
+/// Which pool daemon is spoken to
+#[derive(Clone, Debug, Args)]
+pub struct PoolDaemon {
+    /// Where the host's pool daemon (`holdfastd --role pool`) has its sockets; if none runs there, the command starts one of its
+    /// own
+    #[arg(long, value_name = "DIRECTORY", default_value = "/run/holdfast")]
+    run_dir: PathBuf,
+    /// A registrar, several times for several [default: the one of this host]. Starts a daemon of the command's own
+    #[arg(long, value_name = "ADDRESS[:PORT]")]
+    registrar: Vec<String>,
+    /// Believe registrars that announce themselves by multicast. Starts a daemon of the command's own
+    #[arg(long)]
+    announces: bool,
+    /// The configuration file of a daemon of the command's own; docs/configuration.md describes it
+    #[arg(long, value_name = "FILE")]
+    daemon_config: Option<PathBuf>,
+}
+
+/// A daemon that answers.
+#[derive(Debug)]
+pub struct Running {
+    directory: PathBuf,
+    own: Option<Own>,
+}
+
+/// A daemon that ends with this value, and with this process: its standard input is a pipe from here.
+#[derive(Debug)]
+struct Own {
+    child: Child,
+    directory: TempDir,
+}
+
+impl PoolDaemon {
+    /// Finds the host's daemon, or starts one.
+    ///
+    /// # Errors
+    /// There is no `holdfastd`, or it does not start; it says why itself.
+    pub fn reach(&self) -> Result<Running> {
+        let wants_own =
+            !self.registrar.is_empty() || self.announces || self.daemon_config.is_some();
+        if !wants_own && UnixStream::connect(self.run_dir.join("pool.sock")).is_ok() {
+            return Ok(Running {
+                directory: self.run_dir.clone(),
+                own: None,
+            });
+        }
+        self.start()
+    }
+
+    fn start(&self) -> Result<Running> {
+        let directory = tempfile::Builder::new()
+            .prefix("holdfast-pool-")
+            .tempdir()
+            .context("a directory for the pool daemon's sockets")?;
+        let mut command = daemon_command();
+        command.args(["--role", "pool", "--with-parent", "--run-dir"]);
+        command.arg(directory.path());
+        if let Some(config) = &self.daemon_config {
+            command.arg("--config").arg(config);
+        } else {
+            command.args(["--log", "error"]);
+        }
+        for registrar in &self.registrar {
+            command.arg("--registrar").arg(registrar);
+        }
+        if self.announces {
+            command.arg("--announces");
+        }
+        command.stdin(Stdio::piped()).stdout(Stdio::null());
+        let child = command
+            .spawn()
+            .map_err(|error| anyhow!("{}", no_daemon(&error)))?;
+        let mut running = Running {
+            directory: directory.path().to_owned(),
+            own: Some(Own { child, directory }),
+        };
+        running.wait_until_it_answers()?;
+        Ok(running)
+    }
+}
+
+impl Running {
+    fn wait_until_it_answers(&mut self) -> Result<()> {
+        let deadline = Instant::now() + START;
+        let Running { directory, own } = self;
+        let Some(own) = own else { return Ok(()) };
+        let answers = |name: &str| directory.join(name).exists();
+        while !answers("pool.sock") || !answers("pool-app.sock") {
+            if let Some(status) = own.child.try_wait()? {
+                bail!("the pool daemon did not start ({status})");
+            }
+            if Instant::now() > deadline {
+                bail!("the pool daemon does not answer");
+            }
+            sleep(LOOK);
+        }
+        Ok(())
+    }
+
+    /// Where programs open channels.
+    pub fn programs(&self) -> PathBuf {
+        self.directory.join("pool-app.sock")
+    }
+
+    /// Whether it still runs, as far as that is known here.
+    pub fn is_there(&mut self) -> bool {
+        match &mut self.own {
+            Some(own) => matches!(own.child.try_wait(), Ok(None)),
+            None => UnixStream::connect(self.directory.join("pool.sock")).is_ok(),
+        }
+    }
+
+    /// A client of its control API.
+    ///
+    /// # Errors
+    /// The system gives no descriptors.
+    pub fn client(&self) -> Result<BlockingClient> {
+        let socket: &Path = &self.directory.join("pool.sock");
+        BlockingClient::new(socket).context("no descriptors for a connection to the daemon")
+    }
+}
+
+impl Drop for Own {
+    fn drop(&mut self) {
+        drop(self.child.stdin.take());
+        let deadline = Instant::now() + END;
+        while matches!(self.child.try_wait(), Ok(None)) {
+            if Instant::now() > deadline {
+                let _ = self.child.kill();
+                let _ = self.child.wait();
+                break;
+            }
+            sleep(LOOK);
+        }
+        // The directory goes after the daemon.
+        let _ = &self.directory;
+    }
+}

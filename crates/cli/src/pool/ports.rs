@@ -1,0 +1,136 @@
+//! Where a process group listens, from /proc.
+
+use std::collections::{BTreeSet, HashSet};
+use std::fs;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+
+/// State LISTEN in /proc/net/tcp.
+const LISTEN: &str = "0A";
+
+/// A process, as far as it matters here.
+pub struct Process {
+    /// Its number.
+    pub id: i32,
+    /// Time that it has used, user and system, in hundredths of a second (`USER_HZ`).
+    pub used_ticks: u64,
+}
+
+/// The processes of a group.
+pub fn group(id: i32) -> Vec<Process> {
+    let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
+    let processes = entries.filter_map(|entry| {
+        let number = entry.file_name().to_str()?.parse().ok()?;
+        let stat = fs::read_to_string(entry.path().join("stat")).ok()?;
+        let (group, used_ticks) = parse_stat(&stat)?;
+        (group == id).then_some(Process {
+            id: number,
+            used_ticks,
+        })
+    });
+    processes.collect()
+}
+
+/// Process group and time used, from /proc/PID/stat (proc(5)).
+fn parse_stat(stat: &str) -> Option<(i32, u64)> {
+    // The name before may have any characters, but no process has a parenthesis after its own.
+    let (_, rest) = stat.rsplit_once(')')?;
+    let fields: Vec<&str> = rest.split_whitespace().collect();
+    let number = |index: usize| fields.get(index)?.parse::<u64>().ok();
+    let group = fields.get(2)?.parse().ok()?;
+    Some((group, number(11)? + number(12)?))
+}
+
+/// TCP addresses at which processes of the group listen.
+pub fn listeners(group_id: i32) -> BTreeSet<SocketAddr> {
+    let processes = group(group_id);
+    let sockets: HashSet<u64> = processes.iter().flat_map(sockets).collect();
+    let Some(first) = processes.first() else {
+        return BTreeSet::new();
+    };
+    let tables = ["tcp", "tcp6"].map(|table| {
+        fs::read_to_string(format!("/proc/{}/net/{table}", first.id)).unwrap_or_default()
+    });
+    let lines = tables.iter().flat_map(|table| table.lines().skip(1));
+    lines
+        .filter_map(parse_listener)
+        .filter(|(_, inode)| sockets.contains(inode))
+        .map(|(address, _)| address)
+        .collect()
+}
+
+/// The inodes of a process's sockets.
+fn sockets(process: &Process) -> Vec<u64> {
+    let descriptors = fs::read_dir(format!("/proc/{}/fd", process.id));
+    let descriptors = descriptors.into_iter().flatten().flatten();
+    let inode = |entry: fs::DirEntry| {
+        let target = fs::read_link(entry.path()).ok()?;
+        let number = target.to_str()?.strip_prefix("socket:[")?;
+        number.strip_suffix(']')?.parse().ok()
+    };
+    descriptors.filter_map(inode).collect()
+}
+
+/// Address and inode of a listener, from a line of /proc/net/tcp or tcp6.
+fn parse_listener(line: &str) -> Option<(SocketAddr, u64)> {
+    let fields: Vec<&str> = line.split_whitespace().collect();
+    if *fields.get(3)? != LISTEN {
+        return None;
+    }
+    let (address, port) = fields.get(1)?.split_once(':')?;
+    let address = parse_address(address)?;
+    let port = u16::from_str_radix(port, 16).ok()?;
+    Some((SocketAddr::new(address, port), fields.get(9)?.parse().ok()?))
+}
+
+/// Words of 32 bits, each as the machine has it in memory.
+fn parse_address(text: &str) -> Option<IpAddr> {
+    let mut bytes = Vec::new();
+    for start in (0..text.len()).step_by(8) {
+        let word = u32::from_str_radix(text.get(start..start + 8)?, 16).ok()?;
+        bytes.extend(word.to_ne_bytes());
+    }
+    if let Ok(bytes) = <[u8; 4]>::try_from(bytes.as_slice()) {
+        return Some(Ipv4Addr::from(bytes).into());
+    }
+    let address = Ipv6Addr::from(<[u8; 16]>::try_from(bytes.as_slice()).ok()?);
+    Some(address.to_canonical())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+
+    use super::*;
+
+    #[test]
+    fn this_process_s_listener_is_found() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let at = listener.local_addr().unwrap();
+        let own = nix::unistd::getpgrp().as_raw();
+        assert!(listeners(own).contains(&at));
+        drop(listener);
+        assert!(!listeners(own).contains(&at));
+    }
+
+    #[test]
+    fn a_process_s_time_and_group_are_read_whatever_its_name() {
+        let stat = "7 (a) b) S 1 42 42 0 -1 4194304 1 2 3 4 100 23 5 6 20 0 1 0 9 0 0";
+        assert_eq!(parse_stat(stat), Some((42, 123)));
+        assert_eq!(parse_stat("7 (a"), None);
+    }
+
+    #[test]
+    fn lines_of_the_kernel_are_read() {
+        let v4 =
+            "   0: 0100007F:0050 00000000:0000 0A 00000000:00000000 00:00000000 00000000 0 0 77 1";
+        if cfg!(target_endian = "little") {
+            let at = "127.0.0.1:80".parse().unwrap();
+            assert_eq!(parse_listener(v4), Some((at, 77)));
+        }
+        let any = v4.replace("0100007F", &"0".repeat(32));
+        let at = "[::]:80".parse().unwrap();
+        assert_eq!(parse_listener(&any), Some((at, 77)));
+        assert_eq!(parse_listener(&v4.replace(" 0A ", " 01 ")), None);
+        assert_eq!(parse_listener("short"), None);
+    }
+}

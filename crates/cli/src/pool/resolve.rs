@@ -1,0 +1,80 @@
+//! `holdfast pool resolve`: elements of a pool, as a registrar chooses them.
+
+use anyhow::Result;
+use clap::Args;
+use holdfast_api::control::{Resolution, ResolveQuery, UnreachableReport};
+
+use super::daemon::PoolDaemon;
+use super::{policy_text, service_text};
+use crate::control::print_json;
+use crate::table::Table;
+
+/// Resolve a pool's handle: elements in the order in which to use them
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  holdfast pool resolve web
+  holdfast pool resolve web -n 1 --json
+  holdfast pool resolve web --registrar 10.0.0.1
+  holdfast pool resolve web --report-unreachable 1a2b3c4d")]
+pub struct ResolveArgs {
+    #[command(flatten)]
+    daemon: PoolDaemon,
+    /// The pool's handle
+    handle: String,
+    /// At most so many elements [default: as many as the registrar gives]
+    #[arg(short = 'n', long = "items", value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    items: Option<u32>,
+    /// An answer that the host's daemon has had in the last seconds is good enough
+    #[arg(long)]
+    cached: bool,
+    /// Report that this element was not reached; several times for several
+    #[arg(long, value_name = "ID")]
+    report_unreachable: Vec<String>,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// Carries out `holdfast pool resolve`.
+///
+/// # Errors
+/// No registrar answers, or there is no such pool.
+pub fn run(args: &ResolveArgs) -> Result<()> {
+    let daemon = args.daemon.reach()?;
+    let client = daemon.client()?;
+    let query = ResolveQuery {
+        items: args.items,
+        cached: Some(args.cached),
+    };
+    let resolution = client.run(|client| client.resolve(&args.handle, &query))?;
+    for id in &args.report_unreachable {
+        let report = UnreachableReport {
+            handle: args.handle.clone(),
+            id: id.clone(),
+        };
+        client.run(|client| client.report_unreachable(&report))?;
+        eprintln!("holdfast: {}: reported {id} as unreachable", args.handle);
+    }
+    if args.json {
+        return print_json(&resolution);
+    }
+    print!("{}", text(&resolution));
+    Ok(())
+}
+
+fn text(resolution: &Resolution) -> String {
+    let mut table = Table::new(["element", "service", "policy"]);
+    for element in &resolution.elements {
+        table.row([
+            element.id.clone(),
+            service_text(element),
+            policy_text(&element.policy),
+        ]);
+    }
+    format!(
+        "pool {}, {}\n\n{}",
+        resolution.handle,
+        resolution.policy,
+        table.text()
+    )
+}

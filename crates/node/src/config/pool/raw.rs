@@ -1,0 +1,112 @@
+//! The file as it is written: every key optional.
+
+use std::net::{IpAddr, SocketAddr};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use holdfast_proto::pool_element::LifeUnit;
+use holdfast_proto::registrar::Prefix;
+use serde::Deserialize;
+use toml::Spanned;
+
+use super::{ConfigError, Encapsulation, PoolConfig, parse_registrar};
+use crate::config::raw::RawLog;
+use crate::config::registrar::raw::{RawLifeUnit, RawSctp, set};
+
+#[derive(Deserialize, Default)]
+#[serde(deny_unknown_fields, default)]
+pub(super) struct Raw {
+    pool: RawPool,
+    access: RawAccess,
+    multicast: RawMulticast,
+    sctp: RawSctp,
+    log: RawLog,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(deny_unknown_fields, default)]
+struct RawPool {
+    listen: Option<Vec<IpAddr>>,
+    port: Option<u16>,
+    raw: Option<bool>,
+    encapsulation: Option<bool>,
+    encapsulation_port: Option<u16>,
+    remote_encapsulation_port: Option<std::num::NonZeroU16>,
+    run_dir: Option<PathBuf>,
+    registrars: Vec<Spanned<String>>,
+    life_unit: Option<RawLifeUnit>,
+    life_ms: Option<u64>,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(deny_unknown_fields, default)]
+struct RawAccess {
+    registrar: Vec<Spanned<String>>,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(deny_unknown_fields, default)]
+struct RawMulticast {
+    announces: bool,
+    group: Option<SocketAddr>,
+    interfaces: Vec<String>,
+}
+
+impl Raw {
+    pub(super) fn checked(self, path: &Path, text: &str) -> Result<PoolConfig, ConfigError> {
+        let mut config = PoolConfig::default();
+        let registrar = |written: &Spanned<String>| {
+            parse_registrar(written.get_ref()).map_err(|error| {
+                let advice = "write ADDRESS or ADDRESS:PORT";
+                ConfigError::at(path, text, written.span(), error.to_string(), advice)
+            })
+        };
+        let prefix = |written: &Spanned<String>| {
+            written.get_ref().parse::<Prefix>().map_err(|error| {
+                let advice = "an address alone is a prefix too";
+                ConfigError::at(path, text, written.span(), error.to_string(), advice)
+            })
+        };
+        config.registrars = self
+            .pool
+            .registrars
+            .iter()
+            .map(registrar)
+            .collect::<Result<_, _>>()?;
+        config.allowed = self
+            .access
+            .registrar
+            .iter()
+            .map(prefix)
+            .collect::<Result<_, _>>()?;
+        self.pool.apply(&mut config);
+        self.sctp.apply(&mut config.failure, &mut config.path_mtu);
+        config.announces.believed = self.multicast.announces;
+        set(&mut config.announces.group, self.multicast.group);
+        config.announces.interfaces = self.multicast.interfaces;
+        config.log.format = self.log.format;
+        set(&mut config.log.filter, self.log.filter);
+        Ok(config)
+    }
+}
+
+impl RawPool {
+    fn apply(self, config: &mut PoolConfig) {
+        set(&mut config.listen, self.listen);
+        set(&mut config.port, self.port);
+        set(&mut config.raw, self.raw);
+        let port = self.encapsulation_port.map(Encapsulation::Port);
+        set(&mut config.encapsulation, port);
+        if self.encapsulation == Some(false) {
+            config.encapsulation = Encapsulation::Off;
+        }
+        config.remote_encapsulation = self.remote_encapsulation_port.map(Into::into);
+        set(&mut config.run_dir, self.run_dir);
+        let unit = self.life_unit.map(|unit| match unit {
+            RawLifeUnit::Milliseconds => LifeUnit::Milliseconds,
+            RawLifeUnit::Seconds => LifeUnit::Seconds,
+        });
+        set(&mut config.life_unit, unit);
+        set(&mut config.life, self.life_ms.map(Duration::from_millis));
+    }
+}

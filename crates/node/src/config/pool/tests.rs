@@ -1,0 +1,74 @@
+use super::*;
+
+fn parse(text: &str) -> Result<PoolConfig, ConfigError> {
+    PoolConfig::parse(Path::new("pool.toml"), text)
+}
+
+fn refused(text: &str) -> String {
+    parse(text).expect_err(text).to_string()
+}
+
+#[test]
+fn an_empty_file_is_the_default_and_knows_the_registrar_of_this_host() {
+    let (empty, none) = (parse("").unwrap(), PoolConfig::load(None).unwrap());
+    assert_eq!(format!("{empty:?}"), format!("{none:?}"));
+    let local: SocketAddr = "127.0.0.1:3863".parse().unwrap();
+    assert_eq!(none.known_registrars(), [local]);
+    assert!(none.admits_registrar(&[local]));
+    assert!(!none.admits_registrar(&["10.0.0.1:3863".parse().unwrap()]));
+}
+
+#[test]
+fn what_is_written_is_heeded() {
+    let text = r#"
+[pool]
+listen = ["10.0.0.1", "10.1.0.1"]
+raw = false
+encapsulation_port = 7000
+registrars = ["10.0.0.2", "10.0.0.3:4000"]
+life_unit = "seconds"
+life_ms = 30000
+[access]
+registrar = ["10.9.0.0/16"]
+[multicast]
+announces = true
+interfaces = ["a0"]
+[sctp]
+init_retransmissions = 2
+"#;
+    let config = parse(text).unwrap();
+    assert_eq!((config.listen.len(), config.raw), (2, false));
+    assert_eq!(config.encapsulation, Encapsulation::Port(7000));
+    let known = ["10.0.0.2:3863", "10.0.0.3:4000"].map(|at| at.parse().unwrap());
+    assert_eq!(config.known_registrars(), known);
+    assert!(config.admits_registrar(&["10.0.0.3:9".parse().unwrap()]));
+    assert!(config.admits_registrar(&["10.9.1.1:9".parse().unwrap()]));
+    assert!(!config.admits_registrar(&["10.8.1.1:9".parse().unwrap()]));
+    assert_eq!(config.life_unit, LifeUnit::Seconds);
+    assert_eq!(config.life, Duration::from_secs(30));
+    assert!(config.announces.believed);
+    assert_eq!(config.failure.init_retransmissions, 2);
+}
+
+#[test]
+fn announces_alone_are_enough() {
+    let config = parse("[multicast]\nannounces = true\n").unwrap();
+    assert!(config.known_registrars().is_empty());
+}
+
+#[test]
+fn what_cannot_be_is_refused_and_named() {
+    let registrar = refused("[pool]\nregistrars = [\"here\"]\n");
+    assert!(
+        registrar.contains("pool.toml:2: pool.registrars"),
+        "{registrar}"
+    );
+    assert!(refused("[pool]\nlisen = []\n").contains("lisen"));
+    assert!(refused("[pool]\nlisten = []\n").contains("listen"));
+    assert!(refused("[pool]\nregistrars = [\"::1\"]\n").contains("registrar"));
+    assert!(refused("[pool]\nraw = false\nencapsulation = false\n").contains("neither"));
+    assert!(refused("[access]\nregistrar = [\"10.0.0.0/33\"]\n").contains("access.registrar"));
+    assert!(refused("[multicast]\ngroup = \"10.0.0.1:1\"\n").contains("multicast"));
+    assert!(refused("[sctp]\npath_mtu = 10\n").contains("path_mtu"));
+    assert!(refused("[pool]\nlife_ms = 0\n").contains("life"));
+}

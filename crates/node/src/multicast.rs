@@ -1,0 +1,70 @@
+//! Multicast groups that an event loop takes part in.
+
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::BorrowedFd;
+
+use bytes::Bytes;
+use holdfast_sys::net::Interface;
+use holdfast_sys::transport::Multicast;
+
+/// Datagrams taken in before other sockets have their turn.
+const BATCH: usize = 64;
+
+/// A group and what is spoken there.
+struct Group<P> {
+    protocol: P,
+    member: Multicast,
+}
+
+/// A few groups, each of a protocol.
+pub(crate) struct Groups<P>(Vec<Group<P>>);
+
+impl<P: Copy + PartialEq + std::fmt::Debug> Groups<P> {
+    /// Joins these on the interfaces of these names; without names, on the one that the routing table says.
+    ///
+    /// # Errors
+    /// No such interface, or what the kernel says to joining.
+    pub(crate) fn join(wanted: &[(P, SocketAddr)], interfaces: &[String]) -> io::Result<Groups<P>> {
+        let index = |name: &String| Interface::find(name).map(|found| found.index);
+        let indices: Vec<u32> = interfaces.iter().map(index).collect::<io::Result<_>>()?;
+        let join = |&(protocol, group): &(P, SocketAddr)| {
+            let member = Multicast::join(group, &indices)?;
+            Ok(Group { protocol, member })
+        };
+        Ok(Groups(wanted.iter().map(join).collect::<io::Result<_>>()?))
+    }
+
+    /// What to wait for.
+    pub(crate) fn fds(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        self.0.iter().map(|group| group.member.fd())
+    }
+
+    /// Shows what came, up to a bound.
+    pub(crate) fn receive(&mut self, mut visit: impl FnMut(SocketAddr, P, &Bytes)) {
+        for group in &mut self.0 {
+            for _ in 0..BATCH {
+                match group.member.receive() {
+                    Ok(Some(came)) => {
+                        let bytes = Bytes::copy_from_slice(came.bytes);
+                        visit(came.from, group.protocol, &bytes);
+                    }
+                    Ok(None) => break,
+                    Err(error) => {
+                        tracing::warn!(%error, "receiving announces");
+                        break;
+                    }
+                }
+            }
+        }
+    }
+
+    /// Sends to the protocol's group, if that is joined.
+    pub(crate) fn send(&self, protocol: P, message: &[u8]) {
+        for group in self.0.iter().filter(|group| group.protocol == protocol) {
+            if let Err(error) = group.member.send(message) {
+                tracing::debug!(%error, ?protocol, "announcing");
+            }
+        }
+    }
+}

@@ -1,0 +1,77 @@
+//! The control API's routes.
+
+use axum::Router;
+use axum::extract::rejection::{JsonRejection, QueryRejection};
+use axum::extract::{Path, Query, State};
+use axum::http::StatusCode;
+use axum::response::{IntoResponse, Json, Response};
+use axum::routing::{get, post};
+use holdfast_api::control::{POOL_ROUTES, ResolveQuery, UnreachableReport, openapi};
+use serde::Serialize;
+
+use super::requests::Request;
+use crate::control::answer::{bad_request, response, unknown, wrong_method};
+use crate::mailbox::{Mailbox, Reply};
+
+type Loop = Mailbox<Request>;
+
+/// Every route of [`POOL_ROUTES`].
+pub(super) fn router(to: Loop) -> Router {
+    let description = async || Json(openapi(POOL_ROUTES));
+    Router::new()
+        .route("/v1/pool", get(status))
+        .route("/v1/elements", get(elements))
+        .route("/v1/resolve/{handle}", get(resolve))
+        .route("/v1/select/{handle}", get(select))
+        .route("/v1/unreachable", post(unreachable))
+        .route("/openapi.json", get(description))
+        .with_state(to)
+        .fallback(unknown)
+        .method_not_allowed_fallback(wrong_method)
+}
+
+async fn answer<T: Serialize>(
+    to: &Loop,
+    request: impl FnOnce(Reply<T>) -> Request,
+    refused: StatusCode,
+) -> Response {
+    response(to.ask(request).await, refused)
+}
+
+async fn status(State(to): State<Loop>) -> Response {
+    answer(&to, Request::Status, StatusCode::CONFLICT).await
+}
+
+async fn elements(State(to): State<Loop>) -> Response {
+    answer(&to, Request::Elements, StatusCode::CONFLICT).await
+}
+
+async fn resolve(
+    State(to): State<Loop>,
+    Path(handle): Path<String>,
+    query: Result<Query<ResolveQuery>, QueryRejection>,
+) -> Response {
+    let Query(query) = match query {
+        Ok(query) => query,
+        Err(rejection) => return bad_request(rejection.body_text()).into_response(),
+    };
+    let request = |reply| Request::Resolve(handle, query, reply);
+    answer(&to, request, StatusCode::NOT_FOUND).await
+}
+
+async fn select(State(to): State<Loop>, Path(handle): Path<String>) -> Response {
+    let request = |reply| Request::Select(handle, reply);
+    answer(&to, request, StatusCode::NOT_FOUND).await
+}
+
+async fn unreachable(
+    State(to): State<Loop>,
+    body: Result<Json<UnreachableReport>, JsonRejection>,
+) -> Response {
+    let Json(report) = match body {
+        Ok(report) => report,
+        Err(rejection) => return bad_request(rejection.body_text()).into_response(),
+    };
+    let request = |reply| Request::Unreachable(report, reply);
+    answer(&to, request, StatusCode::NOT_FOUND).await
+}

@@ -1,0 +1,198 @@
+//! Messages of sessions, between programs and links.
+
+use bytes::Bytes;
+use holdfast_api::pool::{DATA_BYTES_MAX, ElementEvent, FromPool, SessionEvent};
+use holdfast_proto::pool_element::Link;
+use holdfast_proto::pool_user::SessionId;
+use holdfast_sys::transport::Message as Packet;
+use tokio::sync::OwnedSemaphorePermit;
+
+use super::elements::session_number;
+use super::event_loop::Daemon;
+use super::links::{Owner, Place, Target};
+use super::machines::Input;
+use super::requests::StreamEvent;
+use super::streams::Sent;
+
+/// The payload protocol identifier of programs' messages: none in particular.
+const DATA_PPID: u32 = 0;
+
+impl Daemon {
+    /// Sends a message, or keeps it until there is room.
+    pub(super) fn send(
+        &mut self,
+        place: Place,
+        message: Packet,
+        room: Option<OwnedSemaphorePermit>,
+    ) {
+        let is_first = self
+            .links
+            .waiting(place)
+            .is_some_and(|waiting| waiting.is_empty());
+        if is_first && self.try_send(place, &message) {
+            return;
+        }
+        if let Some(waiting) = self.links.waiting(place) {
+            waiting.push_back((message, room));
+            self.stalled.insert(place);
+        }
+    }
+
+    /// Whether the message is done with: sent, or its association gone.
+    fn try_send(&mut self, place: Place, message: &Packet) -> bool {
+        let Some(endpoint) = self.endpoint(place.endpoint) else {
+            return true;
+        };
+        match endpoint.send(place.assoc, message) {
+            Ok(()) => true,
+            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => false,
+            Err(error) => {
+                tracing::debug!(%error, ?place, "sending");
+                true
+            }
+        }
+    }
+
+    /// Tries messages again that found no room.
+    pub(super) fn send_stalled(&mut self) {
+        for place in std::mem::take(&mut self.stalled) {
+            while let Some((message, room)) = self
+                .links
+                .waiting(place)
+                .and_then(std::collections::VecDeque::pop_front)
+            {
+                if self.try_send(place, &message) {
+                    continue;
+                }
+                if let Some(waiting) = self.links.waiting(place) {
+                    waiting.push_front((message, room));
+                }
+                self.stalled.insert(place);
+                break;
+            }
+        }
+    }
+
+    /// A program's message to the element of its session. Without one it is dropped.
+    pub(super) fn send_to_element(
+        &mut self,
+        session: SessionId,
+        bytes: Vec<u8>,
+        room: Option<OwnedSemaphorePermit>,
+    ) {
+        let Some(link) = self.users.link(session) else {
+            return;
+        };
+        match self.links.target(Owner::User, link) {
+            Some(Target::Sctp(place)) if !bytes.is_empty() => {
+                self.send(place, Packet::new(DATA_PPID, bytes.into()), room);
+            }
+            Some(Target::Stream(number)) => {
+                if let Some(stream) = self.streams.get(&number) {
+                    // If it is gone, an event says so.
+                    let _ = stream.send(Sent::Data(bytes.into(), room));
+                }
+            }
+            Some(Target::Sctp(_)) | None => {}
+        }
+    }
+
+    /// The end of what a session's program sends, where the transport can say that.
+    pub(super) fn finish_stream(&mut self, session: SessionId) {
+        let Some(link) = self.users.link(session) else {
+            return;
+        };
+        if let Some(Target::Stream(number)) = self.links.target(Owner::User, link)
+            && let Some(stream) = self.streams.get(&number)
+        {
+            let _ = stream.send(Sent::Finish);
+        }
+    }
+
+    /// A program's message to a user.
+    pub(super) fn send_to_user(
+        &mut self,
+        number: u64,
+        session: u64,
+        bytes: Vec<u8>,
+        room: Option<OwnedSemaphorePermit>,
+    ) {
+        let link = Link::Theirs(session);
+        let target = self.links.target(Owner::Service(number), link);
+        if let Some(Target::Sctp(place)) = target.filter(|_| !bytes.is_empty()) {
+            self.send(place, Packet::new(DATA_PPID, bytes.into()), room);
+        }
+    }
+
+    /// A program gives a user its state to keep.
+    pub(super) fn give_state(&mut self, number: u64, session: u64, state: &[u8]) {
+        if let Some(service) = self.service_of(number) {
+            service.sessions.handle_state(Link::Theirs(session), state);
+        }
+        self.carry_out(Owner::Service(number));
+    }
+
+    /// A program ends a user's session.
+    pub(super) fn close_user(&mut self, number: u64, session: u64) {
+        self.end_user(number, Link::Theirs(session));
+    }
+
+    /// Ends a user's session after what was sent.
+    pub(super) fn end_user(&mut self, number: u64, link: Link) {
+        let target = self.links.target(Owner::Service(number), link);
+        if let Some(Target::Sctp(place)) = target
+            && let Some(endpoint) = self.endpoint(place.endpoint)
+        {
+            let _ = endpoint.shutdown(place.assoc);
+        }
+    }
+
+    /// A message that is none of ASAP's.
+    pub(super) fn data_came(&mut self, place: Place, bytes: &Bytes) {
+        let owners = self.links.owners(place).to_vec();
+        for (owner, link) in owners {
+            for piece in bytes.chunks(DATA_BYTES_MAX) {
+                self.data_for(owner, link, piece);
+            }
+        }
+    }
+
+    fn data_for(&mut self, owner: Owner, link: Link, bytes: &[u8]) {
+        let bytes = bytes.to_vec();
+        match owner {
+            Owner::User => {
+                if let Some(session) = self.user.session_of(link) {
+                    self.tell_user(session, SessionEvent::Data { bytes });
+                }
+            }
+            Owner::Service(number) => {
+                let session = session_number(link);
+                let event = ElementEvent::Data { session, bytes };
+                self.programs.tell(number, &FromPool::Element(event));
+            }
+            Owner::Element(_) => {}
+        }
+    }
+
+    /// Something happened to a stream.
+    pub(super) fn stream_said(&mut self, number: u64, event: StreamEvent) {
+        match event {
+            StreamEvent::Up => {
+                if let Some((owner, link)) = self.links.stream_owner(number) {
+                    self.inputs.push_back(Input::Connected(owner, link));
+                }
+            }
+            StreamEvent::Data(bytes) => {
+                if let Some((owner, link)) = self.links.stream_owner(number) {
+                    self.data_for(owner, link, &bytes);
+                }
+            }
+            StreamEvent::Down => {
+                self.streams.remove(&number);
+                if let Some((owner, link)) = self.links.stream_down(number) {
+                    self.inputs.push_back(Input::Lost(owner, link));
+                }
+            }
+        }
+    }
+}

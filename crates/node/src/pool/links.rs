@@ -1,0 +1,318 @@
+//! Which machine has which association, under the names that each knows it by.
+//!
+//! Machines have links of their own; between two SCTP endpoints there is one association. So an association with a registrar
+//! may be a link of many elements and of the user. An association that the other end made is named by its serial number.
+
+use std::collections::{HashMap, VecDeque};
+use std::net::SocketAddr;
+
+use holdfast_proto::pool_element::Link;
+use holdfast_sys::transport::{AssocId, Message};
+use tokio::sync::OwnedSemaphorePermit;
+
+/// Who has links.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(super) enum Owner {
+    /// The pool user.
+    User,
+    /// An element, by its number here: its side towards registrars.
+    Element(u64),
+    /// The same: its side towards its users.
+    Service(u64),
+}
+
+/// An association: of which endpoint (0 is the daemon's own, another the element's of that number), and the endpoint's name
+/// of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(super) struct Place {
+    pub(super) endpoint: u64,
+    pub(super) assoc: AssocId,
+}
+
+/// What a link is made of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Target {
+    /// An association.
+    Sctp(Place),
+    /// A stream or a UDP socket, by its number.
+    Stream(u64),
+}
+
+/// A message that waits for room in an association's buffer, and the room that its program has used for it.
+pub(super) type Waiting = (Message, Option<OwnedSemaphorePermit>);
+
+#[derive(Debug)]
+struct Association {
+    serial: u64,
+    addresses: Vec<SocketAddr>,
+    owners: Vec<(Owner, Link)>,
+    /// Others than whose it is now may find it by its addresses.
+    shared: bool,
+    is_up: bool,
+    waiting: VecDeque<Waiting>,
+}
+
+/// What became of a link that was given up.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Detached {
+    /// Nobody else has the association: it is to be ended. Whether it is up.
+    Last(Place, bool),
+    /// Others have it.
+    Shared,
+    /// It was a stream.
+    Stream(u64),
+}
+
+/// All links.
+#[derive(Debug, Default)]
+pub(super) struct Links {
+    associations: HashMap<Place, Association>,
+    /// Those that several may have.
+    by_address: HashMap<SocketAddr, Place>,
+    targets: HashMap<(Owner, Link), Target>,
+    streams: HashMap<u64, (Owner, Link)>,
+    serials: u64,
+}
+
+impl Links {
+    /// An association was begun here. Only a `shared` one is found by its addresses.
+    pub(super) fn begun(&mut self, place: Place, addresses: Vec<SocketAddr>, shared: bool) {
+        self.serials += 1;
+        let association = Association {
+            serial: self.serials,
+            addresses,
+            owners: Vec::new(),
+            shared,
+            is_up: false,
+            waiting: VecDeque::new(),
+        };
+        self.associations.insert(place, association);
+        self.know(place);
+    }
+
+    fn know(&mut self, place: Place) {
+        if let Some(association) = self.associations.get(&place)
+            && association.shared
+        {
+            let each = association.addresses.iter();
+            self.by_address
+                .extend(each.map(|address| (*address, place)));
+        }
+    }
+
+    fn forget(&mut self, place: Place) {
+        let Some(association) = self.associations.get(&place) else {
+            return;
+        };
+        for address in &association.addresses {
+            if self.by_address.get(address) == Some(&place) {
+                self.by_address.remove(address);
+            }
+        }
+    }
+
+    /// The link is made of this association.
+    pub(super) fn attach(&mut self, owner: Owner, link: Link, place: Place) {
+        if let Some(association) = self.associations.get_mut(&place) {
+            association.owners.push((owner, link));
+            self.targets.insert((owner, link), Target::Sctp(place));
+        }
+    }
+
+    /// The link is made of this stream.
+    pub(super) fn attach_stream(&mut self, owner: Owner, link: Link, stream: u64) {
+        self.targets.insert((owner, link), Target::Stream(stream));
+        self.streams.insert(stream, (owner, link));
+    }
+
+    /// A shared association with one of these addresses, and whether it is up.
+    pub(super) fn find(&self, addresses: &[SocketAddr]) -> Option<(Place, bool)> {
+        let known = |address: &SocketAddr| self.by_address.get(address).copied();
+        let place = addresses.iter().find_map(known)?;
+        Some((place, self.associations.get(&place)?.is_up))
+    }
+
+    /// An association is up. Whose links that makes; none if the other end made it.
+    pub(super) fn up(
+        &mut self,
+        place: Place,
+        addresses: &[SocketAddr],
+    ) -> Option<Vec<(Owner, Link)>> {
+        let is_ours = self.associations.contains_key(&place);
+        if !is_ours {
+            self.begun(place, Vec::new(), place.endpoint == 0);
+        }
+        self.forget(place);
+        let association = self.associations.get_mut(&place)?;
+        association.is_up = true;
+        association.addresses = addresses.to_vec();
+        let owners = association.owners.clone();
+        self.know(place);
+        is_ours.then_some(owners)
+    }
+
+    /// An association is gone. Whose links that ends.
+    pub(super) fn down(&mut self, place: Place) -> Vec<(Owner, Link)> {
+        self.forget(place);
+        let owners = self.owners_end(place);
+        self.associations.remove(&place);
+        owners
+    }
+
+    /// All links of an association end, though it stays: what was on its way is lost.
+    pub(super) fn owners_end(&mut self, place: Place) -> Vec<(Owner, Link)> {
+        let Some(association) = self.associations.get_mut(&place) else {
+            return Vec::new();
+        };
+        association.waiting.clear();
+        let owners = std::mem::take(&mut association.owners);
+        for owner in &owners {
+            self.targets.remove(owner);
+        }
+        owners
+    }
+
+    /// A stream is gone. Whose link that ends.
+    pub(super) fn stream_down(&mut self, stream: u64) -> Option<(Owner, Link)> {
+        let owner = self.streams.remove(&stream)?;
+        self.targets.remove(&owner);
+        Some(owner)
+    }
+
+    /// Who has the stream.
+    pub(super) fn stream_owner(&self, stream: u64) -> Option<(Owner, Link)> {
+        self.streams.get(&stream).copied()
+    }
+
+    /// A machine gives a link up.
+    pub(super) fn detach(&mut self, owner: Owner, link: Link) -> Option<Detached> {
+        let place = match self.targets.remove(&(owner, link))? {
+            Target::Stream(stream) => {
+                self.streams.remove(&stream);
+                return Some(Detached::Stream(stream));
+            }
+            Target::Sctp(place) => place,
+        };
+        let association = self.associations.get_mut(&place)?;
+        association.owners.retain(|own| *own != (owner, link));
+        Some(match association.owners.is_empty() {
+            true => Detached::Last(place, association.is_up),
+            false => Detached::Shared,
+        })
+    }
+
+    /// What a link is made of.
+    pub(super) fn target(&self, owner: Owner, link: Link) -> Option<Target> {
+        self.targets.get(&(owner, link)).copied()
+    }
+
+    /// The name that `owner` has for the association, which it gets now if it had none.
+    pub(super) fn name_for(&mut self, owner: Owner, place: Place) -> Option<Link> {
+        let association = self.associations.get(&place)?;
+        let own = |(by, _): &&(Owner, Link)| *by == owner;
+        if let Some((_, link)) = association.owners.iter().find(own) {
+            return Some(*link);
+        }
+        let link = Link::Theirs(association.serial);
+        self.attach(owner, link, place);
+        Some(link)
+    }
+
+    /// Whether the association is up.
+    pub(super) fn is_up(&self, place: Place) -> bool {
+        let association = self.associations.get(&place);
+        association.is_some_and(|association| association.is_up)
+    }
+
+    /// Who has the association.
+    pub(super) fn owners(&self, place: Place) -> &[(Owner, Link)] {
+        let association = self.associations.get(&place);
+        association.map_or(&[], |association| &association.owners)
+    }
+
+    /// The other end's addresses.
+    pub(super) fn addresses(&self, place: Place) -> &[SocketAddr] {
+        let association = self.associations.get(&place);
+        association.map_or(&[], |association| &association.addresses)
+    }
+
+    /// Messages that wait for room in the association's buffer.
+    pub(super) fn waiting(&mut self, place: Place) -> Option<&mut VecDeque<Waiting>> {
+        let association = self.associations.get_mut(&place)?;
+        Some(&mut association.waiting)
+    }
+
+    /// How many associations there are.
+    pub(super) fn len(&self) -> usize {
+        self.associations.len()
+    }
+
+    /// All of them.
+    pub(super) fn places(&self) -> Vec<Place> {
+        self.associations.keys().copied().collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(text: &str) -> SocketAddr {
+        text.parse().expect("an address")
+    }
+
+    fn place(endpoint: u64, assoc: u64) -> Place {
+        let assoc = AssocId(assoc);
+        Place { endpoint, assoc }
+    }
+
+    #[test]
+    fn machines_share_an_association_and_the_last_one_ends_it() {
+        let mut links = Links::default();
+        let (one, registrar) = (place(0, 7), at("10.0.0.1:3863"));
+        links.begun(one, vec![registrar], true);
+        links.attach(Owner::User, Link::Ours(1), one);
+        assert_eq!(links.find(&[registrar]), Some((one, false)));
+        let other = at("10.1.0.1:3863");
+        let up = links.up(one, &[registrar, other]);
+        assert_eq!(up, Some(vec![(Owner::User, Link::Ours(1))]));
+        assert_eq!(links.find(&[other]), Some((one, true)));
+        links.attach(Owner::Element(4), Link::Ours(1), one);
+        let shared = links.detach(Owner::User, Link::Ours(1));
+        assert_eq!(shared, Some(Detached::Shared));
+        let last = links.detach(Owner::Element(4), Link::Ours(1));
+        assert_eq!(last, Some(Detached::Last(one, true)));
+        links.down(one);
+        assert_eq!((links.find(&[other]), links.len()), (None, 0));
+    }
+
+    #[test]
+    fn an_association_of_the_other_end_has_one_name_for_each_machine() {
+        let mut links = Links::default();
+        let one = place(0, 7);
+        assert_eq!(links.up(one, &[at("10.0.0.1:3863")]), None);
+        let name = links.name_for(Owner::Element(1), one).expect("a name");
+        assert_eq!(links.name_for(Owner::Element(1), one), Some(name));
+        let target = links.target(Owner::Element(1), name);
+        assert_eq!(target, Some(Target::Sctp(one)));
+        assert_eq!(links.down(one), [(Owner::Element(1), name)]);
+        // The stack uses the number again; the name is another.
+        links.up(one, &[at("10.0.0.2:3863")]);
+        assert_ne!(links.name_for(Owner::Element(1), one), Some(name));
+    }
+
+    #[test]
+    fn an_association_of_a_session_is_not_found_by_others() {
+        let mut links = Links::default();
+        let (apart, element) = (place(0, 1 << 32), at("10.0.0.1:7"));
+        links.begun(apart, vec![element], false);
+        links.attach(Owner::User, Link::Ours(3), apart);
+        links.up(apart, &[element]);
+        assert_eq!(links.find(&[element]), None);
+        links.attach_stream(Owner::User, Link::Ours(4), 9);
+        assert_eq!(
+            links.detach(Owner::User, Link::Ours(4)),
+            Some(Detached::Stream(9))
+        );
+    }
+}

@@ -1,0 +1,362 @@
+//! The machines' inputs and outputs.
+
+use std::net::SocketAddr;
+
+use bytes::{Bytes, BytesMut};
+use holdfast_proto::pool_element::{Link, LinkOutput};
+use holdfast_sys::transport::{ENCAPSULATION_PORT, Message as Packet};
+use holdfast_wire::rserpool::asap::{self, Message};
+use holdfast_wire::rserpool::{ElementId, PoolHandle, RegistrarId, Transport};
+use tokio::sync::mpsc;
+
+use super::elements::Element;
+use super::event_loop::Daemon;
+use super::links::{Detached, Owner, Place, Target};
+use super::streams::{self, Kind};
+use crate::entries::sctp_addresses;
+use crate::sctp::data_transport;
+
+/// Something that a machine is to be told.
+#[derive(Debug)]
+pub(super) enum Input {
+    Connected(Owner, Link),
+    Lost(Owner, Link),
+    Message(Owner, Link, Message),
+}
+
+/// Hosts whose way is remembered.
+const WAYS_MAX: usize = 1024;
+
+impl Daemon {
+    /// Tells the machines what they are to be told, and does what they say to it, until all is done.
+    pub(super) fn settle(&mut self) {
+        while let Some(input) = self.inputs.pop_front() {
+            let owner = match &input {
+                Input::Connected(owner, _) | Input::Lost(owner, _) => *owner,
+                Input::Message(owner, ..) => *owner,
+            };
+            self.feed(input);
+            self.carry_out(owner);
+        }
+    }
+
+    fn feed(&mut self, input: Input) {
+        let now = self.now();
+        match input {
+            Input::Connected(Owner::User, link) => self.user.handle_connected(now, link),
+            Input::Lost(Owner::User, link) => self.user_lost(link),
+            Input::Message(Owner::User, link, message) => {
+                self.user.handle_message(now, link, message);
+            }
+            Input::Connected(Owner::Element(number), link) => {
+                self.with_machine(number, |machine| machine.handle_connected(now, link));
+            }
+            Input::Lost(Owner::Element(number), link) => {
+                self.with_machine(number, |machine| machine.handle_lost(now, link));
+            }
+            Input::Message(Owner::Element(number), link, message) => {
+                self.with_machine(number, |machine| machine.handle_message(now, link, message));
+            }
+            Input::Connected(Owner::Service(_), _) => {}
+            Input::Lost(Owner::Service(number), link) => self.session_lost(number, link),
+            Input::Message(Owner::Service(number), link, message) => {
+                self.session_message(number, link, message);
+            }
+        }
+    }
+
+    /// Does what a machine says.
+    pub(super) fn carry_out(&mut self, owner: Owner) {
+        match owner {
+            Owner::User => {
+                while let Some(output) = self.user.poll_output() {
+                    if let Some(event) = self.do_link(owner, output) {
+                        self.user_event(event);
+                    }
+                }
+                self.set_wake(owner, self.user.poll_timeout());
+            }
+            Owner::Element(number) => {
+                while let Some(element) = self.elements.get_mut(&number)
+                    && let Some(output) = element.machine.poll_output()
+                {
+                    if let Some(event) = self.do_link(owner, output) {
+                        self.element_event(number, event);
+                    }
+                }
+                let element = self.elements.get(&number);
+                let due = element.and_then(|element| element.machine.poll_timeout());
+                self.set_wake(owner, due);
+            }
+            Owner::Service(number) => {
+                while let Some(element) = self.elements.get_mut(&number)
+                    && let Some(service) = &mut element.service
+                    && let Some(output) = service.sessions.poll_output()
+                {
+                    if let Some(event) = self.do_link(owner, output) {
+                        self.service_event(number, event);
+                    }
+                }
+            }
+        }
+    }
+
+    fn do_link<E>(&mut self, owner: Owner, output: LinkOutput<E>) -> Option<E> {
+        match output {
+            LinkOutput::Connect { link, to } => self.connect(owner, link, &to),
+            LinkOutput::Close { link } => self.close(owner, link),
+            LinkOutput::Send { link, message } => self.send_control(owner, link, &message),
+            LinkOutput::Event(event) => return Some(event),
+        }
+        None
+    }
+
+    fn set_wake(&mut self, owner: Owner, due: Option<std::time::Duration>) {
+        let before = match due {
+            Some(due) => self.woken_at.insert(owner, due),
+            None => self.woken_at.remove(&owner),
+        };
+        if let Some(before) = before {
+            self.wakes.remove(&(before, owner));
+        }
+        if let Some(due) = due {
+            self.wakes.insert((due, owner));
+        }
+    }
+
+    /// Machines whose time has come.
+    pub(super) fn wake_machines(&mut self) {
+        let now = self.now();
+        while let Some((due, owner)) = self.wakes.first().copied()
+            && due <= now
+        {
+            self.wakes.pop_first();
+            self.woken_at.remove(&owner);
+            match owner {
+                Owner::User => self.user.handle_timeout(now),
+                Owner::Element(number) => {
+                    self.with_machine(number, |machine| machine.handle_timeout(now));
+                }
+                Owner::Service(_) => {}
+            }
+            self.carry_out(owner);
+            self.settle();
+        }
+    }
+
+    /// A registrar announces itself.
+    pub(super) fn announced(
+        &mut self,
+        source: SocketAddr,
+        registrar: RegistrarId,
+        transports: Vec<Transport>,
+    ) {
+        let now = self.now();
+        let at = SocketAddr::new(source.ip(), asap::PORT);
+        let source = Some(Transport::Sctp(data_transport(&[at])));
+        self.user
+            .handle_announce(now, registrar, transports.clone(), source.clone());
+        self.carry_out(Owner::User);
+        let numbers: Vec<u64> = self.elements.keys().copied().collect();
+        for number in numbers {
+            self.with_machine(number, |machine| {
+                machine.handle_announce(now, registrar, transports.clone(), source.clone());
+            });
+            self.carry_out(Owner::Element(number));
+        }
+        self.settle();
+    }
+
+    fn connect(&mut self, owner: Owner, link: Link, to: &Transport) {
+        let session = owner == Owner::User && self.user.session_of(link).is_some();
+        if session {
+            self.users.seeks(link, to.clone());
+        }
+        match to {
+            Transport::Sctp(transport) => {
+                self.connect_sctp(owner, link, sctp_addresses(transport), session);
+            }
+            Transport::Tcp { port, address, .. } if session => {
+                self.connect_stream(owner, link, Kind::Tcp, SocketAddr::new(*address, *port));
+            }
+            Transport::Udp { port, address } if session => {
+                self.connect_stream(owner, link, Kind::Udp, SocketAddr::new(*address, *port));
+            }
+            other => {
+                tracing::debug!(?other, "a transport that is not spoken here");
+                self.inputs.push_back(Input::Lost(owner, link));
+            }
+        }
+    }
+
+    fn connect_sctp(
+        &mut self,
+        owner: Owner,
+        link: Link,
+        addresses: Vec<SocketAddr>,
+        session: bool,
+    ) {
+        // Two sessions need two associations; questions to a registrar may share one.
+        let found = match session {
+            true => None,
+            false => self.links.find(&addresses),
+        };
+        if let Some((place, is_up)) = found {
+            self.links.attach(owner, link, place);
+            if is_up {
+                self.inputs.push_back(Input::Connected(owner, link));
+            }
+            return;
+        }
+        let way = self.way(&addresses);
+        let begun = match session {
+            true => self.own.connect_apart(&addresses, way),
+            false => self.own.connect(&addresses, way),
+        };
+        match begun {
+            Ok(assoc) => {
+                let place = Place { endpoint: 0, assoc };
+                self.links.begun(place, addresses, !session);
+                self.links.attach(owner, link, place);
+            }
+            Err(error) => {
+                tracing::debug!(%error, ?addresses, "connecting");
+                self.inputs.push_back(Input::Lost(owner, link));
+            }
+        }
+    }
+
+    /// The UDP port to reach a host at; none: over IP itself.
+    fn way(&self, addresses: &[SocketAddr]) -> Option<u16> {
+        if let Some(port) = self.config.remote_encapsulation {
+            return Some(port);
+        }
+        if !self.own.is_raw() {
+            let own = |address| self.is_own_service(address);
+            let own = addresses.iter().any(own);
+            let port = self.own.encapsulation_port().filter(|_| own);
+            return Some(port.unwrap_or(ENCAPSULATION_PORT));
+        }
+        self.own.encapsulation_port()?;
+        let first = addresses.first()?;
+        let inside_udp = self.ways.get(first).copied().unwrap_or(false);
+        inside_udp.then_some(ENCAPSULATION_PORT)
+    }
+
+    fn is_own_service(&self, address: &SocketAddr) -> bool {
+        self.elements.values().any(|element| {
+            let service = element.service.as_ref();
+            service.is_some_and(|service| service.addresses.contains(address))
+        })
+    }
+
+    /// A host that did not answer is tried the other way next: over IP itself, or inside UDP.
+    pub(super) fn remember_way(&mut self, place: Place) {
+        if self.links.is_up(place) || place.endpoint != 0 {
+            return;
+        }
+        if let Some(first) = self.links.addresses(place).first().copied() {
+            if self.ways.len() >= WAYS_MAX {
+                self.ways.clear();
+            }
+            let inside_udp = self.ways.entry(first).or_insert(false);
+            *inside_udp = !*inside_udp;
+        }
+    }
+
+    fn connect_stream(&mut self, owner: Owner, link: Link, kind: Kind, address: SocketAddr) {
+        self.streams_made += 1;
+        let number = self.streams_made;
+        let (sender, sent) = mpsc::unbounded_channel();
+        self.streams.insert(number, sender);
+        self.links.attach_stream(owner, link, number);
+        let to = self.to_self.clone();
+        self.tasks
+            .spawn(streams::run(number, kind, address, sent, to));
+    }
+
+    fn close(&mut self, owner: Owner, link: Link) {
+        if owner == Owner::User {
+            self.users.left(link);
+        }
+        match self.links.detach(owner, link) {
+            Some(Detached::Stream(number)) => drop(self.streams.remove(&number)),
+            Some(Detached::Last(place, true)) => {
+                if let Some(endpoint) = self.endpoint(place.endpoint) {
+                    let _ = endpoint.shutdown(place.assoc);
+                }
+            }
+            Some(Detached::Last(place, false)) => {
+                self.remember_way(place);
+                self.abort(place);
+                // No event follows everywhere.
+                self.links.down(place);
+            }
+            Some(Detached::Shared) | None => {}
+        }
+    }
+
+    fn send_control(&mut self, owner: Owner, link: Link, message: &Message) {
+        let Some(Target::Sctp(place)) = self.links.target(owner, link) else {
+            return;
+        };
+        let mut bytes = BytesMut::new();
+        match message.encode(&mut bytes) {
+            Ok(()) => self.send(place, Packet::new(asap::PPID, bytes.freeze()), None),
+            Err(error) => tracing::error!(%error, name = message.name(), "encoding"),
+        }
+    }
+
+    /// A message of ASAP came.
+    pub(super) fn control_came(&mut self, place: Place, bytes: &Bytes) {
+        let message = match Message::parse(bytes) {
+            Ok(parsed) => parsed.message,
+            Err(error) => {
+                tracing::debug!(?error, "a message that is none");
+                return;
+            }
+        };
+        if place.endpoint != 0 {
+            let owner = Owner::Service(place.endpoint);
+            return self.for_owner(owner, place, message);
+        }
+        match &message {
+            Message::RegistrationResponse { handle, id, .. }
+            | Message::DeregistrationResponse { handle, id, .. } => {
+                self.for_elements(place, handle, Some(*id), &message);
+            }
+            Message::EndpointKeepAlive { handle, id, .. } => {
+                self.for_elements(place, handle, *id, &message);
+            }
+            _ => {
+                for (owner, link) in self.links.owners(place).to_vec() {
+                    let input = Input::Message(owner, link, message.clone());
+                    self.inputs.push_back(input);
+                }
+            }
+        }
+    }
+
+    fn for_elements(
+        &mut self,
+        place: Place,
+        handle: &PoolHandle,
+        id: Option<ElementId>,
+        message: &Message,
+    ) {
+        let meant = |element: &Element| {
+            element.handle == *handle && id.is_none_or(|id| id == element.machine.id())
+        };
+        let meant = self.elements.iter().filter(|(_, element)| meant(element));
+        let numbers: Vec<u64> = meant.map(|(number, _)| *number).collect();
+        for number in numbers {
+            self.for_owner(Owner::Element(number), place, message.clone());
+        }
+    }
+
+    fn for_owner(&mut self, owner: Owner, place: Place, message: Message) {
+        if let Some(link) = self.links.name_for(owner, place) {
+            self.inputs.push_back(Input::Message(owner, link, message));
+        }
+    }
+}

@@ -1,0 +1,23 @@
+//! `holdfastd` as a pool daemon: the elements and the sessions of this host's programs, over SCTP to registrars.
+//!
+//! One thread has the machines (`holdfast_proto::pool_element` for each element, one `pool_user` for all users) and the SCTP
+//! sockets ([`run`]). Another has the control API, the programs' channels and the streams of sessions over TCP and UDP; it
+//! asks and tells the first.
+
+mod control;
+mod data;
+mod elements;
+mod event_loop;
+mod links;
+mod machines;
+mod policy;
+mod programs;
+mod requests;
+mod roles;
+mod server;
+mod setup;
+mod streams;
+mod users;
+mod view;
+
+pub use setup::run;

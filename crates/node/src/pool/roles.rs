@@ -1,0 +1,170 @@
+//! Programs and what they are: elements, or users with a session.
+
+use std::collections::HashMap;
+
+use holdfast_api::pool::{FromPool, ToPool};
+use holdfast_proto::pool_user::SessionId;
+use tokio::sync::OwnedSemaphorePermit;
+
+use super::event_loop::Daemon;
+use super::requests::{ProgramHandle, Request};
+use crate::entries::handle_of;
+
+/// What a program's channel is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Role {
+    /// It has not said so yet.
+    New,
+    /// An element, which has the program's number.
+    Element,
+    /// A session.
+    User(SessionId),
+    /// It was told to end.
+    Over,
+}
+
+struct Program {
+    handle: ProgramHandle,
+    role: Role,
+}
+
+/// All programs, by number.
+#[derive(Default)]
+pub(super) struct Programs(HashMap<u64, Program>);
+
+impl Programs {
+    /// Tells a program something, if it is there. One that does not read is given up.
+    pub(super) fn tell(&mut self, number: u64, message: &FromPool) {
+        if let Some(program) = self.0.get(&number)
+            && !program.handle.tell(message)
+        {
+            // Its channel ends, and that is told as any end.
+            self.0.remove(&number);
+        }
+    }
+
+    /// The last word.
+    pub(super) fn tell_and_end(&mut self, number: u64, message: &FromPool) {
+        if let Some(program) = self.0.remove(&number) {
+            program.handle.tell(message);
+        }
+    }
+
+    fn role(&self, number: u64) -> Role {
+        self.0
+            .get(&number)
+            .map_or(Role::Over, |program| program.role)
+    }
+
+    fn set_role(&mut self, number: u64, role: Role) {
+        if let Some(program) = self.0.get_mut(&number) {
+            program.role = role;
+        }
+    }
+}
+
+impl Daemon {
+    /// Answers a request that is not the last.
+    pub(super) fn answer(&mut self, request: Request) {
+        match request {
+            Request::Came(number, handle) => {
+                let role = Role::New;
+                self.programs.0.insert(number, Program { handle, role });
+            }
+            Request::Said(number, message, room) => {
+                if let Err(why) = self.said(number, message, room) {
+                    self.programs.tell_and_end(number, &FromPool::Error(why));
+                    self.program_gone(number);
+                }
+            }
+            Request::Gone(number) => {
+                self.programs.0.remove(&number);
+                self.program_gone(number);
+            }
+            Request::Stream(number, event) => self.stream_said(number, event),
+            Request::Status(reply) => send(reply, Ok(self.status())),
+            Request::Elements(reply) => send(reply, Ok(self.own_elements())),
+            Request::Resolve(handle, query, reply) => self.resolve(&handle, &query, reply),
+            Request::Select(handle, reply) => self.select(&handle, reply),
+            Request::Unreachable(report, reply) => {
+                let answer = self.unreachable(&report);
+                send(reply, answer);
+            }
+            // The event loop's own.
+            Request::Stop => {}
+        }
+    }
+
+    fn said(
+        &mut self,
+        number: u64,
+        message: ToPool,
+        room: Option<OwnedSemaphorePermit>,
+    ) -> Result<(), String> {
+        match (self.programs.role(number), message) {
+            (Role::New, ToPool::Register(registration)) => {
+                if self.ends_at.is_some() {
+                    return Err("the daemon is stopping".to_owned());
+                }
+                self.programs.set_role(number, Role::Element);
+                self.register(number, registration)
+            }
+            (Role::New, ToPool::Open { handle }) => {
+                let handle = handle_of(&handle).map_err(|error| error.to_string())?;
+                let session = self.open_session(number, handle);
+                self.programs.set_role(number, Role::User(session));
+                Ok(())
+            }
+            (Role::Element, ToPool::Policy(policy)) => self.set_policy(number, &policy),
+            (Role::Element, ToPool::Deregister) => {
+                self.deregister(number);
+                Ok(())
+            }
+            (Role::Element, ToPool::Data { session, bytes }) => {
+                self.send_to_user(number, session, bytes, room);
+                Ok(())
+            }
+            (Role::Element, ToPool::Keep { session, state }) => {
+                self.give_state(number, session, &state);
+                Ok(())
+            }
+            (Role::Element, ToPool::Close { session }) => {
+                self.close_user(number, session);
+                Ok(())
+            }
+            (Role::User(session), ToPool::Data { bytes, .. }) => {
+                self.send_to_element(session, bytes, room);
+                Ok(())
+            }
+            (Role::User(session), ToPool::Finish) => {
+                self.finish(session);
+                Ok(())
+            }
+            (Role::User(session), ToPool::Fail) => {
+                self.fail_session(session);
+                Ok(())
+            }
+            (Role::User(_), ToPool::Close { .. }) => Err("the session is closed".to_owned()),
+            (Role::Over, _) => Ok(()),
+            (Role::New, _) => Err("say Register or Open first".to_owned()),
+            (Role::Element | Role::User(_), _) => {
+                Err("that is not said on a channel of this kind".to_owned())
+            }
+        }
+    }
+
+    fn program_gone(&mut self, number: u64) {
+        self.programs.0.remove(&number);
+        self.deregister(number);
+        self.close_session_of(number);
+    }
+}
+
+/// Puts an answer where it is waited for.
+pub(super) fn send<T>(
+    reply: crate::mailbox::Reply<T>,
+    answer: Result<T, holdfast_api::control::ErrorBody>,
+) {
+    // Who asked may have gone.
+    let _ = reply.send(answer);
+}

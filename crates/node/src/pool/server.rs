@@ -1,0 +1,95 @@
+//! The thread beside the event loop: control API, programs' channels, streams.
+
+use std::io::{self, Read};
+
+use holdfast_api::app::Listener;
+use tokio::net::UnixListener;
+use tokio::runtime::{Builder, Handle, Runtime};
+
+use super::requests::Request;
+use super::{control, programs};
+use crate::config::pool::PoolConfig;
+use crate::control::serve;
+use crate::mailbox::{Mailbox, asked_to_stop};
+use crate::ready::Ready;
+use crate::socket_path::{Access, SocketPath, take};
+
+/// Its sockets, and the runtime that serves them.
+pub(super) struct Server {
+    runtime: Runtime,
+    paths: [SocketPath; 2],
+}
+
+impl Server {
+    /// Listens where `config` says, and serves once it [runs](Server::run). `with_parent`: the daemon is to end when its standard
+    /// input does.
+    ///
+    /// # Errors
+    /// Another daemon has a socket, or its directory cannot be written.
+    pub(super) fn bind(
+        config: &PoolConfig,
+        to: &Mailbox<Request>,
+        with_parent: bool,
+    ) -> io::Result<Server> {
+        let runtime = Builder::new_current_thread().enable_all().build()?;
+        let inside = runtime.enter();
+        let access = Access {
+            mode: 0o600,
+            group: None,
+        };
+        let bind = |path: &std::path::Path| UnixListener::bind(path);
+        let (listener, control_path) = take(&config.control_socket(), access, bind)?;
+        let bind = |path: &std::path::Path| Listener::bind(path);
+        let (programs, program_path) = take(&config.program_socket(), access, bind)?;
+        programs.set_nonblocking(true)?;
+        let programs = Ready::new(programs)?;
+        runtime.spawn(serve(axum::serve(listener, control::router(to.clone()))));
+        runtime.spawn(programs::accept(programs, to.clone()));
+        runtime.spawn(stop_on_signal(to.clone()));
+        if with_parent {
+            let to = to.clone();
+            std::thread::Builder::new()
+                .name("parent".to_owned())
+                .spawn(move || stop_with_parent(&to))?;
+        }
+        drop(inside);
+        Ok(Server {
+            runtime,
+            paths: [control_path, program_path],
+        })
+    }
+
+    /// Serves until the process ends, in a thread of its own. Gives the sockets' files, which go when that is dropped, and the
+    /// way to start tasks there.
+    ///
+    /// # Errors
+    /// The system gives no thread.
+    pub(super) fn run(self) -> io::Result<([SocketPath; 2], Handle)> {
+        let Server { runtime, paths } = self;
+        let handle = runtime.handle().clone();
+        std::thread::Builder::new()
+            .name("control".to_owned())
+            .spawn(move || runtime.block_on(std::future::pending::<()>()))?;
+        Ok((paths, handle))
+    }
+}
+
+async fn stop_on_signal(to: Mailbox<Request>) {
+    asked_to_stop().await;
+    to.send(Request::Stop).await;
+}
+
+/// Ends the daemon when nobody has the other end of its standard input any more.
+fn stop_with_parent(to: &Mailbox<Request>) {
+    let mut input = io::stdin().lock();
+    let mut buffer = [0; 64];
+    loop {
+        match input.read(&mut buffer) {
+            Ok(0) => break,
+            Ok(_) => {}
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(_) => break,
+        }
+    }
+    to.send_blocking(Request::Stop);
+}

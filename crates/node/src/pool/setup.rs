@@ -1,0 +1,104 @@
+//! Start-up: from the configuration to a pool daemon whose endpoint is open.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
+use std::time::Instant;
+
+use holdfast_proto::pool_user::{Config as UserConfig, PoolUser};
+use holdfast_sys::caps::keep_only;
+use holdfast_sys::transport::{
+    self, Config as EndpointConfig, ENCAPSULATION_PORT, Endpoint, Provider, provider,
+};
+
+use super::elements::hunt;
+use super::event_loop::Daemon;
+use super::links::Links;
+use super::roles::Programs;
+use super::server::Server;
+use super::users::Users;
+use crate::config::pool::{Encapsulation, PoolConfig};
+use crate::mailbox::mailbox;
+use crate::multicast::Groups;
+use crate::start::{StartError, failed};
+
+/// Runs a pool daemon until a signal says stop; `with_parent`: or until its standard input ends.
+///
+/// # Errors
+/// It cannot start, or the transport's sockets became unusable.
+pub fn run(config: &PoolConfig, with_parent: bool) -> Result<(), StartError> {
+    let (to_self, requests) = mailbox().map_err(failed("an event descriptor"))?;
+    let own = open(config)?;
+    let wanted = [((), config.announces.group)];
+    let wanted = &wanted[..usize::from(config.announces.believed)];
+    let groups =
+        Groups::join(wanted, &config.announces.interfaces).map_err(failed("[multicast]"))?;
+    let server = Server::bind(config, &to_self, with_parent).map_err(failed("the sockets"))?;
+    // Threads that start later have no capabilities either.
+    keep_only(&[]).map_err(failed("dropping capabilities"))?;
+    // Its files go with it.
+    let (_paths, tasks) = server.run().map_err(failed("the control thread"))?;
+    tracing::info!(
+        registrars = ?config.known_registrars(),
+        announces = config.announces.believed,
+        raw = own.is_raw(),
+        encapsulation_port = own.encapsulation_port(),
+        "starting"
+    );
+    let user = UserConfig::new(hunt(config), rand::random());
+    let mut daemon = Daemon {
+        config: config.clone(),
+        started: Instant::now(),
+        own,
+        groups,
+        requests,
+        to_self,
+        tasks,
+        user: PoolUser::new(user),
+        users: Users::default(),
+        elements: BTreeMap::new(),
+        programs: Programs::default(),
+        links: Links::default(),
+        streams: HashMap::new(),
+        streams_made: 0,
+        ways: HashMap::new(),
+        inputs: VecDeque::new(),
+        wakes: BTreeSet::new(),
+        woken_at: HashMap::new(),
+        stalled: BTreeSet::new(),
+        ends_at: None,
+        events: Vec::new(),
+    };
+    daemon.run().map_err(failed("the transport"))
+}
+
+fn open(config: &PoolConfig) -> Result<Box<dyn Endpoint>, StartError> {
+    let local = config
+        .listen
+        .iter()
+        .map(|address| SocketAddr::new(*address, config.port));
+    let endpoint = EndpointConfig {
+        raw: config.raw,
+        encapsulation: encapsulation(config),
+        failure: config.failure,
+        path_mtu: config.path_mtu,
+        ..EndpointConfig::new(local.collect())
+    };
+    let what = || format!("SCTP at {:?} (pool.listen)", endpoint.local);
+    transport::open(&endpoint).map_err(|error| failed(what())(error))
+}
+
+fn encapsulation(config: &PoolConfig) -> Option<u16> {
+    match config.encapsulation {
+        Encapsulation::Off => None,
+        Encapsulation::Port(port) => Some(port),
+        Encapsulation::Usual if provider() == Provider::Kernel => None,
+        Encapsulation::Usual => {
+            let any: IpAddr = match config.listen.first() {
+                Some(IpAddr::V6(_)) => Ipv6Addr::UNSPECIFIED.into(),
+                _ => Ipv4Addr::UNSPECIFIED.into(),
+            };
+            let is_free = UdpSocket::bind((any, ENCAPSULATION_PORT)).is_ok();
+            Some(if is_free { ENCAPSULATION_PORT } else { 0 })
+        }
+    }
+}

@@ -1,0 +1,299 @@
+//! Resolutions and sessions of this host's users.
+
+use std::collections::HashMap;
+
+use holdfast_api::control::{ErrorBody, Reported, Resolution, ResolveQuery, UnreachableReport};
+use holdfast_api::pool::{FromPool, SessionEvent};
+use holdfast_proto::pool_element::Link;
+use holdfast_proto::pool_user::{Event, RequestId, ResolveError, SessionId};
+use holdfast_wire::rserpool::{ElementId, PolicyKind, PoolElement, PoolHandle, Transport};
+
+use super::event_loop::Daemon;
+use super::links::Owner;
+use super::roles::send;
+use crate::entries::{self, element_entry, handle_of};
+use crate::mailbox::Reply;
+
+/// The most elements that are asked for.
+const ITEMS_MAX: u32 = 4096;
+
+/// Who waits for an answer of the machine.
+struct Asked {
+    reply: Reply<Resolution>,
+    handle: PoolHandle,
+    items: usize,
+}
+
+/// A session's program and state.
+struct Session {
+    program: u64,
+    link: Option<Link>,
+    /// The program has no more to send: when the element ends too, the session has.
+    finishing: bool,
+}
+
+/// What users want and have.
+#[derive(Default)]
+pub(super) struct Users {
+    asked: HashMap<RequestId, Asked>,
+    sessions: HashMap<SessionId, Session>,
+    /// Where links of sessions lead.
+    places: HashMap<Link, Transport>,
+}
+
+impl Users {
+    /// How many sessions there are.
+    pub(super) fn len(&self) -> usize {
+        self.sessions.len()
+    }
+
+    /// A session tries an element.
+    pub(super) fn seeks(&mut self, link: Link, at: Transport) {
+        self.places.insert(link, at);
+    }
+
+    /// A session has given a link up.
+    pub(super) fn left(&mut self, link: Link) {
+        self.places.remove(&link);
+    }
+
+    /// The link of a session that has an element.
+    pub(super) fn link(&self, session: SessionId) -> Option<Link> {
+        self.sessions.get(&session)?.link
+    }
+
+    /// The program of the session.
+    pub(super) fn program(&self, session: SessionId) -> Option<u64> {
+        Some(self.sessions.get(&session)?.program)
+    }
+}
+
+impl Daemon {
+    /// Resolves a handle.
+    pub(super) fn resolve(&mut self, text: &str, query: &ResolveQuery, reply: Reply<Resolution>) {
+        let handle = match handle_of(text) {
+            Ok(handle) => handle,
+            Err(error) => return send(reply, Err(error)),
+        };
+        let now = self.now();
+        let items = query.items.map(|items| items.clamp(1, ITEMS_MAX));
+        let request = match query.cached {
+            Some(true) => self.user.handle_resolve(now, handle.clone()),
+            _ => self.user.handle_resolve_anew(now, handle.clone(), items),
+        };
+        let items = items.map_or(usize::MAX, |items| items as usize);
+        self.ask(request, handle, items, reply);
+    }
+
+    /// Chooses an element.
+    pub(super) fn select(&mut self, text: &str, reply: Reply<Resolution>) {
+        let handle = match handle_of(text) {
+            Ok(handle) => handle,
+            Err(error) => return send(reply, Err(error)),
+        };
+        let request = self.user.handle_select(self.now(), handle.clone());
+        self.ask(request, handle, 1, reply);
+    }
+
+    fn ask(
+        &mut self,
+        request: RequestId,
+        handle: PoolHandle,
+        items: usize,
+        reply: Reply<Resolution>,
+    ) {
+        let asked = Asked {
+            reply,
+            handle,
+            items,
+        };
+        self.users.asked.insert(request, asked);
+        self.carry_out(Owner::User);
+    }
+
+    /// An element was not reached.
+    pub(super) fn unreachable(
+        &mut self,
+        report: &UnreachableReport,
+    ) -> Result<Reported, ErrorBody> {
+        let handle = handle_of(&report.handle)?;
+        let id = u32::from_str_radix(&report.id, 16).map_err(|_| ErrorBody {
+            error: format!("`{}` is no element's number", report.id),
+            what_to_do: "write its eight hexadecimal digits, as `holdfast pool resolve` shows them"
+                .to_owned(),
+        })?;
+        let id = ElementId(id);
+        let now = self.now();
+        self.user.handle_unreachable(now, &handle, id);
+        self.carry_out(Owner::User);
+        Ok(Reported { id: id.to_string() })
+    }
+
+    /// A program wants a session.
+    pub(super) fn open_session(&mut self, program: u64, handle: PoolHandle) -> SessionId {
+        let now = self.now();
+        let id = self.user.handle_open(now, handle, None);
+        let session = Session {
+            program,
+            link: None,
+            finishing: false,
+        };
+        self.users.sessions.insert(id, session);
+        self.carry_out(Owner::User);
+        id
+    }
+
+    /// The session of a program that is gone ends.
+    pub(super) fn close_session_of(&mut self, program: u64) {
+        let own = |(_, session): &(&SessionId, &Session)| session.program == program;
+        let found = self.users.sessions.iter().find(own).map(|(id, _)| *id);
+        if let Some(id) = found {
+            self.end_session(id);
+        }
+    }
+
+    fn end_session(&mut self, id: SessionId) {
+        self.users.sessions.remove(&id);
+        let now = self.now();
+        self.user.handle_close(now, id);
+        self.carry_out(Owner::User);
+    }
+
+    /// The program has no more to send.
+    pub(super) fn finish(&mut self, id: SessionId) {
+        if let Some(session) = self.users.sessions.get_mut(&id) {
+            session.finishing = true;
+        }
+        self.finish_stream(id);
+    }
+
+    /// The program is not content with its element.
+    pub(super) fn fail_session(&mut self, id: SessionId) {
+        let now = self.now();
+        self.user.handle_failed(now, id);
+        self.carry_out(Owner::User);
+    }
+
+    /// A link of the user's machine is lost: of a session that was finished, that is its end.
+    pub(super) fn user_lost(&mut self, link: Link) {
+        self.users.left(link);
+        let id = self.user.session_of(link);
+        let finished = id.filter(|id| {
+            let session = self.users.sessions.get(id);
+            session.is_some_and(|session| session.finishing && session.link == Some(link))
+        });
+        let now = self.now();
+        let Some(id) = finished else {
+            return self.user.handle_lost(now, link);
+        };
+        if let Some(program) = self.users.program(id) {
+            let last = FromPool::Session(SessionEvent::Finished);
+            self.programs.tell_and_end(program, &last);
+        }
+        self.end_session(id);
+    }
+
+    /// Something happened to the user's machine.
+    pub(super) fn user_event(&mut self, event: Event) {
+        match event {
+            Event::Selected { request, element } => {
+                let policy = element.policy.kind();
+                self.resolved(request, policy, vec![element]);
+            }
+            Event::Resolved {
+                request,
+                policy,
+                elements,
+            } => self.resolved(request, policy, elements),
+            Event::Failed { request, error } => {
+                if let Some(asked) = self.users.asked.remove(&request) {
+                    send(asked.reply, Err(unresolved(&asked.handle, &error)));
+                }
+            }
+            Event::SessionUp {
+                session,
+                link,
+                element,
+                resumed,
+            } => self.session_up(session, link, element, resumed),
+            Event::SessionBroken {
+                session, element, ..
+            } => {
+                if let Some(own) = self.users.sessions.get_mut(&session) {
+                    own.link = None;
+                }
+                let element = element.to_string();
+                self.tell_user(session, SessionEvent::Broken { element });
+            }
+            Event::SessionFailed { session, error } => {
+                if let Some(own) = self.users.sessions.remove(&session) {
+                    let reason = error.to_string();
+                    let last = FromPool::Session(SessionEvent::Failed { reason });
+                    self.programs.tell_and_end(own.program, &last);
+                }
+            }
+            Event::NewHome { registrar } => tracing::info!(?registrar, "users ask a registrar"),
+            Event::HomeLost => tracing::warn!("the users' registrar is lost"),
+            Event::NoRegistrar => tracing::debug!("no registrar for users"),
+            Event::Reported(causes) => tracing::warn!(?causes, "a registrar reports errors"),
+            // Nobody watches here.
+            Event::Changed { .. } => {}
+        }
+    }
+
+    fn session_up(&mut self, session: SessionId, link: Link, element: ElementId, resumed: bool) {
+        if let Some(own) = self.users.sessions.get_mut(&session) {
+            own.link = Some(link);
+        }
+        let at = self.users.places.get(&link).map(entries::transport);
+        let (transport, addresses) = at.unwrap_or_default();
+        let event = SessionEvent::Up {
+            element: element.to_string(),
+            transport: transport.to_owned(),
+            addresses,
+            resumed,
+        };
+        self.tell_user(session, event);
+    }
+
+    /// Tells a session's program something.
+    pub(super) fn tell_user(&mut self, session: SessionId, event: SessionEvent) {
+        if let Some(program) = self.users.program(session) {
+            self.programs.tell(program, &FromPool::Session(event));
+        }
+    }
+
+    fn resolved(&mut self, request: RequestId, policy: PolicyKind, elements: Vec<PoolElement>) {
+        let Some(asked) = self.users.asked.remove(&request) else {
+            return;
+        };
+        let entries = elements.iter().take(asked.items).map(element_entry);
+        let answer = Resolution {
+            handle: asked.handle.to_string(),
+            policy: policy.to_string(),
+            elements: entries.collect(),
+        };
+        send(asked.reply, Ok(answer));
+    }
+}
+
+fn unresolved(handle: &PoolHandle, error: &ResolveError) -> ErrorBody {
+    let what_to_do = match error {
+        ResolveError::UnknownPool => "register an element: `holdfast pool register --help`",
+        ResolveError::NoElement => "look at the elements: `holdfast pool show`",
+        ResolveError::NoRegistrar => {
+            "start one with `holdfast registrar`, or say where one is with --registrar ADDRESS"
+        }
+        ResolveError::Unanswered => "look into the registrar's log",
+        ResolveError::Refused(_) => "look at [access] in the registrar's configuration",
+    };
+    let error = match error {
+        ResolveError::UnknownPool => format!("there is no pool `{handle}`"),
+        ResolveError::NoRegistrar => "no registrar was reached".to_owned(),
+        other => other.to_string(),
+    };
+    ErrorBody {
+        error,
+        what_to_do: what_to_do.to_owned(),
+    }
+}

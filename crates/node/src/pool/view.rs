@@ -1,0 +1,48 @@
+//! What operators see.
+
+use std::net::SocketAddr;
+
+use holdfast_api::control::{OwnElement, OwnElementList, PoolDaemonStatus};
+
+use super::event_loop::Daemon;
+use crate::entries::{sctp_provider, transport};
+
+impl Daemon {
+    /// What this daemon is and does.
+    pub(super) fn status(&self) -> PoolDaemonStatus {
+        PoolDaemonStatus {
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            uptime_s: self.now().as_secs(),
+            sctp: sctp_provider(),
+            raw: self.own.is_raw(),
+            encapsulation_port: self.own.encapsulation_port(),
+            asap: self.own.local_addresses().unwrap_or_default(),
+            registrars: self.config.known_registrars(),
+            announces: self.config.announces.believed,
+            home: self.user.home().map(|id| id.to_string()),
+            associations: self.links.len() as u64,
+            elements: self.elements.len() as u64,
+            sessions: self.users.len() as u64,
+        }
+    }
+
+    /// The elements of programs of this host.
+    pub(super) fn own_elements(&self) -> OwnElementList {
+        let elements = self.elements.values().map(|element| {
+            let (transport, addresses): (&str, Vec<SocketAddr>) = transport(&element.at);
+            let service = element.service.as_ref();
+            OwnElement {
+                handle: element.handle.to_string(),
+                id: element.machine.id().to_string(),
+                registered: element.machine.is_registered(),
+                home: element.machine.home().map(|id| id.to_string()),
+                transport: transport.to_owned(),
+                addresses,
+                sessions: service.map_or(0, |service| service.users.len() as u64),
+            }
+        });
+        OwnElementList {
+            elements: elements.collect(),
+        }
+    }
+}
