@@ -5,13 +5,13 @@ build_packages=(gcc libc6-dev ca-certificates clang make pkg-config libelf-dev z
 lab_packages=(curl ethtool iproute2 iputils-ping nftables procps tcpdump util-linux)
 test_packages=(tshark)
 proof_packages=(debootstrap)
-guest_packages=(kmod iproute2)
+guest_packages=(kmod iproute2 jq)
 
 declare -A package_reason=(
     [build]="to build: C compiler, clang and headers for the eBPF programs, SCTP for kernels without"
     [lab]="for the lab: namespaces, links, captures"
     [test]="for the tests: a second opinion on captured packets"
-    [guest]="for the tests over a kernel's SCTP: modules of User-mode Linux"
+    [guest]="for the tests over a kernel's SCTP: modules of User-mode Linux, answers in JSON"
     [proof]="for the bare Debian in which ./x proves itself"
 )
 

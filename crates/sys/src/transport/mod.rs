@@ -89,8 +89,8 @@ pub trait Endpoint: Send {
         encapsulation: Option<u16>,
     ) -> io::Result<AssocId>;
 
-    /// Smoothed round-trip time of the primary path, in whole milliseconds as both stacks tell it; 0 also before the first
-    /// measurement.
+    /// Smoothed round-trip time of the primary path, in whole milliseconds (usrsctp) or ticks of the kernel (1 to 10 ms); 0 also
+    /// before the first measurement.
     ///
     /// # Errors
     /// There is no such association.

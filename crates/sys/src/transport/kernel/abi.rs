@@ -121,9 +121,10 @@ pub fn encapsulation(port: Option<u16>) -> Vec<u8> {
     bytes
 }
 
-/// `spinfo_srtt` of the primary path in a `struct sctp_status`, milliseconds.
-pub fn srtt_ms(status: &[u8]) -> Option<u32> {
-    u32_at(status, 164)
+/// `spinfo_srtt` of the primary path in a `struct sctp_status`. RFC 6458, section 8.2.2, wants milliseconds; the kernel gives
+/// its own `tick`s, which are as long only if it has 1000 in a second.
+pub fn srtt(status: &[u8], tick: Duration) -> Option<Duration> {
+    Some(tick * u32_at(status, 164)?)
 }
 
 /// The length of a `struct sctp_status`.
@@ -167,4 +168,19 @@ pub fn first(addresses: &[SocketAddr]) -> Option<RawAddress> {
     addresses
         .first()
         .map(|&first| RawAddress::for_family(first, false))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_round_trip_is_counted_in_the_kernel_s_ticks() {
+        let mut status = [0; STATUS_LEN];
+        status[164..168].copy_from_slice(&15u32.to_ne_bytes());
+        let ms = Duration::from_millis;
+        assert_eq!(srtt(&status, ms(10)), Some(ms(150)));
+        assert_eq!(srtt(&status, ms(1)), Some(ms(15)));
+        assert_eq!(srtt(&status[..100], ms(1)), None);
+    }
 }

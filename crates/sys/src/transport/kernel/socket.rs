@@ -104,8 +104,7 @@ impl Socket {
         let mut status = [0; abi::STATUS_LEN];
         status[..4].copy_from_slice(&assoc.to_ne_bytes());
         self.get(abi::STATUS, &mut status)?;
-        let ms = abi::srtt_ms(&status).unwrap_or(0);
-        Ok(Duration::from_millis(ms.into()))
+        Ok(abi::srtt(&status, tick()?).unwrap_or_default())
     }
 
     /// Whether the peer has answered at an address; false too of one that is none of its.
@@ -124,6 +123,17 @@ impl Socket {
         let count = u32_at(&list, 4).unwrap_or(0) as usize;
         Ok(unpacked(&list[8..], count))
     }
+}
+
+/// The length of the kernel's tick: what its coarse clock, which each tick sets, goes forward by.
+fn tick() -> io::Result<Duration> {
+    let mut tick = libc::timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
+    // SAFETY: the structure is writable and outlives the call.
+    check(unsafe { libc::clock_getres(libc::CLOCK_MONOTONIC_COARSE, &raw mut tick) })?;
+    Ok(Duration::from_nanos(tick.tv_nsec.unsigned_abs()))
 }
 
 fn is_unknown(error: &io::Error) -> bool {
