@@ -178,6 +178,12 @@ fn check(protocol: Protocol, message: &Bytes) {
     assert!(reports.expect("what it says can be read").is_empty());
 }
 
+fn encoded(message: &asap::Message) -> BytesMut {
+    let mut buffer = BytesMut::new();
+    message.encode(&mut buffer).expect("small");
+    buffer
+}
+
 /// A life of an element and a user, with a peer that tells of others: what a corpus begins with.
 pub fn life() -> Vec<u8> {
     let handle = PoolHandle::from("pool");
@@ -192,11 +198,6 @@ pub fn life() -> Vec<u8> {
         },
         policy: holdfast_wire::rserpool::Policy::RoundRobin,
         asap_transport: None,
-    };
-    let encoded = |message: &asap::Message| {
-        let mut buffer = BytesMut::new();
-        message.encode(&mut buffer).expect("small");
-        buffer
     };
     let told = enrp::Message {
         sender: RegistrarId(7),
@@ -216,7 +217,7 @@ pub fn life() -> Vec<u8> {
         element: one,
     };
     let resolution = asap::Message::HandleResolution {
-        updates: false,
+        updates: true,
         handle: handle.clone(),
         items: Some(2),
     };

@@ -26,7 +26,7 @@ pub(super) fn encode(status: &RegistrarStatus, peers: &PeerList) -> String {
         gauge.set(i64::try_from(value).unwrap_or(i64::MAX));
         registry.register(name, help, gauge);
     }
-    for (name, help, value) in counters(status) {
+    for (name, help, value) in counters(status).into_iter().chain(refused(status)) {
         let counter: Counter = Counter::default();
         counter.inc_by(value);
         registry.register(name, help, counter);
@@ -37,7 +37,7 @@ pub(super) fn encode(status: &RegistrarStatus, peers: &PeerList) -> String {
     encoded
 }
 
-fn counters(status: &RegistrarStatus) -> [(&'static str, &'static str, u64); 21] {
+fn counters(status: &RegistrarStatus) -> [(&'static str, &'static str, u64); 15] {
     let counted = &status.counters;
     [
         (
@@ -95,6 +95,13 @@ fn counters(status: &RegistrarStatus) -> [(&'static str, &'static str, u64); 21]
             "Messages without room in a send buffer",
             counted.sends_refused,
         ),
+    ]
+}
+
+/// What was not done for those who asked for it.
+fn refused(status: &RegistrarStatus) -> [(&'static str, &'static str, u64); 6] {
+    let counted = &status.counters;
+    [
         ("denied", "Messages of who may not", counted.denied),
         (
             "over_limit",

@@ -198,8 +198,8 @@ fn refused_by_name(registrar: &Daemon) {
     assert_eq!(counted.denied, 2);
 }
 
-fn scene() {
-    // Of this thread, and of the processes that it starts.
+/// A network of its own for this thread, and for the processes that it starts.
+fn network() {
     unshare(CloneFlags::CLONE_NEWNET).expect("a network namespace");
     ip("link set lo up");
     ip("link add a0 type veth peer name a1");
@@ -209,6 +209,10 @@ fn scene() {
     ip("link set a1 up");
     ip("link set a0 up");
     ip("route add 239.0.0.0/8 dev a0");
+}
+
+fn scene() {
+    network();
     let directory = tempfile::tempdir().expect("a directory");
     let start = |address: &str| {
         let directory = directory.path().join(address);

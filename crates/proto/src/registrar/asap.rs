@@ -77,7 +77,11 @@ impl Registrar {
             Message::Registration { handle, element } => {
                 self.register(now, from, handle, element, bytes);
             }
-            Message::HandleResolution { handle, items, .. } => self.resolve(from, handle, items),
+            Message::HandleResolution {
+                updates,
+                handle,
+                items,
+            } => self.resolve(from, handle, items, updates),
             Message::Deregistration { handle, id } => self.deregister(from, handle, id),
             Message::EndpointKeepAliveAck { handle, id } => self.alive(now, from, &handle, id),
             Message::EndpointUnreachable { handle, id } => {
@@ -137,34 +141,61 @@ impl Registrar {
 
     /// RFC 5352 section 3.3.
     #[inline]
-    fn resolve(&mut self, from: AssociationId, handle: PoolHandle, items: Option<u32>) {
-        let allowed = self.associations.get(from).is_some_and(|a| a.may_resolve);
-        if !allowed {
+    fn resolve(
+        &mut self,
+        from: AssociationId,
+        handle: PoolHandle,
+        items: Option<u32>,
+        updates: bool,
+    ) {
+        let association = self.associations.get(from);
+        let Some(association) = association.filter(|a| a.may_resolve) else {
             self.counters.denied += 1;
-            return self.unresolved(from, handle, CauseCode::REJECTED_FOR_SECURITY);
+            self.counters.resolutions_refused += 1;
+            return self.refuse(from, handle, CauseCode::REJECTED_FOR_SECURITY);
+        };
+        // Who hears of a pool and asks without wishing so does not wish so any more.
+        let noted = (updates || !association.pools.is_empty())
+            && self.space.pool(&handle).is_some()
+            && self.subscribe(from, &handle, items, updates);
+        if self.answer(from, &handle, items, noted) {
+            self.counters.resolutions += 1;
+        } else {
+            self.counters.resolutions_refused += 1;
+            self.refuse(from, handle, CauseCode::UNKNOWN_POOL_HANDLE);
         }
+    }
+
+    /// Sends some elements of a pool, as its policy chooses. False: there is no such pool.
+    #[inline]
+    pub(super) fn answer(
+        &mut self,
+        to: AssociationId,
+        handle: &PoolHandle,
+        items: Option<u32>,
+        updates: bool,
+    ) -> bool {
         let settings = &self.config.settings;
         let items = items.map_or(settings.resolution_items, |items| items as usize);
         let mut items = items.min(settings.resolution_items_max);
         let mut elements = std::mem::take(&mut self.resolved);
-        loop {
+        let found = loop {
             elements.clear();
-            let found = self.space.resolve(&handle, items, |element| {
+            let found = self.space.resolve(handle, items, |element| {
                 elements.push(element.payload().element.clone());
             });
             let Some(found) = found else {
-                self.resolved = elements;
-                return self.unresolved(from, handle, CauseCode::UNKNOWN_POOL_HANDLE);
+                break false;
             };
-            let policy = self.space.pool(&handle).map(|pool| pool.policy.zeroed());
+            let policy = self.space.pool(handle).map(|pool| pool.policy.zeroed());
             let message = Message::HandleResolutionResponse {
-                updates: false,
+                updates,
                 handle: handle.clone(),
                 policy,
                 elements,
                 causes: Vec::new(),
             };
-            let sent = self.out.asap(from, &message);
+            let sent = self.out.asap(to, &message);
             let Message::HandleResolutionResponse { elements: back, .. } = message else {
                 unreachable!("it was made so");
             };
@@ -172,16 +203,16 @@ impl Registrar {
             match sent {
                 // Elements that describe themselves at length: fewer of them fit.
                 Err(EncodeError::TooLong(_)) if found > 1 => items = found / 2,
-                _ => break,
+                _ => break true,
             }
-        }
-        self.counters.resolutions += 1;
+        };
         elements.clear();
         self.resolved = elements;
+        found
     }
 
-    fn unresolved(&mut self, to: AssociationId, handle: PoolHandle, cause: CauseCode) {
-        self.counters.resolutions_refused += 1;
+    /// Answers a resolution with a cause.
+    pub(super) fn refuse(&mut self, to: AssociationId, handle: PoolHandle, cause: CauseCode) {
         let message = Message::HandleResolutionResponse {
             updates: false,
             handle,

@@ -7,7 +7,7 @@ use super::{AssociationId, Protocol};
 use bytes::Bytes;
 use foldhash::fast::FixedState;
 use holdfast_handlespace::ElementKey;
-use holdfast_wire::rserpool::{Addresses, RegistrarId, SctpTransport, TransportUse};
+use holdfast_wire::rserpool::{Addresses, PoolHandle, RegistrarId, SctpTransport, TransportUse};
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::time::Duration;
@@ -34,6 +34,8 @@ pub(super) struct Association {
     pub(super) distance: u32,
     /// The elements that registered over it, each with its place in its [`Entry`](super::entry::Entry).
     pub(super) elements: Vec<ElementKey>,
+    /// The pools that it wants to hear of.
+    pub(super) pools: Vec<PoolHandle>,
     /// The registrar that spoke over it.
     pub(super) peer: Option<RegistrarId>,
     pub(super) malformed: u32,
@@ -126,6 +128,7 @@ impl Associations {
             spoke: false,
             distance: 0,
             elements: Vec::new(),
+            pools: Vec::new(),
             peer: None,
             malformed: 0,
             download: None,

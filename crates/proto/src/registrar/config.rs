@@ -86,6 +86,8 @@ pub struct Settings {
     pub table_bytes_max: usize,
     /// See above.
     pub table_elements_max: usize,
+    /// Elements of a registrar that was taken over that get their new home in one turn (2,048).
+    pub takeover_elements_max: usize,
     /// Handle tables sent at the same time (8).
     pub downloads_max: usize,
     /// ENRP by multicast is sent and believed (no). Even then it comes from allowed addresses only.
@@ -170,6 +172,7 @@ impl Default for Settings {
             race_window: Duration::from_secs(1),
             table_bytes_max: 16_384,
             table_elements_max: 128,
+            takeover_elements_max: 2_048,
             downloads_max: 8,
             enrp_multicast: false,
             announce_cycle: None,

@@ -170,6 +170,7 @@ impl Registrar {
     pub(super) fn forget(&mut self, key: ElementKey) -> Option<Entry> {
         let handle = self.space.get(key)?.handle().clone();
         let entry = self.space.remove(key)?;
+        self.subscriptions.changed(&handle);
         if self.space.pool(&handle).is_none() {
             self.associations.hosts.dissolved(&handle);
         }

@@ -30,6 +30,7 @@ mod peers;
 mod register;
 mod schedule;
 mod start;
+mod subscriptions;
 mod sync;
 mod table;
 mod takeover;
@@ -56,6 +57,8 @@ use std::collections::{BTreeMap, HashMap};
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
+use subscriptions::Subscriptions;
+use takeover::Bequest;
 
 /// An association, as the daemon numbers them: unique among those that are up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -125,8 +128,11 @@ pub struct Registrar {
     peers: BTreeMap<RegistrarId, Peer>,
     /// Own elements that a peer also says are its own, while they are asked.
     contested: HashMap<ElementKey, RegistrarId>,
+    /// Of registrars that are no more.
+    bequests: BTreeMap<RegistrarId, Bequest>,
     /// When each registrar was last heard to announce itself to elements.
     announcers: BTreeMap<RegistrarId, Duration>,
+    subscriptions: Subscriptions,
     start: Start,
     mentor_failures: usize,
     mentor_dial: Option<DialId>,
@@ -149,7 +155,9 @@ impl Registrar {
             dials: Dials::default(),
             peers: BTreeMap::new(),
             contested: HashMap::new(),
+            bequests: BTreeMap::new(),
             announcers: BTreeMap::new(),
+            subscriptions: Subscriptions::default(),
             start: Start::default(),
             mentor_failures: 0,
             mentor_dial: None,
@@ -208,6 +216,9 @@ impl Registrar {
         };
         for timer in [Timer::Download, Timer::Silent, Timer::Claimed] {
             self.schedule.stop(timer(association));
+        }
+        for handle in &gone.pools {
+            self.subscriptions.end(association, handle);
         }
         if gone.download.is_some() {
             self.downloads -= 1;
@@ -272,6 +283,7 @@ impl Registrar {
     /// Time has come to `poll_timeout`, or later.
     pub fn handle_timeout(&mut self, now: Duration) {
         self.element_timers(now);
+        self.tell_changes(now);
         while let Some(timer) = self.schedule.pop(now) {
             match timer {
                 Timer::Heartbeat => self.heartbeat(now),
@@ -280,6 +292,7 @@ impl Registrar {
                 Timer::Peer(id) => self.peer_timeout(now, id),
                 Timer::Dial(id) => self.dial_peer(id),
                 Timer::Sync(id) => self.sync_timeout(id),
+                Timer::Bequest(id) => self.bequeath_some(now, id),
                 Timer::Download(association) => self.end_download(association),
                 Timer::Silent(association) => self.abort(association, "it says nothing"),
                 Timer::Claimed(association) => self.claims_end(now, association),
@@ -295,7 +308,11 @@ impl Registrar {
 
     /// When to call [`handle_timeout`](Self::handle_timeout).
     pub fn poll_timeout(&self) -> Option<Duration> {
-        let times = [self.schedule.next(), self.space.next_timer()];
+        let times = [
+            self.schedule.next(),
+            self.space.next_timer(),
+            self.subscriptions.next(),
+        ];
         times.into_iter().flatten().min()
     }
 

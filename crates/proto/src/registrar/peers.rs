@@ -275,6 +275,11 @@ impl Registrar {
 
     /// RFC 5353 section 3.4.2.
     pub(super) fn heartbeat(&mut self, now: Duration) {
+        if !self.is_settled() {
+            // Its checksum would differ from what the peers know.
+            let soon = now + Duration::from_millis(1);
+            return self.schedule.set(Timer::Heartbeat, soon);
+        }
         let body = self.presence(false);
         let body = self.out.announce(body);
         if self.config.settings.enrp_multicast {
@@ -288,6 +293,7 @@ impl Registrar {
         }
         self.dial_mentors();
         self.ask_list();
+        self.tell_all();
     }
 
     /// Two registrars that each believed the other dead no longer know each other, but others know both. So one of the peers

@@ -92,6 +92,9 @@ impl Registrar {
             return Err(CauseCode::UNSPECIFIED.into());
         };
         let previous = registered.previous;
+        if !self.subscriptions.is_empty() {
+            self.notice_change(handle, registered.key, previous.as_ref());
+        }
         self.counters.registrations += u64::from(previous.is_none());
         self.counters.reregistrations += u64::from(previous.is_some());
         if let Some(previous) = previous
@@ -103,17 +106,31 @@ impl Registrar {
                 self.contested.remove(&registered.key);
             }
         } else {
-            let handle = self.space.get(registered.key).map(|e| e.handle().clone());
-            let handle = handle.unwrap_or_else(|| "".into());
-            if founds && let Some(association) = self.associations.get(from) {
-                let host = association.host;
-                self.associations.hosts.founded(host, handle.clone());
-            }
-            self.out.event(Event::Registered { handle, id });
+            self.notice_new(from, registered.key, founds);
         }
         self.link(registered.key, Some(from));
         self.arm(registered.key);
         Ok(())
+    }
+
+    fn notice_new(&mut self, from: AssociationId, key: ElementKey, founds: bool) {
+        let Some(view) = self.space.get(key) else {
+            return;
+        };
+        let (handle, id) = (view.handle().clone(), view.id());
+        if founds && let Some(association) = self.associations.get(from) {
+            let host = association.host;
+            self.associations.hosts.founded(host, handle.clone());
+        }
+        self.out.event(Event::Registered { handle, id });
+    }
+
+    fn notice_change(&mut self, handle: &PoolHandle, key: ElementKey, before: Option<&Entry>) {
+        let view = self.space.get(key);
+        let now = view.map(|element| &element.payload().element);
+        if before.map(|entry| &entry.element) != now {
+            self.subscriptions.changed(handle);
+        }
     }
 
     /// Fills in what the home registrar knows of an element, and leaves out what it does not know to be the element's.

@@ -20,6 +20,8 @@ pub(super) enum Timer {
     Dial(RegistrarId),
     /// A peer has not sent its handle table.
     Sync(RegistrarId),
+    /// More of a registrar's elements are to get their new home.
+    Bequest(RegistrarId),
     /// A peer has not asked for the next block.
     Download(AssociationId),
     /// An association has been silent since it began.

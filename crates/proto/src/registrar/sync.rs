@@ -225,7 +225,9 @@ impl Registrar {
             class: class(&element.user_transport),
             payload: Entry::foreign(element, self.stamp_of(home)),
         };
-        if self.space.register(registration).is_err() {
+        if self.space.register(registration).is_ok() {
+            self.subscriptions.changed(handle);
+        } else {
             let handle = PoolHandle(bytes::Bytes::copy_from_slice(&handle.0));
             self.out.event(Event::Inconsistent { handle, id, home });
         }

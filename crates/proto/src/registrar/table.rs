@@ -30,7 +30,10 @@ impl Registrar {
             self.downloads -= 1;
             self.schedule.stop(Timer::Download(from));
         }
-        if !self.is_ready() || self.downloads >= self.config.settings.downloads_max {
+        if !self.is_ready()
+            || !self.is_settled()
+            || self.downloads >= self.config.settings.downloads_max
+        {
             let body = Body::HandleTableResponse {
                 rejected: true,
                 more: false,

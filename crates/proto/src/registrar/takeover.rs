@@ -18,6 +18,14 @@ pub(super) struct Takeover {
     tries: u32,
 }
 
+/// Elements of a registrar that is no more, as far as they have not got their new home.
+#[derive(Debug)]
+pub(super) struct Bequest {
+    heir: RegistrarId,
+    /// When to ask the next.
+    ask: Duration,
+}
+
 /// How often silent peers are asked to agree. Those that are gone are noticed sooner.
 const TRIES: u32 = 3;
 
@@ -136,19 +144,8 @@ impl Registrar {
     /// RFC 5353 section 3.5.2.
     fn take_over(&mut self, now: Duration, target: RegistrarId) {
         self.out.announce(Body::TakeoverServer { target });
-        self.drop_peer(target);
         self.counters.takeovers += 1;
-        let keys = self.owned_by(target);
-        self.out.event(Event::TakenOver {
-            target,
-            by: self.config.id,
-            elements: keys.len(),
-        });
-        let mut at = now;
-        for key in keys {
-            self.adopt(now, key, at);
-            at += PACE;
-        }
+        self.bequeath(now, target, self.config.id);
     }
 
     /// A peer has taken over another.
@@ -157,24 +154,63 @@ impl Registrar {
             // Elements that follow the other answer it, and it announces each: until then they are here.
             return self.heartbeat(now);
         }
-        self.drop_peer(target);
-        let keys = self.owned_by(target);
-        let elements = keys.len();
-        for key in keys {
-            self.rehome(key, by);
-        }
+        self.bequeath(now, target, by);
         self.takeovers_without(now, target);
+    }
+
+    /// A registrar is no more, and its elements are another's.
+    fn bequeath(&mut self, now: Duration, target: RegistrarId, by: RegistrarId) {
+        self.drop_peer(target);
         self.out.event(Event::TakenOver {
             target,
             by,
-            elements,
+            elements: self.space.elements_owned_by(target),
         });
+        // What is still on its way to the registrar that is no more goes on.
+        let heirs = self.bequests.values_mut();
+        heirs
+            .filter(|bequest| bequest.heir == target)
+            .for_each(|bequest| bequest.heir = by);
+        let bequest = Bequest { heir: by, ask: now };
+        self.bequests.insert(target, bequest);
+        self.bequeath_some(now, target);
     }
 
-    fn owned_by(&self, home: RegistrarId) -> Vec<ElementKey> {
-        let mut keys = Vec::with_capacity(self.space.elements_owned_by(home));
+    /// Moves some elements of a registrar that is no more to their new home. Elements and users are served before the next.
+    pub(super) fn bequeath_some(&mut self, now: Duration, target: RegistrarId) {
+        let Some(Bequest { heir, mut ask }) = self.bequests.remove(&target) else {
+            return;
+        };
+        // It is back: what is left is its own.
+        let mut keys = Vec::new();
+        if !self.peers.contains_key(&target) {
+            keys = self.owned_by(target, self.config.settings.takeover_elements_max);
+        }
+        for key in &keys {
+            if heir == self.config.id {
+                self.adopt(now, *key, ask);
+                ask += PACE;
+            } else {
+                self.rehome(*key, heir);
+            }
+        }
+        if !keys.is_empty() {
+            self.bequests.insert(target, Bequest { heir, ask });
+            // Not in this turn.
+            let next = now + Duration::from_nanos(1);
+            self.schedule.set(Timer::Bequest(target), next);
+        }
+    }
+
+    /// Whether what this registrar says of its elements is all of them.
+    pub(super) fn is_settled(&self) -> bool {
+        self.bequests.is_empty()
+    }
+
+    fn owned_by(&self, home: RegistrarId, max: usize) -> Vec<ElementKey> {
+        let mut keys = Vec::with_capacity(self.space.elements_owned_by(home).min(max));
         self.space
-            .next_block(&mut Cursor::owned_by(home), usize::MAX, |element| {
+            .next_block(&mut Cursor::owned_by(home), max, |element| {
                 keys.push(element.key());
             });
         keys

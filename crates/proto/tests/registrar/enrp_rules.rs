@@ -100,6 +100,57 @@ fn a_silent_peer_is_asked_then_taken_over() {
     assert_eq!(said(&outputs, "HANDLE_UPDATE"), 1);
 }
 
+/// However many elements a registrar leaves, others are served before all of them are moved; and nobody is told of a part.
+#[test]
+fn a_takeover_holds_up_nothing() {
+    for takes_over in [true, false] {
+        let mut config = config();
+        config.settings.takeover_elements_max = 10;
+        let mut bench = Bench::new(config);
+        let (target, other) = (bench.peer(2), bench.peer(3));
+        let add = |id| Body::HandleUpdate {
+            takeover_suggested: false,
+            action: UpdateAction::Add,
+            handle: handle(),
+            element: element(id, 9, RR),
+        };
+        for id in 1..=35 {
+            bench.enrp(target, add(id));
+        }
+        let checksum = bench.machine.checksum(target);
+        let to = if takes_over { OWN } else { other };
+        if takes_over {
+            bench.machine.handle_down(bench.now, AssociationId(1002));
+            bench.wait(SECOND * 6);
+            bench.enrp(other, Body::InitTakeoverAck { target });
+        } else {
+            bench.enrp(other, Body::TakeoverServer { target });
+        }
+        assert_eq!(bench.machine.elements_owned_by(to), 10);
+        let outputs = bench.enrp(other, Body::HandleTableRequest { own_only: true });
+        let refuses = |out: &Out| {
+            let Out::Enrp(_, Enrp { body, .. }) = out else {
+                return false;
+            };
+            matches!(body, Body::HandleTableResponse { rejected: true, .. })
+        };
+        assert!(outputs.iter().any(refuses), "{outputs:?}");
+        let mut moved = 10;
+        while moved < 35 {
+            let at = bench.machine.poll_timeout().unwrap();
+            assert!(at <= bench.now + Duration::from_nanos(1));
+            bench.now = at.max(bench.now);
+            bench.machine.handle_timeout(bench.now);
+            let before = std::mem::replace(&mut moved, bench.machine.elements_owned_by(to));
+            assert!(moved <= before + 10);
+        }
+        assert_eq!(bench.machine.checksum(to), checksum);
+        bench.wait(Duration::from_nanos(1));
+        let outputs = bench.enrp(other, Body::HandleTableRequest { own_only: true });
+        assert!(!outputs.iter().any(refuses), "{outputs:?}");
+    }
+}
+
 #[test]
 fn of_two_that_take_over_the_lower_number_goes_on() {
     for (rival, goes_on) in [(3, false), (0x60, true)] {

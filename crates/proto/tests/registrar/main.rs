@@ -16,6 +16,7 @@ mod rules;
 mod security;
 mod setup;
 mod trouble;
+mod updates;
 mod wires;
 mod world;
 

@@ -130,7 +130,7 @@ fn resolution_has_the_policy_and_as_many_elements_as_asked_for_and_allowed() {
         (Some(u32::MAX), 64),
     ] {
         let asked = Asap::HandleResolution {
-            updates: true,
+            updates: false,
             handle: handle(),
             items,
         };

@@ -156,3 +156,56 @@ fn wireshark_would_find_what_is_malformed() {
     assert!(lines[0].contains("Malformed"), "{}", lines[0]);
     assert!(lines[1].contains(",0,,Bad SCTP checksum"), "{}", lines[1]);
 }
+
+/// `./x test` looks at its captures with `scripts/captures.sh`: what it finds in these folders, and whether it is content.
+fn check(captures: &[(&str, Vec<Vec<u8>>)]) -> (bool, String) {
+    let folder = tempfile::tempdir().expect("a folder");
+    for (name, packets) in captures {
+        std::fs::write(folder.path().join(name), capture(packets)).expect("written");
+    }
+    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/../../scripts/captures.sh");
+    let output = Command::new(script)
+        .arg("check")
+        .arg(folder.path())
+        .output();
+    let output = output.expect("bash runs the script");
+    let said = [output.stdout, output.stderr].concat();
+    let said = String::from_utf8(said).expect("text");
+    (output.status.success(), said)
+}
+
+#[test]
+fn the_check_of_captures_finds_what_is_malformed_and_what_is_missing() {
+    if Command::new("tshark").arg("--version").output().is_err() {
+        eprintln!("tshark is not installed: its opinion is not asked");
+        return;
+    }
+    let all = messages();
+    let of = |wanted: fn(&Message) -> bool| -> Vec<_> {
+        let wanted = all.iter().filter(|message| wanted(message)).take(5);
+        (0..).zip(wanted).map(|(tsn, m)| packet(m, tsn)).collect()
+    };
+    let asap = of(|message| matches!(message, Message::Asap(_)));
+    let enrp = of(|message| matches!(message, Message::Enrp(_)));
+    let good = [("a.pcap", asap.clone()), ("b.pcap", enrp.clone())];
+    let (content, said) = check(&good);
+    assert!(content, "{said}");
+    let summary = "10 packets, 5 ASAP and 5 ENRP messages, 0 packets malformed";
+    assert!(said.contains(summary), "{said}");
+    assert!(!check(&[("a.pcap", asap.clone())]).0, "no ENRP");
+    assert!(!check(&[("a.pcap", enrp.clone())]).0, "no ASAP");
+    assert!(!check(&[]).0, "nothing");
+    let mut damaged = asap[0].clone();
+    damaged[28] ^= 1;
+    let short = Cause {
+        code: CauseCode::INCONSISTENT_POLICY,
+        data: Bytes::new(),
+    };
+    let short = packet(&Message::Asap(asap::Message::Error(vec![short])), 9);
+    for bad in [damaged, short] {
+        let [first, second] = good.clone();
+        let (content, said) = check(&[first, second, ("c.pcap", vec![bad])]);
+        assert!(!content, "{said}");
+        assert!(said.contains("c.pcap, packet 1"), "{said}");
+    }
+}

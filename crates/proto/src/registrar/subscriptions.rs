@@ -1,0 +1,170 @@
+//! Users that want to hear when a pool changes (RFC 5352 section 2.2.5).
+//!
+//! Changes of a short time are told together. Since a message may be lost where a buffer is full, each heartbeat tells all
+//! of them as well.
+
+use super::{AssociationId, Registrar};
+use holdfast_wire::rserpool::{CauseCode, PoolHandle};
+use std::collections::{BTreeMap, VecDeque};
+use std::ops::Bound;
+use std::time::Duration;
+
+/// Pools that one association may hear of.
+const POOLS_MAX: usize = 64;
+/// Time between two tellings.
+const PAUSE: Duration = Duration::from_millis(250);
+/// Messages in one turn; then others are served.
+const TURN: usize = 256;
+
+/// Who hears of a pool, with the number of elements that it wants.
+#[derive(Debug, Default)]
+struct Audience {
+    users: BTreeMap<AssociationId, Option<u32>>,
+    /// It is to be told of a change.
+    waits: bool,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Subscriptions {
+    pools: BTreeMap<PoolHandle, Audience>,
+    /// Pools that have changed, and the last user that was told.
+    changed: VecDeque<(PoolHandle, Option<AssociationId>)>,
+    /// When to tell of them.
+    due: Duration,
+}
+
+impl Subscriptions {
+    #[inline]
+    pub(super) fn is_empty(&self) -> bool {
+        self.pools.is_empty()
+    }
+
+    /// When there is something to tell.
+    pub(super) fn next(&self) -> Option<Duration> {
+        (!self.changed.is_empty()).then_some(self.due)
+    }
+
+    /// Something of a pool is no longer as it was.
+    pub(super) fn changed(&mut self, handle: &PoolHandle) {
+        if let Some((handle, audience)) = self.pools.get_key_value(handle)
+            && !audience.waits
+        {
+            let handle = handle.clone();
+            if let Some(audience) = self.pools.get_mut(&handle) {
+                audience.waits = true;
+            }
+            self.changed.push_back((handle, None));
+        }
+    }
+
+    fn all_changed(&mut self) {
+        for (handle, audience) in &mut self.pools {
+            if !audience.waits {
+                audience.waits = true;
+                self.changed.push_back((handle.clone(), None));
+            }
+        }
+    }
+
+    /// A user no longer wants to hear of a pool.
+    pub(super) fn end(&mut self, user: AssociationId, handle: &PoolHandle) {
+        if let Some(audience) = self.pools.get_mut(handle) {
+            audience.users.remove(&user);
+            if audience.users.is_empty() {
+                self.pools.remove(handle);
+            }
+        }
+    }
+}
+
+impl Registrar {
+    /// Notes whether a user wants to hear of a pool that there is; false if it will not.
+    pub(super) fn subscribe(
+        &mut self,
+        user: AssociationId,
+        handle: &PoolHandle,
+        items: Option<u32>,
+        wanted: bool,
+    ) -> bool {
+        let Some(association) = self.associations.get_mut(user) else {
+            return false;
+        };
+        let known = association.pools.iter().position(|pool| pool == handle);
+        match (known, wanted) {
+            (None, false) => return false,
+            (Some(place), false) => {
+                association.pools.swap_remove(place);
+                self.subscriptions.end(user, handle);
+                return false;
+            }
+            (None, true) if association.pools.len() >= POOLS_MAX => return false,
+            (None, true) => {
+                let copy = PoolHandle(bytes::Bytes::copy_from_slice(&handle.0));
+                association.pools.push(copy.clone());
+                self.subscriptions.pools.entry(copy).or_default()
+            }
+            (Some(_), true) => self.subscriptions.pools.entry(handle.clone()).or_default(),
+        }
+        .users
+        .insert(user, items);
+        true
+    }
+
+    /// Tells all who want to hear of pools what these are, whether they have changed or not.
+    pub(super) fn tell_all(&mut self) {
+        self.subscriptions.all_changed();
+    }
+
+    /// Tells of changes that are due.
+    pub(super) fn tell_changes(&mut self, now: Duration) {
+        if self.subscriptions.next().is_none_or(|due| due > now) {
+            return;
+        }
+        let mut left = TURN;
+        while left > 0
+            && let Some((handle, last)) = self.subscriptions.changed.pop_front()
+        {
+            let from = last.map_or(Bound::Unbounded, Bound::Excluded);
+            let Some(audience) = self.subscriptions.pools.get_mut(&handle) else {
+                continue;
+            };
+            let users = audience.users.range((from, Bound::Unbounded));
+            let users: Vec<_> = users
+                .map(|(user, items)| (*user, *items))
+                .take(left)
+                .collect();
+            left -= users.len();
+            match users.last() {
+                Some((last, _)) if left == 0 => {
+                    let rest = (handle.clone(), Some(*last));
+                    self.subscriptions.changed.push_front(rest);
+                }
+                _ => audience.waits = false,
+            }
+            for (user, items) in users {
+                self.tell_change(user, &handle, items);
+            }
+        }
+        // What is left is for the next turn, what comes waits.
+        let pause = if left == 0 {
+            Duration::from_nanos(1)
+        } else {
+            PAUSE
+        };
+        self.subscriptions.due = now + pause;
+    }
+
+    fn tell_change(&mut self, user: AssociationId, handle: &PoolHandle, items: Option<u32>) {
+        let allowed = self.associations.get(user).is_some_and(|a| a.may_resolve);
+        if allowed && self.answer(user, handle, items, true) {
+            return;
+        }
+        // "If a negative response is returned, no further updates to the Pool (when it is created) will occur."
+        let cause = match allowed {
+            true => CauseCode::UNKNOWN_POOL_HANDLE,
+            false => CauseCode::REJECTED_FOR_SECURITY,
+        };
+        self.subscribe(user, handle, None, false);
+        self.refuse(user, handle.clone(), cause);
+    }
+}

@@ -1,0 +1,177 @@
+//! Users that want to hear when a pool changes (RFC 5352 section 2.2.5).
+
+use crate::setup::*;
+use holdfast_proto::registrar::AssociationId;
+use holdfast_wire::rserpool::asap::Message as Asap;
+use holdfast_wire::rserpool::enrp::{Body, UpdateAction};
+use holdfast_wire::rserpool::{CauseCode, ElementId, Policy, PoolElement, PoolHandle, RegistrarId};
+use std::time::Duration;
+
+fn used(load: u32) -> Policy {
+    Policy::LeastUsed { load }
+}
+
+fn ask(bench: &mut Bench, from: u64, updates: bool) -> Vec<Out> {
+    let ask = Asap::HandleResolution {
+        updates,
+        handle: handle(),
+        items: Some(9),
+    };
+    bench.asap(from, &ask)
+}
+
+/// What a user was told of the pool: the A flag, and the elements or the cause.
+fn told(outputs: &[Out], user: u64) -> Vec<(bool, Result<Vec<u32>, CauseCode>)> {
+    let each = outputs.iter().filter_map(|out| match out {
+        Out::Asap(
+            to,
+            Asap::HandleResolutionResponse {
+                updates,
+                elements,
+                causes,
+                ..
+            },
+        ) if *to == user => {
+            let ids = elements.iter().map(|element| element.id.0).collect();
+            let cause = causes.first().map(|cause| cause.code);
+            Some((*updates, cause.map_or(Ok(ids), Err)))
+        }
+        _ => None,
+    });
+    each.collect()
+}
+
+#[test]
+fn who_asks_for_it_is_told_of_every_change_and_of_the_end() {
+    let mut bench = Bench::new(config());
+    let (from, user, other) = (bench.up(9), bench.up(70), bench.up(71));
+    // "only [...] when the Pool exists".
+    let unknown = Err(CauseCode::UNKNOWN_POOL_HANDLE);
+    assert_eq!(
+        told(&ask(&mut bench, user, true), user),
+        [(false, unknown.clone())]
+    );
+    bench.register(from, element(1, 9, used(5)));
+    assert_eq!(told(&bench.wait(SECOND), user), []);
+    assert_eq!(
+        told(&ask(&mut bench, user, true), user),
+        [(true, Ok(vec![1]))]
+    );
+    assert_eq!(
+        told(&ask(&mut bench, other, false), other),
+        [(false, Ok(vec![1]))]
+    );
+
+    let registered = bench.register(from, element(2, 9, used(3)));
+    let outputs = [registered, bench.wait(SECOND)].concat();
+    assert_eq!(told(&outputs, user), [(true, Ok(vec![2, 1]))]);
+    assert_eq!(told(&outputs, other), []);
+    // A change of load is one, a registration that says the same is none.
+    bench.register(from, element(2, 9, used(9)));
+    assert_eq!(told(&bench.wait(SECOND), user), [(true, Ok(vec![1, 2]))]);
+    bench.register(from, element(2, 9, used(9)));
+    assert_eq!(told(&bench.wait(SECOND), user), []);
+    // So is what a peer tells.
+    let peer = bench.peer(2);
+    let add = Body::HandleUpdate {
+        takeover_suggested: false,
+        action: UpdateAction::Add,
+        handle: handle(),
+        element: PoolElement {
+            home: RegistrarId(2),
+            ..element(3, 8, used(1))
+        },
+    };
+    bench.enrp(peer, add);
+    assert_eq!(told(&bench.wait(SECOND), user), [(true, Ok(vec![3, 1, 2]))]);
+
+    for id in [1, 2] {
+        let (handle, id) = (handle(), ElementId(id));
+        bench.asap(from, &Asap::Deregistration { handle, id });
+    }
+    assert_eq!(told(&bench.wait(SECOND), user), [(true, Ok(vec![3]))]);
+    let delete = Body::HandleUpdate {
+        takeover_suggested: false,
+        action: UpdateAction::Delete,
+        handle: handle(),
+        element: element(3, 8, used(1)),
+    };
+    bench.enrp(peer, delete);
+    assert_eq!(told(&bench.wait(SECOND), user), [(false, unknown)]);
+    bench.register(from, element(1, 9, used(5)));
+    assert_eq!(told(&bench.wait(SECOND), user), []);
+}
+
+#[test]
+fn many_changes_are_told_together_to_as_many_as_want_it() {
+    let mut bench = Bench::new(config());
+    let from = bench.up(9);
+    bench.register(from, element(1, 9, used(0)));
+    let users: Vec<u64> = (1_000..2_000).collect();
+    for user in &users {
+        let at = format!("10.2.{}.{}:5000", user / 200, user % 200);
+        let (id, at) = (AssociationId(*user), [at.parse().unwrap()]);
+        let protocol = holdfast_proto::registrar::Protocol::Asap;
+        bench.machine.handle_up(bench.now, id, protocol, &at, None);
+        ask(&mut bench, *user, true);
+    }
+    for load in 1..=100 {
+        bench.register(from, element(1, 9, used(load)));
+        bench.outputs();
+    }
+    // Not all in one turn.
+    let at = bench.machine.poll_timeout().unwrap();
+    bench.now = at.max(bench.now);
+    bench.machine.handle_timeout(bench.now);
+    let mut outputs = bench.outputs();
+    assert!(outputs.len() < 300, "{} messages", outputs.len());
+    outputs.extend(bench.wait(SECOND));
+    for user in &users {
+        assert_eq!(told(&outputs, *user), [(true, Ok(vec![1]))], "{user}");
+    }
+    // Who is gone, or asks without wishing it, hears no more.
+    bench
+        .machine
+        .handle_down(bench.now, AssociationId(users[0]));
+    ask(&mut bench, users[1], false);
+    bench.register(from, element(1, 9, used(7)));
+    let outputs = bench.wait(SECOND);
+    let heard = |user: &&u64| !told(&outputs, **user).is_empty();
+    assert_eq!(users.iter().filter(heard).count(), users.len() - 2);
+}
+
+/// A message may be lost where a buffer is full.
+#[test]
+fn all_are_told_again_now_and_then() {
+    let mut bench = Bench::new(config());
+    let (from, user) = (bench.up(9), bench.up(70));
+    let mut lasting = element(1, 9, used(0));
+    lasting.registration_life = i32::MAX;
+    bench.register(from, lasting);
+    bench
+        .machine
+        .handle_round_trip(AssociationId(from), Duration::ZERO);
+    ask(&mut bench, user, true);
+    let outputs = bench.wait(SECOND * 31);
+    assert_eq!(told(&outputs, user).len(), 1);
+    // Of so many pools at most.
+    let mut accepted = 0;
+    for pool in 0..100 {
+        let name = format!("pool {pool}");
+        let handle = PoolHandle::from(name.as_str());
+        let element = element(1, 9, used(0));
+        let registration = Asap::Registration {
+            handle: handle.clone(),
+            element,
+        };
+        bench.asap(from, &registration);
+        let ask = Asap::HandleResolution {
+            updates: true,
+            handle,
+            items: None,
+        };
+        let outputs = bench.asap(user, &ask);
+        accepted += told(&outputs, user).iter().filter(|(yes, _)| *yes).count();
+    }
+    assert_eq!(accepted, 63);
+}
