@@ -15,8 +15,8 @@ const VAIN_MAX: usize = 16;
 const AWAKE_MAX: usize = 16;
 
 impl<T> Handlespace<T> {
-    /// Selects up to `items` different elements of a pool by its policy and shows them in the policy's order, when what being
-    /// selected does to them has been done. Returns how many, or none if there is no such pool.
+    /// Selects up to `items` different elements of a pool by its policy and shows them in the policy's order. Returns how many,
+    /// or none if there is no such pool.
     pub fn resolve(
         &mut self,
         handle: &PoolHandle,
@@ -24,39 +24,45 @@ impl<T> Handlespace<T> {
         mut visit: impl FnMut(ElementRef<'_, T>),
     ) -> Option<usize> {
         let pool = self.find_pool(self.hash(handle), handle)?;
-        self.chosen.clear();
-        match self.pools[pool as usize].procedure {
-            Procedure::First => self.rotate(pool, items),
-            procedure => self.choose(pool, procedure, items),
+        let procedure = self.pools[pool as usize].procedure;
+        if procedure == Procedure::First {
+            return Some(self.first(pool, items, visit));
         }
+        self.choose(pool, procedure, items);
         for &slot in &self.chosen {
             visit(self.view(slot));
         }
         Some(self.chosen.len())
     }
 
-    /// Chooses a pool's first elements. RFC 5356 section 4.1.2: "Then the head SHOULD be advanced by one element."
+    /// Shows a pool's first elements. RFC 5356 section 4.1.2: "Then the head SHOULD be advanced by one element."
     #[inline]
-    fn rotate(&mut self, pool: u32, items: usize) {
-        let selection = &mut self.pools[pool as usize].selection;
-        let Selection::Ordered(order) = selection else {
-            return;
+    fn first(
+        &mut self,
+        pool: u32,
+        items: usize,
+        mut visit: impl FnMut(ElementRef<'_, T>),
+    ) -> usize {
+        let Selection::Ordered(order) = &self.pools[pool as usize].selection else {
+            return 0;
         };
-        let chosen = &mut self.chosen;
-        let shown = order.first(&self.blocks, items, |slot| chosen.push(slot));
-        if shown == 0 {
-            return;
-        }
-        let cores = &mut self.elements.cores;
-        if let Some((slot, spot)) = order.rotate(&mut self.blocks) {
+        let shown = order.first(&self.blocks, items, |slot| visit(self.view(slot)));
+        if shown > 0
+            && let Selection::Ordered(order) = &mut self.pools[pool as usize].selection
+            && let Some((slot, spot)) = order.rotate(&mut self.blocks)
+        {
+            let cores = &mut self.elements.cores;
             cores[slot as usize].spot = spot;
+            self.blocks
+                .upcoming(|slot| prefetch_index(&*cores, slot as usize));
         }
-        self.blocks
-            .upcoming(|slot| prefetch_index(&*cores, slot as usize));
+        shown
     }
 
     /// Chooses elements, and does to them what selection does.
+    #[inline(never)]
     fn choose(&mut self, pool: u32, procedure: Procedure, items: usize) {
+        self.chosen.clear();
         let rested = match &self.pools[pool as usize].selection {
             Selection::Ordered(order) => {
                 order.first(&self.blocks, items, |slot| self.chosen.push(slot));

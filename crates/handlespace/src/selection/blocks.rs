@@ -141,31 +141,26 @@ impl Blocks {
         true
     }
 
-    /// The element at the head, and its spot.
-    #[inline]
-    pub(crate) fn first(&self, queue: Queue) -> (u32, u32) {
-        let block = &self.blocks[queue.head as usize];
-        let place = usize::from(block.start);
-        (block.places[place], spot(queue.head, place))
-    }
-
     /// Moves the element at the head to the end; returns its slot and its new spot.
     #[inline]
     pub(crate) fn rotate(&mut self, queue: &mut Queue) -> (u32, u32) {
-        let (slot, old) = self.first(*queue);
-        if queue.head != queue.tail {
-            let new = self.push(queue, slot);
-            self.remove(queue, old);
-            return (slot, new);
-        }
         let block = &mut self.blocks[queue.head as usize];
+        let place = usize::from(block.start);
+        let slot = block.places[place];
+        let (head, after) = (queue.head, block.after);
         block.live &= !1;
-        if block.live == 0 {
+        if block.live != 0 {
+            block.settle();
+            if head == queue.tail {
+                return (slot, spot(head, block.push(slot)));
+            }
+        } else if head == queue.tail {
             block.live = 1;
-            return (slot, old);
+            return (slot, spot(head, place));
+        } else {
+            self.unlink(queue, head, NONE, after);
         }
-        block.settle();
-        (slot, spot(queue.head, block.push(slot)))
+        (slot, self.push(queue, slot))
     }
 
     /// Shows the slots of the line whose turn comes after the present one's, if a line has come to an end since this was last
