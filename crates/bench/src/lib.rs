@@ -8,4 +8,5 @@ pub mod handlespace;
 pub mod handoff;
 pub mod load;
 pub mod registrar;
+pub mod repro;
 pub mod steer;

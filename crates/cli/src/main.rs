@@ -45,6 +45,7 @@ enum Command {
     Flow(flow::FlowArgs),
     Handoff(handoff::HandoffArgs),
     Bench(bench::BenchArgs),
+    Repro(holdfast_bench::repro::ReproArgs),
     Completions(reference::CompletionsArgs),
     Man(reference::ManArgs),
 }
@@ -86,6 +87,7 @@ fn run(line: Line) -> Result<Ending> {
         Command::Flow(args) => done(flow::run(&args)),
         Command::Handoff(args) => handoff::run(&args),
         Command::Bench(args) => bench::run(args),
+        Command::Repro(args) => done(holdfast_bench::repro::run(&args)),
         Command::Completions(args) => done(reference::completions(&args)),
         Command::Man(args) => done(reference::man(&args)),
     }

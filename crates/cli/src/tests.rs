@@ -42,6 +42,7 @@ fn every_command_has_help_with_an_example() {
             "demo",
             "node",
             "registrar",
+            "repro",
             "watch",
             "peers",
             "completions",
@@ -83,6 +84,7 @@ fn the_top_of_the_help() {
         "flow",
         "handoff",
         "bench",
+        "repro",
     ] {
         assert!(
             help.contains(&format!("\n  {command} ")),

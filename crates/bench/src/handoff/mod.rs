@@ -6,7 +6,7 @@
 mod counts;
 mod exchange;
 mod full_queue;
-mod stats;
+pub(crate) mod stats;
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant};

@@ -3,21 +3,20 @@
 //! One process serves, pinned to one processor; another, pinned to another, has many associations. Each sends requests as long as a
 //! re-registration, and the next when an answer as long as a registration response has come, so the rate is that of whole operations.
 
-use std::io::{BufRead, BufReader};
 use std::net::SocketAddr;
 use std::os::fd::AsFd;
-use std::process::{Child, ChildStdout, Command, Stdio};
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use bytes::Bytes;
 use holdfast_sys::transport::{self, AssocId, Config, Endpoint, Event, Message};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use nix::sched::{CpuSet, sched_setaffinity};
 use nix::sys::resource::{UsageWho, getrusage};
 use nix::sys::time::TimeValLike;
-use nix::unistd::Pid;
 use serde::{Deserialize, Serialize};
+
+use super::process::{Processors, Role, pin, transport_name};
 
 /// ASAP's payload protocol identifier.
 const PPID: u32 = 11;
@@ -44,6 +43,9 @@ pub struct EchoLoad {
     /// How long it is measured, milliseconds.
     #[arg(long, default_value_t = 3000)]
     pub milliseconds: u64,
+    /// SCTP inside UDP.
+    #[arg(long)]
+    pub udp: bool,
 }
 
 /// What came out.
@@ -71,6 +73,9 @@ pub enum EchoPart {
         response_len: usize,
         /// The processor to run on.
         processor: usize,
+        /// SCTP inside UDP.
+        #[arg(long)]
+        udp: bool,
     },
     /// Asks.
     Ask {
@@ -97,42 +102,37 @@ struct Asked {
 /// Measures `load` between two processes that `part` starts (this program, in a hidden role).
 ///
 /// # Errors
-/// Fewer than two processors, or associations that do not come up.
-pub fn measure(load: &EchoLoad, part: impl Fn(&[String]) -> Command) -> Result<EchoRow> {
-    let words = |words: &[&dyn ToString]| -> Vec<String> {
-        words.iter().map(|word| word.to_string()).collect()
-    };
-    let serve = part(&words(&[&"serve", &load.response_len, &0]));
-    let mut server = Process::start(serve)?;
+/// Associations that do not come up.
+pub fn measure(load: &EchoLoad, part: impl Fn() -> Result<Command>) -> Result<EchoRow> {
+    let processors = Processors::allowed()?;
+    let mut serve = part()?;
+    serve.args(["serve", &load.response_len.to_string()]);
+    serve.arg(processors.measured.to_string());
+    let udp = load.udp.then_some("--udp");
+    serve.args(udp);
+    let mut server = Role::start(serve)?;
     let line = server.line()?;
     let (address, encapsulation) = line
         .trim()
         .split_once(' ')
         .context("the server's address")?;
-    let ask = part(&words(&[
-        &"ask",
-        &address,
-        &encapsulation,
-        &1,
-        &"--associations",
-        &load.associations,
-        &"--window",
-        &load.window,
-        &"--request-len",
-        &load.request_len,
-        &"--response-len",
-        &load.response_len,
-        &"--milliseconds",
-        &load.milliseconds,
-    ]));
-    let mut client = Process::start(ask)?;
+    let mut ask = part()?;
+    ask.args(["ask", address, encapsulation]);
+    ask.arg(processors.others.to_string()).args(udp);
+    for (flag, value) in [
+        ("--associations", load.associations),
+        ("--window", load.window),
+        ("--request-len", load.request_len),
+        ("--response-len", load.response_len),
+    ] {
+        ask.args([flag, &value.to_string()]);
+    }
+    ask.args(["--milliseconds", &load.milliseconds.to_string()]);
+    let mut client = Role::start(ask)?;
     let asked: Asked = serde_json::from_str(&client.line()?)?;
     let operations = asked.operations as f64;
     Ok(EchoRow {
-        transport: match transport::provider() {
-            transport::Provider::Kernel => "kernel",
-            transport::Provider::Usrsctp => "usrsctp",
-        },
+        transport: transport_name(),
         load: load.clone(),
         operations_per_s: operations / asked.seconds,
         server_cpu_ns: asked.server_cpu_ns as f64 / operations,
@@ -149,7 +149,8 @@ pub fn run_part(part: &EchoPart) -> Result<()> {
         EchoPart::Serve {
             response_len,
             processor,
-        } => serve(*response_len, *processor),
+            udp,
+        } => serve(*response_len, *processor, *udp),
         EchoPart::Ask {
             server,
             encapsulation,
@@ -165,21 +166,20 @@ pub fn run_part(part: &EchoPart) -> Result<()> {
 }
 
 /// Both ends of the echo are on loopback, on ports that the system chooses.
-fn open(listen: bool) -> Result<Box<dyn Endpoint>> {
-    let kernel = transport::provider() == transport::Provider::Kernel;
+fn open(listen: bool, udp: bool) -> Result<Box<dyn Endpoint>> {
     let config = Config {
         listen,
-        raw: false,
-        encapsulation: (!kernel).then_some(0),
+        raw: !udp,
+        encapsulation: udp.then_some(0),
         ..Config::new(vec!["127.0.0.1:0".parse()?])
     };
     transport::open(&config).context("open an SCTP endpoint")
 }
 
 /// Answers each request, and one of another identifier with the processor time used so far.
-fn serve(response_len: usize, processor: usize) -> Result<()> {
+fn serve(response_len: usize, processor: usize, udp: bool) -> Result<()> {
     pin(processor)?;
-    let mut endpoint = open(true)?;
+    let mut endpoint = open(true, udp)?;
     let address = endpoint.local_addresses()?[0];
     println!("{address} {}", endpoint.encapsulation_port().unwrap_or(0));
     let answer = Message::new(PPID, Bytes::from(vec![0x5a; response_len]));
@@ -233,7 +233,7 @@ struct Client {
 impl Client {
     fn connect(server: SocketAddr, encapsulation: Option<u16>, load: &EchoLoad) -> Result<Self> {
         let mut client = Self {
-            endpoint: open(false)?,
+            endpoint: open(false, load.udp)?,
             associations: Vec::new(),
             events: Vec::new(),
         };
@@ -328,43 +328,4 @@ fn cpu_ns() -> Result<u64> {
     let usage = getrusage(UsageWho::RUSAGE_SELF)?;
     let time = usage.user_time() + usage.system_time();
     Ok(u64::try_from(time.num_microseconds())? * 1000)
-}
-
-fn pin(processor: usize) -> Result<()> {
-    let mut set = CpuSet::new();
-    set.set(processor)?;
-    sched_setaffinity(Pid::from_raw(0), &set)
-        .with_context(|| format!("pin to processor {processor}"))
-}
-
-/// A child that ends with this process, or with its input.
-struct Process {
-    child: Child,
-    output: BufReader<ChildStdout>,
-}
-
-impl Process {
-    fn start(mut command: Command) -> Result<Self> {
-        command.stdin(Stdio::piped()).stdout(Stdio::piped());
-        let mut child = command.spawn().context("start a process of the echo")?;
-        let output = child.stdout.take().context("its output")?;
-        Ok(Self {
-            child,
-            output: BufReader::new(output),
-        })
-    }
-
-    fn line(&mut self) -> Result<String> {
-        let mut line = String::new();
-        self.output.read_line(&mut line)?;
-        ensure!(!line.is_empty(), "a process of the echo failed");
-        Ok(line)
-    }
-}
-
-impl Drop for Process {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
 }

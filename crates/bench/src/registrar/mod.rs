@@ -1,20 +1,82 @@
 //! `holdfast bench registrar`: what one registrar carries on one processor, beside a bare echo over the same transport.
+//!
+//! The registrar is `holdfastd --role registrar`, alone on its processor; elements, users and the scope's other registrars
+//! have another. Its processor time is that of its process's clock. A request is an operation when its answer has come.
 
 pub mod echo;
+mod group;
+mod loads;
+pub mod measure;
+mod messages;
+mod pace;
+mod process;
+mod report;
+pub mod scope;
 
-use anyhow::Result;
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use holdfast_sys::transport::{Provider, provider};
+use holdfast_wire::rserpool::PolicyKind;
 
 use echo::{EchoLoad, EchoPart, EchoRow};
-use serde::Serialize;
+use group::GroupArgs;
+use loads::{Load, Setting};
+use measure::Windows;
+use report::Report;
+use scope::Target;
+
+pub use group::Kind;
 
 /// Flags of `holdfast bench registrar`.
 #[derive(Debug, clap::Args)]
+#[command(
+    args_conflicts_with_subcommands = true,
+    after_help = "Examples:
+  holdfast bench registrar --json registrar.json
+  holdfast bench registrar --load paper-elements,paper-users --registrars 2
+  holdfast bench registrar --external 127.0.0.1:3863 --pid 4711      another program's registrar"
+)]
 pub struct RegistrarArgs {
-    /// What the echo carries.
-    #[command(flatten)]
-    echo: EchoLoad,
+    /// What to measure, separated by commas; all by default.
+    #[arg(long, value_delimiter = ',')]
+    load: Vec<Load>,
+    /// Registrars in the scope; several numbers, separated by commas.
+    #[arg(long, value_delimiter = ',', default_value = "1,2,6")]
+    registrars: Vec<u32>,
+    /// Associations at saturation, each with one request unanswered; the echo's too.
+    #[arg(long, default_value_t = 256, value_parser = clap::value_parser!(u32).range(1..))]
+    associations: u32,
+    /// How long each is measured in a round, milliseconds.
+    #[arg(long, default_value_t = 2000, value_parser = clap::value_parser!(u64).range(1..))]
+    milliseconds: u64,
+    /// Rounds; the median is told, and the range.
+    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]
+    rounds: u32,
+    /// Policy of the pool: RR, WRR, RAND, WRAND or LU, whose load changes with every re-registration.
+    #[arg(long, default_value = "RR")]
+    policy: PolicyKind,
+    /// Elements wanted in an answer; as many as the registrar says by default, 3.
+    #[arg(long)]
+    items: Option<u32>,
+    /// Divide the paper's numbers of elements and users by this.
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
+    divide: u32,
+    /// SCTP inside UDP where the kernel has SCTP; without that it always is.
+    #[arg(long)]
+    udp: bool,
+    /// Load this registrar of another program instead, at its ASAP address.
+    #[arg(long, value_name = "ADDRESS:PORT", requires = "pid")]
+    external: Option<SocketAddr>,
+    /// Its UDP port, for SCTP inside UDP.
+    #[arg(long, value_name = "PORT", requires = "external", default_value_t = 0)]
+    external_udp: u16,
+    /// Its process, on this machine.
+    #[arg(long, requires = "external")]
+    pid: Option<u32>,
     /// Write the rows to this file.
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
@@ -28,41 +90,127 @@ enum Part {
     /// A process of the bare echo.
     #[command(hide = true, subcommand)]
     Echo(EchoPart),
+    /// A group of elements or users.
+    #[command(hide = true)]
+    Group(GroupArgs),
+    /// A program on one processor.
+    #[command(hide = true)]
+    Pinned {
+        /// The processor.
+        processor: usize,
+        /// The program and its arguments.
+        #[arg(last = true)]
+        words: Vec<String>,
+    },
 }
 
-#[derive(Serialize)]
-struct Report<'a> {
-    bench: &'static str,
-    echo: &'a [EchoRow],
+/// How SCTP goes between the processes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Carrier {
+    /// Over IP itself.
+    Ip,
+    /// Inside UDP (RFC 6951).
+    Udp,
+}
+
+impl Carrier {
+    /// Over IP where the kernel has SCTP and nothing else is wanted. libusrsctp on a raw socket would see the packets of
+    /// all processes here.
+    #[must_use]
+    pub fn here(udp_wanted: bool) -> Carrier {
+        match provider() {
+            Provider::Kernel if !udp_wanted => Carrier::Ip,
+            _ => Carrier::Udp,
+        }
+    }
+}
+
+/// This program in one of its hidden roles.
+///
+/// # Errors
+/// The system does not say which program this is.
+fn part(name: &str) -> Result<Command> {
+    let mut command = Command::new(std::env::current_exe().context("find the running program")?);
+    command.args(["bench", "registrar", name]);
+    Ok(command)
 }
 
 /// Runs the benchmark.
 ///
 /// # Errors
-/// Fewer than two processors, no SCTP, or associations that do not hold.
+/// No SCTP, associations that do not hold, or a request without its answer.
 pub fn run(args: &RegistrarArgs) -> Result<()> {
-    if let Some(Part::Echo(part)) = &args.part {
-        return echo::run_part(part);
+    match &args.part {
+        Some(Part::Echo(part)) => return echo::run_part(part),
+        Some(Part::Group(group)) => return group::run(group),
+        Some(Part::Pinned { processor, words }) => {
+            return process::become_pinned(*processor, words);
+        }
+        None => {}
     }
-    let program = std::env::current_exe()?;
-    let row = echo::measure(&args.echo, |part| {
-        let mut command = Command::new(&program);
-        command.args(["bench", "registrar", "echo"]).args(part);
-        command
-    })?;
-    println!(
-        "echo over {}: {:.0} operations/s on one processor, {:.0} ns each, {:.0} % busy",
-        row.transport,
-        row.operations_per_s,
-        row.server_cpu_ns,
-        row.server_cpu_share * 100.0
+    ensure!(
+        args.registrars.iter().all(|&registrars| registrars > 0),
+        "a scope has at least one registrar"
     );
-    if let Some(path) = &args.json {
-        let report = Report {
-            bench: "registrar",
-            echo: &[row],
-        };
-        std::fs::write(path, serde_json::to_string_pretty(&report)? + "\n")?;
+    let external = args.external.zip(args.pid).map(|(server, pid)| Target {
+        server,
+        encapsulation: args.external_udp,
+        pid,
+    });
+    let setting = args.setting(external);
+    let mut report = Report::begin(process::transport_name());
+    for (name, lengths) in setting.echoes()? {
+        let rows = args.echo(lengths)?;
+        report.echo(name, rows);
     }
-    Ok(())
+    let scopes = match external {
+        Some(_) => &[1][..],
+        None => &args.registrars[..],
+    };
+    let of_load = |load: &Load| args.load.is_empty() || args.load.contains(load);
+    for load in Load::ALL.iter().filter(|load| of_load(load)) {
+        for &registrars in scopes {
+            for row in setting.measure(*load, registrars as usize)? {
+                report.row(row);
+            }
+        }
+    }
+    report.bars();
+    match &args.json {
+        Some(path) => report.write(path),
+        None => Ok(()),
+    }
+}
+
+impl RegistrarArgs {
+    fn setting(&self, external: Option<Target>) -> Setting {
+        Setting {
+            external,
+            carrier: Carrier::here(self.udp),
+            associations: self.associations as usize,
+            divide: self.divide as usize,
+            policy: self.policy,
+            items: self.items,
+            windows: Windows {
+                settle: Duration::from_millis(self.milliseconds / 2),
+                length: Duration::from_millis(self.milliseconds),
+                count: self.rounds as usize,
+            },
+        }
+    }
+
+    fn echo(&self, (request_len, response_len): (usize, usize)) -> Result<Vec<EchoRow>> {
+        let load = EchoLoad {
+            associations: self.associations as usize,
+            window: 1,
+            request_len,
+            response_len,
+            milliseconds: self.milliseconds,
+            udp: Carrier::here(self.udp) == Carrier::Udp,
+        };
+        let part = || part("echo");
+        (0..self.rounds)
+            .map(|_| echo::measure(&load, part))
+            .collect()
+    }
 }

@@ -34,6 +34,8 @@ pub(super) struct Daemon {
     /// UDP ports of peers, and of everybody else.
     pub(super) encapsulations: HashMap<SocketAddr, u16>,
     pub(super) remote_encapsulation: Option<u16>,
+    /// Whether the transport takes a message for several peers at once.
+    pub(super) one_send: bool,
     pub(super) requests: mpsc::Receiver<ControlRequest>,
     /// Readable when there are requests.
     pub(super) wake: Arc<EventFd>,
@@ -205,7 +207,14 @@ impl Daemon {
                     receivers.clear();
                     receivers.extend(to.iter().map(|id| of_number(*id).1));
                     let message = Message::new(protocol.ppid(), message);
-                    let sent = self.end(protocol).send_many(&receivers, &message);
+                    let one_send = self.one_send;
+                    let end = self.end(protocol);
+                    let sent = if one_send {
+                        end.send_many(&receivers, &message)
+                    } else {
+                        let each = receivers.iter();
+                        each.filter(|to| end.send(**to, &message).is_ok()).count()
+                    };
                     self.sends_refused += (receivers.len() - sent) as u64;
                     self.receivers = receivers;
                 }

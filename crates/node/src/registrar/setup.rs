@@ -70,6 +70,7 @@ pub fn run(config: &RegistrarConfig) -> Result<(), StartError> {
         groups,
         links: Links::default(),
         encapsulations: config.encapsulations(),
+        one_send: config.one_send,
         requests: waiting,
         wake,
         sends_refused: 0,

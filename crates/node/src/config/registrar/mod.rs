@@ -45,6 +45,8 @@ pub struct RegistrarConfig {
     pub failure: Failure,
     /// Largest SCTP packet with its IP header, bytes.
     pub path_mtu: u32,
+    /// Whether a message to all peers is handed to the transport once, rather than once for each.
+    pub one_send: bool,
     /// Sockets; emptied by a reboot.
     pub run_dir: PathBuf,
     /// Registrars to begin with.
@@ -108,6 +110,7 @@ impl Default for RegistrarConfig {
             remote_encapsulation: None,
             failure: Failure::default(),
             path_mtu: PATH_MTU,
+            one_send: true,
             run_dir: PathBuf::from("/run/holdfast"),
             peers: Vec::new(),
             multicast: MulticastConfig {

@@ -36,6 +36,7 @@ struct RawRegistrar {
     encapsulation: Option<bool>,
     encapsulation_port: Option<u16>,
     remote_encapsulation_port: Option<std::num::NonZeroU16>,
+    one_send: Option<bool>,
     run_dir: Option<PathBuf>,
     life_unit: Option<RawLifeUnit>,
     resolution_items: Option<usize>,
@@ -207,6 +208,7 @@ impl RawRegistrar {
             config.encapsulation = None;
         }
         config.remote_encapsulation = self.remote_encapsulation_port.map(Into::into);
+        set(&mut config.one_send, self.one_send);
         set(&mut config.run_dir, self.run_dir);
     }
 

@@ -1,0 +1,344 @@
+//! Elements or users of one registrar: a process of their own, each with an association.
+//!
+//! It connects, registers (elements), says `ready`, and then does what the lines of its input say: `go MICROSECONDS` (each asks once in
+//! this time, with 0 as soon as it has its answer), `count`, `stop` (and wait for what is unanswered), `leave` (deregister). Each is
+//! answered by a line of [`Counts`].
+
+use std::io::{BufRead, stdin};
+use std::net::{IpAddr, SocketAddr, UdpSocket};
+use std::os::fd::AsFd;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use holdfast_sys::transport::{self, AssocId, Config, Endpoint, Event, Message};
+use holdfast_wire::rserpool::{PolicyKind, PoolHandle};
+use nix::poll::{PollFd, PollFlags, ppoll};
+use nix::sys::time::TimeSpec;
+use rand::SeedableRng;
+use rand::rngs::SmallRng;
+use serde::{Deserialize, Serialize};
+
+use super::messages::{self, Pool};
+use super::pace::Pace;
+use super::process::pin;
+
+/// How long associations may take to come up, and answers to come; a registrar may have much to do.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// Associations and first registrations on their way: what is lost comes only after a timeout.
+const WINDOW: usize = 64;
+
+/// Who they are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum Kind {
+    /// They register, again and again.
+    Elements,
+    /// They resolve.
+    Users,
+}
+
+/// The group, as flags of a hidden command.
+#[derive(Clone, Debug, clap::Args)]
+pub struct GroupArgs {
+    /// Who they are.
+    #[arg(long)]
+    pub kind: Kind,
+    /// How many.
+    #[arg(long)]
+    pub count: usize,
+    /// Where the registrar has ASAP.
+    #[arg(long)]
+    pub server: SocketAddr,
+    /// Its UDP port, 0 for SCTP over IP itself.
+    #[arg(long)]
+    pub encapsulation: u16,
+    /// The processor to run on.
+    #[arg(long)]
+    pub processor: usize,
+    /// Their pool.
+    #[arg(long)]
+    pub handle: String,
+    /// Its policy.
+    #[arg(long)]
+    pub policy: PolicyKind,
+    /// Elements wanted in an answer.
+    #[arg(long)]
+    pub items: Option<u32>,
+}
+
+/// What a group has done since its `ready`.
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
+pub struct Counts {
+    /// Requests made.
+    pub sent: u64,
+    /// Requests answered, all of them well.
+    pub answered: u64,
+}
+
+/// Carries out the role.
+///
+/// # Errors
+/// Associations that do not come up or hold, and answers that are none.
+pub fn run(args: &GroupArgs) -> Result<()> {
+    pin(args.processor)?;
+    // Else the kernel wakes it 50 us late, and with several requests at once.
+    nix::sys::prctl::set_timerslack(1)?;
+    let mut group = Group::connect(args)?;
+    group.introduce()?;
+    group.counts = Counts::default();
+    println!("ready");
+    loop {
+        if group.turn()? {
+            let mut line = String::new();
+            stdin().lock().read_line(&mut line)?;
+            if line.is_empty() {
+                return Ok(());
+            }
+            group.obey(line.trim())?;
+            println!("{}", serde_json::to_string(&group.counts)?);
+        }
+    }
+}
+
+struct Group {
+    kind: Kind,
+    endpoint: Box<dyn Endpoint>,
+    pool: Pool,
+    own_address: IpAddr,
+    /// By place: member `n` has the further local port `n + 1`.
+    associations: Vec<AssocId>,
+    requests: Vec<Message>,
+    pace: Pace,
+    counts: Counts,
+    unanswered: usize,
+    /// The first byte of an answer, and how long one was that was read to its end.
+    answer: u8,
+    answer_len: usize,
+    events: Vec<Event>,
+    random: SmallRng,
+}
+
+impl Group {
+    fn connect(args: &GroupArgs) -> Result<Self> {
+        let own_address = address_towards(args.server)?;
+        let encapsulation = Some(args.encapsulation).filter(|&port| port > 0);
+        let config = Config {
+            listen: false,
+            raw: encapsulation.is_none(),
+            encapsulation: encapsulation.map(|_| 0),
+            ..Config::new(vec![SocketAddr::new(own_address, 0)])
+        };
+        let mut group = Self {
+            kind: args.kind,
+            endpoint: transport::open(&config).context("open an SCTP endpoint")?,
+            pool: Pool {
+                handle: PoolHandle::from(args.handle.as_str()),
+                policy: args.policy,
+                items: args.items,
+            },
+            own_address,
+            associations: Vec::new(),
+            requests: Vec::new(),
+            pace: Pace::Still,
+            counts: Counts::default(),
+            unanswered: 0,
+            answer: 0,
+            answer_len: 0,
+            events: Vec::new(),
+            random: SmallRng::seed_from_u64(u64::from(std::process::id())),
+        };
+        group.associate(args, encapsulation)?;
+        Ok(group)
+    }
+
+    fn associate(&mut self, args: &GroupArgs, encapsulation: Option<u16>) -> Result<()> {
+        let deadline = Instant::now() + PATIENCE;
+        let mut up = 0;
+        while up < args.count {
+            ensure!(
+                Instant::now() < deadline,
+                "no association with {} within a minute",
+                args.server
+            );
+            while self.associations.len() < args.count.min(up + WINDOW) {
+                let assoc = self.endpoint.connect_apart(&[args.server], encapsulation)?;
+                self.associations.push(assoc);
+            }
+            self.wait(Some(deadline))?;
+            for event in std::mem::take(&mut self.events) {
+                match event {
+                    Event::Up { .. } => up += 1,
+                    Event::Down { reason, .. } => bail!("no association: {reason:?}"),
+                    _ => {}
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Elements register; users have nothing to say before they ask.
+    fn introduce(&mut self) -> Result<()> {
+        let places = 0..self.associations.len();
+        match self.kind {
+            Kind::Elements => {
+                let at = self.own_address;
+                let random = &mut self.random;
+                let one = |place| self.pool.registration(place, at, random);
+                self.requests = places.map(one).collect::<Result<_>>()?;
+                self.answer = messages::REGISTRATION_RESPONSE;
+                self.each_once()
+            }
+            Kind::Users => {
+                self.requests = vec![self.pool.resolution()?; places.len()];
+                self.answer = messages::HANDLE_RESOLUTION_RESPONSE;
+                Ok(())
+            }
+        }
+    }
+
+    /// All members make their request once, and have their answer.
+    fn each_once(&mut self) -> Result<()> {
+        for place in 0..self.associations.len() {
+            self.send(place)?;
+            self.drain(WINDOW)?;
+        }
+        self.drain(0)
+    }
+
+    /// Takes answers until at most so many are missing.
+    fn drain(&mut self, missing: usize) -> Result<()> {
+        let deadline = Instant::now() + PATIENCE;
+        while self.unanswered > missing {
+            let late = self.unanswered;
+            ensure!(Instant::now() < deadline, "{late} requests without answer");
+            self.wait(Some(deadline))?;
+            self.take()?;
+        }
+        Ok(())
+    }
+
+    fn obey(&mut self, line: &str) -> Result<()> {
+        match line.split_once(' ') {
+            Some(("go", interval)) => {
+                let interval = Duration::from_micros(interval.parse()?);
+                self.pace = Pace::new(interval, self.associations.len(), &mut self.random);
+                if matches!(self.pace, Pace::Saturating) {
+                    (0..self.associations.len()).try_for_each(|place| self.send(place))?;
+                }
+                Ok(())
+            }
+            None if line == "count" => Ok(()),
+            None if line == "stop" => {
+                self.pace = Pace::Still;
+                self.drain(0)
+            }
+            None if line == "leave" => self.leave(),
+            _ => bail!("not understood: {line}"),
+        }
+    }
+
+    fn leave(&mut self) -> Result<()> {
+        self.pace = Pace::Still;
+        self.drain(0)?;
+        if self.kind == Kind::Elements {
+            let places = 0..self.associations.len();
+            let one = |place| self.pool.deregistration(place);
+            self.requests = places.map(one).collect::<Result<_>>()?;
+            (self.answer, self.answer_len) = (messages::DEREGISTRATION_RESPONSE, 0);
+            self.each_once()?;
+        }
+        Ok(())
+    }
+
+    fn send(&mut self, place: usize) -> Result<()> {
+        if self.pool.changes() && self.answer == messages::REGISTRATION_RESPONSE {
+            let at = self.own_address;
+            self.requests[place] = self.pool.registration(place, at, &mut self.random)?;
+        }
+        let request = &self.requests[place];
+        let sent = self.endpoint.send(self.associations[place], request);
+        sent.context("a request finds no room: too many are unanswered")?;
+        self.counts.sent += 1;
+        self.unanswered += 1;
+        Ok(())
+    }
+
+    /// Makes the requests that are due, waits for something, and takes it. True: there is a line to read.
+    fn turn(&mut self) -> Result<bool> {
+        let now = Instant::now();
+        while let Some(place) = self.pace.pop(now) {
+            self.send(place)?;
+        }
+        let line = self.wait(self.pace.next())?;
+        self.take()?;
+        Ok(line)
+    }
+
+    fn wait(&mut self, until: Option<Instant>) -> Result<bool> {
+        self.endpoint.flush()?;
+        let input = stdin();
+        let mut waited = [
+            PollFd::new(self.endpoint.fd(), PollFlags::POLLIN),
+            PollFd::new(input.as_fd(), PollFlags::POLLIN),
+        ];
+        let timeout = until.map(|until| until.saturating_duration_since(Instant::now()));
+        ppoll(&mut waited, timeout.map(TimeSpec::from), None)?;
+        let [came, line] = waited.map(|fd| fd.any() == Some(true));
+        if came {
+            self.endpoint.recv_batch(&mut self.events)?;
+        }
+        Ok(line)
+    }
+
+    fn take(&mut self) -> Result<()> {
+        let mut events = std::mem::take(&mut self.events);
+        for event in events.drain(..) {
+            match event {
+                Event::Message { assoc, message } => self.hear(assoc, &message)?,
+                Event::Up { .. } | Event::Path { .. } => {}
+                other => bail!("an association did not hold: {other:?}"),
+            }
+        }
+        self.events = events;
+        Ok(())
+    }
+
+    fn hear(&mut self, from: AssocId, message: &Message) -> Result<()> {
+        let place = (from.0 >> 32) as usize - 1;
+        let bytes = &message.data;
+        match (bytes.first(), bytes.get(1)) {
+            // The lowest flag is a refusal, or of no use here.
+            (Some(&kind), Some(flags)) if kind == self.answer && flags & 1 == 0 => {
+                if bytes.len() != self.answer_len {
+                    messages::check(bytes)?;
+                    self.answer_len = bytes.len();
+                }
+                self.counts.answered += 1;
+                self.unanswered -= 1;
+                if matches!(self.pace, Pace::Saturating) {
+                    self.send(place)?;
+                }
+                Ok(())
+            }
+            (Some(&messages::ENDPOINT_KEEP_ALIVE), _) => {
+                let answer = messages::alive(bytes, place)?;
+                Ok(self.endpoint.send(from, &answer)?)
+            }
+            (Some(&messages::ERROR), _) => bail!("the registrar reports an error: {bytes:?}"),
+            _ => messages::check(bytes),
+        }
+    }
+}
+
+/// This host's address on the way to another.
+pub(super) fn address_towards(server: SocketAddr) -> Result<IpAddr> {
+    let any = if server.is_ipv4() {
+        "0.0.0.0:0"
+    } else {
+        "[::]:0"
+    };
+    let socket = UdpSocket::bind(any)?;
+    socket
+        .connect(server)
+        .with_context(|| format!("no way to {server}"))?;
+    Ok(socket.local_addr()?.ip())
+}

@@ -1,0 +1,199 @@
+//! The loads: saturation, and those of paper 001 section 5.2.
+
+use std::net::IpAddr;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use holdfast_wire::rserpool::{PolicyKind, PoolHandle};
+
+use super::Carrier;
+use super::group::{Kind, address_towards};
+use super::measure::{Group, GroupSpec, Windows, measure};
+use super::messages::Pool;
+use super::report::Row;
+use super::scope::{Scope, ScopeSpec, Target};
+
+/// Elements of the pool that users resolve.
+const POOL: usize = 1000;
+/// An answer's elements, where the user does not say how many.
+const ITEMS: usize = 3;
+
+/// What is asked of the registrar.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum Load {
+    /// Elements re-register as soon as they have their answer
+    Reregistrations,
+    /// Users resolve as soon as they have their answer, in a pool of 1,000 elements
+    Resolutions,
+    /// 2,000 elements re-register every 250 ms
+    PaperElements,
+    /// 1,000 users resolve every 100 ms, in a pool of 1,000 elements that re-register every second
+    PaperUsers,
+    /// 1,000 elements re-register every 250 ms, also without the one send to all peers
+    PaperRegistrars,
+}
+
+impl Load {
+    pub(super) const ALL: [Load; 5] = [
+        Load::Reregistrations,
+        Load::Resolutions,
+        Load::PaperElements,
+        Load::PaperUsers,
+        Load::PaperRegistrars,
+    ];
+}
+
+/// What is the same for all of them.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Setting {
+    pub external: Option<Target>,
+    pub carrier: Carrier,
+    pub associations: usize,
+    pub divide: usize,
+    pub policy: PolicyKind,
+    pub items: Option<u32>,
+    pub windows: Windows,
+}
+
+/// A load in numbers; an interval of 0 is saturation.
+struct Plan {
+    name: String,
+    elements: usize,
+    /// None: they register once.
+    elements_every: Option<Duration>,
+    users: usize,
+    users_every: Duration,
+}
+
+fn every(interval: Duration) -> String {
+    match interval.as_millis() {
+        0 => "as fast as they can".to_owned(),
+        ms => format!("every {ms} ms"),
+    }
+}
+
+impl Plan {
+    fn of(load: Load, setting: &Setting) -> Plan {
+        let part = |count: usize| (count / setting.divide).max(1);
+        let ms = Duration::from_millis;
+        let elements = |count: usize, interval: Duration| Plan {
+            name: format!("{count} elements {}", every(interval)),
+            elements: count,
+            elements_every: Some(interval),
+            users: 0,
+            users_every: Duration::ZERO,
+        };
+        let users = |count: usize, interval, elements_every| Plan {
+            name: format!("{count} users {}", every(interval)),
+            elements: part(POOL),
+            elements_every,
+            users: count,
+            users_every: interval,
+        };
+        match load {
+            Load::Reregistrations => elements(setting.associations, Duration::ZERO),
+            Load::Resolutions => users(setting.associations, Duration::ZERO, None),
+            Load::PaperElements => elements(part(2000), ms(250)),
+            Load::PaperUsers => users(part(1000), ms(100), Some(ms(1000))),
+            Load::PaperRegistrars => elements(part(1000), ms(250)),
+        }
+    }
+}
+
+impl Setting {
+    /// Lengths of request and answer of the echoes to compare with.
+    pub(super) fn echoes(&self) -> Result<[(&'static str, (usize, usize)); 2]> {
+        let address: IpAddr = match self.external {
+            Some(target) => address_towards(target.server)?,
+            None => [127, 0, 0, 1].into(),
+        };
+        let pool = Pool {
+            handle: PoolHandle::from(self.handle(Load::Reregistrations).as_str()),
+            policy: self.policy,
+            items: self.items,
+        };
+        let items = self.items.map_or(ITEMS, |items| items as usize);
+        Ok([
+            ("reregistration", pool.registration_lengths(address)?),
+            ("resolution", pool.resolution_lengths(address, items)?),
+        ])
+    }
+
+    /// A pool for each load: another program's registrar may remember one that is gone.
+    fn handle(&self, load: Load) -> String {
+        format!("bench-{}-{}", std::process::id(), load as u8)
+    }
+
+    /// Measures a load, with the one send and, if the load is about that, without.
+    pub(super) fn measure(&self, load: Load, registrars: usize) -> Result<Vec<Row>> {
+        let plan = Plan::of(load, self);
+        eprintln!("{}, {registrars} in scope", plan.name);
+        if let Some(target) = self.external {
+            return Ok(vec![self.one(load, &plan, &[target], None)?]);
+        }
+        let both = load == Load::PaperRegistrars && registrars > 1;
+        let one_sends: &[bool] = if both { &[true, false] } else { &[true] };
+        let each = one_sends.iter().map(|&one_send| {
+            let scope = Scope::start(&ScopeSpec {
+                registrars,
+                one_send,
+                carrier: self.carrier,
+            })?;
+            let targets: Vec<Target> = (0..registrars.min(2))
+                .filter_map(|place| scope.target(place))
+                .collect();
+            let mut row = self.one(load, &plan, &targets, Some(&scope))?;
+            row.registrars = registrars;
+            row.one_send = Some(one_send);
+            Ok(row)
+        });
+        each.collect()
+    }
+
+    fn one(
+        &self,
+        load: Load,
+        plan: &Plan,
+        targets: &[Target],
+        scope: Option<&Scope>,
+    ) -> Result<Row> {
+        let at = *targets.first().context("no registrar")?;
+        let handle = self.handle(load);
+        let spec = |kind, count| GroupSpec {
+            kind,
+            count,
+            at,
+            handle: handle.clone(),
+            policy: self.policy,
+            items: self.items,
+        };
+        let mut elements = Group::start(&spec(Kind::Elements, plan.elements))?;
+        if let Some(scope) = scope {
+            scope.in_step(plan.elements as u64)?;
+        }
+        let mut users = match plan.users {
+            0 => None,
+            count => Some(Group::start(&spec(Kind::Users, count))?),
+        };
+        let mut groups = Vec::new();
+        groups.extend(
+            plan.elements_every
+                .map(|interval| (&mut elements, interval)),
+        );
+        groups.extend(users.as_mut().map(|users| (users, plan.users_every)));
+        let windows = measure(&mut groups, targets, self.windows)?;
+        if let Some(scope) = scope {
+            let resolutions = users.as_ref().map_or(0, Group::answered);
+            scope.has_counted(elements.answered(), resolutions, 0)?;
+        }
+        users.map_or(Ok(()), Group::leave)?;
+        elements.leave()?;
+        Ok(Row::of(
+            load,
+            &plan.name,
+            plan.elements,
+            plan.users,
+            &windows,
+        ))
+    }
+}

@@ -1,0 +1,198 @@
+//! Groups at registrars, and what the registrars' processors say meanwhile.
+
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use clap::ValueEnum;
+use holdfast_wire::rserpool::PolicyKind;
+
+use super::group::{Counts, Kind};
+use super::part;
+use super::process::{Processors, Role};
+use super::scope::Target;
+
+/// Elements or users of one registrar.
+#[derive(Clone, Debug)]
+pub struct GroupSpec {
+    /// Which.
+    pub kind: Kind,
+    /// How many.
+    pub count: usize,
+    /// Whose.
+    pub at: Target,
+    /// Their pool.
+    pub handle: String,
+    /// Its policy.
+    pub policy: PolicyKind,
+    /// Elements wanted in an answer; none: as many as the registrar says.
+    pub items: Option<u32>,
+}
+
+/// A group, running.
+#[derive(Debug)]
+pub struct Group {
+    role: Role,
+    kind: Kind,
+    answered: u64,
+}
+
+/// How long it is measured, and how often.
+#[derive(Clone, Copy, Debug)]
+pub struct Windows {
+    /// Time until the first, since the load has begun.
+    pub settle: Duration,
+    /// Of each.
+    pub length: Duration,
+    /// How many, one after the other.
+    pub count: usize,
+}
+
+/// What one window of a measurement says.
+#[derive(Clone, Debug)]
+pub struct Window {
+    /// Re-registrations answered a second.
+    pub reregistrations_per_s: f64,
+    /// Resolutions answered a second.
+    pub resolutions_per_s: f64,
+    /// Share of a processor that each target used.
+    pub cpu: Vec<f64>,
+}
+
+impl Window {
+    /// Operations of both kinds a second.
+    #[must_use]
+    pub fn operations_per_s(&self) -> f64 {
+        self.reregistrations_per_s + self.resolutions_per_s
+    }
+}
+
+impl Group {
+    /// Starts it; when this returns, all are associated, and registered if they are elements.
+    ///
+    /// # Errors
+    /// They find no registrar, or it refuses them.
+    pub fn start(spec: &GroupSpec) -> Result<Group> {
+        let kind = spec.kind.to_possible_value().context("a kind's name")?;
+        let mut command = part("group")?;
+        command.args(["--kind", kind.get_name()]);
+        for (flag, value) in [
+            ("--count", spec.count.to_string()),
+            ("--server", spec.at.server.to_string()),
+            ("--encapsulation", spec.at.encapsulation.to_string()),
+            ("--processor", Processors::allowed()?.others.to_string()),
+            ("--handle", spec.handle.clone()),
+            ("--policy", spec.policy.name().to_owned()),
+        ] {
+            command.arg(flag).arg(value);
+        }
+        if let Some(items) = spec.items {
+            command.arg("--items").arg(items.to_string());
+        }
+        let mut role = Role::start(command)?;
+        let said = role.line()?;
+        ensure!(said.trim() == "ready", "a group said: {said}");
+        let kind = spec.kind;
+        Ok(Group {
+            role,
+            kind,
+            answered: 0,
+        })
+    }
+
+    fn ask(&mut self, line: &str) -> Result<Counts> {
+        Ok(serde_json::from_str(&self.role.ask(line)?)?)
+    }
+
+    /// Requests answered when it was last stopped, beyond the first registrations.
+    #[must_use]
+    pub fn answered(&self) -> u64 {
+        self.answered
+    }
+
+    /// Elements deregister and have heard that it is so; all associations end.
+    ///
+    /// # Errors
+    /// An answer is missing.
+    pub fn leave(mut self) -> Result<()> {
+        self.ask("leave")?;
+        self.role.end()
+    }
+}
+
+/// Lets all groups ask at their intervals (none: each as soon as it has its answer), and measures. At the end nothing is unanswered.
+///
+/// # Errors
+/// A request without an answer, or with a bad one.
+pub fn measure(
+    groups: &mut [(&mut Group, Duration)],
+    targets: &[Target],
+    windows: Windows,
+) -> Result<Vec<Window>> {
+    for (group, interval) in groups.iter_mut() {
+        group.ask(&format!("go {}", interval.as_micros()))?;
+    }
+    sleep(windows.settle);
+    let mut measured = Vec::new();
+    let mut before = Mark::take(groups, targets)?;
+    for _ in 0..windows.count {
+        sleep(windows.length);
+        let after = Mark::take(groups, targets)?;
+        measured.push(before.until(&after));
+        before = after;
+    }
+    for (group, _) in groups.iter_mut() {
+        let counts = group.ask("stop")?;
+        ensure!(
+            counts.sent == counts.answered,
+            "{} requests, but {} answers",
+            counts.sent,
+            counts.answered
+        );
+        group.answered = counts.answered;
+    }
+    Ok(measured)
+}
+
+/// Clocks and counts of one moment.
+struct Mark {
+    /// By group: when, whose, and how many answers.
+    answered: Vec<(Instant, Kind, u64)>,
+    cpu: Vec<(Instant, Duration)>,
+}
+
+impl Mark {
+    fn take(groups: &mut [(&mut Group, Duration)], targets: &[Target]) -> Result<Mark> {
+        let mut answered = Vec::new();
+        for (group, _) in groups {
+            let counts = group.ask("count")?;
+            answered.push((Instant::now(), group.kind, counts.answered));
+        }
+        let clock = |target: &Target| Ok((Instant::now(), target.cpu_time()?));
+        Ok(Mark {
+            answered,
+            cpu: targets.iter().map(clock).collect::<Result<_>>()?,
+        })
+    }
+
+    fn until(&self, after: &Mark) -> Window {
+        let rate = |wanted: Kind| {
+            let pairs = self.answered.iter().zip(&after.answered);
+            pairs
+                .filter(|(_, after)| after.1 == wanted)
+                .map(|(before, after)| {
+                    (after.2 - before.2) as f64 / (after.0 - before.0).as_secs_f64()
+                })
+                .sum()
+        };
+        let pairs = self.cpu.iter().zip(&after.cpu);
+        let share = |(before, after): (&(Instant, Duration), &(Instant, Duration))| {
+            (after.1 - before.1).as_secs_f64() / (after.0 - before.0).as_secs_f64()
+        };
+        Window {
+            reregistrations_per_s: rate(Kind::Elements),
+            resolutions_per_s: rate(Kind::Users),
+            cpu: pairs.map(share).collect(),
+        }
+    }
+}

@@ -1,0 +1,182 @@
+//! What elements and users say.
+
+use std::net::IpAddr;
+
+use anyhow::{Context, Result, bail, ensure};
+use bytes::{Bytes, BytesMut};
+use holdfast_sys::transport::Message as Packet;
+use holdfast_wire::rserpool::asap::{Message, PPID};
+use holdfast_wire::rserpool::{
+    Addresses, ElementId, Policy, PolicyKind, PoolElement, PoolHandle, RegistrarId, SctpTransport,
+    Transport, TransportUse,
+};
+use rand::Rng;
+use rand::rngs::SmallRng;
+
+/// Long enough for every measurement, in milliseconds and in seconds.
+const LIFE: i32 = 3_600_000;
+/// Where the elements' users would reach them.
+const SERVICE_PORT: u16 = 4711;
+/// Levels of load.
+const LEVELS: u32 = 16;
+
+/// Types of messages, their first byte.
+pub(super) const REGISTRATION_RESPONSE: u8 = 0x03;
+pub(super) const DEREGISTRATION_RESPONSE: u8 = 0x04;
+pub(super) const HANDLE_RESOLUTION_RESPONSE: u8 = 0x06;
+pub(super) const ENDPOINT_KEEP_ALIVE: u8 = 0x07;
+pub(super) const ERROR: u8 = 0x0e;
+
+/// What all elements and users of a pool have in common.
+#[derive(Clone, Debug)]
+pub(super) struct Pool {
+    pub(super) handle: PoolHandle,
+    pub(super) policy: PolicyKind,
+    /// Elements wanted in an answer; none: as many as the registrar says.
+    pub(super) items: Option<u32>,
+}
+
+/// The number of the element at this place, another for each; 0 is none.
+pub(super) fn element_id(place: usize) -> ElementId {
+    ElementId((place as u32 + 1).wrapping_mul(0x9e37_79b1))
+}
+
+impl Pool {
+    /// Whether an element says something else each time it registers.
+    pub(super) fn changes(&self) -> bool {
+        self.policy == PolicyKind::LeastUsed
+    }
+
+    fn figures(&self, random: &mut SmallRng) -> Policy {
+        match self.policy.zeroed() {
+            Policy::WeightedRoundRobin { .. } => Policy::WeightedRoundRobin { weight: 1 },
+            Policy::WeightedRandom { .. } => Policy::WeightedRandom { weight: 1 },
+            Policy::LeastUsed { .. } => {
+                let load = random.random_range(0..LEVELS) * (u32::MAX / LEVELS);
+                Policy::LeastUsed { load }
+            }
+            other => other,
+        }
+    }
+
+    fn element(&self, place: usize, at: IpAddr, random: &mut SmallRng) -> PoolElement {
+        PoolElement {
+            id: element_id(place),
+            home: RegistrarId(0),
+            registration_life: LIFE,
+            user_transport: Transport::Tcp {
+                port: SERVICE_PORT,
+                usage: TransportUse::DataOnly,
+                address: at,
+            },
+            policy: self.figures(random),
+            asap_transport: None,
+        }
+    }
+
+    /// The element at this place registers, or registers anew, at a host with this address.
+    pub(super) fn registration(
+        &self,
+        place: usize,
+        at: IpAddr,
+        random: &mut SmallRng,
+    ) -> Result<Packet> {
+        packet(&Message::Registration {
+            handle: self.handle.clone(),
+            element: self.element(place, at, random),
+        })
+    }
+
+    pub(super) fn deregistration(&self, place: usize) -> Result<Packet> {
+        packet(&Message::Deregistration {
+            handle: self.handle.clone(),
+            id: element_id(place),
+        })
+    }
+
+    pub(super) fn resolution(&self) -> Result<Packet> {
+        packet(&Message::HandleResolution {
+            updates: false,
+            handle: self.handle.clone(),
+            items: self.items,
+        })
+    }
+
+    /// How long a re-registration and its answer are, bytes.
+    pub(super) fn registration_lengths(&self, at: IpAddr) -> Result<(usize, usize)> {
+        let mut random = rand::SeedableRng::seed_from_u64(0);
+        let answer = Message::RegistrationResponse {
+            rejected: false,
+            handle: self.handle.clone(),
+            id: element_id(0),
+            causes: Vec::new(),
+        };
+        let asked = self.registration(0, at, &mut random)?;
+        Ok((asked.data.len(), packet(&answer)?.data.len()))
+    }
+
+    /// How long a resolution and its answer with `items` elements are, bytes.
+    pub(super) fn resolution_lengths(&self, at: IpAddr, items: usize) -> Result<(usize, usize)> {
+        let mut random = rand::SeedableRng::seed_from_u64(0);
+        let mut element = self.element(0, at, &mut random);
+        element.asap_transport = Some(SctpTransport {
+            port: SERVICE_PORT,
+            usage: TransportUse::DataOnly,
+            addresses: [at].into_iter().collect::<Addresses>(),
+        });
+        let answer = Message::HandleResolutionResponse {
+            updates: false,
+            handle: self.handle.clone(),
+            policy: Some(self.policy.zeroed()),
+            elements: vec![element; items],
+            causes: Vec::new(),
+        };
+        Ok((self.resolution()?.data.len(), packet(&answer)?.data.len()))
+    }
+}
+
+fn packet(message: &Message) -> Result<Packet> {
+    let mut bytes = BytesMut::new();
+    message.encode(&mut bytes)?;
+    Ok(Packet::new(PPID, bytes.freeze()))
+}
+
+/// Whether an answer, read to its end, is a good one.
+pub(super) fn check(bytes: &Bytes) -> Result<()> {
+    let parsed = Message::parse(bytes);
+    let parsed =
+        parsed.map_err(|error| anyhow::anyhow!("an answer that cannot be read: {error:?}"))?;
+    match &parsed.message {
+        Message::RegistrationResponse {
+            rejected, causes, ..
+        } => {
+            ensure!(!rejected, "a registration was refused: {causes:?}");
+        }
+        Message::DeregistrationResponse { causes, .. } => {
+            ensure!(
+                causes.is_empty(),
+                "a deregistration was refused: {causes:?}"
+            );
+        }
+        Message::HandleResolutionResponse {
+            elements, causes, ..
+        } => {
+            ensure!(
+                !elements.is_empty(),
+                "a resolution without elements: {causes:?}"
+            );
+        }
+        other => bail!("not an answer: {other:?}"),
+    }
+    Ok(())
+}
+
+/// The answer to a keep-alive; the RFC's names no element, and then it is the one at `place`.
+pub(super) fn alive(bytes: &Bytes, place: usize) -> Result<Packet> {
+    let parsed = Message::parse(bytes).ok().context("a keep-alive")?;
+    let Message::EndpointKeepAlive { handle, id, .. } = parsed.message else {
+        bail!("not a keep-alive");
+    };
+    let id = id.unwrap_or(element_id(place));
+    packet(&Message::EndpointKeepAliveAck { handle, id })
+}

@@ -1,0 +1,137 @@
+//! Processes of the benchmark: started in a role, pinned to a processor, asked by lines.
+
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::process::CommandExt;
+use std::process::{Child, ChildStdout, Command, Stdio};
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use holdfast_sys::transport::{self, Provider};
+use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
+use nix::time::clock_getcpuclockid;
+use nix::unistd::Pid;
+
+/// Which processors do what.
+#[derive(Clone, Copy, Debug)]
+pub struct Processors {
+    /// The one of the registrar, or echo, that is measured.
+    pub measured: usize,
+    /// That of everything else.
+    pub others: usize,
+}
+
+impl Processors {
+    /// The first and the last that this process may use; the same one, where there is only one.
+    ///
+    /// # Errors
+    /// The system does not tell.
+    pub fn allowed() -> Result<Self> {
+        let allowed = sched_getaffinity(Pid::from_raw(0)).context("the allowed processors")?;
+        let is_allowed = |&processor: &usize| allowed.is_set(processor) == Ok(true);
+        let mut each = (0..CpuSet::count()).filter(is_allowed);
+        let measured = each.next().context("no processor is allowed")?;
+        let others = each.next_back().unwrap_or(measured);
+        Ok(Self { measured, others })
+    }
+}
+
+/// Binds this process to a processor.
+pub(super) fn pin(processor: usize) -> Result<()> {
+    let mut set = CpuSet::new();
+    set.set(processor)?;
+    sched_setaffinity(Pid::from_raw(0), &set)
+        .with_context(|| format!("pin to processor {processor}"))
+}
+
+/// Becomes another program on one processor: so are all its threads.
+///
+/// # Errors
+/// There is no such processor or program; otherwise it does not return.
+pub(super) fn become_pinned(processor: usize, words: &[String]) -> Result<()> {
+    pin(processor)?;
+    let (program, arguments) = words.split_first().context("no program named")?;
+    let error = Command::new(program).args(arguments).exec();
+    Err(error).with_context(|| format!("run {program}"))
+}
+
+/// The processor time that a process has used.
+///
+/// # Errors
+/// There is no such process.
+pub fn cpu_time(pid: u32) -> Result<Duration> {
+    let pid = Pid::from_raw(i32::try_from(pid)?);
+    let clock = clock_getcpuclockid(pid).with_context(|| format!("the clock of process {pid}"))?;
+    Ok(Duration::from(clock.now()?))
+}
+
+/// Whose SCTP is used here.
+pub(super) fn transport_name() -> &'static str {
+    match transport::provider() {
+        Provider::Kernel => "kernel",
+        Provider::Usrsctp => "usrsctp",
+    }
+}
+
+/// A child in a role. It ends with its input, and at the latest when this is dropped.
+#[derive(Debug)]
+pub struct Role {
+    child: Child,
+    output: BufReader<ChildStdout>,
+}
+
+impl Role {
+    /// Starts it.
+    ///
+    /// # Errors
+    /// The program does not run.
+    pub fn start(mut command: Command) -> Result<Self> {
+        command.stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut child = command
+            .spawn()
+            .context("start a process of the benchmark")?;
+        let output = child.stdout.take().context("its output")?;
+        Ok(Self {
+            child,
+            output: BufReader::new(output),
+        })
+    }
+
+    /// Its next line.
+    ///
+    /// # Errors
+    /// It has failed, and said why on standard error.
+    pub fn line(&mut self) -> Result<String> {
+        let mut line = String::new();
+        self.output.read_line(&mut line)?;
+        ensure!(!line.is_empty(), "a process of the benchmark failed");
+        Ok(line)
+    }
+
+    /// Tells it a line, and returns what it says to that.
+    ///
+    /// # Errors
+    /// As of [`line`](Self::line).
+    pub fn ask(&mut self, line: &str) -> Result<String> {
+        let input = self.child.stdin.as_mut().context("its input")?;
+        let told = writeln!(input, "{line}");
+        told.context("a process of the benchmark has ended")?;
+        self.line()
+    }
+
+    /// Ends its input, and waits for its end.
+    ///
+    /// # Errors
+    /// The system does not tell of it.
+    pub fn end(mut self) -> Result<()> {
+        drop(self.child.stdin.take());
+        self.child.wait()?;
+        Ok(())
+    }
+}
+
+impl Drop for Role {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}

@@ -1,0 +1,283 @@
+//! Rows, what they are compared with, and the bars.
+
+use std::path::Path;
+
+use anyhow::{Context, Result};
+use serde::Serialize;
+
+use super::echo::EchoRow;
+use super::loads::Load;
+use super::measure::Window;
+use crate::handoff::stats::Quantiles;
+
+/// One load with one number of registrars.
+#[derive(Clone, Debug, Serialize)]
+pub struct Row {
+    /// In words.
+    pub load: String,
+    #[serde(skip)]
+    which: Load,
+    /// In the scope.
+    pub registrars: usize,
+    /// At the first of them.
+    pub elements: usize,
+    /// There too.
+    pub users: usize,
+    /// Answered; medians of the rounds, as all below.
+    pub reregistrations_per_s: f64,
+    /// Answered.
+    pub resolutions_per_s: f64,
+    /// Of a processor, by the first registrar.
+    pub cpu_share: f64,
+    /// By the second, which only synchronises.
+    pub sync_registrar_cpu_share: Option<f64>,
+    /// Whether updates were handed over once for all peers; unknown of another program's registrar.
+    pub one_send: Option<bool>,
+    /// Processor time of the first registrar for one operation.
+    pub cpu_ns_per_operation: f64,
+    /// What of it the echo does not use: with one registrar at saturation.
+    pub own_ns_per_operation: Option<f64>,
+    /// Operations a second over those of the echo: with one registrar at saturation.
+    pub share_of_echo: Option<f64>,
+    /// Least and largest of the rounds.
+    pub operations_per_s_range: [f64; 2],
+    /// Least and largest of the rounds.
+    pub cpu_share_range: [f64; 2],
+}
+
+fn median(windows: &[Window], value: impl Fn(&Window) -> f64) -> f64 {
+    Quantiles::of(windows.iter().map(value).collect()).median()
+}
+
+fn range(windows: &[Window], value: impl Fn(&Window) -> f64) -> [f64; 2] {
+    let quantiles = Quantiles::of(windows.iter().map(value).collect());
+    [quantiles.at(0.0), quantiles.at(1.0)]
+}
+
+impl Row {
+    pub(super) fn of(
+        which: Load,
+        name: &str,
+        elements: usize,
+        users: usize,
+        windows: &[Window],
+    ) -> Row {
+        let of_first = |window: &Window| window.cpu.first().copied().unwrap_or(0.0);
+        let of_second = |window: &Window| window.cpu.get(1).copied().unwrap_or(0.0);
+        let has_second = windows.iter().all(|window| window.cpu.len() > 1);
+        let each = |window: &Window| of_first(window) * 1e9 / window.operations_per_s();
+        Row {
+            load: name.to_owned(),
+            which,
+            registrars: 1,
+            elements,
+            users,
+            reregistrations_per_s: median(windows, |window| window.reregistrations_per_s),
+            resolutions_per_s: median(windows, |window| window.resolutions_per_s),
+            cpu_share: median(windows, of_first),
+            sync_registrar_cpu_share: has_second.then(|| median(windows, of_second)),
+            one_send: None,
+            cpu_ns_per_operation: median(windows, each),
+            own_ns_per_operation: None,
+            share_of_echo: None,
+            operations_per_s_range: range(windows, Window::operations_per_s),
+            cpu_share_range: range(windows, of_first),
+        }
+    }
+
+    fn operations_per_s(&self) -> f64 {
+        self.reregistrations_per_s + self.resolutions_per_s
+    }
+}
+
+/// Everything that was measured.
+#[derive(Debug, Serialize)]
+pub(super) struct Report {
+    bench: &'static str,
+    transport: &'static str,
+    echo: Vec<NamedEcho>,
+    rows: Vec<Row>,
+}
+
+/// The echo with the messages of one operation.
+#[derive(Debug, Serialize)]
+struct NamedEcho {
+    operation: &'static str,
+    /// Medians of the rounds.
+    operations_per_s: f64,
+    server_cpu_ns: f64,
+    rounds: Vec<EchoRow>,
+}
+
+impl Report {
+    pub(super) fn begin(transport: &'static str) -> Report {
+        Report {
+            bench: "registrar",
+            transport,
+            echo: Vec::new(),
+            rows: Vec::new(),
+        }
+    }
+
+    pub(super) fn echo(&mut self, operation: &'static str, rounds: Vec<EchoRow>) {
+        let of = |value: fn(&EchoRow) -> f64| Quantiles::of(rounds.iter().map(value).collect());
+        let rates = of(|row| row.operations_per_s);
+        let times = of(|row| row.server_cpu_ns);
+        let share = of(|row| row.server_cpu_share).median();
+        let (request, response) = rounds
+            .first()
+            .map_or((0, 0), |row| (row.load.request_len, row.load.response_len));
+        println!(
+            "echo of a {operation} ({request} and {response} bytes) over {}: {:.0}/s ({:.0} to {:.0}), {:.0} ns each, {:.0} % busy",
+            self.transport,
+            rates.median(),
+            rates.at(0.0),
+            rates.at(1.0),
+            times.median(),
+            share * 100.0
+        );
+        self.echo.push(NamedEcho {
+            operation,
+            operations_per_s: rates.median(),
+            server_cpu_ns: times.median(),
+            rounds,
+        });
+    }
+
+    pub(super) fn row(&mut self, mut row: Row) {
+        if self.rows.is_empty() {
+            println!("{}", heading());
+        }
+        let operation = match row.which {
+            Load::Reregistrations => "reregistration",
+            Load::Resolutions => "resolution",
+            _ => "",
+        };
+        let echo = self.echo.iter().find(|echo| echo.operation == operation);
+        if let (Some(echo), 1) = (echo, row.registrars) {
+            row.own_ns_per_operation = Some(row.cpu_ns_per_operation - echo.server_cpu_ns);
+            row.share_of_echo = Some(row.operations_per_s() / echo.operations_per_s);
+        }
+        println!("{}", line(&row));
+        self.rows.push(row);
+    }
+
+    /// Says which of the project's bars this run meets.
+    pub(super) fn bars(&self) {
+        let mut bars = Vec::new();
+        for row in &self.rows {
+            bars.extend(bars_of(row));
+        }
+        bars.extend(self.growth());
+        for (what, met) in bars {
+            println!("{} {what}", if met { "met:   " } else { "missed:" });
+        }
+    }
+
+    /// The processor time of one registrar against that of six.
+    fn growth(&self) -> Vec<(String, bool)> {
+        let find = |registrars, one_send| {
+            self.rows.iter().find(|row| {
+                row.which == Load::PaperRegistrars
+                    && row.registrars == registrars
+                    && row.one_send == Some(one_send)
+            })
+        };
+        let each = [true, false].into_iter().filter_map(|one_send| {
+            let (alone, six) = (find(1, true)?, find(6, one_send)?);
+            let growth = six.cpu_share / alone.cpu_share - 1.0;
+            let how = if one_send { "with" } else { "without" };
+            let what = format!(
+                "{}, from 1 to 6 registrars {how} the one send: {:+.0} % CPU (at most 25 %)",
+                six.load,
+                growth * 100.0
+            );
+            Some((what, growth <= 0.25))
+        });
+        each.collect()
+    }
+
+    pub(super) fn write(&self, path: &Path) -> Result<()> {
+        let text = serde_json::to_string_pretty(self)? + "\n";
+        std::fs::write(path, text).with_context(|| format!("write {}", path.display()))
+    }
+}
+
+fn bars_of(row: &Row) -> Vec<(String, bool)> {
+    let mut bars = Vec::new();
+    let rate = row.operations_per_s();
+    let least = match row.which {
+        Load::Reregistrations => Some(80_000.0),
+        Load::Resolutions => Some(100_000.0),
+        _ => None,
+    };
+    if let (Some(least), Some(share), Some(own)) =
+        (least, row.share_of_echo, row.own_ns_per_operation)
+    {
+        let name = &row.load;
+        bars.push((
+            format!("{name}: {rate:.0}/s (at least {least:.0})"),
+            rate >= least,
+        ));
+        let percent = share * 100.0;
+        let text = format!("{name}: {percent:.0} % of the echo (at least 70 %)");
+        bars.push((text, share >= 0.7));
+        let text = format!("{name}: {own:.0} ns beyond the echo's each (at most 2000)");
+        bars.push((text, own <= 2000.0));
+    }
+    if least.is_none() {
+        let percent = row.cpu_share * 100.0;
+        let text = format!(
+            "{}, {} in scope: {percent:.1} % of a processor (under 10 %)",
+            row.load, row.registrars
+        );
+        bars.push((text, row.cpu_share < 0.1));
+        if let Some(share) = row.sync_registrar_cpu_share {
+            let text = format!(
+                "{}, {} in scope: {:.1} % by the one that only synchronises (under 5 %)",
+                row.load,
+                row.registrars,
+                share * 100.0
+            );
+            bars.push((text, share < 0.05));
+        }
+    }
+    bars
+}
+
+fn heading() -> String {
+    format!(
+        "{:<36} {:>10} {:>9} {:>20} {:>8} {:>14} {:>8} {:>9} {:>9}",
+        "load",
+        "registrars",
+        "per s",
+        "(range)",
+        "CPU %",
+        "(range)",
+        "sync %",
+        "ns each",
+        "one send"
+    )
+}
+
+fn line(row: &Row) -> String {
+    let percent = |share: f64| format!("{:.1}", share * 100.0);
+    let [least, most] = row.operations_per_s_range;
+    let [low, high] = row.cpu_share_range;
+    format!(
+        "{:<36} {:>10} {:>9.0} {:>20} {:>8} {:>14} {:>8} {:>9.0} {:>9}",
+        row.load,
+        row.registrars,
+        row.operations_per_s(),
+        format!("({least:.0} to {most:.0})"),
+        percent(row.cpu_share),
+        format!("({} to {})", percent(low), percent(high)),
+        row.sync_registrar_cpu_share.map_or("-".to_owned(), percent),
+        row.cpu_ns_per_operation,
+        match row.one_send {
+            Some(true) => "yes",
+            Some(false) => "no",
+            None => "-",
+        },
+    )
+}

@@ -1,0 +1,282 @@
+//! Registrars of one scope: `holdfastd --role registrar`, each a process with a configuration of its own.
+
+use std::fs;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use holdfast_api::control::{BlockingClient, PeerList, RegistrarStatus};
+use tempfile::TempDir;
+
+use super::process::{Processors, cpu_time};
+use super::{Carrier, part};
+use crate::cluster::find_program;
+
+/// How long registrars may take to start, to meet and to be in step.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// What a scope is made of.
+#[derive(Clone, Copy, Debug)]
+pub struct ScopeSpec {
+    /// How many.
+    pub registrars: usize,
+    /// Whether an update is handed to the transport once for all peers (`registrar.one_send`).
+    pub one_send: bool,
+    /// How SCTP goes.
+    pub carrier: Carrier,
+}
+
+/// Registrars that know each other, the first on a processor of its own.
+#[derive(Debug)]
+pub struct Scope {
+    registrars: Vec<Registrar>,
+    _directory: TempDir,
+}
+
+/// Where elements and users reach a registrar, and which process it is.
+#[derive(Clone, Copy, Debug)]
+pub struct Target {
+    /// Where it has ASAP.
+    pub server: SocketAddr,
+    /// Its UDP port, 0 for SCTP over IP itself.
+    pub encapsulation: u16,
+    /// The process, whose processor time is measured.
+    pub pid: u32,
+}
+
+struct Registrar {
+    process: Process,
+    client: BlockingClient,
+    /// As it was when it got ready.
+    status: RegistrarStatus,
+}
+
+/// Ends with this.
+struct Process(Child);
+
+impl std::fmt::Debug for Registrar {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "registrar {} at {:?}", self.status.id, self.status.asap)
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+impl Scope {
+    /// Starts them, one after the other, and waits until all know all others.
+    ///
+    /// # Errors
+    /// There is no `holdfastd`, or it does not get that far.
+    pub fn start(spec: &ScopeSpec) -> Result<Scope> {
+        let processors = Processors::allowed()?;
+        let directory = tempfile::tempdir().context("a directory for the registrars")?;
+        let mut scope = Scope {
+            registrars: Vec::new(),
+            _directory: directory,
+        };
+        for place in 0..spec.registrars {
+            let processor = match place {
+                0 => processors.measured,
+                _ => processors.others,
+            };
+            let path = scope._directory.path().join(place.to_string());
+            let text = scope.configuration(spec, &path);
+            let registrar = Registrar::start(&path, &text, processor)?;
+            scope.registrars.push(registrar);
+        }
+        scope.meet()?;
+        Ok(scope)
+    }
+
+    fn configuration(&self, spec: &ScopeSpec, run_dir: &Path) -> String {
+        let (raw, encapsulation) = match spec.carrier {
+            Carrier::Ip => (true, false),
+            Carrier::Udp => (false, true),
+        };
+        let one_send = spec.one_send;
+        let mut text = format!(
+            r#"
+[registrar]
+listen = ["127.0.0.1"]
+asap_port = 0
+enrp_port = 0
+raw = {raw}
+encapsulation = {encapsulation}
+encapsulation_port = 0
+one_send = {one_send}
+run_dir = "{}"
+[access]
+registrar = ["127.0.0.1"]
+# One host stands for hundreds.
+[limits]
+messages_per_second = 10000000
+associations_per_host = 100000
+[log]
+filter = "error"
+"#,
+            run_dir.display()
+        );
+        for registrar in &self.registrars {
+            let status = &registrar.status;
+            for at in &status.enrp {
+                text += &format!(
+                    "[[peer]]\naddresses = [\"{}\"]\nport = {}\n",
+                    at.ip(),
+                    at.port()
+                );
+                if let (Carrier::Udp, Some(port)) = (spec.carrier, status.encapsulation_port) {
+                    text += &format!("encapsulation_port = {port}\n");
+                }
+            }
+        }
+        text
+    }
+
+    fn meet(&self) -> Result<()> {
+        let others = self.registrars.len() - 1;
+        wait(
+            &self.registrars,
+            "registrars do not find each other",
+            |registrar| {
+                let peers: PeerList = registrar.client.run(|client| client.peers())?;
+                let met = peers
+                    .peers
+                    .iter()
+                    .filter(|peer| peer.connected && peer.active);
+                Ok(met.count() == others)
+            },
+        )
+    }
+
+    /// Waits until every registrar knows so many elements.
+    ///
+    /// # Errors
+    /// They do not within a minute.
+    pub fn in_step(&self, elements: u64) -> Result<()> {
+        wait(
+            &self.registrars,
+            "registrars are not in step",
+            |registrar| Ok(registrar.status()?.elements == elements),
+        )
+    }
+
+    /// Where one of them is; the first has number 0.
+    #[must_use]
+    pub fn target(&self, place: usize) -> Option<Target> {
+        let registrar = self.registrars.get(place)?;
+        let status = &registrar.status;
+        Some(Target {
+            server: *status.asap.first()?,
+            encapsulation: status.encapsulation_port.unwrap_or(0),
+            pid: registrar.process.0.id(),
+        })
+    }
+
+    /// Checks that the first has counted just so many re-registrations, and the one at `users_at` so many resolutions, and that
+    /// the others have heard of each registration.
+    ///
+    /// # Errors
+    /// An operation is missing, or one that nobody asked for was done.
+    pub fn has_counted(
+        &self,
+        reregistrations: u64,
+        resolutions: u64,
+        users_at: usize,
+    ) -> Result<()> {
+        let Some((first, others)) = self.registrars.split_first() else {
+            return Ok(());
+        };
+        let counted = first.status()?.counters;
+        let asked = self.registrars.get(users_at).context("no such registrar")?;
+        let resolved = asked.status()?.counters.resolutions;
+        ensure!(
+            (counted.reregistrations, resolved) == (reregistrations, resolutions),
+            "{reregistrations} re-registrations and {resolutions} resolutions were answered, the registrars have {resolved} \
+             and {counted:?}"
+        );
+        let refused = counted.refusals + counted.resolutions_refused + counted.limited;
+        ensure!(
+            refused + counted.sends_refused + counted.malformed == 0,
+            "{counted:?}"
+        );
+        let told = counted.registrations + reregistrations;
+        wait(others, "updates are missing", |other| {
+            let counted = other.status()?.counters;
+            ensure!(counted.resynchronisations == 0, "out of step: {counted:?}");
+            Ok(counted.updates_received == told)
+        })
+    }
+}
+
+fn wait(
+    registrars: &[Registrar],
+    in_vain: &str,
+    is_so: impl Fn(&Registrar) -> Result<bool>,
+) -> Result<()> {
+    let deadline = Instant::now() + PATIENCE;
+    for registrar in registrars {
+        while !is_so(registrar)? {
+            ensure!(Instant::now() < deadline, "{in_vain}: {registrar:?}");
+            sleep(Duration::from_millis(10));
+        }
+    }
+    Ok(())
+}
+
+impl Registrar {
+    fn start(run_dir: &Path, configuration: &str, processor: usize) -> Result<Registrar> {
+        fs::create_dir_all(run_dir)?;
+        let config = run_dir.join("registrar.toml");
+        fs::write(&config, configuration)?;
+        let program: PathBuf = find_program("holdfastd")?;
+        let mut command: Command = part("pinned")?;
+        command.arg(processor.to_string()).arg("--").arg(program);
+        command
+            .args(["--role", "registrar", "--config"])
+            .arg(&config);
+        command.stdin(Stdio::null());
+        let mut process = Process(command.spawn().context("start a registrar")?);
+        let client = BlockingClient::new(run_dir.join("registrar.sock"))?;
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            match client.run(|client| client.registrar()) {
+                Ok(status) if status.ready => {
+                    return Ok(Registrar {
+                        process,
+                        client,
+                        status,
+                    });
+                }
+                Ok(_) => {}
+                Err(error) => ensure!(
+                    process.0.try_wait()?.is_none(),
+                    "a registrar has ended: {error}"
+                ),
+            }
+            ensure!(Instant::now() < deadline, "a registrar does not get ready");
+            sleep(Duration::from_millis(5));
+        }
+    }
+
+    fn status(&self) -> Result<RegistrarStatus> {
+        Ok(self.client.run(|client| client.registrar())?)
+    }
+}
+
+impl Target {
+    /// The processor time that it has used.
+    ///
+    /// # Errors
+    /// It has ended.
+    pub fn cpu_time(&self) -> Result<Duration> {
+        cpu_time(self.pid)
+    }
+}

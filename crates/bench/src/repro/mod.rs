@@ -1,0 +1,167 @@
+//! `holdfast repro`: tables and figures of the papers, measured anew.
+//!
+//! An experiment is a module with a `pub const EXPERIMENT: Experiment`, named in [`EXPERIMENTS`]. It measures what
+//! [`Settings`] ask for and returns an [`Outcome`]; flags, the table, JSON and the plot are the same for all.
+
+mod estimate;
+mod plot;
+mod report;
+mod rserpool_overhead;
+
+use std::fs::OpenOptions;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail, ensure};
+use clap::builder::PossibleValue;
+use serde::Serialize;
+
+pub use estimate::Estimate;
+pub use plot::{Figure, Panel, Point, Series};
+pub use report::{Outcome, Row};
+
+/// What asks for the names instead of an experiment.
+const LIST: &str = "list";
+
+/// All experiments, one line each, in the order of papers and figures.
+const EXPERIMENTS: &[Experiment] = &[
+    rserpool_overhead::fig8::EXPERIMENT,
+    rserpool_overhead::fig9::EXPERIMENT,
+];
+
+/// A table or figure of a paper.
+#[derive(Clone, Copy, Debug)]
+pub struct Experiment {
+    /// `PAPER/EXPERIMENT`.
+    pub name: &'static str,
+    /// What it shows, in a line.
+    pub about: &'static str,
+    /// Measures it. Progress goes to standard error; the result is returned.
+    pub run: fn(&Settings) -> Result<Outcome>,
+}
+
+/// What an experiment is asked for.
+#[derive(Clone, Debug, clap::Args)]
+pub struct Settings {
+    /// Repeats of each measurement, for the confidence intervals
+    #[arg(long, default_value_t = 18, value_parser = clap::value_parser!(u32).range(1..))]
+    pub repeats: u32,
+    /// How long each is measured, milliseconds; the experiment's own choice otherwise, which keeps the whole to some
+    /// minutes
+    #[arg(long, value_name = "MS", value_parser = clap::value_parser!(u64).range(1..))]
+    pub milliseconds: Option<u64>,
+    /// Numbers of elements or users along the abscissa instead of the experiment's own, separated by commas
+    #[arg(long, value_delimiter = ',', value_parser = clap::value_parser!(u32).range(1..))]
+    pub sizes: Vec<u32>,
+    /// Elements of a pool whose size the experiment does not vary, instead of the paper's number
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
+    pub elements: Option<u32>,
+}
+
+impl Settings {
+    /// The sizes asked for, or these.
+    #[must_use]
+    pub fn sizes_or(&self, otherwise: &[u32]) -> Vec<u32> {
+        if self.sizes.is_empty() {
+            otherwise.to_vec()
+        } else {
+            self.sizes.clone()
+        }
+    }
+}
+
+/// A paper's table or figure measured on this machine, its stated numbers beside ours
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Examples:
+  holdfast repro list
+  holdfast repro rserpool-overhead/fig8 --json fig8.json --plot fig8.svg
+  holdfast repro rserpool-overhead/fig8 --repeats 3 --milliseconds 500 --sizes 1000,2000")]
+pub struct ReproArgs {
+    /// The experiment, or `list` for the names of all
+    #[arg(value_name = "PAPER/EXPERIMENT", value_parser = names())]
+    experiment: String,
+    /// How much is measured.
+    #[command(flatten)]
+    settings: Settings,
+    /// Write the rows to this file
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+    /// Draw the curves into this file
+    #[arg(long, value_name = "FILE.svg")]
+    plot: Option<PathBuf>,
+}
+
+fn names() -> Vec<PossibleValue> {
+    let experiments = EXPERIMENTS
+        .iter()
+        .map(|each| PossibleValue::new(each.name).help(each.about));
+    std::iter::once(PossibleValue::new(LIST).help("Name all experiments"))
+        .chain(experiments)
+        .collect()
+}
+
+#[derive(Serialize)]
+struct Report<'a> {
+    repro: &'a str,
+    rows: &'a [Row],
+}
+
+#[derive(Serialize)]
+struct Listed {
+    name: &'static str,
+    about: &'static str,
+}
+
+/// Carries out `holdfast repro`.
+///
+/// # Errors
+/// What the experiment answers, or a file that cannot be written.
+pub fn run(args: &ReproArgs) -> Result<()> {
+    if args.experiment == LIST {
+        return list(args);
+    }
+    let Some(experiment) = EXPERIMENTS.iter().find(|e| e.name == args.experiment) else {
+        bail!(
+            "no experiment {}: see `holdfast repro list`",
+            args.experiment
+        );
+    };
+    // Before some minutes of measurement, not after.
+    for path in [&args.json, &args.plot].into_iter().flatten() {
+        let opened = OpenOptions::new().create(true).append(true).open(path);
+        opened.with_context(|| format!("write {}", path.display()))?;
+    }
+    let outcome = (experiment.run)(&args.settings)?;
+    println!("{}: {}", experiment.name, experiment.about);
+    print!("{}", outcome.text());
+    if let Some(path) = &args.json {
+        let (repro, rows) = (experiment.name, outcome.rows.as_slice());
+        write_json(path, &Report { repro, rows })?;
+    }
+    if let Some(path) = &args.plot {
+        let figure = outcome.figure.as_ref();
+        let figure = figure.context("this experiment is a table: --json has its numbers")?;
+        let wrote = figure.write(path);
+        wrote.with_context(|| format!("write {}", path.display()))?;
+    }
+    Ok(())
+}
+
+fn list(args: &ReproArgs) -> Result<()> {
+    ensure!(args.plot.is_none(), "a list of experiments has no plot");
+    let width = EXPERIMENTS.iter().map(|e| e.name.len()).max().unwrap_or(0);
+    for Experiment { name, about, .. } in EXPERIMENTS {
+        println!("{name:<width$}  {about}");
+    }
+    if let Some(path) = &args.json {
+        let listed = EXPERIMENTS
+            .iter()
+            .map(|&Experiment { name, about, .. }| Listed { name, about });
+        write_json(path, &listed.collect::<Vec<_>>())?;
+    }
+    Ok(())
+}
+
+fn write_json(path: &Path, value: &impl Serialize) -> Result<()> {
+    let text = serde_json::to_string_pretty(value)? + "\n";
+    std::fs::write(path, text).with_context(|| format!("write {}", path.display()))
+}

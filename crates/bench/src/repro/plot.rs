@@ -1,0 +1,273 @@
+//! Curves with confidence intervals, as SVG.
+
+use super::estimate::Estimate;
+use super::report::Row;
+use anyhow::{Result, anyhow};
+use plotters::coord::Shift;
+use plotters::coord::ranged1d::{Ranged, ValueFormatter};
+use plotters::coord::types::RangedCoordf64;
+use plotters::prelude::*;
+use std::path::Path;
+
+/// Pixels of a panel.
+const PANEL: (u32, u32) = (720, 520);
+/// Panels beside each other.
+const COLUMNS: usize = 2;
+
+/// A figure of a paper, one or more panels.
+#[derive(Clone, Debug)]
+pub struct Figure {
+    /// Above all panels.
+    pub title: String,
+    /// In order, two beside each other.
+    pub panels: Vec<Panel>,
+}
+
+/// One pair of axes.
+#[derive(Clone, Debug)]
+pub struct Panel {
+    /// Above it, and the beginning of its points' names.
+    pub title: String,
+    /// What is counted along the abscissa, such as `elements`.
+    pub x: String,
+    /// What is measured.
+    pub y: String,
+    /// Its unit.
+    pub unit: String,
+    /// The ordinate is logarithmic: for series that are far apart. Every mean must be above 0.
+    pub y_log: bool,
+    /// The curves.
+    pub series: Vec<Series>,
+}
+
+/// One curve.
+#[derive(Clone, Debug)]
+pub struct Series {
+    /// In the legend, and in its points' names.
+    pub name: String,
+    /// From left to right.
+    pub points: Vec<Point>,
+}
+
+/// One point of it.
+#[derive(Clone, Copy, Debug)]
+pub struct Point {
+    /// Where.
+    pub x: f64,
+    /// What was measured.
+    pub ours: Estimate,
+    /// What the paper's text states.
+    pub paper: Option<f64>,
+}
+
+impl Figure {
+    /// Every point, in order.
+    #[must_use]
+    pub fn rows(&self) -> Vec<Row> {
+        let mut rows = Vec::new();
+        for panel in &self.panels {
+            for series in &panel.series {
+                for point in &series.points {
+                    let place =
+                        format!("{}: {}, {} {}", panel.title, series.name, point.x, panel.x);
+                    rows.push(Row::new(place, point.paper, point.ours, &panel.unit));
+                }
+            }
+        }
+        rows
+    }
+
+    /// Writes it to a file. The paper's stated points are crosses.
+    ///
+    /// # Errors
+    /// The file cannot be written.
+    pub fn write(&self, path: &Path) -> Result<()> {
+        // The drawing library's error borrows from the path, and panics where it is not told: written here instead.
+        let svg = self.svg()?;
+        std::fs::write(path, svg)?;
+        Ok(())
+    }
+
+    fn svg(&self) -> Result<String> {
+        let mut svg = String::new();
+        let columns = self.panels.len().clamp(1, COLUMNS);
+        let rows = self.panels.len().div_ceil(columns).max(1);
+        let size = (PANEL.0 * columns as u32, PANEL.1 * rows as u32 + 40);
+        {
+            let root = SVGBackend::with_string(&mut svg, size).into_drawing_area();
+            root.fill(&WHITE).map_err(drawing)?;
+            let below = root
+                .titled(&self.title, ("sans-serif", 24))
+                .map_err(drawing)?;
+            let areas = below.split_evenly((rows, columns));
+            for (panel, area) in self.panels.iter().zip(&areas) {
+                panel.draw(area)?;
+            }
+            root.present().map_err(drawing)?;
+        }
+        Ok(svg)
+    }
+}
+
+fn drawing(error: impl std::fmt::Display) -> anyhow::Error {
+    anyhow!("drawing: {error}")
+}
+
+type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
+
+impl Panel {
+    fn points(&self) -> impl Iterator<Item = &Point> {
+        self.series.iter().flat_map(|series| &series.points)
+    }
+
+    fn draw(&self, area: &Area<'_>) -> Result<()> {
+        let x_max = self.points().map(|point| point.x).fold(1.0, f64::max);
+        let x = 0.0..x_max * 1.05;
+        let values = || {
+            self.points()
+                .flat_map(|p| [Some(high(p)), p.paper])
+                .flatten()
+        };
+        let y_max = values().fold(f64::MIN_POSITIVE, f64::max) * 1.1;
+        let mut builder = ChartBuilder::on(area);
+        builder
+            .caption(&self.title, ("sans-serif", 18))
+            .margin(12)
+            .x_label_area_size(44)
+            .y_label_area_size(72);
+        if self.y_log {
+            let least = self.points().flat_map(|p| [Some(p.ours.mean), p.paper]);
+            let y_min = least.flatten().fold(y_max, f64::min) / 2.0;
+            let y = (y_min..y_max * 2.0).log_scale();
+            self.fill(builder.build_cartesian_2d(x, y).map_err(drawing)?)
+        } else {
+            self.fill(builder.build_cartesian_2d(x, 0.0..y_max).map_err(drawing)?)
+        }
+    }
+
+    fn fill<'a, Y>(
+        &self,
+        mut chart: ChartContext<'a, SVGBackend<'a>, Cartesian2d<RangedCoordf64, Y>>,
+    ) -> Result<()>
+    where
+        Y: Ranged<ValueType = f64> + ValueFormatter<f64>,
+    {
+        chart
+            .configure_mesh()
+            .light_line_style(WHITE)
+            .x_desc(&self.x)
+            .y_desc(format!("{} ({})", self.y, self.unit))
+            .draw()
+            .map_err(drawing)?;
+        for (index, series) in self.series.iter().enumerate() {
+            let color = Palette99::pick(index).to_rgba();
+            let means = series.points.iter().map(|point| (point.x, point.ours.mean));
+            chart
+                .draw_series(LineSeries::new(means, color.stroke_width(2)))
+                .map_err(drawing)?
+                .label(&series.name)
+                .legend(move |(x, y)| {
+                    PathElement::new([(x, y), (x + 18, y)], color.stroke_width(2))
+                });
+            let bars = series.points.iter().map(|p| {
+                ErrorBar::new_vertical(
+                    p.x,
+                    low(p, self.y_log),
+                    p.ours.mean,
+                    high(p),
+                    color.filled(),
+                    8,
+                )
+            });
+            chart.draw_series(bars).map_err(drawing)?;
+            let stated = series.points.iter().filter_map(|p| Some((p.x, p.paper?)));
+            let crosses = stated.map(|at| Cross::new(at, 6, color.stroke_width(2)));
+            chart.draw_series(crosses).map_err(drawing)?;
+        }
+        if self.points().any(|point| point.paper.is_some()) {
+            let nowhere = std::iter::empty::<Cross<(f64, f64), i32>>();
+            chart
+                .draw_series(nowhere)
+                .map_err(drawing)?
+                .label("stated in the paper")
+                .legend(|(x, y)| Cross::new((x + 9, y), 6, BLACK.stroke_width(2)));
+        }
+        chart
+            .configure_series_labels()
+            .position(SeriesLabelPosition::UpperLeft)
+            .background_style(WHITE.mix(0.8))
+            .border_style(BLACK)
+            .draw()
+            .map_err(drawing)
+    }
+}
+
+fn high(point: &Point) -> f64 {
+    point.ours.mean + point.ours.ci95.unwrap_or(0.0)
+}
+
+/// A logarithmic axis has no place for an interval that reaches 0.
+fn low(point: &Point, y_log: bool) -> f64 {
+    let low = point.ours.mean - point.ours.ci95.unwrap_or(0.0);
+    if y_log && low <= 0.0 {
+        point.ours.mean
+    } else {
+        low
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn figure(y_log: bool) -> Figure {
+        let point = |x: f64, paper| Point {
+            x,
+            ours: Estimate::of(&[x, x * 2.0]),
+            paper,
+        };
+        let panel = Panel {
+            title: "left".to_owned(),
+            x: "elements".to_owned(),
+            y: "load".to_owned(),
+            unit: "%".to_owned(),
+            y_log,
+            series: vec![
+                Series {
+                    name: "a < b".to_owned(),
+                    points: vec![point(1000.0, None), point(2000.0, Some(90.0))],
+                },
+                Series {
+                    name: "second".to_owned(),
+                    points: vec![point(500.0, None)],
+                },
+            ],
+        };
+        Figure {
+            title: "Figure".to_owned(),
+            panels: vec![panel.clone(), panel.clone(), panel],
+        }
+    }
+
+    #[test]
+    fn every_point_is_a_row() {
+        let rows = figure(false).rows();
+        assert_eq!(rows.len(), 9);
+        assert_eq!(rows[1].point, "left: a < b, 2000 elements");
+        assert_eq!((rows[1].paper, rows[1].ours), (Some(90.0), 3000.0));
+        assert_eq!((rows[0].paper, rows[0].unit.as_str()), (None, "%"));
+    }
+
+    #[test]
+    fn a_plot_has_its_curves_intervals_and_names() {
+        for y_log in [false, true] {
+            let svg = figure(y_log).svg().unwrap();
+            assert!(svg.starts_with("<svg") && svg.trim_end().ends_with("</svg>"));
+            // One a curve, in each panel; a curve of one point has none that is seen.
+            assert!(svg.matches("<polyline").count() >= 3, "{svg}");
+            for text in ["Figure", "a &lt; b", "second", "stated in the paper"] {
+                assert!(svg.contains(text), "{text} is missing");
+            }
+        }
+    }
+}

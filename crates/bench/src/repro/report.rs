@@ -1,0 +1,130 @@
+//! What an experiment brings: the paper's figures beside ours.
+
+use super::estimate::Estimate;
+use super::plot::Figure;
+use serde::Serialize;
+
+/// One point of a paper's table or figure.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Row {
+    /// Which, in words: panel, series and place.
+    pub point: String,
+    /// What the paper's text states; none: it states nothing there.
+    pub paper: Option<f64>,
+    /// Ours, the mean of the repeats.
+    pub ours: f64,
+    /// Half the width of its 95 % confidence interval; none of a single repeat.
+    pub ci95: Option<f64>,
+    /// Of both.
+    pub unit: String,
+}
+
+impl Row {
+    /// A row that is no point of a figure, such as a table's.
+    pub fn new(
+        point: impl Into<String>,
+        paper: Option<f64>,
+        ours: Estimate,
+        unit: impl Into<String>,
+    ) -> Row {
+        Row {
+            point: point.into(),
+            paper,
+            ours: ours.mean,
+            ci95: ours.ci95,
+            unit: unit.into(),
+        }
+    }
+}
+
+/// The result of an experiment.
+#[derive(Clone, Debug, Default)]
+pub struct Outcome {
+    /// What one must know to read the numbers: repeats, durations, the machine's other load, what was left out.
+    pub notes: Vec<String>,
+    /// Every point.
+    pub rows: Vec<Row>,
+    /// The same as curves, where there are curves.
+    pub figure: Option<Figure>,
+}
+
+impl Outcome {
+    /// All points of `figure` as rows.
+    #[must_use]
+    pub fn of_figure(figure: Figure, notes: Vec<String>) -> Outcome {
+        Outcome {
+            notes,
+            rows: figure.rows(),
+            figure: Some(figure),
+        }
+    }
+
+    /// A table for people.
+    pub(super) fn text(&self) -> String {
+        let heading = ["point", "paper", "ours", "± (95 %)", "unit"];
+        let mut lines = vec![heading.map(str::to_owned)];
+        lines.extend(self.rows.iter().map(cells));
+        let width = |column: usize| {
+            let lengths = lines.iter().map(|line| line[column].chars().count());
+            lengths.max().unwrap_or(0)
+        };
+        let widths: [usize; 5] = std::array::from_fn(width);
+        let [point, paper, ours, ci95, _] = widths;
+        let line = |cells: &[String; 5]| {
+            let [a, b, c, d, e] = cells;
+            format!("{a:<point$}  {b:>paper$}  {c:>ours$}  {d:>ci95$}  {e}\n")
+        };
+        let table: String = lines.iter().map(line).collect();
+        let notes: String = self.notes.iter().map(|note| format!("{note}\n")).collect();
+        notes + &table
+    }
+}
+
+fn cells(row: &Row) -> [String; 5] {
+    let or_none = |value: Option<f64>| value.map_or("-".to_owned(), figure);
+    [
+        row.point.clone(),
+        or_none(row.paper),
+        figure(row.ours),
+        or_none(row.ci95),
+        row.unit.clone(),
+    ]
+}
+
+/// Three digits that count, or all before the point.
+fn figure(value: f64) -> String {
+    let digits = match value.abs() {
+        small if small < 0.001 => 5,
+        small if small < 1.0 => 3,
+        small if small < 10.0 => 2,
+        small if small < 100.0 => 1,
+        _ => 0,
+    };
+    format!("{value:.digits$}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_table_has_a_line_for_each_row() {
+        let estimate = Estimate::of(&[3.0, 3.0]);
+        let mut outcome = Outcome {
+            notes: vec!["2 repeats".to_owned()],
+            ..Outcome::default()
+        };
+        outcome
+            .rows
+            .push(Row::new("A, 2,000 PEs", Some(90.0), estimate, "%"));
+        outcome
+            .rows
+            .push(Row::new("B", None, Estimate::of(&[1234.5]), "1/s"));
+        let text = outcome.text();
+        let lines: Vec<&str> = text.lines().collect();
+        assert_eq!(lines[0], "2 repeats");
+        assert_eq!(lines[1], "point         paper  ours  ± (95 %)  unit");
+        assert_eq!(lines[2], "A, 2,000 PEs   90.0  3.00   0.00000  %");
+        assert_eq!(lines[3], "B                 -  1234         -  1/s");
+    }
+}

@@ -1,0 +1,139 @@
+//! Section 5.2: registrars in processes of their own, and how busy the first two are.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use holdfast_wire::rserpool::PolicyKind;
+
+use crate::registrar::measure::{Group, GroupSpec, Windows, measure};
+use crate::registrar::scope::{Scope, ScopeSpec, Target};
+use crate::registrar::{Carrier, Kind};
+use crate::repro::{Estimate, Point, Series, Settings};
+
+/// Elements of a pool whose size is not varied.
+pub(super) const ELEMENTS: u32 = 1000;
+/// How long each repeat is measured, unless the user says.
+const MILLISECONDS: u64 = 300;
+/// Time for associations and timers to get into their stride.
+const SETTLE: Duration = Duration::from_millis(200);
+
+/// Registrars of one scope, and who loads them.
+pub(super) struct World {
+    // Groups end before the registrars do: else those ask for elements that are gone.
+    groups: Vec<(Group, Kind)>,
+    targets: Vec<Target>,
+    scope: Scope,
+    /// Which registrar the users ask, counted from 0.
+    users_at: usize,
+    windows: Windows,
+}
+
+impl World {
+    pub(super) fn start(settings: &Settings, registrars: usize) -> Result<World> {
+        let scope = Scope::start(&ScopeSpec {
+            registrars,
+            one_send: true,
+            carrier: Carrier::here(false),
+        })?;
+        let targets = (0..registrars.min(2)).filter_map(|place| scope.target(place));
+        Ok(World {
+            groups: Vec::new(),
+            targets: targets.collect(),
+            scope,
+            users_at: 0,
+            windows: windows(settings),
+        })
+    }
+
+    /// A group at the first or second registrar, counted from 0.
+    pub(super) fn add(
+        &mut self,
+        kind: Kind,
+        count: u32,
+        at: usize,
+        policy: PolicyKind,
+    ) -> Result<()> {
+        let target = self.targets.get(at).context("no such registrar")?;
+        let group = Group::start(&GroupSpec {
+            kind,
+            count: count as usize,
+            at: *target,
+            handle: "repro".to_owned(),
+            policy,
+            items: None,
+        })?;
+        self.groups.push((group, kind));
+        match kind {
+            Kind::Elements => self.scope.in_step(count.into())?,
+            Kind::Users => self.users_at = at,
+        }
+        Ok(())
+    }
+
+    /// How much of a core the first and the second registrar use, in percent, while each element and user asks once in its
+    /// interval.
+    pub(super) fn measure(&mut self, elements: Duration, users: Duration) -> Result<Vec<Estimate>> {
+        let interval = |kind: Kind| match kind {
+            Kind::Elements => elements,
+            Kind::Users => users,
+        };
+        let groups = self.groups.iter_mut();
+        let mut groups: Vec<_> = groups
+            .map(|(group, kind)| (group, interval(*kind)))
+            .collect();
+        let measured = measure(&mut groups, &self.targets, self.windows)?;
+        let answered = |wanted: Kind| -> u64 {
+            let of_kind = self.groups.iter().filter(|(_, kind)| *kind == wanted);
+            of_kind.map(|(group, _)| group.answered()).sum()
+        };
+        self.scope.has_counted(
+            answered(Kind::Elements),
+            answered(Kind::Users),
+            self.users_at,
+        )?;
+        let of_target = |target: usize| {
+            let shares = measured.iter().map(|window| window.cpu[target] * 100.0);
+            Estimate::of(&shares.collect::<Vec<_>>())
+        };
+        Ok((0..self.targets.len()).map(of_target).collect())
+    }
+}
+
+fn windows(settings: &Settings) -> Windows {
+    Windows {
+        settle: SETTLE,
+        length: Duration::from_millis(settings.milliseconds.unwrap_or(MILLISECONDS)),
+        count: settings.repeats as usize,
+    }
+}
+
+/// What a reader must know.
+pub(super) fn notes(settings: &Settings) -> Vec<String> {
+    let Windows { length, count, .. } = windows(settings);
+    vec![
+        format!(
+            "{count} repeats of {} ms each (--repeats, --milliseconds), one after the other with the same associations;",
+            length.as_millis()
+        ),
+        format!(
+            "one registrar alone on its processor, everything else on another, SCTP {} on loopback.",
+            match Carrier::here(false) {
+                Carrier::Ip => "of the kernel",
+                Carrier::Udp => "of libusrsctp inside UDP",
+            }
+        ),
+        "The paper's registrars had a 1.3 GHz Athlon (2001) and the kernel's SCTP of Linux 2.6.17."
+            .to_owned(),
+    ]
+}
+
+/// Adds a point to the curve of that name, which may be a new one.
+pub(super) fn push(series: &mut Vec<Series>, name: &str, point: Point) {
+    match series.iter_mut().find(|each| each.name == name) {
+        Some(each) => each.points.push(point),
+        None => series.push(Series {
+            name: name.to_owned(),
+            points: vec![point],
+        }),
+    }
+}

@@ -1,0 +1,5 @@
+//! Paper 001, An Evaluation of the Pool Maintenance Overhead in Reliable Server Pooling Systems.
+
+pub(super) mod fig8;
+pub(super) mod fig9;
+mod load;
