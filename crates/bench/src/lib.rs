@@ -10,3 +10,4 @@ pub mod load;
 pub mod registrar;
 pub mod repro;
 pub mod steer;
+mod trees;

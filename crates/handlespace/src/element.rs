@@ -3,7 +3,7 @@
 use crate::checksum;
 use crate::policy::Standing;
 use crate::space::Handlespace;
-use crate::timers::Timer;
+use crate::timers::{Timer, TimerKind};
 use holdfast_wire::rserpool::{ElementId, Policy, PoolHandle, RegistrarId};
 
 /// Names one registration: the same element registered again after a deregistration has another key.
@@ -49,7 +49,7 @@ impl<'a, T> ElementRef<'a, T> {
 
     /// Its home registrar.
     pub fn home(&self) -> RegistrarId {
-        self.space.ownership.home_of(self.core)
+        self.core.home
     }
 
     /// What it said of itself for the pool's policy.
@@ -84,6 +84,8 @@ pub(crate) struct Core {
     pub(crate) spot: u32,
     pub(crate) standing: Standing,
     pub(crate) timer: Timer,
+    pub(crate) timer_kind: TimerKind,
+    pub(crate) home: RegistrarId,
 }
 
 /// What they seldom touch: another line, if the payload is small.
@@ -130,6 +132,8 @@ impl<T> Elements<T> {
             spot: 0,
             standing: Standing::default(),
             timer: Timer::default(),
+            timer_kind: TimerKind::default(),
+            home: RegistrarId(0),
         };
         if let Some(slot) = self.free.pop() {
             let old = &mut self.cores[slot as usize];

@@ -60,17 +60,30 @@ impl Ownership {
         Some(&self.owners[owner as usize])
     }
 
-    pub(crate) fn home_of(&self, core: &Core) -> RegistrarId {
-        self.groups[core.group as usize].home
-    }
-
-    /// Makes `home` the home of an element that has none; `block` is what the element adds to a checksum.
+    /// Makes `home` the home of an element that has none; `block` is what the element adds to a checksum, `hint` the group
+    /// that it may belong to and then does.
     #[inline]
-    pub(crate) fn insert(&mut self, cores: &mut [Core], slot: u32, home: RegistrarId, block: u64) {
+    pub(crate) fn insert(
+        &mut self,
+        cores: &mut [Core],
+        slot: u32,
+        home: RegistrarId,
+        block: u64,
+        hint: &mut u32,
+    ) {
         let core = &mut cores[slot as usize];
-        let number = self.group(core.pool, home);
+        let number = match self.groups.get(*hint as usize) {
+            Some(group)
+                if group.pool == core.pool && group.home == home && !group.members.is_empty() =>
+            {
+                *hint
+            }
+            _ => self.group(core.pool, home),
+        };
+        *hint = number;
         let group = &mut self.groups[number as usize];
         core.group = number;
+        core.home = home;
         core.member = group.members.len() as u32;
         group.members.push(slot);
         let owner = &mut self.owners[group.owner as usize];

@@ -22,13 +22,15 @@ pub(crate) enum Procedure {
     ByWeightCounted,
 }
 
-/// Where an element stands in its pool's selection set.
+/// Where an element stands in its pool's selection set, and what moves it on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct Standing {
     /// The sorting key, ascending, or the weight.
     pub(crate) value: u64,
     /// Selections since the last registration; with weighted round robin turns taken in this round.
     pub(crate) count: u32,
+    /// What a selection adds to a load; with weighted round robin the turns of a round.
+    pub(crate) step: u32,
 }
 
 /// The key of an element that is not to be selected.
@@ -68,14 +70,18 @@ impl Standing {
     /// Of an element that registers; `lowest` is the lowest key in the pool.
     pub(crate) fn registered(policy: &Policy, lowest: u64) -> Standing {
         Standing {
-            value: value(policy, lowest, 0),
+            value: match *policy {
+                Policy::WeightedRoundRobin { weight } => turn(lowest, weight, 0),
+                _ => value(policy),
+            },
             count: 0,
+            step: step(policy),
         }
     }
 
     /// Of an element that registers again with this policy.
     pub(crate) fn updated(self, policy: &Policy, lowest: u64) -> Standing {
-        match policy {
+        match *policy {
             // Its turns of this round stay used, lest registering again be a way to the front.
             Policy::WeightedRoundRobin { weight } => {
                 let count = self.count.min(weight.saturating_sub(1));
@@ -85,64 +91,51 @@ impl Standing {
                     self.value
                 };
                 Standing {
-                    value: value(policy, round, count),
+                    value: turn(round, weight, count),
                     count,
+                    step: weight,
                 }
             }
             _ => Standing::registered(policy, lowest),
         }
     }
 
-    /// After a selection.
+    /// After a selection that changes its value.
     #[inline]
-    pub(crate) fn selected(self, policy: &Policy) -> Standing {
-        match *policy {
-            Policy::WeightedRoundRobin { weight } => {
-                let over = self.count + 1 >= weight;
-                let count = if over { 0 } else { self.count + 1 };
-                let round = self.value.saturating_add(u64::from(over) << ROUND_BITS);
-                Standing {
-                    value: value(policy, round, count),
-                    count,
-                }
-            }
-            _ => {
-                let count = self.count.saturating_add(1);
-                Standing {
-                    value: value(policy, self.value, count),
-                    count,
-                }
-            }
+    pub(crate) fn selected(mut self, procedure: Procedure) -> Standing {
+        if procedure == Procedure::FirstInTurn {
+            let over = self.count + 1 >= self.step;
+            self.count = if over { 0 } else { self.count + 1 };
+            let round = self.value.saturating_add(u64::from(over) << ROUND_BITS);
+            self.value = turn(round, self.step, self.count);
+        } else if self.count < u32::MAX {
+            self.count += 1;
+            let step = u64::from(self.step);
+            self.value = match procedure {
+                Procedure::ByWeightCounted => self.value.saturating_sub(step).max(1),
+                _ => self.value.saturating_add(step),
+            };
         }
+        self
     }
 }
 
-/// The sorting key or weight. `lowest` says which round of weighted round robin it is.
-fn value(policy: &Policy, lowest: u64, count: u32) -> u64 {
-    let degraded = |load: u32, degradation: u32| {
-        u64::from(load).saturating_add(u64::from(degradation) * u64::from(count))
-    };
+/// The sorting key or weight of an element that has not been selected.
+fn value(policy: &Policy) -> u64 {
+    let sum = |load: u32, degradation: u32| u64::from(load) + u64::from(degradation);
     match *policy {
-        Policy::RoundRobin => 0,
-        Policy::WeightedRoundRobin { weight } => turn(lowest, weight, count),
+        Policy::RoundRobin | Policy::WeightedRoundRobin { .. } => 0,
         Policy::Random => 1,
         Policy::WeightedRandom { weight } => u64::from(weight),
         Policy::Priority { priority } => u64::from(!priority),
-        Policy::LeastUsed { load } => u64::from(load),
-        Policy::LeastUsedDegradation { load, degradation } => degraded(load, degradation),
-        Policy::PriorityLeastUsed { load, degradation } => u64::from(load) + u64::from(degradation),
-        Policy::RandomizedLeastUsed { load } => unused(u64::from(load)),
-        Policy::RandomizedPriorityLeastUsed { load, degradation } => {
-            unused(u64::from(load) + u64::from(degradation))
-        }
-        Policy::RandomizedLeastUsedDegradation { load, degradation } => {
-            unused(degraded(load, degradation))
-        }
-        Policy::PriorityLeastUsedDegradation { load, degradation } => {
-            degraded(load, degradation).saturating_add(u64::from(degradation))
-        }
-        Policy::RandomizedPriorityLeastUsedDegradation { load, degradation } => {
-            unused(degraded(load, degradation).saturating_add(u64::from(degradation)))
+        Policy::LeastUsed { load } | Policy::LeastUsedDegradation { load, .. } => u64::from(load),
+        Policy::PriorityLeastUsed { load, degradation }
+        | Policy::PriorityLeastUsedDegradation { load, degradation } => sum(load, degradation),
+        Policy::RandomizedLeastUsed { load }
+        | Policy::RandomizedLeastUsedDegradation { load, .. } => unused(u64::from(load)),
+        Policy::RandomizedPriorityLeastUsed { load, degradation }
+        | Policy::RandomizedPriorityLeastUsedDegradation { load, degradation } => {
+            unused(sum(load, degradation))
         }
         Policy::WeightedRandomDpf {
             weight,
@@ -153,8 +146,22 @@ fn value(policy: &Policy, lowest: u64, count: u32) -> u64 {
         | Policy::LeastUsedDegradationDpf { dpf, distance, .. }
         | Policy::PriorityLeastUsedDpf { dpf, distance, .. }
         | Policy::PriorityLeastUsedDegradationDpf { dpf, distance, .. } => {
-            value(&nearby(policy), lowest, count).saturating_add(penalty(dpf, distance))
+            value(&nearby(policy)).saturating_add(penalty(dpf, distance))
         }
+    }
+}
+
+/// What each selection adds to the load; with weighted round robin the weight.
+fn step(policy: &Policy) -> u32 {
+    match *policy {
+        Policy::WeightedRoundRobin { weight } => weight,
+        Policy::LeastUsedDegradation { degradation, .. }
+        | Policy::PriorityLeastUsedDegradation { degradation, .. }
+        | Policy::RandomizedLeastUsedDegradation { degradation, .. }
+        | Policy::RandomizedPriorityLeastUsedDegradation { degradation, .. }
+        | Policy::LeastUsedDegradationDpf { degradation, .. }
+        | Policy::PriorityLeastUsedDegradationDpf { degradation, .. } => degradation,
+        _ => 0,
     }
 }
 

@@ -6,23 +6,25 @@ use crate::selection::Selection;
 use bytes::Bytes;
 use holdfast_wire::rserpool::{PolicyKind, PoolHandle};
 
-/// A pool and its selection set.
+/// A pool and its selection set. A selection from an order touches the first line.
 #[derive(Debug, Clone)]
-#[repr(align(64))]
+#[repr(C, align(64))]
 pub(crate) struct Pool {
-    pub(crate) hash: u64,
-    /// The handle's length and first bytes: most handles need not be fetched to be compared.
-    head: [u8; HEAD],
     handle_len: u32,
-    pub(crate) handle: PoolHandle,
-    pub(crate) selection: Selection,
+    /// The handle's first bytes: most handles need not be fetched to be compared.
+    head: [u8; HEAD],
     pub(crate) procedure: Procedure,
+    pub(crate) selection: Selection,
     pub(crate) kind: PolicyKind,
     pub(crate) class: u32,
     /// Elements.
     pub(crate) len: u32,
+    /// The group of the element that came last.
+    pub(crate) group: u32,
+    pub(crate) hash: u64,
     /// What its handle adds to a checksum for each element.
     pub(crate) handle_block: u64,
+    pub(crate) handle: PoolHandle,
 }
 
 /// A pool, as seen from outside.
@@ -58,6 +60,7 @@ impl Pool {
             kind,
             class,
             len: 0,
+            group: u32::MAX,
             handle_block: checksum::handle_block(&handle.0),
         }
     }
@@ -65,13 +68,13 @@ impl Pool {
     /// Whether this is its handle.
     #[inline]
     pub(crate) fn is(&self, handle: &PoolHandle) -> bool {
-        let len = handle.0.len();
-        if self.handle_len as usize != len {
+        let handle = &handle.0[..];
+        if self.handle_len as usize != handle.len() {
             return false;
         }
-        match self.head.get(..len) {
-            Some(head) => *head == handle.0[..],
-            None => self.handle == *handle,
+        match self.head.get(..handle.len()) {
+            Some(head) => alike(head, handle),
+            None => self.handle.0 == handle,
         }
     }
 
@@ -83,4 +86,18 @@ impl Pool {
             elements: self.len as usize,
         }
     }
+}
+
+/// Whether two short slices of the same length are equal: most handles have eight to sixteen bytes, and a call costs more than
+/// to compare these.
+#[inline]
+fn alike(a: &[u8], b: &[u8]) -> bool {
+    if let (Some((a_first, _)), Some((b_first, _))) = (a.split_first_chunk(), b.split_first_chunk())
+        && let (Some((_, a_last)), Some((_, b_last))) = (a.split_last_chunk(), b.split_last_chunk())
+        && a.len() <= 16
+    {
+        let a = [u64::from_ne_bytes(*a_first), u64::from_ne_bytes(*a_last)];
+        return a == [u64::from_ne_bytes(*b_first), u64::from_ne_bytes(*b_last)];
+    }
+    a == b
 }

@@ -2,11 +2,17 @@
 
 use crate::element::ElementRef;
 use crate::policy::Procedure;
-use crate::selection::Selection;
+use crate::selection::{Point, Selection};
 use crate::space::Handlespace;
 use holdfast_wire::rserpool::PoolHandle;
 use prefetch_index::prefetch_index;
 use rand::Rng;
+
+/// Points drawn at once: what they read is fetched at the same time.
+const DRAWN: usize = 4;
+/// Points drawn in vain, and elements drawn, before those drawn rest.
+const VAIN_MAX: usize = 16;
+const AWAKE_MAX: usize = 16;
 
 impl<T> Handlespace<T> {
     /// Selects up to `items` different elements of a pool by its policy and shows them in the policy's order. Returns how many,
@@ -22,11 +28,10 @@ impl<T> Handlespace<T> {
         if procedure == Procedure::First {
             return Some(self.first(pool, items, visit));
         }
-        self.choose(pool, items);
+        self.choose(pool, procedure, items);
         for &slot in &self.chosen {
             visit(self.view(slot));
         }
-        self.advance(pool, procedure);
         Some(self.chosen.len())
     }
 
@@ -41,52 +46,85 @@ impl<T> Handlespace<T> {
         let Selection::Ordered(order) = &self.pools[pool as usize].selection else {
             return 0;
         };
-        if let Some(slot) = order.ahead(&self.blocks) {
-            prefetch_index(&self.elements.cores, slot as usize);
-        }
-        let shown = order.first(&self.blocks, items, |slot| {
-            visit(self.view(slot));
-        });
+        let shown = order.first(&self.blocks, items, |slot| visit(self.view(slot)));
         if shown > 0
             && let Selection::Ordered(order) = &mut self.pools[pool as usize].selection
             && let Some((slot, spot)) = order.rotate(&mut self.blocks)
         {
-            self.elements.cores[slot as usize].spot = spot;
+            let cores = &mut self.elements.cores;
+            cores[slot as usize].spot = spot;
+            self.blocks
+                .upcoming(|slot| prefetch_index(&*cores, slot as usize));
         }
         shown
     }
 
-    /// Chooses elements; the weights of the chosen are 0 until [`advance`](Self::advance).
-    fn choose(&mut self, pool: u32, items: usize) {
+    /// Chooses elements, and does to them what selection does.
+    #[inline(never)]
+    fn choose(&mut self, pool: u32, procedure: Procedure, items: usize) {
         self.chosen.clear();
-        match &mut self.pools[pool as usize].selection {
+        let rested = match &self.pools[pool as usize].selection {
             Selection::Ordered(order) => {
                 order.first(&self.blocks, items, |slot| self.chosen.push(slot));
+                0
             }
-            Selection::Weighted(weights) => {
-                while self.chosen.len() < items && weights.total() > 0 {
-                    let slot = weights.at(self.random.random_range(0..weights.total()));
-                    weights.set(self.elements.cores[slot as usize].spot, 0);
-                    self.chosen.push(slot);
-                }
-            }
-        }
-    }
-
-    /// What selection does to the chosen.
-    fn advance(&mut self, pool: u32, procedure: Procedure) {
-        let selection = &mut self.pools[pool as usize].selection;
-        let counted = match procedure {
+            Selection::Weighted(_) => self.draw(pool, items),
+        };
+        let changed = match procedure {
             Procedure::FirstInTurn => self.chosen.len().min(1),
+            Procedure::ByWeight => rested,
             _ => self.chosen.len(),
         };
-        for &slot in &self.chosen[..counted] {
-            let mut standing = self.elements.cores[slot as usize].standing;
+        let selection = &mut self.pools[pool as usize].selection;
+        let cores = &mut self.elements.cores;
+        for &slot in &self.chosen[..changed] {
+            let mut standing = cores[slot as usize].standing;
             if procedure != Procedure::ByWeight {
-                standing = standing.selected(&self.elements.rests[slot as usize].policy);
+                standing = standing.selected(procedure);
             }
-            let cores = &mut self.elements.cores;
             selection.update(&mut self.blocks, cores, slot, standing);
+        }
+        self.blocks
+            .upcoming(|slot| prefetch_index(&*cores, slot as usize));
+    }
+
+    /// Chooses elements by weight. Who has been drawn already is drawn in vain; so if that may become frequent, those drawn rest.
+    /// Returns how many do.
+    fn draw(&mut self, pool: u32, items: usize) -> usize {
+        let selection = &mut self.pools[pool as usize].selection;
+        let (mut rested, mut vain) = (0, 0);
+        loop {
+            let Selection::Weighted(weights) = &*selection else {
+                return rested;
+            };
+            let awake = self.chosen.len() - rested;
+            let wanted = (items - self.chosen.len()).min(weights.eligible() - awake);
+            if wanted == 0 {
+                return rested;
+            }
+            let mut points = [Point::default(); DRAWN];
+            let points = &mut points[..wanted.min(DRAWN)];
+            for point in &mut *points {
+                *point = weights.point(self.random.random_range(0..weights.mass()));
+                weights.prefetch(*point);
+            }
+            for &point in &*points {
+                let slot = weights.at(point);
+                match slot.filter(|slot| !self.chosen[rested..].contains(slot)) {
+                    Some(slot) => {
+                        prefetch_index(&self.elements.cores, slot as usize);
+                        self.chosen.push(slot);
+                    }
+                    None => vain += 1,
+                }
+            }
+            if vain > VAIN_MAX || self.chosen.len() - rested > AWAKE_MAX {
+                for &slot in &self.chosen[rested..] {
+                    selection.rest(&mut self.elements.cores, slot);
+                }
+                rested = self.chosen.len();
+                vain = 0;
+            }
         }
     }
 }

@@ -89,7 +89,7 @@ impl<T> Handlespace<T> {
             free_pools: Vec::new(),
             pool_index: Index::new(),
             element_index: Index::new(),
-            blocks: Blocks::default(),
+            blocks: Blocks::new(),
             ownership: Ownership::new(seed),
             timers: Timers::new(),
             hasher: FixedState::with_seed(seed),
@@ -259,7 +259,7 @@ impl<T> Handlespace<T> {
             pool.selection
                 .update(&mut self.blocks, cores, slot, updated);
         }
-        if self.ownership.home_of(&self.elements.cores[slot as usize]) != registration.home {
+        if self.elements.cores[slot as usize].home != registration.home {
             self.rehome(slot, registration.home);
         }
         let key = self.elements.key_of(slot);
@@ -291,7 +291,8 @@ impl<T> Handlespace<T> {
         let standing = Standing::registered(&policy, pool.selection.lowest());
         pool.selection
             .insert(&mut self.blocks, cores, slot, standing);
-        self.ownership.insert(cores, slot, home, block);
+        self.ownership
+            .insert(cores, slot, home, block, &mut pool.group);
         let key = self.elements.key_of(slot);
         Ok(Registered {
             key,
@@ -339,11 +340,12 @@ impl<T> Handlespace<T> {
 
     fn rehome(&mut self, slot: u32, home: RegistrarId) {
         let pool = self.elements.cores[slot as usize].pool;
-        let handle_block = self.pools[pool as usize].handle_block;
-        let block = self.elements.checksum_block(slot, handle_block);
+        let pool = &mut self.pools[pool as usize];
+        let block = self.elements.checksum_block(slot, pool.handle_block);
         let cores = &mut self.elements.cores;
         self.ownership.remove(cores, slot, block);
-        self.ownership.insert(cores, slot, home, block);
+        self.ownership
+            .insert(cores, slot, home, block, &mut pool.group);
     }
 }
 

@@ -3,6 +3,10 @@
 use crate::element::ElementRef;
 use crate::space::Handlespace;
 use holdfast_wire::rserpool::RegistrarId;
+use prefetch_index::prefetch_index;
+
+/// How many slots ahead elements are fetched.
+const AHEAD: usize = 16;
 
 /// How far a walk has come. It costs the handlespace nothing, and may be forgotten at any time.
 ///
@@ -76,6 +80,9 @@ impl<T> Handlespace<T> {
         let end = self.elements.cores.len() as u32;
         let mut shown = 0;
         while shown < items && *next < end {
+            let ahead = *next as usize + AHEAD;
+            prefetch_index(&self.elements.cores, ahead);
+            prefetch_index(&self.elements.rests, ahead);
             if self.elements.is_used(*next) {
                 visit(self.view(*next));
                 shown += 1;
@@ -113,8 +120,13 @@ impl<T> Handlespace<T> {
                 0
             };
             let end = left - left.min(items - shown);
-            for &slot in group.members[end..left].iter().rev() {
-                visit(self.view(slot));
+            let members = &group.members[..left];
+            for index in (end..left).rev() {
+                if let Some(&ahead) = members.get(index.wrapping_sub(AHEAD)) {
+                    prefetch_index(&self.elements.cores, ahead as usize);
+                    prefetch_index(&self.elements.rests, ahead as usize);
+                }
+                visit(self.view(members[index]));
             }
             shown += left - end;
             *begun = (end > 0).then_some((number, generation, end));

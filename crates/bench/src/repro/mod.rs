@@ -24,6 +24,8 @@ const LIST: &str = "list";
 
 /// All experiments, one line each, in the order of papers and figures.
 const EXPERIMENTS: &[Experiment] = &[
+    rserpool_overhead::fig6::EXPERIMENT,
+    rserpool_overhead::fig7::EXPERIMENT,
     rserpool_overhead::fig8::EXPERIMENT,
     rserpool_overhead::fig9::EXPERIMENT,
 ];

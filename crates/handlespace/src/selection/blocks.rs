@@ -4,22 +4,61 @@
 //! one is. Here the places of the next elements are read ahead, so their records are fetched at the same time. A queue
 //! has no more lines than elements, however sparse they become; as elements leave at random, two of three lines are saved.
 
+use prefetch_index::prefetch_index;
+
 /// No block.
-pub(crate) const NONE: u32 = u32::MAX;
+const NONE: u32 = u32::MAX;
 
 const PLACES: usize = 13;
-/// How far ahead elements are fetched: what a fetch from memory takes, in selections.
-const AHEAD: usize = 8;
 
-/// A line of a queue, in order. The places before `used` have been taken, those in `live` still are.
+/// A line of a queue: a ring of places. Its first element is there, others may have left.
 #[derive(Debug, Clone)]
 #[repr(align(64))]
 struct Block {
     places: [u32; PLACES],
     before: u32,
     after: u32,
-    used: u16,
+    /// The first element's place.
+    start: u16,
+    /// Which places are taken, counted from `start` on.
     live: u16,
+}
+
+impl Block {
+    /// The place so many behind the first element's.
+    #[inline]
+    fn place(&self, behind: usize) -> usize {
+        let place = usize::from(self.start) + behind;
+        if place < PLACES {
+            place
+        } else {
+            place - PLACES
+        }
+    }
+
+    /// The places from the first element's to the last one's.
+    #[inline]
+    fn span(&self) -> usize {
+        (u16::BITS - self.live.leading_zeros()) as usize
+    }
+
+    /// Puts an element behind the last one, where there is room; returns its place.
+    #[inline]
+    fn push(&mut self, slot: u32) -> usize {
+        let span = self.span();
+        let place = self.place(span);
+        self.places[place] = slot;
+        self.live |= 1 << span;
+        place
+    }
+
+    /// The first element is the first that is there.
+    #[inline]
+    fn settle(&mut self) {
+        let gone = self.live.trailing_zeros();
+        self.start = self.place(gone as usize) as u16;
+        self.live >>= gone;
+    }
 }
 
 /// The ends of a queue. A queue that exists is not empty.
@@ -30,18 +69,29 @@ pub(crate) struct Queue {
 }
 
 /// The lines of all queues.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone)]
 pub(crate) struct Blocks {
     blocks: Vec<Block>,
     free: Vec<u32>,
+    /// See [`upcoming`](Blocks::upcoming).
+    upcoming: u32,
 }
 
 /// Where an element stands: the block's number and the place in it.
-fn spot(block: u32, place: u32) -> u32 {
-    block << 4 | place
+#[inline]
+fn spot(block: u32, place: usize) -> u32 {
+    block << 4 | place as u32
 }
 
 impl Blocks {
+    pub(crate) fn new() -> Blocks {
+        Blocks {
+            blocks: Vec::new(),
+            free: Vec::new(),
+            upcoming: NONE,
+        }
+    }
+
     /// A queue of one; returns it and the element's spot.
     pub(crate) fn start(&mut self, slot: u32) -> (Queue, u32) {
         let block = self.allocate(slot, NONE);
@@ -56,12 +106,8 @@ impl Blocks {
     #[inline]
     pub(crate) fn push(&mut self, queue: &mut Queue, slot: u32) -> u32 {
         let tail = &mut self.blocks[queue.tail as usize];
-        if usize::from(tail.used) < PLACES {
-            let place = tail.used;
-            tail.places[usize::from(place)] = slot;
-            tail.live |= 1 << place;
-            tail.used += 1;
-            return spot(queue.tail, u32::from(place));
+        if tail.span() < PLACES {
+            return spot(queue.tail, tail.push(slot));
         }
         let block = self.allocate(slot, queue.tail);
         self.blocks[queue.tail as usize].after = block;
@@ -74,8 +120,16 @@ impl Blocks {
     pub(crate) fn remove(&mut self, queue: &mut Queue, spot: u32) -> bool {
         let number = spot >> 4;
         let block = &mut self.blocks[number as usize];
-        block.live &= !(1 << (spot & 15));
+        let place = spot as usize & 15;
+        let start = usize::from(block.start);
+        let behind = if place < start {
+            place + PLACES - start
+        } else {
+            place - start
+        };
+        block.live &= !(1 << behind);
         if block.live != 0 {
+            block.settle();
             return true;
         }
         let (before, after) = (block.before, block.after);
@@ -87,33 +141,47 @@ impl Blocks {
         true
     }
 
-    /// The element at the head, and its spot.
-    #[inline]
-    pub(crate) fn first(&self, queue: Queue) -> (u32, u32) {
-        let block = &self.blocks[queue.head as usize];
-        let place = block.live.trailing_zeros();
-        (block.places[place as usize], spot(queue.head, place))
-    }
-
     /// Moves the element at the head to the end; returns its slot and its new spot.
     #[inline]
     pub(crate) fn rotate(&mut self, queue: &mut Queue) -> (u32, u32) {
-        let (slot, old) = self.first(*queue);
-        let new = self.push(queue, slot);
-        let exists = self.remove(queue, old);
-        debug_assert!(exists, "it has just grown");
-        (slot, new)
+        let block = &mut self.blocks[queue.head as usize];
+        let place = usize::from(block.start);
+        let slot = block.places[place];
+        let (head, after) = (queue.head, block.after);
+        block.live &= !1;
+        if block.live != 0 {
+            block.settle();
+            if head == queue.tail {
+                return (slot, spot(head, block.push(slot)));
+            }
+        } else if head == queue.tail {
+            block.live = 1;
+            return (slot, spot(head, place));
+        } else {
+            self.unlink(queue, head, NONE, after);
+        }
+        (slot, self.push(queue, slot))
     }
 
-    /// The slot of an element some places behind the head, if there still is one: what to fetch in good time.
+    /// Shows the slots of the line whose turn comes after the present one's, if a line has come to an end since this was last
+    /// asked: what is to be fetched.
     #[inline]
-    pub(crate) fn ahead(&self, queue: Queue) -> u32 {
-        let head = &self.blocks[queue.head as usize];
-        let place = head.live.trailing_zeros() as usize + AHEAD;
-        match self.blocks.get(head.after as usize) {
-            Some(after) if place >= PLACES => after.places[(place - PLACES) % PLACES],
-            _ => head.places[place % PLACES],
+    pub(crate) fn upcoming(&mut self, mut fetch: impl FnMut(u32)) {
+        if self.upcoming == NONE {
+            return;
         }
+        let upcoming = std::mem::replace(&mut self.upcoming, NONE);
+        if let Some(block) = self.blocks.get(upcoming as usize) {
+            prefetch_index(&self.blocks, block.after as usize);
+            for &slot in &block.places {
+                fetch(slot);
+            }
+        }
+    }
+
+    /// Another queue is selected from.
+    pub(crate) fn turn_to(&mut self, queue: Queue) {
+        self.upcoming = queue.head;
     }
 
     /// Shows up to `items` elements from the head on. Returns how many of these there were not.
@@ -131,7 +199,8 @@ impl Blocks {
                 if items == 0 {
                     return 0;
                 }
-                show(block.places[live.trailing_zeros() as usize]);
+                let place = block.place(live.trailing_zeros() as usize);
+                show(block.places[place]);
                 live &= live - 1;
                 items -= 1;
             }
@@ -151,7 +220,7 @@ impl Blocks {
             places,
             before,
             after: NONE,
-            used: 1,
+            start: 0,
             live: 1,
         };
         if let Some(number) = self.free.pop() {
@@ -166,7 +235,10 @@ impl Blocks {
 
     fn unlink(&mut self, queue: &mut Queue, number: u32, before: u32, after: u32) {
         match before {
-            NONE => queue.head = after,
+            NONE => {
+                queue.head = after;
+                self.upcoming = self.blocks[after as usize].after;
+            }
             before => self.blocks[before as usize].after = after,
         }
         match after {

@@ -6,6 +6,7 @@ mod weights;
 
 pub(crate) use blocks::Blocks;
 use order::Order;
+pub(crate) use weights::Point;
 use weights::Weights;
 
 use crate::element::Core;
@@ -52,7 +53,7 @@ impl Selection {
             }
             Selection::Ordered(_) => {}
             Selection::Weighted(weights) => {
-                core.spot = weights.insert(weight(standing), slot);
+                weights.insert(weight(standing), slot, spots(cores));
             }
         }
     }
@@ -66,11 +67,7 @@ impl Selection {
                 order.remove(blocks, standing.value, spot);
             }
             Selection::Ordered(_) => {}
-            Selection::Weighted(weights) => {
-                if let Some(moved) = weights.remove(spot) {
-                    cores[moved as usize].spot = spot;
-                }
-            }
+            Selection::Weighted(weights) => weights.remove(spot, spots(cores)),
         }
     }
 
@@ -91,8 +88,17 @@ impl Selection {
             Selection::Weighted(weights) => {
                 let core = &mut cores[slot as usize];
                 core.standing = standing;
-                weights.set(core.spot, weight(standing));
+                let spot = core.spot;
+                weights.set(spot, weight(standing), spots(cores));
             }
+        }
+    }
+
+    /// Keeps an element from being chosen by weight, until its next [`update`](Self::update).
+    pub(crate) fn rest(&mut self, cores: &mut [Core], slot: u32) {
+        if let Selection::Weighted(weights) = self {
+            let spot = cores[slot as usize].spot;
+            weights.set(spot, 0, spots(cores));
         }
     }
 
@@ -102,6 +108,12 @@ impl Selection {
             Selection::Weighted(weights) => weights.heap_bytes(),
         }
     }
+}
+
+/// Writes down where elements are.
+#[inline]
+fn spots(cores: &mut [Core]) -> impl FnMut(u32, u32) {
+    |slot, spot| cores[slot as usize].spot = spot
 }
 
 /// Weights fit 32 bits by their policies' definitions.

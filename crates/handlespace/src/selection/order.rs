@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 
 /// The queues of a pool, by key.
 #[derive(Debug, Clone, Default)]
+#[repr(C)]
 pub(crate) struct Order {
     /// The lowest key's: what is selected from, and all there is where every key is the same.
     front: Option<(u64, Queue)>,
@@ -52,6 +53,9 @@ impl Order {
             Some((front, queue)) if *front == key => {
                 if !blocks.remove(queue, spot) {
                     self.front = self.later.pop_first();
+                    if let Some((_, queue)) = self.front {
+                        blocks.turn_to(queue);
+                    }
                 }
             }
             _ => {
@@ -70,12 +74,6 @@ impl Order {
     pub(crate) fn rotate(&mut self, blocks: &mut Blocks) -> Option<(u32, u32)> {
         let (_, queue) = self.front.as_mut()?;
         Some(blocks.rotate(queue))
-    }
-
-    /// The slot of an element whose turn comes soon.
-    #[inline]
-    pub(crate) fn ahead(&self, blocks: &Blocks) -> Option<u32> {
-        self.front.map(|(_, queue)| blocks.ahead(queue))
     }
 
     /// Shows the first elements, in order, up to so many. Returns how many.

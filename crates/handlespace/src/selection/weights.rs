@@ -1,122 +1,300 @@
-//! Elements by weight: the paper's weight sum, kept for every sixteen elements, for every sixteen of those, and so on.
+//! Elements by weight, chosen in a time that does not depend on how many there are.
+//!
+//! Paper 001 section 3.2 lines the weights up, and a random point of the line says which element is chosen; to find it, a tree
+//! is walked down. Here each element has a part of the line as long as its weight's *ceiling*, a power of four, and those
+//! of equal ceiling stand together: so a division finds the element. A point in its part beyond its weight is drawn again; it is
+//! at most three parts of four, and one of three where weights are spread evenly.
 
-const FAN: usize = 16;
-const FAN_BITS: u32 = FAN.trailing_zeros();
+use smallvec::SmallVec;
 
-/// The weights of a pool's elements, in no order. A position has sixteen weights in one cache line.
+const ROW_BITS: u32 = 2;
+/// Of weight 0, never chosen; behind all others.
+const OUT: u32 = u32::MAX;
+
+#[derive(Debug, Clone, Copy)]
+struct Member {
+    slot: u32,
+    weight: u32,
+}
+
+/// Members whose weights have the same ceiling, `1 << exponent`.
+#[derive(Debug, Clone, Copy)]
+struct Row {
+    exponent: u32,
+    /// It begins where the one before ends.
+    end: u32,
+}
+
+/// The weights of a pool's elements, in rows of ascending ceilings. None is empty.
 #[derive(Debug, Clone, Default)]
+#[repr(C)]
 pub(crate) struct Weights {
-    slots: Vec<u32>,
-    weights: Vec<u32>,
-    /// The sums of sixteen weights, the sums of sixteen of those, up to a level of at most sixteen.
-    sums: Vec<Vec<u64>>,
-    total: u64,
+    /// The length of the line.
+    mass: u64,
+    members: Vec<Member>,
+    rows: SmallVec<[Row; 4]>,
+}
+
+/// A point of the line, in an element's part.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Point {
+    pub(crate) position: u32,
+    /// How far into the part.
+    rest: u64,
 }
 
 impl Weights {
-    /// The weight sum.
-    pub(crate) fn total(&self) -> u64 {
-        self.total
+    /// The length of the line, of which a point is to be drawn; 0 if none can be chosen.
+    #[inline]
+    pub(crate) fn mass(&self) -> u64 {
+        self.mass
     }
 
-    /// Adds an element; returns its position.
-    pub(crate) fn insert(&mut self, weight: u32, slot: u32) -> u32 {
-        let position = self.slots.len();
-        self.slots.push(slot);
-        self.weights.push(0);
-        let mut above = position;
-        let mut levels = 0;
-        while above >= FAN || (levels < self.sums.len()) {
-            above >>= FAN_BITS;
-            self.reach(levels, above);
-            levels += 1;
+    /// Where a number below [`mass`](Self::mass) lies.
+    #[inline]
+    pub(crate) fn point(&self, mut number: u64) -> Point {
+        let mut rows = self.rows.as_slice();
+        while let [before @ .., row] = rows {
+            let start = before.last().map_or(0, |row| row.end);
+            if row.exponent != OUT {
+                let length = u64::from(row.end - start) << row.exponent;
+                if number < length {
+                    return Point {
+                        position: start + (number >> row.exponent) as u32,
+                        rest: number & ((1 << row.exponent) - 1),
+                    };
+                }
+                number -= length;
+            }
+            rows = before;
         }
-        self.set(position as u32, weight);
-        position as u32
+        unreachable!("the number is below the sum of the rows' lengths");
     }
 
-    /// Takes out the element at a position. Returns the slot of the one that moves to this position, if one does.
-    pub(crate) fn remove(&mut self, position: u32) -> Option<u32> {
-        let last = self.slots.len() - 1;
-        let weight = self.weights[last];
-        self.set(last as u32, 0);
-        let moved = (position as usize != last).then(|| {
-            self.set(position, weight);
-            let slot = self.slots[last];
-            self.slots[position as usize] = slot;
-            slot
-        });
-        self.slots.pop();
-        self.weights.pop();
-        let mut len = last;
-        for level in &mut self.sums {
-            len = len.div_ceil(FAN);
-            level.truncate(len);
-        }
-        while self.sums.last().is_some_and(|level| level.len() <= 1) {
-            self.sums.pop();
-        }
-        moved
+    /// The chosen element, unless the point is beyond its weight.
+    #[inline]
+    pub(crate) fn at(&self, point: Point) -> Option<u32> {
+        let member = self.members[point.position as usize];
+        (point.rest < u64::from(member.weight)).then_some(member.slot)
     }
 
-    /// Changes the weight at a position.
-    pub(crate) fn set(&mut self, position: u32, weight: u32) {
-        let old = std::mem::replace(&mut self.weights[position as usize], weight);
-        let change = u64::from(weight).wrapping_sub(u64::from(old));
-        if change == 0 {
+    /// Fetches what [`at`](Self::at) reads.
+    #[inline]
+    pub(crate) fn prefetch(&self, point: Point) {
+        prefetch_index::prefetch_index(&self.members, point.position as usize);
+    }
+
+    /// How many can be chosen.
+    #[inline]
+    pub(crate) fn eligible(&self) -> usize {
+        let rows = match self.rows.as_slice() {
+            [rows @ .., row] if row.exponent == OUT => rows,
+            rows => rows,
+        };
+        rows.last().map_or(0, |row| row.end as usize)
+    }
+
+    /// Adds an element. Says the position of each that has got another, of the new one too.
+    pub(crate) fn insert(&mut self, weight: u32, slot: u32, mut moved: impl FnMut(u32, u32)) {
+        let member = Member { slot, weight };
+        self.members.push(member);
+        let to = self.reach(exponent(weight));
+        let position = self.shift(self.members.len() - 1, self.rows.len(), to, &mut moved);
+        self.members[position] = member;
+        self.mass += length(self.rows[to].exponent);
+        moved(slot, position as u32);
+    }
+
+    /// Takes out the element at a position. Says the position of each that has got another.
+    pub(crate) fn remove(&mut self, position: u32, mut moved: impl FnMut(u32, u32)) {
+        let from = self.row_of(position);
+        self.mass -= length(self.rows[from].exponent);
+        self.shift(position as usize, from, self.rows.len(), &mut moved);
+        self.members.pop();
+        self.drop_empty(from);
+    }
+
+    /// Changes the weight at a position. Says the position of each that has got another.
+    pub(crate) fn set(&mut self, position: u32, weight: u32, mut moved: impl FnMut(u32, u32)) {
+        let mut from = self.row_of(position);
+        let old = self.rows[from].exponent;
+        let new = exponent(weight);
+        let member = &mut self.members[position as usize];
+        member.weight = weight;
+        if new == old {
             return;
         }
-        self.total = self.total.wrapping_add(change);
-        let mut above = position as usize;
-        for level in &mut self.sums {
-            above >>= FAN_BITS;
-            level[above] = level[above].wrapping_add(change);
-        }
-    }
-
-    /// The element at whose weight the sum of the weights up to it first exceeds `point`, which is below the total.
-    #[inline]
-    pub(crate) fn at(&self, mut point: u64) -> u32 {
-        let mut group = 0;
-        for level in self.sums.iter().rev() {
-            let start = group << FAN_BITS;
-            group = start + descend(&level[start..level.len().min(start + FAN)], &mut point);
-        }
-        let start = group << FAN_BITS;
-        let end = self.weights.len().min(start + FAN);
-        let position = start + descend(&self.weights[start..end], &mut point);
-        self.slots[position]
+        let member = *member;
+        let rows = self.rows.len();
+        let to = self.reach(new);
+        from += usize::from(self.rows.len() > rows && to <= from);
+        let position = self.shift(position as usize, from, to, &mut moved);
+        self.members[position] = member;
+        self.mass = self.mass - length(old) + length(new);
+        self.drop_empty(from);
+        moved(member.slot, position as u32);
     }
 
     pub(crate) fn heap_bytes(&self) -> usize {
-        let sums: usize = self.sums.iter().map(Vec::capacity).sum();
-        (self.slots.capacity() + self.weights.capacity()) * size_of::<u32>()
-            + sums * size_of::<u64>()
-            + self.sums.capacity() * size_of::<Vec<u64>>()
+        let rows = if self.rows.spilled() {
+            self.rows.capacity() * size_of::<Row>()
+        } else {
+            0
+        };
+        self.members.capacity() * size_of::<Member>() + rows
     }
 
-    /// Makes `sums[level]` reach `index`; a new level begins with the sum of all there was.
-    fn reach(&mut self, level: usize, index: usize) {
-        if level == self.sums.len() {
-            self.sums.push(vec![self.total]);
+    /// Moves a gap from a row into another; returns where it is then. Behind the last row there is one without
+    /// members. Each row between gives its place at one end and gets one at the other, so one of its members moves.
+    fn shift(
+        &mut self,
+        mut gap: usize,
+        from: usize,
+        to: usize,
+        moved: &mut impl FnMut(u32, u32),
+    ) -> usize {
+        let mut fill = |gap: usize, with: usize| {
+            if gap != with {
+                self.members[gap] = self.members[with];
+                moved(self.members[gap].slot, gap as u32);
+            }
+            with
+        };
+        if from < to {
+            for row in &mut self.rows[from..to] {
+                row.end -= 1;
+                gap = fill(gap, row.end as usize);
+            }
+        } else {
+            for row in self.rows[to..from].iter_mut().rev() {
+                gap = fill(gap, row.end as usize);
+                row.end += 1;
+            }
         }
-        if index == self.sums[level].len() {
-            self.sums[level].push(0);
+        gap
+    }
+
+    fn row_of(&self, position: u32) -> usize {
+        let row = self.rows.iter().position(|row| position < row.end);
+        let Some(row) = row else {
+            unreachable!("every member is in a row");
+        };
+        row
+    }
+
+    /// The row of an exponent; made if there is none.
+    fn reach(&mut self, exponent: u32) -> usize {
+        let row = self.rows.iter().position(|row| row.exponent >= exponent);
+        let row = row.unwrap_or(self.rows.len());
+        if self.rows.get(row).is_none_or(|row| row.exponent > exponent) {
+            let end = row.checked_sub(1).map_or(0, |before| self.rows[before].end);
+            self.rows.insert(row, Row { exponent, end });
+        }
+        row
+    }
+
+    fn drop_empty(&mut self, row: usize) {
+        let start = row.checked_sub(1).map_or(0, |before| self.rows[before].end);
+        if self.rows[row].end == start {
+            self.rows.remove(row);
         }
     }
 }
 
-/// The first whose weight exceeds the point, which becomes the point within it. Without a branch for each: which one it is
-/// cannot be foretold.
+/// That of a weight's ceiling.
 #[inline]
-fn descend<W: Copy + Into<u64>>(weights: &[W], point: &mut u64) -> usize {
-    let (mut sum, mut before, mut index) = (0u64, 0u64, 0);
-    for &weight in weights {
-        sum += weight.into();
-        let passed = sum <= *point;
-        index += usize::from(passed);
-        before = if passed { sum } else { before };
+fn exponent(weight: u32) -> u32 {
+    match weight.checked_sub(1) {
+        Some(below) => (32 - below.leading_zeros()).next_multiple_of(ROW_BITS),
+        None => OUT,
     }
-    *point -= before;
-    index
+}
+
+/// How long an element's part of the line is.
+#[inline]
+fn length(exponent: u32) -> u64 {
+    1u64.checked_shl(exponent).unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::collections::HashMap;
+
+    /// Every point of the line is an element's, and each element has as many as its weight.
+    fn shares(weights: &Weights) -> HashMap<u32, u32> {
+        let mut shares = HashMap::new();
+        for number in 0..weights.mass() {
+            if let Some(slot) = weights.at(weights.point(number)) {
+                *shares.entry(slot).or_default() += 1;
+            }
+        }
+        shares
+    }
+
+    #[derive(Default)]
+    struct Model {
+        weights: Weights,
+        positions: HashMap<u32, u32>,
+        expected: HashMap<u32, u32>,
+    }
+
+    impl Model {
+        fn step(&mut self, slot: u32, weight: Option<u32>) {
+            let known = self.expected.contains_key(&slot);
+            match (weight, known) {
+                (Some(weight), false) => {
+                    self.weights
+                        .insert(weight, slot, moved_into(&mut self.positions));
+                }
+                (Some(weight), true) => {
+                    let position = self.positions[&slot];
+                    self.weights
+                        .set(position, weight, moved_into(&mut self.positions));
+                }
+                (None, true) => {
+                    let position = self.positions[&slot];
+                    self.weights
+                        .remove(position, moved_into(&mut self.positions));
+                    self.positions.remove(&slot);
+                    self.expected.remove(&slot);
+                }
+                (None, false) => {}
+            }
+            if let Some(weight) = weight {
+                self.expected.insert(slot, weight);
+            }
+        }
+    }
+
+    fn moved_into(positions: &mut HashMap<u32, u32>) -> impl FnMut(u32, u32) {
+        |slot, position| {
+            positions.insert(slot, position);
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn each_has_its_weight(steps in prop::collection::vec((0u32..20, prop::option::of(0u32..70)), 1..150)) {
+            let mut model = Model::default();
+            for (slot, weight) in steps {
+                model.step(slot, weight);
+                for (&slot, &position) in &model.positions {
+                    prop_assert_eq!(model.weights.members[position as usize].slot, slot);
+                }
+            }
+            let chosen = model.expected.iter().filter(|&(_, &weight)| weight > 0);
+            let chosen: HashMap<u32, u32> = chosen.map(|(&slot, &weight)| (slot, weight)).collect();
+            prop_assert_eq!(model.weights.eligible(), chosen.len());
+            prop_assert!(model.weights.rows.iter().is_sorted_by_key(|row| row.exponent));
+            prop_assert_eq!(shares(&model.weights), chosen);
+        }
+    }
+
+    #[test]
+    fn ceilings_are_powers_of_four() {
+        let ceilings = [0, 1, 2, 4, 5, 16, 17, u32::MAX].map(|weight| length(exponent(weight)));
+        assert_eq!(ceilings, [0, 1, 4, 4, 16, 16, 64, 1 << 32]);
+    }
 }

@@ -1,5 +1,9 @@
 //! Paper 001, An Evaluation of the Pool Maintenance Overhead in Reliable Server Pooling Systems.
 
+pub(super) mod fig6;
+pub(super) mod fig7;
 pub(super) mod fig8;
 pub(super) mod fig9;
 mod load;
+mod operations;
+mod subject;

@@ -1,0 +1,261 @@
+//! The operations of figures 6 and 7, measured as paper 001 section 4.1 has it: as many as possible on a pool set up in
+//! advance.
+
+use std::time::{Duration, Instant};
+
+use anyhow::Result;
+use rand::rngs::SmallRng;
+use rand::{Rng, SeedableRng};
+
+use super::subject::{Kind, OfTrees, Ours, Subject};
+use crate::repro::{Estimate, Figure, Outcome, Panel, Point, Series, Settings};
+use crate::trees::{RedBlack, Treap};
+
+/// What a curve shows.
+#[derive(Clone, Copy, Debug)]
+pub enum Operation {
+    /// "The deregistration of a randomly selected element if the pool has the configured size; otherwise, a new PE is
+    /// registered."
+    Exchange(Kind),
+    /// A random element registers again, with a random load.
+    Renew(Kind),
+    /// A random element's lifetime is scheduled anew: another registrar is its home.
+    Lifetime,
+    /// The next keep-alive is sent and answered: this registrar is its home.
+    KeepAlive,
+    /// So many elements are selected.
+    Resolve(Kind, usize),
+    /// All elements of a registrar are walked through.
+    Synchronize,
+}
+
+/// A curve for each structure.
+pub struct Curve {
+    /// What sets it apart from the panel's others.
+    pub name: &'static str,
+    /// What is measured.
+    pub operation: Operation,
+    /// What the paper states of the red-black tree: at how many elements, and how many operations an element and second.
+    pub stated: Option<(u32, f64)>,
+}
+
+/// A panel's title, what one operation is counted for, and the curves.
+pub type Curves = (&'static str, Per, &'static [Curve]);
+
+/// What operations are divided by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Per {
+    /// Operations for each element and second.
+    Element,
+    /// Operations a second.
+    Second,
+}
+
+/// Operations a second on so many elements, in a run of its own random numbers that lasts so long.
+type Measure = fn(Operation, u32, u64, Duration) -> f64;
+
+const STRUCTURES: [(&str, Measure); 3] = [
+    ("red-black tree", measure::<OfTrees<RedBlack>>),
+    ("treap", measure::<OfTrees<Treap>>),
+    ("Holdfast", measure::<Ours>),
+];
+const SIZES: [u32; 5] = [1000, 5000, 10_000, 20_000, 30_000];
+const MILLISECONDS: u64 = 10;
+/// How long timers run.
+const LIFE_US: u64 = 30_000_000;
+/// Operations between two looks at the clock.
+const BATCH: usize = 256;
+
+/// Measures all panels.
+pub fn figure(settings: &Settings, title: &str, panels: &[Curves]) -> Result<Outcome> {
+    let milliseconds = settings.milliseconds.unwrap_or(MILLISECONDS);
+    let panels = panels.iter().map(|&(panel, per, curves)| Panel {
+        title: panel.to_owned(),
+        x: "elements".to_owned(),
+        y: "operations".to_owned(),
+        unit: match per {
+            Per::Element => "per element and second".to_owned(),
+            Per::Second => "per second".to_owned(),
+        },
+        y_log: true,
+        series: STRUCTURES
+            .iter()
+            .flat_map(|structure| curves.iter().map(move |curve| (structure, curve)))
+            .map(|(structure, curve)| {
+                series(settings, milliseconds, (panel, per), structure, curve)
+            })
+            .collect(),
+    });
+    let figure = Figure {
+        title: title.to_owned(),
+        panels: panels.collect(),
+    };
+    let notes = vec![
+        format!(
+            "{} repeats of {milliseconds} ms each, every one on a pool of its own; this machine, one core",
+            settings.repeats
+        ),
+        "paper: what its text states, of its red-black tree on a 1.3 GHz Athlon".to_owned(),
+    ];
+    Ok(Outcome::of_figure(figure, notes))
+}
+
+fn series(
+    settings: &Settings,
+    milliseconds: u64,
+    (panel, per): (&str, Per),
+    &(structure, measure): &(&'static str, Measure),
+    curve: &Curve,
+) -> Series {
+    let name = format!("{structure}, {}", curve.name);
+    let point = |elements: u32| {
+        eprintln!("{panel}: {name}, {elements} elements");
+        let repeat = |seed: u32| {
+            let duration = Duration::from_millis(milliseconds);
+            let rate = measure(curve.operation, elements, u64::from(seed), duration);
+            match per {
+                Per::Element => rate / f64::from(elements),
+                Per::Second => rate,
+            }
+        };
+        let repeats: Vec<f64> = (0..settings.repeats).map(repeat).collect();
+        let stated = curve.stated.filter(|_| structure == STRUCTURES[0].0);
+        Point {
+            x: f64::from(elements),
+            ours: Estimate::of(&repeats),
+            paper: stated
+                .filter(|&(at, _)| at == elements)
+                .map(|(_, rate)| rate),
+        }
+    };
+    Series {
+        points: settings.sizes_or(&SIZES).into_iter().map(point).collect(),
+        name,
+    }
+}
+
+/// A pool of the configured size with what changes it.
+struct Run<S> {
+    subject: S,
+    /// Registered elements.
+    ids: Vec<u32>,
+    size: usize,
+    random: SmallRng,
+    now_us: u64,
+    born: u32,
+}
+
+fn measure<S: Subject>(operation: Operation, elements: u32, seed: u64, duration: Duration) -> f64 {
+    let (Operation::Exchange(kind) | Operation::Renew(kind) | Operation::Resolve(kind, _)) =
+        operation
+    else {
+        return Run::<S>::new(Kind::RoundRobin, elements, seed).measure(operation, duration);
+    };
+    Run::<S>::new(kind, elements, seed).measure(operation, duration)
+}
+
+impl<S: Subject> Run<S> {
+    fn new(kind: Kind, elements: u32, seed: u64) -> Run<S> {
+        let mut run = Run {
+            subject: S::new(kind),
+            ids: Vec::new(),
+            size: elements as usize,
+            random: SmallRng::seed_from_u64(seed),
+            now_us: 0,
+            born: 0,
+        };
+        while run.ids.len() < run.size {
+            run.register();
+        }
+        run
+    }
+
+    fn measure(mut self, operation: Operation, duration: Duration) -> f64 {
+        let batch = match operation {
+            Operation::Synchronize => 1,
+            _ => BATCH,
+        };
+        let start = Instant::now();
+        let mut operations = 0;
+        loop {
+            for _ in 0..batch {
+                self.operate(operation);
+            }
+            operations += batch;
+            let spent = start.elapsed();
+            if spent >= duration {
+                return operations as f64 / spent.as_secs_f64();
+            }
+        }
+    }
+
+    #[inline]
+    fn operate(&mut self, operation: Operation) {
+        match operation {
+            Operation::Exchange(_) if self.ids.len() == self.size => {
+                let at = self.random.random_range(0..self.size);
+                let id = self.ids.swap_remove(at);
+                self.subject.deregister(id);
+            }
+            Operation::Exchange(_) => self.register(),
+            Operation::Renew(_) => {
+                let (id, load) = (self.one(), self.random.random());
+                self.subject.register(id, load);
+            }
+            Operation::Lifetime => {
+                let id = self.one();
+                self.now_us += 1;
+                self.subject.set_timer(id, self.now_us + LIFE_US);
+            }
+            Operation::KeepAlive => self.now_us = self.subject.keep_alive(LIFE_US),
+            Operation::Resolve(_, items) => {
+                assert_eq!(self.subject.resolve(items), items.min(self.size));
+            }
+            Operation::Synchronize => assert_eq!(self.subject.synchronize(), self.size),
+        }
+    }
+
+    fn register(&mut self) {
+        // Numbers that look random, and of which none comes twice.
+        self.born += 1;
+        let id = self.born.wrapping_mul(0x9e37_79b1);
+        let load = self.random.random();
+        self.subject.register(id, load);
+        let at_us = self.now_us + self.random.random_range(1..=LIFE_US);
+        self.subject.set_timer(id, at_us);
+        self.ids.push(id);
+    }
+
+    fn one(&mut self) -> u32 {
+        self.ids[self.random.random_range(0..self.ids.len())]
+    }
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+    use crate::repro::Experiment;
+
+    /// So many rows of two sizes, positive all; so many stated ones at the paper's sizes.
+    pub fn smoke(experiment: Experiment, series: usize, stated: usize) {
+        let settings = Settings {
+            repeats: 2,
+            milliseconds: Some(1),
+            sizes: vec![10, 300],
+            elements: None,
+        };
+        let outcome = (experiment.run)(&settings).unwrap();
+        assert_eq!(outcome.rows.len(), 2 * series);
+        for row in &outcome.rows {
+            assert!(row.ours > 0.0 && row.ci95.is_some(), "{row:?}");
+        }
+        let settings = Settings {
+            repeats: 1,
+            sizes: vec![10_000, 20_000, 30_000],
+            ..settings
+        };
+        let outcome = (experiment.run)(&settings).unwrap();
+        let papers = outcome.rows.iter().filter(|row| row.paper.is_some());
+        assert_eq!(papers.count(), stated);
+    }
+}

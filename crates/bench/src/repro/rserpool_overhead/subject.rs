@@ -1,0 +1,180 @@
+//! The handlespaces that figures 6 and 7 compare: of red-black trees, of treaps, and Holdfast's.
+
+use std::hint::black_box;
+use std::time::Duration;
+
+use bytes::Bytes;
+use holdfast_handlespace::{Cursor, Handlespace, Registration, TimerKind};
+use holdfast_wire::rserpool::{ElementId, Policy, PoolHandle, RegistrarId};
+
+use crate::trees::Balance;
+use crate::trees::space::{Handle, Order, Space};
+
+const NAME: &[u8] = b"the pool of figures 6 and 7";
+const HOME: u32 = 1;
+
+/// Classes of policies (paper 001 section 5.1).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// Round robin: deterministic, not adaptive.
+    RoundRobin,
+    /// Least used: deterministic, adaptive.
+    LeastUsed,
+    /// Random.
+    Random,
+}
+
+/// A handlespace with one pool.
+pub trait Subject {
+    /// Without elements.
+    fn new(kind: Kind) -> Self;
+    /// Registers an element, or registers it again with this load.
+    fn register(&mut self, id: u32, load: u32);
+    /// Removes an element, and its timer.
+    fn deregister(&mut self, id: u32);
+    /// Finds an element and sets its timer anew.
+    fn set_timer(&mut self, id: u32, at_us: u64);
+    /// The first timer, a keep-alive's, expires; the timeout that takes its place is cancelled when the answer is there,
+    /// and the next keep-alive is scheduled so much later than this one was. Returns when that was.
+    fn keep_alive(&mut self, later_us: u64) -> u64;
+    /// Selects elements. Returns how many.
+    fn resolve(&mut self, items: usize) -> usize;
+    /// Walks through the elements of the registrar. Returns how many.
+    fn synchronize(&mut self) -> usize;
+}
+
+/// How long an element has to answer.
+const ANSWER_US: u64 = 5_000_000;
+
+/// A handlespace of trees.
+pub struct OfTrees<B> {
+    space: Space<B>,
+    handle: Handle,
+}
+
+impl<B: Balance> Subject for OfTrees<B> {
+    fn new(kind: Kind) -> Self {
+        let mut handle = Handle::default();
+        handle[..NAME.len()].copy_from_slice(NAME);
+        let mut space = Space::new();
+        let order = match kind {
+            Kind::RoundRobin => Order::Turn,
+            Kind::LeastUsed => Order::Load,
+            Kind::Random => Order::Weight,
+        };
+        space.add_pool(handle, order);
+        OfTrees { space, handle }
+    }
+
+    fn register(&mut self, id: u32, load: u32) {
+        assert!(self.space.register(&self.handle, id, HOME, load));
+    }
+
+    fn deregister(&mut self, id: u32) {
+        assert!(self.space.deregister(&self.handle, id));
+    }
+
+    fn set_timer(&mut self, id: u32, at_us: u64) {
+        assert!(self.space.set_timer(&self.handle, id, at_us));
+    }
+
+    fn keep_alive(&mut self, later_us: u64) -> u64 {
+        let Some((at_us, element)) = self.space.pop_timer() else {
+            unreachable!("every element has a timer");
+        };
+        self.space.set_timer_of(element, at_us + ANSWER_US);
+        self.space.set_timer_of(element, at_us + later_us);
+        at_us
+    }
+
+    fn resolve(&mut self, items: usize) -> usize {
+        let mut shown = 0;
+        self.space.resolve(&self.handle, items, |id| {
+            black_box(id);
+            shown += 1;
+        });
+        shown
+    }
+
+    fn synchronize(&mut self) -> usize {
+        let mut shown = 0;
+        self.space.synchronize(HOME, |id| {
+            black_box(id);
+            shown += 1;
+        });
+        shown
+    }
+}
+
+/// Holdfast's.
+pub struct Ours {
+    space: Handlespace<()>,
+    handle: PoolHandle,
+    kind: Kind,
+}
+
+impl Subject for Ours {
+    fn new(kind: Kind) -> Self {
+        Ours {
+            space: Handlespace::new(1),
+            handle: PoolHandle(Bytes::from_static(NAME)),
+            kind,
+        }
+    }
+
+    fn register(&mut self, id: u32, load: u32) {
+        let registration = Registration {
+            handle: &self.handle,
+            id: ElementId(id),
+            home: RegistrarId(HOME),
+            policy: match self.kind {
+                Kind::RoundRobin => Policy::RoundRobin,
+                Kind::LeastUsed => Policy::LeastUsed { load },
+                Kind::Random => Policy::Random,
+            },
+            class: 0,
+            payload: (),
+        };
+        assert!(self.space.register(registration).is_ok());
+    }
+
+    fn deregister(&mut self, id: u32) {
+        let removed = self.space.deregister(&self.handle, ElementId(id));
+        assert!(removed.is_some());
+    }
+
+    fn set_timer(&mut self, id: u32, at_us: u64) {
+        let key = self.space.find(&self.handle, ElementId(id));
+        let at = Duration::from_micros(at_us);
+        let set =
+            key.is_some_and(|key| self.space.set_timer(key, TimerKind::RegistrationExpiry, at));
+        assert!(set);
+    }
+
+    fn keep_alive(&mut self, later_us: u64) -> u64 {
+        let Some(expired) = self.space.pop_expired(Duration::MAX) else {
+            unreachable!("every element has a timer");
+        };
+        let timeout = expired.at + Duration::from_micros(ANSWER_US);
+        self.space
+            .set_timer(expired.key, TimerKind::KeepAliveTimeout, timeout);
+        let next = expired.at + Duration::from_micros(later_us);
+        self.space
+            .set_timer(expired.key, TimerKind::KeepAliveTransmission, next);
+        expired.at.as_micros() as u64
+    }
+
+    fn resolve(&mut self, items: usize) -> usize {
+        let resolved = self.space.resolve(&self.handle, items, |element| {
+            black_box(element.id());
+        });
+        resolved.unwrap_or(0)
+    }
+
+    fn synchronize(&mut self) -> usize {
+        let mut cursor = Cursor::owned_by(RegistrarId(HOME));
+        self.space.next_block(&mut cursor, usize::MAX, |element| {
+            black_box(element.id());
+        })
+    }
+}

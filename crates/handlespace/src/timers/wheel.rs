@@ -1,0 +1,289 @@
+//! A hierarchical wheel (Varghese and Lauck): where a timer's entry waits until its time is near.
+//!
+//! Four levels of 256 buckets cover 2^32 us, 71 minutes, from a multiple of that on; what comes later than that lies in a list for
+//! each such span. An entry lies at the level of the highest byte in which its time differs from what the wheel has
+//! reached. When its bucket's time has come and the bucket is small, it comes out; else it moves to a lower level. So it
+//! passes two or three places, whatever their number. All of a span have the upper half of their times in common:
+//! the lower half and the slot are one number of 64 bits, by which they are sorted.
+
+use prefetch_index::prefetch_index;
+use std::collections::BTreeMap;
+
+const DIGIT_BITS: u32 = 8;
+const BUCKETS: usize = 1 << DIGIT_BITS;
+const LEVELS: usize = 4;
+const SPAN_BITS: u32 = DIGIT_BITS * LEVELS as u32;
+/// A bucket of up to this many entries comes out whole.
+pub(super) const SMALL_ENTRIES: usize = 256;
+const PLACES: usize = 15;
+const NONE: u32 = u32::MAX;
+
+/// The lower half of the time, then the slot.
+pub(super) type Entry = u64;
+
+/// The entry of a time and a slot.
+#[inline]
+fn pack(time: u64, slot: u32) -> Entry {
+    time << 32 | u64::from(slot)
+}
+
+/// The slot of an entry.
+#[inline]
+pub(super) fn slot(entry: Entry) -> u32 {
+    entry as u32
+}
+
+/// Two cache lines of a bucket's entries.
+#[derive(Debug, Clone)]
+#[repr(align(128))]
+struct Chunk {
+    entries: [Entry; PLACES],
+    /// The bucket's next one, which is full; or the next free one.
+    after: u32,
+}
+
+/// Entries in no order. All chunks but the first are full.
+#[derive(Debug, Clone, Copy)]
+struct Bucket {
+    chunk: u32,
+    len: u32,
+}
+
+const EMPTY: Bucket = Bucket {
+    chunk: NONE,
+    len: 0,
+};
+
+/// The entries after a time.
+#[derive(Debug, Clone)]
+pub(super) struct Wheel {
+    reached: u64,
+    /// Which buckets are not empty.
+    occupied: [[u64; BUCKETS / 64]; LEVELS],
+    /// Level by level.
+    buckets: Vec<Bucket>,
+    chunks: Vec<Chunk>,
+    free: u32,
+    /// By the upper half of their times.
+    later: BTreeMap<u32, Vec<Entry>>,
+}
+
+impl Wheel {
+    pub(super) fn new() -> Wheel {
+        Wheel {
+            reached: 0,
+            occupied: [[0; BUCKETS / 64]; LEVELS],
+            buckets: vec![EMPTY; LEVELS * BUCKETS],
+            chunks: Vec::new(),
+            free: NONE,
+            later: BTreeMap::new(),
+        }
+    }
+
+    /// All entries up to this time have come out.
+    #[inline]
+    pub(super) fn reached(&self) -> u64 {
+        self.reached
+    }
+
+    /// Goes back to a time in what came out last; the entries after it must come in again.
+    pub(super) fn rewind(&mut self, to: u64) {
+        debug_assert!(to >> SPAN_BITS == self.reached >> SPAN_BITS && to <= self.reached);
+        self.reached = to;
+    }
+
+    /// The entry of a time of the span that the wheel has reached.
+    #[inline]
+    pub(super) fn entry(&self, time: u64, slot: u32) -> Entry {
+        debug_assert_eq!(time >> SPAN_BITS, self.reached >> SPAN_BITS);
+        pack(time, slot)
+    }
+
+    /// The time of an entry that has come out.
+    #[inline]
+    pub(super) fn time(&self, entry: Entry) -> u64 {
+        self.reached >> SPAN_BITS << SPAN_BITS | entry >> 32
+    }
+
+    /// Adds an entry for a time after the one reached.
+    #[inline]
+    pub(super) fn push(&mut self, time: u64, slot: u32) {
+        let differs = time ^ self.reached;
+        let entry = pack(time, slot);
+        if differs >> SPAN_BITS == 0 {
+            self.place(entry, differs as u32);
+        } else {
+            let upper = (time >> SPAN_BITS) as u32;
+            self.later.entry(upper).or_default().push(entry);
+        }
+    }
+
+    /// When the first bucket that is not empty begins.
+    pub(super) fn next(&self) -> Option<u64> {
+        self.first().map(|(_, start)| start)
+    }
+
+    /// Takes out the earliest entries, unless they are after `now`: all up to the time that is reached then. Returns the
+    /// time from which on they are; none if nothing came out.
+    pub(super) fn take(&mut self, now: u64, due: &mut Vec<Entry>) -> Option<u64> {
+        loop {
+            let (first, start) = self.first().filter(|&(_, start)| start <= now)?;
+            let Some(bucket) = first else {
+                self.reached = start;
+                let (_, span) = self.later.pop_first()?;
+                for entry in span {
+                    self.lower(entry, due);
+                }
+                if due.is_empty() {
+                    continue;
+                }
+                return Some(start);
+            };
+            let Bucket { chunk, len } = self.empty(bucket);
+            let level = bucket / BUCKETS;
+            if level == 0 || len as usize <= SMALL_ENTRIES {
+                self.reached = start | ((1 << (DIGIT_BITS * level as u32)) - 1);
+                self.gather(chunk, len, |_, entries| due.extend_from_slice(entries));
+                return Some(start);
+            }
+            self.reached = start;
+            self.gather(chunk, len, |wheel, entries| {
+                for &entry in entries {
+                    wheel.lower(entry, due);
+                }
+            });
+            if !due.is_empty() {
+                return Some(start);
+            }
+        }
+    }
+
+    /// Keeps the entries for which `valid` holds, by time and slot. Returns how many.
+    pub(super) fn retain(&mut self, valid: impl Fn(u64, u32) -> bool) -> usize {
+        let span = self.reached >> SPAN_BITS << SPAN_BITS;
+        let mut left = 0;
+        let mut entries = Vec::new();
+        for number in 0..self.buckets.len() {
+            let Bucket { chunk, len } = self.empty(number);
+            entries.clear();
+            self.gather(chunk, len, |_, some| entries.extend_from_slice(some));
+            entries.retain(|&entry| valid(span | entry >> 32, slot(entry)));
+            for &entry in &entries {
+                self.add(number, entry);
+            }
+            left += entries.len();
+        }
+        for (&upper, entries) in &mut self.later {
+            let span = u64::from(upper) << SPAN_BITS;
+            entries.retain(|&entry| valid(span | entry >> 32, slot(entry)));
+            left += entries.len();
+        }
+        self.later.retain(|_, entries| !entries.is_empty());
+        left
+    }
+
+    pub(super) fn heap_bytes(&self) -> usize {
+        let later: usize = self.later.values().map(Vec::capacity).sum();
+        self.buckets.capacity() * size_of::<Bucket>()
+            + self.chunks.capacity() * size_of::<Chunk>()
+            + later * size_of::<Entry>()
+    }
+
+    /// The first bucket that is not empty, none if that is a later span; and when it begins. What lies at a lower level is
+    /// earlier.
+    #[inline]
+    fn first(&self) -> Option<(Option<usize>, u64)> {
+        for (level, words) in self.occupied.iter().enumerate() {
+            let Some(word) = words.iter().position(|&word| word != 0) else {
+                continue;
+            };
+            let bucket = word * 64 + words[word].trailing_zeros() as usize;
+            let shift = DIGIT_BITS * level as u32;
+            let above = self.reached >> (shift + DIGIT_BITS) << DIGIT_BITS;
+            let start = (above | bucket as u64) << shift;
+            return Some((Some(level * BUCKETS + bucket), start));
+        }
+        let (&upper, _) = self.later.first_key_value()?;
+        Some((None, u64::from(upper) << SPAN_BITS))
+    }
+
+    /// An entry of a bucket whose beginning has been reached.
+    #[inline]
+    fn lower(&mut self, entry: Entry, due: &mut Vec<Entry>) {
+        match (entry >> 32) as u32 ^ self.reached as u32 {
+            0 => due.push(entry),
+            differs => self.place(entry, differs),
+        }
+    }
+
+    #[inline]
+    fn place(&mut self, entry: Entry, differs: u32) {
+        let level = (31 - differs.leading_zeros()) / DIGIT_BITS;
+        let bucket = (entry >> (32 + DIGIT_BITS * level)) as usize % BUCKETS;
+        self.add(level as usize * BUCKETS + bucket, entry);
+    }
+
+    #[inline]
+    fn add(&mut self, number: usize, entry: Entry) {
+        let Bucket { mut chunk, len } = self.buckets[number];
+        let place = len as usize % PLACES;
+        if place == 0 {
+            chunk = self.allocate(chunk);
+            let bucket = number % BUCKETS;
+            self.occupied[number / BUCKETS][bucket / 64] |= 1 << (bucket % 64);
+        }
+        self.chunks[chunk as usize].entries[place] = entry;
+        let len = len + 1;
+        self.buckets[number] = Bucket { chunk, len };
+    }
+
+    fn empty(&mut self, number: usize) -> Bucket {
+        let bucket = number % BUCKETS;
+        self.occupied[number / BUCKETS][bucket / 64] &= !(1 << (bucket % 64));
+        std::mem::replace(&mut self.buckets[number], EMPTY)
+    }
+
+    /// Frees the chunks of a bucket and gives what was in them. What was read last is written first: it is in a cache.
+    #[inline]
+    fn gather(&mut self, mut chunk: u32, len: u32, mut take: impl FnMut(&mut Wheel, &[Entry])) {
+        let mut places = match len as usize % PLACES {
+            0 => PLACES,
+            rest => rest,
+        };
+        while chunk != NONE {
+            let Chunk { entries, after } = self.chunks[chunk as usize].clone();
+            prefetch_index(&self.chunks, after as usize);
+            self.chunks[chunk as usize].after = self.free;
+            self.free = chunk;
+            take(self, &entries[..places]);
+            places = PLACES;
+            chunk = after;
+        }
+    }
+
+    fn allocate(&mut self, after: u32) -> u32 {
+        if let Some(chunk) = self.chunks.get_mut(self.free as usize) {
+            let number = self.free;
+            self.free = chunk.after;
+            chunk.after = after;
+            return number;
+        }
+        let number = u32::try_from(self.chunks.len()).ok();
+        let number = number.filter(|&number| number < NONE);
+        self.chunks.push(Chunk {
+            entries: [0; PLACES],
+            after,
+        });
+        number.expect("more timers than there are numbers for")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_chunk_is_two_cache_lines() {
+        assert_eq!(size_of::<Chunk>(), 128);
+    }
+}
