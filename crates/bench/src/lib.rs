@@ -7,5 +7,6 @@ pub mod demo;
 pub mod handlespace;
 pub mod handoff;
 pub mod load;
+pub mod pools;
 pub mod registrar;
 pub mod steer;
