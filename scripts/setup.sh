@@ -4,6 +4,7 @@
 build_packages=(gcc libc6-dev ca-certificates clang make pkg-config libelf-dev zlib1g-dev libbpf-dev libusrsctp-dev)
 lab_packages=(curl ethtool iproute2 iputils-ping nftables procps tcpdump util-linux)
 test_packages=(tshark)
+pool_packages=(nginx)
 proof_packages=(debootstrap)
 guest_packages=(kmod iproute2 jq)
 
@@ -12,6 +13,7 @@ declare -A package_reason=(
     [lab]="for the lab: namespaces, links, captures"
     [test]="for the tests: a second opinion on captured packets"
     [guest]="for the tests over a kernel's SCTP: modules of User-mode Linux, answers in JSON"
+    [pool]="for the demonstration of pools, stock servers; installed without being started"
     [proof]="for the bare Debian in which ./x proves itself"
 )
 
@@ -112,13 +114,23 @@ install_packages() {
     apt_install "${all[@]}"
 }
 
+# A server among the packages is not started: the policy that Debian asks (invoke-rc.d(8)) says no meanwhile.
 apt_install() {
     export DEBIAN_FRONTEND=noninteractive
+    local policy=/usr/sbin/policy-rc.d own_policy=
+    if [[ " $* " == *" nginx "* && ! -e $policy ]]; then
+        own_policy=$policy
+        printf '#!/bin/sh\nexit 101\n' >"$policy"
+        chmod +x "$policy"
+    fi
+    # shellcheck disable=SC2064 # Its name is known now.
+    [[ -z $own_policy ]] || trap "rm -f '$own_policy'" EXIT
     local options=(-q -y -o DPkg::Lock::Timeout=300)
     apt-get "${options[@]}" update ||
         say "apt-get update reported an error; trying with the package lists there are"
     apt-get "${options[@]}" install --no-install-recommends "$@" ||
         stop "apt-get could not install: $*"
+    [[ -z $own_policy ]] || { rm -f "$own_policy" && trap - EXIT; }
 }
 
 # need_rust [COMPONENT...]: a cargo that is new enough, with the components, installed by rustup where missing.

@@ -7,6 +7,7 @@ pub mod demo;
 pub mod handlespace;
 pub mod handoff;
 pub mod load;
+pub mod pools;
 pub mod registrar;
 pub mod repro;
 pub mod steer;

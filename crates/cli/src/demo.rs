@@ -5,6 +5,7 @@ use std::time::Duration;
 use anyhow::{Result, bail};
 use clap::{Args, ValueEnum};
 use holdfast_bench::cluster::Family;
+use holdfast_bench::demo::pool::{PoolDemoSpec, PoolScreen};
 use holdfast_bench::demo::{DemoSpec, Screen};
 use holdfast_lab::Reach;
 
@@ -17,16 +18,20 @@ use crate::control::print_json;
 /// download runs, its connection goes round the servers. Ends with what the client saw: checksum, gaps, resets,
 /// retransmissions, from a capture at the client's interface. Its programs run with real-time priority, so that what
 /// else the machine does is not measured.
+///
+/// `holdfast demo pool` shows a pool of stock nginx servers, made elements by `holdfast pool register`, and a client that goes
+/// on while a server and a registrar are killed. Of the flags, it heeds --nodes (the servers), --plain and --json.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   holdfast demo
+  holdfast demo pool
   holdfast demo --family 6 --reach broadcast
   holdfast demo --upload --bytes 134217728 --seconds 8 --json")]
 pub struct DemoArgs {
     /// What to show
     #[arg(value_enum, default_value_t = What::Handoff)]
     what: What,
-    /// How many nodes
+    /// How many nodes, or servers of the pool
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u16).range(2..=20))]
     nodes: u16,
     /// Over how many segments the nodes are spread; with more than one the client has its own
@@ -68,6 +73,8 @@ pub struct DemoArgs {
 enum What {
     /// A connection moves between servers
     Handoff,
+    /// A pool of web servers, a server's death and a registrar's
+    Pool,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
@@ -83,7 +90,32 @@ enum ReachArg {
 /// # Errors
 /// Something kept it from coming to a result.
 pub fn run(args: &DemoArgs) -> Result<Ending> {
-    let What::Handoff = args.what;
+    match args.what {
+        What::Handoff => handoff(args),
+        What::Pool => pool(args),
+    }
+}
+
+fn pool(args: &DemoArgs) -> Result<Ending> {
+    let spec = PoolDemoSpec {
+        elements: args.nodes,
+        ..PoolDemoSpec::default()
+    };
+    let screen = PoolScreen::new(args.plain || args.json);
+    let report = holdfast_bench::demo::pool::run(&spec, &|event| screen.show(event))?;
+    if args.json {
+        print_json(&report)?;
+    } else {
+        print!("\n{}", report.text());
+    }
+    Ok(if report.passed {
+        Ending::Done
+    } else {
+        Ending::Failed
+    })
+}
+
+fn handoff(args: &DemoArgs) -> Result<Ending> {
     let spec = spec(args)?;
     let screen = Screen::new(args.plain || args.json);
     let report = holdfast_bench::demo::run(&spec, &|event| screen.show(event))?;

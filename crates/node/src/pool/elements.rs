@@ -125,6 +125,14 @@ impl Daemon {
 
     /// The address that registrars see.
     fn own_address(&self) -> Result<IpAddr, String> {
+        let own = self
+            .config
+            .listen
+            .first()
+            .filter(|own| !own.is_unspecified());
+        if let Some(own) = own {
+            return Ok(*own);
+        }
         if let Some(first) = self.config.known_registrars().first() {
             return source_towards(*first)
                 .map_err(|error| format!("no way to the registrar {first}: {error}"));

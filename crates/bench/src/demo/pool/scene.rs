@@ -1,0 +1,187 @@
+//! The lab of the demonstration: registrars at n1 and n2, web servers from n3 on, a pool daemon at c1.
+
+use std::fs;
+
+use anyhow::{Context, Result, ensure};
+use holdfast_api::control::{BlockingClient, PoolDetail};
+
+use super::{PATIENCE, PoolDemoSpec};
+use crate::cluster::find_program;
+use crate::pools::{PoolLab, system_program, words};
+
+/// The pool's handle.
+pub const POOL: &str = "web";
+const REGISTRARS: [&str; 2] = ["n1", "n2"];
+
+/// The lab, and who is in it.
+pub struct Scene {
+    lab: PoolLab,
+    elements: Vec<String>,
+}
+
+impl Scene {
+    /// Brings it up, and waits until all elements are in the pool at both registrars.
+    ///
+    /// # Errors
+    /// The machine lacks something, or the pool does not come about.
+    pub fn up(spec: &PoolDemoSpec) -> Result<Scene> {
+        ensure!(
+            (2..=20).contains(&spec.elements),
+            "2 to 20 servers, not {}",
+            spec.elements
+        );
+        system_program("nginx", "nginx")?;
+        let mut lab = PoolLab::up(&spec.name, spec.elements + 2)?;
+        lab.registrar("n1", None)?;
+        ready(&lab, "n1")?;
+        lab.registrar("n2", Some("n1"))?;
+        ready(&lab, "n2")?;
+        let elements: Vec<String> = (3..spec.elements + 3).map(|n| format!("n{n}")).collect();
+        for host in &elements {
+            start_element(&mut lab, host)?;
+        }
+        lab.pool_daemon("c1", &REGISTRARS)?;
+        let scene = Scene { lab, elements };
+        for registrar in REGISTRARS {
+            let all = || {
+                (pool(&scene.lab, registrar)?.elements.len() == scene.elements.len()).then_some(())
+            };
+            scene.lab.until("all servers in the pool", PATIENCE, all)?;
+        }
+        let client = scene.daemon()?;
+        let answers = || client.run(|client| client.pool_daemon()).ok().map(drop);
+        scene
+            .lab
+            .until("the client's pool daemon", PATIENCE, answers)?;
+        Ok(scene)
+    }
+
+    /// The hosts of the web servers.
+    pub fn elements(&self) -> &[String] {
+        &self.elements
+    }
+
+    /// The lab.
+    pub fn lab(&self) -> &PoolLab {
+        &self.lab
+    }
+
+    /// The client's pool daemon.
+    ///
+    /// # Errors
+    /// The system gives no descriptors.
+    pub fn daemon(&self) -> Result<BlockingClient> {
+        self.lab.control("c1", "pool")
+    }
+
+    /// Kills all that runs at a host.
+    ///
+    /// # Errors
+    /// Nothing runs there.
+    pub fn kill(&self, host: &str) -> Result<()> {
+        self.lab.kill_all(host).map(drop)
+    }
+
+    /// Waits until no registrar lists an element that is dead.
+    ///
+    /// # Errors
+    /// It takes too long.
+    pub fn wait_until_gone(&self, host: &str) -> Result<()> {
+        let address = self.lab.address(host)?;
+        let gone = || {
+            let is_it = |pool: PoolDetail| {
+                let mut addresses = pool.elements.iter().flat_map(|element| &element.addresses);
+                addresses.any(|at| at.ip() == address)
+            };
+            let listed = REGISTRARS.map(|registrar| pool(&self.lab, registrar).is_none_or(is_it));
+            (listed == [false, false]).then_some(())
+        };
+        self.lab.until("the dead server's end", PATIENCE, gone)
+    }
+
+    /// The registrar that is home of most elements, and the other one.
+    ///
+    /// # Errors
+    /// One does not answer.
+    pub fn busiest_registrar(&self) -> Result<(String, String)> {
+        let own = |host: &str| -> Result<u64> {
+            let client = self.lab.control(host, "registrar")?;
+            Ok(client.run(|client| client.registrar())?.own_elements)
+        };
+        let [one, two] = REGISTRARS.map(str::to_owned);
+        Ok(match own(&one)? >= own(&two)? {
+            true => (one, two),
+            false => (two, one),
+        })
+    }
+
+    /// Waits until all so many living elements are a registrar's own; gives the fewest that it listed meanwhile.
+    ///
+    /// # Errors
+    /// It takes too long.
+    pub fn wait_for_takeover(&self, host: &str, living: usize) -> Result<usize> {
+        let client = self.lab.control(host, "registrar")?;
+        let id = client.run(|client| client.registrar())?.id;
+        let mut fewest = living;
+        let taken = || {
+            let pool = pool(&self.lab, host)?;
+            fewest = fewest.min(pool.elements.len());
+            let own = pool.elements.iter().filter(|element| element.home == id);
+            (own.count() >= living).then_some(())
+        };
+        self.lab.until("the takeover", PATIENCE, taken)?;
+        Ok(fewest)
+    }
+}
+
+fn ready(lab: &PoolLab, host: &str) -> Result<()> {
+    let client = lab.control(host, "registrar")?;
+    let is_ready = || {
+        client
+            .run(|client| client.registrar())
+            .ok()?
+            .ready
+            .then_some(())
+    };
+    lab.until("a registrar that serves", PATIENCE, is_ready)
+}
+
+fn pool(lab: &PoolLab, registrar: &str) -> Option<PoolDetail> {
+    let client = lab.control(registrar, "registrar").ok()?;
+    client.run(|client| client.pool(POOL)).ok()
+}
+
+/// `holdfast pool register --handle web ... -- nginx ...`: a stock server that tells its host's name.
+fn start_element(lab: &mut PoolLab, host: &str) -> Result<()> {
+    let directory = lab.directory().join(host);
+    fs::create_dir_all(&directory).context("a directory for nginx")?;
+    let own = directory.display();
+    let config = format!(
+        r#"worker_processes 1;
+pid {own}/nginx.pid;
+events {{ worker_connections 256; }}
+http {{
+    access_log off;
+    client_body_temp_path {own}/body;
+    proxy_temp_path {own}/proxy;
+    fastcgi_temp_path {own}/fastcgi;
+    uwsgi_temp_path {own}/uwsgi;
+    scgi_temp_path {own}/scgi;
+    server {{
+        listen 80;
+        location / {{ return 200 "{host}\n"; }}
+    }}
+}}
+"#
+    );
+    let path = directory.join("nginx.conf");
+    fs::write(&path, config)?;
+    let mut arguments = words(["pool", "register", "--handle", POOL, "--policy", "RR"]);
+    arguments.extend(lab.registrar_words(&REGISTRARS)?);
+    arguments.push("--".to_owned());
+    arguments.push(system_program("nginx", "nginx")?.display().to_string());
+    arguments.extend(["-e".to_owned(), "stderr".to_owned(), "-c".to_owned()]);
+    arguments.push(path.display().to_string());
+    arguments.extend(words(["-g", "daemon off;"]));
+    lab.run(host, "register", &find_program("holdfast")?, &arguments)
+}

@@ -1,0 +1,281 @@
+//! Registrars, pool elements and pool users as processes in a lab's hosts, one kind a host.
+
+use std::fs::{self, File};
+use std::net::IpAddr;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use holdfast_api::control::BlockingClient;
+use holdfast_lab::{Lab, Spec};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use tempfile::TempDir;
+
+use crate::cluster::find_program;
+
+/// From one look to the next.
+const LOOK: Duration = Duration::from_millis(20);
+/// Lines of a log that an error shows.
+const LINES_SHOWN: usize = 20;
+
+/// A lab with what runs in it.
+pub struct PoolLab {
+    // Before the lab: they end with it.
+    children: Vec<(String, Child)>,
+    lab: Option<Lab>,
+    directory: TempDir,
+}
+
+impl PoolLab {
+    /// A lab of so many nodes and one client, with nothing in it yet.
+    ///
+    /// # Errors
+    /// The machine lacks something.
+    pub fn up(name: &str, nodes: u16) -> Result<PoolLab> {
+        let directory = tempfile::Builder::new().prefix("holdfast-pools-").tempdir();
+        let spec = Spec::new(name)
+            .nodes(nodes)
+            .clients(1)
+            .program(find_program("holdfast")?);
+        Ok(PoolLab {
+            children: Vec::new(),
+            directory: directory.context("a directory for logs")?,
+            lab: Some(Lab::up(&spec)?),
+        })
+    }
+
+    /// The lab.
+    ///
+    /// # Panics
+    /// Never: it is there until this is dropped.
+    pub fn lab(&self) -> &Lab {
+        self.lab.as_ref().expect("there until it is dropped")
+    }
+
+    /// Where logs and configurations are.
+    pub fn directory(&self) -> &Path {
+        self.directory.path()
+    }
+
+    /// A host's address.
+    ///
+    /// # Errors
+    /// There is no such host.
+    pub fn address(&self, host: &str) -> Result<IpAddr> {
+        Ok(self.lab().address(host)?.0.into())
+    }
+
+    /// Runs a program of this workspace, or of the system, in a host; its output goes to `HOST.NAME.log`.
+    ///
+    /// # Errors
+    /// There is no such host or program.
+    pub fn run(&mut self, host: &str, name: &str, program: &Path, words: &[String]) -> Result<()> {
+        let log = File::create(self.log_path(host, name))?;
+        let mut command = self.lab().command(host)?;
+        command
+            .arg(program)
+            .args(words)
+            .stdin(Stdio::null())
+            .stdout(log.try_clone()?)
+            .stderr(log);
+        let child = command
+            .spawn()
+            .with_context(|| format!("start {name} on {host}"))?;
+        self.children.push((format!("{host}.{name}"), child));
+        Ok(())
+    }
+
+    /// A registrar in `host` that believes hosts of the lab, and begins with `peer`, if that is given.
+    ///
+    /// # Errors
+    /// There is no such host.
+    pub fn registrar(&mut self, host: &str, peer: Option<&str>) -> Result<()> {
+        let own = self.address(host)?;
+        let text = format!(
+            r#"[registrar]
+listen = ["{own}"]
+keep_alive_interval_ms = 2000
+keep_alive_timeout_ms = 1000
+heartbeat_cycle_ms = 500
+last_heard_max_ms = 2000
+no_response_max_ms = 1000
+[access]
+registrar = ["10.0.0.0/8"]
+[sctp]
+association_retransmissions = 3
+"#
+        );
+        let config = self.directory().join(format!("{host}.registrar.toml"));
+        fs::write(&config, text)?;
+        let mut words = words(["registrar", "--config"]);
+        words.push(config.display().to_string());
+        if let Some(peer) = peer {
+            words.extend(["--peer".to_owned(), self.address(peer)?.to_string()]);
+        }
+        self.run(host, "registrar", &find_program("holdfast")?, &words)
+    }
+
+    /// A pool daemon in `host` that knows the registrars of these hosts.
+    ///
+    /// # Errors
+    /// There is no such host.
+    pub fn pool_daemon(&mut self, host: &str, registrars: &[&str]) -> Result<()> {
+        let mut words = words(["--role", "pool"]);
+        words.extend(self.registrar_words(registrars)?);
+        self.run(host, "pool", &find_program("holdfastd")?, &words)
+    }
+
+    /// `--registrar ADDRESS` of each of these hosts.
+    ///
+    /// # Errors
+    /// There is no such host.
+    pub fn registrar_words(&self, hosts: &[&str]) -> Result<Vec<String>> {
+        let mut words = Vec::new();
+        for host in hosts {
+            words.extend(["--registrar".to_owned(), self.address(host)?.to_string()]);
+        }
+        Ok(words)
+    }
+
+    /// A file of a host's `/run/holdfast`, as a path on the machine.
+    ///
+    /// # Errors
+    /// There is no such host.
+    pub fn run_file(&self, host: &str, name: &str) -> Result<PathBuf> {
+        let init = self.lab().init_process(host)?;
+        Ok(format!("/proc/{init}/root/run/holdfast/{name}").into())
+    }
+
+    /// A client of the control API of a host's `registrar` or `pool` daemon.
+    ///
+    /// # Errors
+    /// There is no such host.
+    pub fn control(&self, host: &str, daemon: &str) -> Result<BlockingClient> {
+        let socket = self.run_file(host, &format!("{daemon}.sock"))?;
+        Ok(BlockingClient::new(socket)?)
+    }
+
+    /// Kills what runs in a host with SIGKILL, the host itself excepted; gives how many processes that were.
+    ///
+    /// # Errors
+    /// There is no such host, or nothing runs in it.
+    pub fn kill_all(&self, host: &str) -> Result<usize> {
+        let init = self.lab().init_process(host)?;
+        let mut processes = self.lab().processes(host)?;
+        processes.retain(|process| *process != init);
+        if processes.is_empty() {
+            bail!("nothing runs in {host}");
+        }
+        for process in &processes {
+            // One may have ended with another.
+            let _ = kill(Pid::from_raw(*process), Signal::SIGKILL);
+        }
+        Ok(processes.len())
+    }
+
+    /// Kills processes of this name in a host with SIGKILL.
+    ///
+    /// # Errors
+    /// There is no such host, or no such process in it.
+    pub fn kill(&self, host: &str, name: &str) -> Result<()> {
+        let is_it = |process: &i32| {
+            let read = |file: &str| fs::read_to_string(format!("/proc/{process}/{file}"));
+            let named = read("comm").is_ok_and(|comm| comm.trim_end() == name);
+            // The lab's own are called as the program that plays them.
+            let of_lab = |words: String| {
+                words
+                    .split('\0')
+                    .nth(1)
+                    .is_some_and(|word| word.starts_with("lab-"))
+            };
+            named && !read("cmdline").is_ok_and(of_lab)
+        };
+        let processes = self.lab().processes(host)?;
+        let found: Vec<i32> = processes.into_iter().filter(is_it).collect();
+        if found.is_empty() {
+            bail!("no {name} runs in {host}");
+        }
+        for process in found {
+            kill(Pid::from_raw(process), Signal::SIGKILL)?;
+        }
+        Ok(())
+    }
+
+    /// Waits until `look` finds something.
+    ///
+    /// # Errors
+    /// It takes longer than `limit`; the logs' ends are in the text.
+    pub fn until<T>(
+        &self,
+        what: &str,
+        limit: Duration,
+        mut look: impl FnMut() -> Option<T>,
+    ) -> Result<T> {
+        let deadline = Instant::now() + limit;
+        loop {
+            if let Some(found) = look() {
+                return Ok(found);
+            }
+            if Instant::now() > deadline {
+                bail!("in vain: {what}\n{}", self.logs());
+            }
+            sleep(LOOK);
+        }
+    }
+
+    fn log_path(&self, host: &str, name: &str) -> PathBuf {
+        self.directory().join(format!("{host}.{name}.log"))
+    }
+
+    /// The ends of all logs.
+    pub fn logs(&self) -> String {
+        let one = |(name, _): &(String, Child)| {
+            let text = fs::read_to_string(self.directory().join(format!("{name}.log")));
+            let text = text.unwrap_or_default();
+            let lines: Vec<&str> = text.lines().collect();
+            let end = lines[lines.len().saturating_sub(LINES_SHOWN)..].join("\n");
+            format!("--- {name}:\n{end}\n")
+        };
+        self.children.iter().map(one).collect()
+    }
+}
+
+impl Drop for PoolLab {
+    fn drop(&mut self) {
+        // Kills everything in it.
+        drop(self.lab.take());
+        for (_, child) in &mut self.children {
+            let _ = child.wait();
+        }
+    }
+}
+
+/// Words of a command.
+pub fn words<const N: usize>(words: [&str; N]) -> Vec<String> {
+    words.map(str::to_owned).into()
+}
+
+/// A program of the system.
+///
+/// # Errors
+/// It is not in PATH; the text says which Debian package has it.
+pub fn system_program(name: &str, package: &str) -> Result<PathBuf> {
+    let found = Command::new("sh")
+        .args(["-c", "command -v \"$0\"", name])
+        .env("PATH", search_path())
+        .output()?;
+    let path = String::from_utf8_lossy(&found.stdout).trim().to_owned();
+    if path.is_empty() {
+        bail!("there is no {name}; install it with `apt-get install {package}`");
+    }
+    Ok(path.into())
+}
+
+/// `PATH`, and where servers are that only root starts.
+fn search_path() -> String {
+    let own = std::env::var("PATH").unwrap_or_default();
+    format!("{own}:/usr/sbin:/sbin")
+}

@@ -1,0 +1,80 @@
+//! Round trips between two hosts that begin an SCTP association, from a capture.
+
+use std::net::IpAddr;
+use std::path::Path;
+
+/// Chunk types and lengths of headers (RFC 9260 section 3).
+const DATA: u8 = 0;
+const INIT: u8 = 1;
+const COMMON_HEADER: usize = 12;
+
+/// An SCTP packet, by its first chunk.
+struct Packet {
+    from: IpAddr,
+    to: IpAddr,
+    chunk: u8,
+    /// If that has data: the payload protocol identifier.
+    ppid: Option<u32>,
+}
+
+/// How many round trips pass from the first packet of `own` to `other` (the INIT) until `own` sends data of its program there: by
+/// then it knows that the association is up and the other end has its state. A round trip is one packet of
+/// `own` or more, and then an answer.
+pub fn round_trips(file: &Path, own: IpAddr, other: IpAddr) -> usize {
+    let packets = read(file);
+    let between = packets.iter().filter(|packet| {
+        (packet.from, packet.to) == (own, other) || (packet.from, packet.to) == (other, own)
+    });
+    let begun = between.skip_while(|packet| packet.chunk != INIT || packet.from != own);
+    let (mut trips, mut asked) = (0, false);
+    for packet in begun {
+        if packet.from == own && packet.chunk == DATA && packet.ppid == Some(0) {
+            return trips;
+        }
+        match packet.from == own {
+            true => asked = true,
+            false => {
+                trips += usize::from(asked);
+                asked = false;
+            }
+        }
+    }
+    panic!("no data of the program in {}", file.display());
+}
+
+/// The classic format of pcap with a header of 24 bytes, and one of 16 before each packet.
+fn read(file: &Path) -> Vec<Packet> {
+    let bytes = std::fs::read(file).expect("the capture");
+    let mut rest = &bytes[24..];
+    let mut packets = Vec::new();
+    while rest.len() >= 16 {
+        let length = u32::from_le_bytes([rest[8], rest[9], rest[10], rest[11]]) as usize;
+        packets.extend(parse(&rest[16..16 + length]));
+        rest = &rest[16 + length..];
+    }
+    packets
+}
+
+/// Ethernet, IPv4, perhaps UDP, SCTP. What the snapshot cut off is missing at the end only.
+fn parse(frame: &[u8]) -> Option<Packet> {
+    const UDP: u8 = 17;
+    const SCTP: u8 = 132;
+    let ip = frame.get(14..)?;
+    let header = ip.get(..20).filter(|header| header[0] >> 4 == 4)?;
+    let address = |at: usize| IpAddr::from([0, 1, 2, 3].map(|index| header[at + index]));
+    let mut sctp = ip.get(usize::from(header[0] & 15) * 4..)?;
+    match header[9] {
+        SCTP => {}
+        UDP => sctp = sctp.get(8..)?,
+        _ => return None,
+    }
+    let chunk = *sctp.get(COMMON_HEADER)?;
+    let at = COMMON_HEADER + 12;
+    let ppid = sctp.get(at..at + 4).filter(|_| chunk == DATA);
+    Some(Packet {
+        from: address(12),
+        to: address(16),
+        chunk,
+        ppid: ppid.map(|bytes| u32::from_be_bytes([bytes[0], bytes[1], bytes[2], bytes[3]])),
+    })
+}
