@@ -16,6 +16,9 @@ use super::streams::Sent;
 
 /// The payload protocol identifier of programs' messages: none in particular.
 const DATA_PPID: u32 = 0;
+/// Bytes that may wait for an element's program before a user who sends more is left: one user shall not cost the others
+/// their element.
+const WAITING_BYTES_MAX: usize = 4 << 20;
 
 impl Daemon {
     /// Sends a message, or keeps it until there is room.
@@ -149,6 +152,11 @@ impl Daemon {
 
     /// A message that is none of ASAP's.
     pub(super) fn data_came(&mut self, place: Place, bytes: &Bytes) {
+        let number = place.endpoint;
+        if number != 0 && self.programs.queued(number) > WAITING_BYTES_MAX {
+            tracing::warn!(element = number, "a user sends more than the program reads");
+            return self.abort(place);
+        }
         let owners = self.links.owners(place).to_vec();
         for (owner, link) in owners {
             for piece in bytes.chunks(DATA_BYTES_MAX) {

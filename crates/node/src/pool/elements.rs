@@ -19,6 +19,9 @@ use crate::config::pool::{PoolConfig, cookie_keys};
 use crate::entries::handle_of;
 use crate::sctp::{data_transport, reached_at, source_towards};
 
+/// Users that an element may have at once.
+const USERS_MAX: usize = 20_000;
+
 /// An element.
 pub(super) struct Element {
     pub(super) handle: PoolHandle,
@@ -297,6 +300,10 @@ impl Daemon {
         let Some(service) = self.service_of(number) else {
             return;
         };
+        if service.users.len() >= USERS_MAX {
+            tracing::warn!(element = number, "more users than an element may have");
+            return self.abort(place);
+        }
         service.users.insert(link);
         service.sessions.handle_connected(link);
         let session = session_number(link);

@@ -228,19 +228,18 @@ impl Daemon {
 
     /// The UDP port to reach a host at; none: over IP itself.
     fn way(&self, addresses: &[SocketAddr]) -> Option<u16> {
+        let (is_raw, own_port) = (self.own.is_raw(), self.own.encapsulation_port());
+        if addresses.iter().any(|at| self.is_own_service(at)) {
+            return own_port.filter(|_| !is_raw);
+        }
         if let Some(port) = self.config.remote_encapsulation {
             return Some(port);
         }
-        if !self.own.is_raw() {
-            let own = |address| self.is_own_service(address);
-            let own = addresses.iter().any(own);
-            let port = self.own.encapsulation_port().filter(|_| own);
-            return Some(port.unwrap_or(ENCAPSULATION_PORT));
+        if !is_raw {
+            return Some(ENCAPSULATION_PORT);
         }
-        self.own.encapsulation_port()?;
-        let first = addresses.first()?;
-        let inside_udp = self.ways.get(first).copied().unwrap_or(false);
-        inside_udp.then_some(ENCAPSULATION_PORT)
+        let inside_udp = self.ways.get(addresses.first()?).copied().unwrap_or(false);
+        (inside_udp && own_port.is_some()).then_some(ENCAPSULATION_PORT)
     }
 
     fn is_own_service(&self, address: &SocketAddr) -> bool {

@@ -126,9 +126,9 @@ mod tests {
                 delay_penalty: all.delay_penalty.filter(|_| shown.delay_penalty.is_some()),
                 distance_ms: None,
             };
-            let back = entries::policy(
-                &parse(&own).unwrap_or_else(|error| panic!("{}: {error}", kind.name())),
-            );
+            let parsed = parse(&own);
+            assert!(parsed.is_ok(), "{kind}: {parsed:?}");
+            let back = entries::policy(&parsed.unwrap());
             assert_eq!(back.weight, own.weight);
             assert_eq!(back.priority, own.priority);
             let near = |one: Option<f64>, two: Option<f64>| match (one, two) {

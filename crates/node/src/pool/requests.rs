@@ -74,6 +74,11 @@ pub(super) fn program_queue() -> (ProgramHandle, ProgramQueue) {
 }
 
 impl ProgramHandle {
+    /// Bytes that wait for the program to read them.
+    pub(super) fn queued(&self) -> usize {
+        self.queued.load(Ordering::Relaxed)
+    }
+
     /// Says something. False: the program is gone, or does not read.
     pub(super) fn tell(&self, message: &FromPool) -> bool {
         let bytes = match encode(message) {

@@ -43,6 +43,12 @@ impl Programs {
         }
     }
 
+    /// Bytes that wait for a program to read them.
+    pub(super) fn queued(&self, number: u64) -> usize {
+        let program = self.0.get(&number);
+        program.map_or(0, |program| program.handle.queued())
+    }
+
     /// The last word.
     pub(super) fn tell_and_end(&mut self, number: u64, message: &FromPool) {
         if let Some(program) = self.0.remove(&number) {

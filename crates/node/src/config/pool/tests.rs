@@ -31,7 +31,7 @@ life_ms = 30000
 [access]
 registrar = ["10.9.0.0/16"]
 [multicast]
-announces = true
+group = "239.0.0.60:3863"
 interfaces = ["a0"]
 [sctp]
 init_retransmissions = 2
@@ -46,7 +46,7 @@ init_retransmissions = 2
     assert!(!config.admits_registrar(&["10.8.1.1:9".parse().unwrap()]));
     assert_eq!(config.life_unit, LifeUnit::Seconds);
     assert_eq!(config.life, Duration::from_secs(30));
-    assert!(config.announces.believed);
+    assert_eq!(config.announces.group, "239.0.0.60:3863".parse().unwrap());
     assert_eq!(config.failure.init_retransmissions, 2);
 }
 
@@ -54,6 +54,7 @@ init_retransmissions = 2
 fn announces_alone_are_enough() {
     let config = parse("[multicast]\nannounces = true\n").unwrap();
     assert!(config.known_registrars().is_empty());
+    assert!(config.admits_registrar(&["10.8.1.1:9".parse().unwrap()]));
 }
 
 #[test]

@@ -1,0 +1,273 @@
+//! A pool daemon in a process of its own, on loopback: its control API, programs that break the rules, a session.
+
+mod session;
+
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use holdfast_api::app::{Channel, decode, encode};
+use holdfast_api::control::{ErrorBody, POOL_ROUTES, PoolDaemonStatus, openapi};
+use holdfast_api::pool::{
+    DATA_BYTES_MAX, Element, ElementEvent, FromPool, PoolSession, Registration, Service, ToPool,
+};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+/// Longest wait for anything that must happen.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// Ends with the test.
+struct Daemon {
+    child: Child,
+    directory: tempfile::TempDir,
+}
+
+impl Daemon {
+    /// One whose only registrar is at a port of nobody's; on ports that the system chooses.
+    fn start() -> Self {
+        Daemon::with_registrar("127.0.0.1", 9)
+    }
+
+    /// One with a registrar at this address, reached at this UDP port.
+    fn with_registrar(at: &str, udp: u16) -> Self {
+        let directory = tempfile::tempdir().expect("a directory");
+        let config = directory.path().join("pool.toml");
+        let text = format!(
+            r#"
+[pool]
+listen = ["127.0.0.1"]
+raw = false
+encapsulation_port = 0
+remote_encapsulation_port = {udp}
+registrars = ["{at}"]
+run_dir = "{}"
+"#,
+            directory.path().display()
+        );
+        std::fs::write(&config, text).expect("a file");
+        let mut command = Command::new(env!("CARGO_BIN_EXE_holdfastd"));
+        command.args(["--role", "pool", "--with-parent", "--config"]);
+        command.arg(config).stdin(Stdio::piped());
+        let child = command.spawn().expect("holdfastd");
+        let daemon = Daemon { child, directory };
+        until("a daemon that answers", || {
+            let programs = daemon.path("pool-app.sock").exists();
+            (programs && daemon.path("pool.sock").exists()).then_some(())
+        });
+        daemon
+    }
+
+    fn path(&self, name: &str) -> std::path::PathBuf {
+        self.directory.path().join(name)
+    }
+
+    fn get(&self, path: &str) -> (u16, String) {
+        self.request(&format!("GET {path} HTTP/1.1\r\n"), "")
+    }
+
+    fn post(&self, path: &str, body: &str) -> (u16, String) {
+        let length = body.len();
+        let head = format!(
+            "POST {path} HTTP/1.1\r\nContent-Type: application/json\r\nContent-Length: {length}\r\n"
+        );
+        self.request(&head, body)
+    }
+
+    fn request(&self, head: &str, body: &str) -> (u16, String) {
+        let mut stream = UnixStream::connect(self.path("pool.sock")).expect("a connection");
+        let text = format!("{head}Host: x\r\nConnection: close\r\n\r\n{body}");
+        stream.write_all(text.as_bytes()).expect("a request");
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).expect("an answer");
+        let (head, body) = answer.split_once("\r\n\r\n").expect("a head");
+        let status = head.split(' ').nth(1).expect("a status");
+        (status.parse().expect("a number"), body.to_owned())
+    }
+
+    fn status(&self) -> PoolDaemonStatus {
+        let (_, body) = self.get("/v1/pool");
+        serde_json::from_str(&body).expect("a status")
+    }
+
+    fn ended(&mut self) {
+        let end = until("the daemon's end", || {
+            self.child.try_wait().expect("a child")
+        });
+        assert!(end.success(), "{end}");
+        assert!(!self.path("pool.sock").exists());
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn until<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        if let Some(found) = look() {
+            return found;
+        }
+        assert!(Instant::now() < deadline, "in vain: {what}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+fn registration(port: u16) -> Registration {
+    let at = format!("127.0.0.1:{port}").parse().expect("an address");
+    Registration::new("web", Service::Tcp(at))
+}
+
+#[test]
+fn the_control_api_is_as_described_and_says_what_to_do() {
+    let mut daemon = Daemon::start();
+    let (_, description) = daemon.get("/openapi.json");
+    let description: serde_json::Value = serde_json::from_str(&description).expect("JSON");
+    assert_eq!(description, openapi(POOL_ROUTES));
+    let status = daemon.status();
+    assert_eq!((status.elements, status.sessions), (0, 0));
+    assert_eq!(status.registrars.len(), 1);
+
+    // No registrar is there: that is told, once the wait is over.
+    let report = r#"{"handle": "web", "id": "12"}"#;
+    for (answer, status, words) in [
+        (daemon.get("/v1/resolve/web"), 404, "no registrar"),
+        (
+            daemon.get("/v1/resolve/%5Cq"),
+            404,
+            "not the text of a pool",
+        ),
+        (daemon.get("/v1/resolve/web?items=many"), 400, ""),
+        (daemon.get("/v1/nothing"), 404, ""),
+        (daemon.post("/v1/unreachable", "{}"), 400, ""),
+        (
+            daemon.post("/v1/unreachable", &report.replace("12", "xyz")),
+            404,
+            "no element's number",
+        ),
+    ] {
+        let (got, body) = answer;
+        assert_eq!(got, status, "{body}");
+        let body: ErrorBody = serde_json::from_str(&body).expect("an error");
+        assert!(!body.what_to_do.is_empty(), "{body}");
+        assert!(body.error.contains(words), "{body}");
+    }
+    // Of an element that nobody was sent to nothing is told to registrars, and that is no error.
+    assert_eq!(daemon.post("/v1/unreachable", report).0, 200);
+
+    // It ends with whoever holds its standard input.
+    drop(daemon.child.stdin.take());
+    daemon.ended();
+}
+
+#[test]
+fn an_element_lives_as_long_as_its_program_s_channel() {
+    let mut daemon = Daemon::start();
+    let socket = daemon.path("pool-app.sock");
+    let element = Element::register(&socket, registration(80)).expect("a channel");
+    until("an element", || {
+        (daemon.status().elements == 1).then_some(())
+    });
+    let (_, list) = daemon.get("/v1/elements");
+    assert!(list.contains("127.0.0.1:80"), "{list}");
+    assert!(list.contains(r#""registered":false"#), "{list}");
+    let told = element.next().expect("a channel").expect("an event");
+    assert_eq!(told, ElementEvent::NoRegistrar);
+    let session = PoolSession::open(&socket, "web").expect("a channel");
+    until("a session", || {
+        (daemon.status().sessions == 1).then_some(())
+    });
+    drop((element, session));
+    until("their end", || {
+        let status = daemon.status();
+        (status.elements + status.sessions == 0).then_some(())
+    });
+    // With an element that no registrar knows, too, it ends when it is asked to.
+    let _element = Element::register(&socket, registration(81)).expect("a channel");
+    let id = Pid::from_raw(daemon.child.id().cast_signed());
+    kill(id, Signal::SIGTERM).expect("a signal");
+    daemon.ended();
+}
+
+/// What the daemon says to these packets in the end; none if it only closes the channel.
+fn last_word(socket: &Path, packets: &[Vec<u8>]) -> Option<String> {
+    let channel = Channel::connect(socket).expect("a channel");
+    for packet in packets {
+        if channel.send(packet, &[]).is_err() {
+            break;
+        }
+    }
+    let mut last = None;
+    while let Ok(Some(packet)) = channel.receive() {
+        if let Ok(FromPool::Error(text)) = decode(&packet.bytes) {
+            last = Some(text);
+        }
+    }
+    last
+}
+
+#[test]
+fn programs_that_break_the_rules_are_told_so_and_others_do_not_notice() {
+    let daemon = Daemon::start();
+    let socket = daemon.path("pool-app.sock");
+    let good = Element::register(&socket, registration(80)).expect("a channel");
+    let say = |message: &ToPool| encode(message).expect("an encoding");
+    let register = |change: &dyn Fn(&mut Registration)| {
+        let mut wanted = registration(80);
+        change(&mut wanted);
+        say(&ToPool::Register(wanted))
+    };
+    let open = say(&ToPool::Open {
+        handle: "web".to_owned(),
+    });
+    let handle = "\\q".to_owned();
+    let (session, bytes) = (0, vec![0; DATA_BYTES_MAX + 1]);
+    for (packets, words) in [
+        (vec![vec![1, 250, 3]], "malformed"),
+        (vec![vec![9]], "version"),
+        (vec![say(&ToPool::Finish)], "Register or Open first"),
+        (vec![say(&ToPool::Open { handle })], "pool handle"),
+        (vec![open.clone(), open.clone()], "channel of this kind"),
+        (
+            vec![open, say(&ToPool::Data { session, bytes })],
+            "split it",
+        ),
+        (
+            vec![register(&|wanted| wanted.policy.name = "BEST".into())],
+            "LU-DPF",
+        ),
+        (
+            vec![register(&|wanted| wanted.policy.load = Some(0.5))],
+            "has no load",
+        ),
+        (vec![register(&|wanted| wanted.life_ms = Some(1))], "life"),
+        (
+            vec![register(&|wanted| {
+                wanted.service = Service::Tcp("127.0.0.1:0".parse().expect("an address"));
+            })],
+            "port",
+        ),
+        (
+            vec![register(&|wanted| {
+                wanted.service = Service::Sctp(Vec::new())
+            })],
+            "address",
+        ),
+    ] {
+        let said = last_word(&socket, &packets);
+        let said = said.unwrap_or_else(|| panic!("nothing was said of {words}"));
+        assert!(said.contains(words), "{words}: {said}");
+    }
+    until("the good one alone", || {
+        let status = daemon.status();
+        (status.elements == 1 && status.sessions == 0).then_some(())
+    });
+    let policy = registration(80).policy;
+    good.set_policy(policy).expect("a channel");
+}
