@@ -46,8 +46,9 @@ pub fn run(config: &RegistrarConfig) -> Result<(), StartError> {
     };
     let server = Server::bind(config, &to).map_err(failed("the control socket"))?;
     let groups = Groups::join(config).map_err(failed("[multicast]"))?;
-    let asap = open(config, config.asap_port)?;
-    let enrp = open(config, config.enrp_port)?;
+    let asap = open(config, config.asap_port, true)?;
+    // Updates that follow each other closely share packets.
+    let enrp = open(config, config.enrp_port, false)?;
     // All sockets are open. Threads that start later have no capabilities either.
     keep_only(&[]).map_err(failed("dropping capabilities"))?;
     let (asap_at, enrp_at) = (reached_at(asap.as_ref())?, reached_at(enrp.as_ref())?);
@@ -71,6 +72,7 @@ pub fn run(config: &RegistrarConfig) -> Result<(), StartError> {
         links: Links::default(),
         encapsulations: config.encapsulations(),
         one_send: config.one_send,
+        pause: config.pause,
         requests: waiting,
         wake,
         sends_refused: 0,
@@ -83,13 +85,18 @@ pub fn run(config: &RegistrarConfig) -> Result<(), StartError> {
     daemon.run().map_err(failed("the transport"))
 }
 
-fn open(config: &RegistrarConfig, port: u16) -> Result<Box<dyn Endpoint>, StartError> {
+fn open(
+    config: &RegistrarConfig,
+    port: u16,
+    no_delay: bool,
+) -> Result<Box<dyn Endpoint>, StartError> {
     let at = |address: &IpAddr| SocketAddr::new(*address, port);
     let endpoint = EndpointConfig {
         raw: config.raw,
         encapsulation: config.encapsulation,
         failure: config.failure,
         path_mtu: config.path_mtu,
+        no_delay,
         ..EndpointConfig::new(config.listen.iter().map(at).collect())
     };
     let what = || {
