@@ -1,7 +1,8 @@
 //! Gives the stack of libusrsctp our socket calls.
 //!
 //! Four calls of the static library are renamed, so that `src/transport/usrsctp/hooks.rs` answers them: it then sends what
-//! the stack wants sent in batches, and starts no threads; its checksum is replaced by a faster one. The library itself is Debian's, unchanged otherwise; the internal
+//! the stack wants sent in batches, and starts no threads; its checksum, its timers and the making of its hash tables
+//! are replaced by faster ones. The library itself is Debian's, unchanged otherwise; the internal
 //! functions that take packets in (`ffi.rs`) are those of 0.9.5, so another version is refused here.
 
 use std::path::{Path, PathBuf};
@@ -9,8 +10,15 @@ use std::process::Command;
 
 const VERSION: &str = "0.9.5";
 const RENAMED: [&str; 4] = ["socket", "bind", "sendmsg", "pthread_create"];
-/// Answered in `src/transport/usrsctp/checksum.rs`, by the processor's instruction.
-const REPLACED: &str = "sctp_calculate_cksum";
+/// Answered in `src/transport/usrsctp/`: `checksum.rs`, `tables.rs` and `timers.rs`.
+const REPLACED: [&str; 6] = [
+    "sctp_calculate_cksum",
+    "sctp_hashinit_flags",
+    "sctp_get_tick_count",
+    "sctp_os_timer_start",
+    "sctp_os_timer_stop",
+    "sctp_handle_tick",
+];
 const HINT: &str = "(Debian: apt-get install libusrsctp-dev binutils)";
 
 fn main() {
@@ -56,7 +64,11 @@ fn rename_calls(from: &Path, to: &Path) {
                 .iter()
                 .map(|call| format!("--redefine-sym={call}=holdfast_usrsctp_{call}")),
         )
-        .arg(format!("--weaken-symbol={REPLACED}"))
+        .args(
+            REPLACED
+                .iter()
+                .map(|function| format!("--weaken-symbol={function}")),
+        )
         .args([from, to])
         .status();
     match status {

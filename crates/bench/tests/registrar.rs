@@ -87,7 +87,7 @@ fn a_foreign_registrar_is_loaded_likewise() {
     let status = status.expect("a registrar");
     let (at, udp) = (status.asap[0], status.encapsulation_port.unwrap_or(0));
     let words = format!(
-        "bench registrar --external {at} --external-udp {udp} --pid {} --load resolutions,paper-users --divide 200 --associations 4 --milliseconds 100 --rounds 2",
+        "bench registrar --external {at} --external-udp {udp} --pid {} --load reregistrations,paper-users --divide 200 --associations 4 --milliseconds 100 --rounds 2",
         daemon.id()
     );
     let report = holdfast(&words, &directory.path().join("registrar.json"));

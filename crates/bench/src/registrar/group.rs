@@ -4,6 +4,7 @@
 //! this time, with 0 as soon as it has its answer), `count`, `stop` (and wait for what is unanswered), `leave` (deregister). Each is
 //! answered by a line of [`Counts`].
 
+use std::collections::HashMap;
 use std::io::{BufRead, stdin};
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::os::fd::AsFd;
@@ -104,8 +105,9 @@ struct Group {
     endpoint: Box<dyn Endpoint>,
     pool: Pool,
     own_address: IpAddr,
-    /// By place: member `n` has the further local port `n + 1`.
+    /// By place.
     associations: Vec<AssocId>,
+    places: HashMap<AssocId, usize>,
     requests: Vec<Message>,
     pace: Pace,
     counts: Counts,
@@ -137,6 +139,7 @@ impl Group {
             },
             own_address,
             associations: Vec::new(),
+            places: HashMap::new(),
             requests: Vec::new(),
             pace: Pace::Still,
             counts: Counts::default(),
@@ -167,11 +170,21 @@ impl Group {
             for event in std::mem::take(&mut self.events) {
                 match event {
                     Event::Up { .. } => up += 1,
-                    Event::Down { reason, .. } => bail!("no association: {reason:?}"),
+                    // On a busy machine the handshake may time out: until the deadline.
+                    Event::Down { assoc, .. } => {
+                        let place = self.associations.iter().position(|one| *one == assoc);
+                        let place = place.context("an association of nobody is down")?;
+                        let again = self.endpoint.connect_apart(&[args.server], encapsulation)?;
+                        self.associations[place] = again;
+                    }
                     _ => {}
                 }
             }
         }
+        self.places = (0..)
+            .zip(&self.associations)
+            .map(|(place, assoc)| (*assoc, place))
+            .collect();
         Ok(())
     }
 
@@ -303,7 +316,7 @@ impl Group {
     }
 
     fn hear(&mut self, from: AssocId, message: &Message) -> Result<()> {
-        let place = (from.0 >> 32) as usize - 1;
+        let place = *self.places.get(&from).context("an answer to nobody")?;
         let bytes = &message.data;
         match (bytes.first(), bytes.get(1)) {
             // The lowest flag is a refusal, or of no use here.

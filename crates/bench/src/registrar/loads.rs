@@ -52,6 +52,7 @@ pub(super) struct Setting {
     pub divide: usize,
     pub policy: PolicyKind,
     pub items: Option<u32>,
+    pub pause_us: Option<u32>,
     pub windows: Windows,
 }
 
@@ -137,6 +138,7 @@ impl Setting {
             let scope = Scope::start(&ScopeSpec {
                 registrars,
                 one_send,
+                pause_us: self.pause_us,
                 carrier: self.carrier,
             })?;
             let targets: Vec<Target> = (0..registrars.min(2))

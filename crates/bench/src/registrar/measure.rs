@@ -57,6 +57,8 @@ pub struct Window {
     pub resolutions_per_s: f64,
     /// Share of a processor that each target used.
     pub cpu: Vec<f64>,
+    /// Share of theirs that all groups used.
+    pub groups_cpu: f64,
 }
 
 impl Window {
@@ -159,19 +161,22 @@ struct Mark {
     /// By group: when, whose, and how many answers.
     answered: Vec<(Instant, Kind, u64)>,
     cpu: Vec<(Instant, Duration)>,
+    groups_cpu: (Instant, Duration),
 }
 
 impl Mark {
     fn take(groups: &mut [(&mut Group, Duration)], targets: &[Target]) -> Result<Mark> {
         let mut answered = Vec::new();
-        for (group, _) in groups {
+        for (group, _) in groups.iter_mut() {
             let counts = group.ask("count")?;
             answered.push((Instant::now(), group.kind, counts.answered));
         }
         let clock = |target: &Target| Ok((Instant::now(), target.cpu_time()?));
+        let of_groups = groups.iter().map(|(group, _)| group.role.cpu_time());
         Ok(Mark {
             answered,
             cpu: targets.iter().map(clock).collect::<Result<_>>()?,
+            groups_cpu: (Instant::now(), of_groups.sum::<Result<_>>()?),
         })
     }
 
@@ -193,6 +198,7 @@ impl Mark {
             reregistrations_per_s: rate(Kind::Elements),
             resolutions_per_s: rate(Kind::Users),
             cpu: pairs.map(share).collect(),
+            groups_cpu: share((&self.groups_cpu, &after.groups_cpu)),
         }
     }
 }

@@ -65,6 +65,9 @@ pub struct RegistrarArgs {
     /// Divide the paper's numbers of elements and users by this.
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
     divide: u32,
+    /// The registrars' shortest time between two wake-ups, microseconds, instead of their own choice.
+    #[arg(long, value_name = "MICROSECONDS")]
+    pause_us: Option<u32>,
     /// SCTP inside UDP where the kernel has SCTP; without that it always is.
     #[arg(long)]
     udp: bool,
@@ -191,6 +194,7 @@ impl RegistrarArgs {
             divide: self.divide as usize,
             policy: self.policy,
             items: self.items,
+            pause_us: self.pause_us,
             windows: Windows {
                 settle: Duration::from_millis(self.milliseconds / 2),
                 length: Duration::from_millis(self.milliseconds),

@@ -96,6 +96,14 @@ impl Role {
         })
     }
 
+    /// The processor time that it has used.
+    ///
+    /// # Errors
+    /// It has ended.
+    pub fn cpu_time(&self) -> Result<Duration> {
+        cpu_time(self.child.id())
+    }
+
     /// Its next line.
     ///
     /// # Errors

@@ -31,6 +31,8 @@ pub struct Row {
     pub cpu_share: f64,
     /// By the second, which only synchronises.
     pub sync_registrar_cpu_share: Option<f64>,
+    /// Of another processor, by the elements and users: near 1, it is they who cannot do more.
+    pub groups_cpu_share: f64,
     /// Whether updates were handed over once for all peers; unknown of another program's registrar.
     pub one_send: Option<bool>,
     /// Processor time of the first registrar for one operation.
@@ -76,6 +78,7 @@ impl Row {
             resolutions_per_s: median(windows, |window| window.resolutions_per_s),
             cpu_share: median(windows, of_first),
             sync_registrar_cpu_share: has_second.then(|| median(windows, of_second)),
+            groups_cpu_share: median(windows, |window| window.groups_cpu),
             one_send: None,
             cpu_ns_per_operation: median(windows, each),
             own_ns_per_operation: None,
@@ -247,7 +250,7 @@ fn bars_of(row: &Row) -> Vec<(String, bool)> {
 
 fn heading() -> String {
     format!(
-        "{:<36} {:>10} {:>9} {:>20} {:>8} {:>14} {:>8} {:>9} {:>9}",
+        "{:<36} {:>10} {:>9} {:>20} {:>8} {:>14} {:>8} {:>8} {:>9} {:>9}",
         "load",
         "registrars",
         "per s",
@@ -255,6 +258,7 @@ fn heading() -> String {
         "CPU %",
         "(range)",
         "sync %",
+        "load %",
         "ns each",
         "one send"
     )
@@ -265,7 +269,7 @@ fn line(row: &Row) -> String {
     let [least, most] = row.operations_per_s_range;
     let [low, high] = row.cpu_share_range;
     format!(
-        "{:<36} {:>10} {:>9.0} {:>20} {:>8} {:>14} {:>8} {:>9.0} {:>9}",
+        "{:<36} {:>10} {:>9.0} {:>20} {:>8} {:>14} {:>8} {:>8} {:>9.0} {:>9}",
         row.load,
         row.registrars,
         row.operations_per_s(),
@@ -273,6 +277,7 @@ fn line(row: &Row) -> String {
         percent(row.cpu_share),
         format!("({} to {})", percent(low), percent(high)),
         row.sync_registrar_cpu_share.map_or("-".to_owned(), percent),
+        percent(row.groups_cpu_share),
         row.cpu_ns_per_operation,
         match row.one_send {
             Some(true) => "yes",

@@ -25,6 +25,8 @@ pub struct ScopeSpec {
     pub registrars: usize,
     /// Whether an update is handed to the transport once for all peers (`registrar.one_send`).
     pub one_send: bool,
+    /// Shortest time between two wake-ups, microseconds (`registrar.pause_us`); none: the registrar's own choice.
+    pub pause_us: Option<u32>,
     /// How SCTP goes.
     pub carrier: Carrier,
 }
@@ -124,6 +126,13 @@ filter = "error"
 "#,
             run_dir.display()
         );
+        if let Some(pause) = spec.pause_us {
+            text = text.replacen(
+                "[registrar]",
+                &format!("[registrar]\npause_us = {pause}"),
+                1,
+            );
+        }
         for registrar in &self.registrars {
             let status = &registrar.status;
             for at in &status.enrp {

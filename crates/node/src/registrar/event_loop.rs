@@ -33,6 +33,8 @@ pub(super) struct Daemon {
     pub(super) remote_encapsulation: Option<u16>,
     /// Whether the transport takes a message for several peers at once.
     pub(super) one_send: bool,
+    /// Shortest time between two wake-ups.
+    pub(super) pause: Duration,
     pub(super) requests: Inbox<ControlRequest>,
     /// Messages that an association's buffer had no room for.
     pub(super) sends_refused: u64,
@@ -56,12 +58,15 @@ impl Daemon {
     /// # Errors
     /// The sockets of the transport are unusable.
     pub(super) fn run(&mut self) -> io::Result<()> {
+        let mut woken = Duration::ZERO;
         loop {
             self.carry_out();
             self.asap.flush()?;
             self.enrp.flush()?;
+            self.gather(woken);
             let ready = self.wait()?;
             let now = self.now();
+            woken = now;
             if ready.asap {
                 self.receive(now, Protocol::Asap)?;
             }
@@ -88,6 +93,14 @@ impl Daemon {
 
     pub(super) fn now(&self) -> Duration {
         self.started.elapsed()
+    }
+
+    /// Lets some requests come before it looks again: waking up costs several times what a request does.
+    fn gather(&self, woken: Duration) {
+        let pause = (woken + self.pause).saturating_sub(self.now());
+        if !pause.is_zero() {
+            std::thread::sleep(pause);
+        }
     }
 
     fn wait(&self) -> io::Result<Ready> {

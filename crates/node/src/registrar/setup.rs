@@ -26,8 +26,9 @@ pub fn run(config: &RegistrarConfig) -> Result<(), StartError> {
     let (to, requests) = mailbox().map_err(failed("an event descriptor"))?;
     let server = Server::bind(config, &to).map_err(failed("the control socket"))?;
     let groups = join(config).map_err(failed("[multicast]"))?;
-    let asap = open(config, config.asap_port)?;
-    let enrp = open(config, config.enrp_port)?;
+    let asap = open(config, config.asap_port, true)?;
+    // Updates that follow each other closely share packets.
+    let enrp = open(config, config.enrp_port, false)?;
     // All sockets are open. Threads that start later have no capabilities either.
     keep_only(&[]).map_err(failed("dropping capabilities"))?;
     let at = |endpoint: &dyn Endpoint| {
@@ -54,6 +55,7 @@ pub fn run(config: &RegistrarConfig) -> Result<(), StartError> {
         links: Links::default(),
         encapsulations: config.encapsulations(),
         one_send: config.one_send,
+        pause: config.pause,
         requests,
         sends_refused: 0,
         next_round_trips: Duration::ZERO,
@@ -65,13 +67,18 @@ pub fn run(config: &RegistrarConfig) -> Result<(), StartError> {
     daemon.run().map_err(failed("the transport"))
 }
 
-fn open(config: &RegistrarConfig, port: u16) -> Result<Box<dyn Endpoint>, StartError> {
+fn open(
+    config: &RegistrarConfig,
+    port: u16,
+    no_delay: bool,
+) -> Result<Box<dyn Endpoint>, StartError> {
     let at = |address: &IpAddr| SocketAddr::new(*address, port);
     let endpoint = EndpointConfig {
         raw: config.raw,
         encapsulation: config.encapsulation,
         failure: config.failure,
         path_mtu: config.path_mtu,
+        no_delay,
         ..EndpointConfig::new(config.listen.iter().map(at).collect())
     };
     let what = || {

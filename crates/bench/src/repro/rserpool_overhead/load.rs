@@ -33,6 +33,7 @@ impl World {
         let scope = Scope::start(&ScopeSpec {
             registrars,
             one_send: true,
+            pause_us: None,
             carrier: Carrier::here(false),
         })?;
         let targets = (0..registrars.min(2)).filter_map(|place| scope.target(place));

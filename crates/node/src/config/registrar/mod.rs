@@ -25,6 +25,9 @@ pub(super) const PATH_MTU: u32 = 1400;
 /// What a path that carries IPv4 or IPv6 must at least allow, and what the stacks take at most.
 pub(super) const PATH_MTU_RANGE: std::ops::RangeInclusive<u32> = 576..=65_535;
 
+/// A request that comes alone is answered at once; thousands a second are at most so much later, at a fraction of the cost.
+const PAUSE: Duration = Duration::from_micros(500);
+
 /// A checked configuration of a registrar.
 #[derive(Debug, Clone)]
 pub struct RegistrarConfig {
@@ -50,6 +53,8 @@ pub struct RegistrarConfig {
     pub path_mtu: u32,
     /// Whether a message to all peers is handed to the transport once, rather than once for each.
     pub one_send: bool,
+    /// Shortest time between two wake-ups: what comes meanwhile is handled together.
+    pub pause: Duration,
     /// Sockets; emptied by a reboot.
     pub run_dir: PathBuf,
     /// Registrars to begin with.
@@ -115,6 +120,7 @@ impl Default for RegistrarConfig {
             failure: Failure::default(),
             path_mtu: PATH_MTU,
             one_send: true,
+            pause: PAUSE,
             run_dir: PathBuf::from("/run/holdfast"),
             peers: Vec::new(),
             multicast: MulticastConfig {

@@ -38,6 +38,7 @@ struct RawRegistrar {
     encapsulation_port: Option<u16>,
     remote_encapsulation_port: Option<std::num::NonZeroU16>,
     one_send: Option<bool>,
+    pause_us: Option<u32>,
     run_dir: Option<PathBuf>,
     life_unit: Option<RawLifeUnit>,
     resolution_items: Option<usize>,
@@ -220,6 +221,8 @@ impl RawRegistrar {
         }
         config.remote_encapsulation = self.remote_encapsulation_port.map(Into::into);
         set(&mut config.one_send, self.one_send);
+        let pause = self.pause_us.map(|us| Duration::from_micros(us.into()));
+        set(&mut config.pause, pause);
         set(&mut config.run_dir, self.run_dir);
     }
 

@@ -15,6 +15,8 @@ mod ready;
 mod socket;
 mod source;
 mod stack;
+mod tables;
+mod timers;
 
 use super::{AssocId, Config, Endpoint, Event, Message};
 use queue::Queue;
@@ -64,7 +66,9 @@ impl UsrsctpEndpoint {
             encapsulation: stack.udp_port(),
             is_raw: stack.is_raw(),
         };
+        tables::expect_many(true);
         let socket = Socket::open(&stack, config, 0, queue);
+        tables::expect_many(false);
         drop(stack);
         endpoint.socket = Some(socket?);
         Ok(endpoint)

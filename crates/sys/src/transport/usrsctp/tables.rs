@@ -1,0 +1,63 @@
+//! The stack's hash tables. An endpoint's associations by number are in 32 buckets, whatever their count: at 2,000 associations
+//! each message sent walked a list of dozens. The function that makes the tables is answered here, and makes that one larger.
+
+use libc::{c_int, c_ulong, c_void};
+use std::sync::atomic::{AtomicI32, Ordering};
+
+/// What the stack asks for (`SCTP_STACK_VTAG_HASH_SIZE`), and asks for in no other case.
+const ASKED: c_int = 32;
+/// What an endpoint with many associations gets.
+const LARGE: c_int = 4096;
+
+static WANTED: AtomicI32 = AtomicI32::new(ASKED);
+
+/// Whether sockets that are opened from now on have many associations.
+pub fn expect_many(many: bool) {
+    WANTED.store(if many { LARGE } else { ASKED }, Ordering::Relaxed);
+}
+
+/// The buckets for so many elements: a power of two, at most that many.
+fn buckets(elements: c_int) -> usize {
+    let elements = match elements {
+        ASKED => WANTED.load(Ordering::Relaxed),
+        other => other.max(1),
+    };
+    1 << elements.ilog2()
+}
+
+/// Replaces the library's function of this name: a table of empty lists, each one pointer.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn sctp_hashinit_flags(
+    elements: c_int,
+    _kind: *mut c_void,
+    mask: *mut c_ulong,
+    _flags: c_int,
+) -> *mut c_void {
+    let buckets = buckets(elements);
+    // SAFETY: the stack passes a place for the mask, checks the table, and frees it with `free`.
+    unsafe {
+        *mask = buckets as c_ulong - 1;
+        libc::calloc(buckets, size_of::<*mut c_void>())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tables_are_as_large_as_asked_but_for_that_one() {
+        assert_eq!(buckets(1), 1);
+        assert_eq!(buckets(4095), 2048);
+        assert_eq!(buckets(4096), 4096);
+        assert_eq!(buckets(0), 1);
+        let mut mask = 0;
+        // SAFETY: a place for the mask; the table is freed once.
+        unsafe {
+            let table = sctp_hashinit_flags(8, std::ptr::null_mut(), &raw mut mask, 0);
+            assert_eq!(mask, 7);
+            assert!(!table.is_null());
+            libc::free(table);
+        }
+    }
+}

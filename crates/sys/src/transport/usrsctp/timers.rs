@@ -1,0 +1,331 @@
+//! The stack's timers. The library walks all of them a hundred times a second, which at thousands of associations took a third of
+//! all time; its four functions are answered here by a wheel, which looks at those that are about due.
+
+use libc::{c_int, c_void};
+use std::cell::UnsafeCell;
+
+/// Slots of the wheel. A timer further away than a turn is looked at once a turn.
+const SLOTS: usize = 1024;
+/// Ticks of a slot, as a power of two; a tick of the stack is a millisecond.
+const SLOT_BITS: u32 = 3;
+/// `SCTP_CALLOUT_ACTIVE` and `SCTP_CALLOUT_PENDING`, which the stack's macros read.
+const ACTIVE: c_int = 2;
+const PENDING: c_int = 4;
+
+type Function = unsafe extern "C" fn(*mut c_void);
+
+/// `struct sctp_callout` (`sctp_callout.h`), part of what the stack knows of an association. `build.rs` has its version.
+#[repr(C)]
+pub struct Callout {
+    next: *mut Callout,
+    /// What points to this one: a slot, or the `next` before.
+    link: *mut *mut Callout,
+    time: u32,
+    argument: *mut c_void,
+    function: Option<Function>,
+    flags: c_int,
+}
+
+struct Wheel {
+    now: u32,
+    slots: [*mut Callout; SLOTS],
+    /// Those whose time has come, while they are called.
+    due: *mut Callout,
+}
+
+struct Locked(UnsafeCell<Wheel>);
+// SAFETY: used by functions that the stack calls, and those calls are made under the stack's lock.
+unsafe impl Sync for Locked {}
+
+static WHEEL: Locked = Locked(UnsafeCell::new(Wheel::new()));
+
+impl Wheel {
+    const fn new() -> Self {
+        Self {
+            now: 0,
+            slots: [std::ptr::null_mut(); SLOTS],
+            due: std::ptr::null_mut(),
+        }
+    }
+}
+
+/// Takes a timer out of its list.
+///
+/// # Safety
+/// It is pending.
+unsafe fn unlink(timer: *mut Callout) {
+    // SAFETY: a pending timer is in a list, whose members are alive: the stack stops timers before it frees them.
+    unsafe {
+        let Callout { next, link, .. } = *timer;
+        *link = next;
+        if let Some(next) = next.as_mut() {
+            next.link = link;
+        }
+    }
+}
+
+/// Puts a timer at the head of a list.
+///
+/// # Safety
+/// It is in none; `head` stays where it is.
+unsafe fn link(timer: *mut Callout, head: *mut *mut Callout) {
+    // SAFETY: as above.
+    unsafe {
+        let first = *head;
+        (*timer).next = first;
+        (*timer).link = head;
+        if let Some(first) = first.as_mut() {
+            first.link = &raw mut (*timer).next;
+        }
+        *head = timer;
+    }
+}
+
+/// # Safety
+/// `wheel` and `timer` are valid and not used meanwhile; so for all three.
+unsafe fn start(
+    wheel: *mut Wheel,
+    timer: *mut Callout,
+    ticks: u32,
+    function: Function,
+    argument: *mut c_void,
+) -> c_int {
+    // SAFETY: the caller's.
+    unsafe {
+        let was_pending = (*timer).flags & PENDING != 0;
+        if was_pending {
+            unlink(timer);
+        }
+        let time = (*wheel).now.wrapping_add(ticks.max(1));
+        (*timer).time = time;
+        (*timer).argument = argument;
+        (*timer).function = Some(function);
+        (*timer).flags = ACTIVE | PENDING;
+        let slot = (time >> SLOT_BITS) as usize % SLOTS;
+        link(timer, (&raw mut (*wheel).slots[slot]).cast());
+        c_int::from(was_pending)
+    }
+}
+
+/// # Safety
+/// See [`start`].
+unsafe fn stop(timer: *mut Callout) -> c_int {
+    // SAFETY: the caller's.
+    unsafe {
+        let was_pending = (*timer).flags & PENDING != 0;
+        if was_pending {
+            unlink(timer);
+        }
+        (*timer).flags &= !(ACTIVE | PENDING);
+        c_int::from(was_pending)
+    }
+}
+
+/// Moves the time on and calls what is due.
+///
+/// # Safety
+/// See [`start`]; but timers may be started and stopped by those that are called.
+unsafe fn advance(wheel: *mut Wheel, ticks: u32) {
+    // SAFETY: the caller's. No reference to the wheel is held while a function is called, and each step begins at the list's head,
+    // whatever was taken out meanwhile.
+    unsafe {
+        let before = (*wheel).now;
+        let now = before.wrapping_add(ticks);
+        (*wheel).now = now;
+        let within = before & ((1 << SLOT_BITS) - 1);
+        let steps = u64::from(ticks) + u64::from(within) >> SLOT_BITS;
+        for step in 0..=steps.min(SLOTS as u64 - 1) as usize {
+            let slot = ((before >> SLOT_BITS) as usize + step) % SLOTS;
+            let mut next = (*wheel).slots[slot];
+            while let Some(timer) = next.as_mut() {
+                let this = next;
+                next = timer.next;
+                if now.wrapping_sub(timer.time) <= i32::MAX as u32 {
+                    unlink(this);
+                    link(this, &raw mut (*wheel).due);
+                }
+            }
+        }
+        while let Some(timer) = (*wheel).due.as_mut() {
+            unlink(timer);
+            timer.flags &= !PENDING;
+            let (function, argument) = (timer.function, timer.argument);
+            if let Some(function) = function {
+                function(argument);
+            }
+        }
+    }
+}
+
+/// Replaces the library's function of this name, as do the three below.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn sctp_os_timer_start(
+    timer: *mut Callout,
+    ticks: u32,
+    function: Option<Function>,
+    argument: *mut c_void,
+) -> c_int {
+    match function {
+        // SAFETY: the stack passes a timer of its own, and has our lock.
+        Some(function) if !timer.is_null() => unsafe {
+            start(WHEEL.0.get(), timer, ticks, function, argument)
+        },
+        _ => 0,
+    }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn sctp_os_timer_stop(timer: *mut Callout) -> c_int {
+    // SAFETY: the stack passes a timer of its own, and has our lock.
+    unsafe { stop(timer) }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn sctp_handle_tick(ticks: u32) {
+    // SAFETY: `usrsctp_handle_timers` is called under our lock.
+    unsafe { advance(WHEEL.0.get(), ticks) }
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn sctp_get_tick_count() -> u32 {
+    // SAFETY: the stack has our lock.
+    unsafe { (*WHEEL.0.get()).now }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::collections::BTreeMap;
+
+    /// A timer that notes its call, and starts again if it shall.
+    struct Noted {
+        callout: Callout,
+        wheel: *mut Wheel,
+        called: Vec<u32>,
+        again: Option<u32>,
+    }
+
+    unsafe extern "C" fn called(argument: *mut c_void) {
+        let noted = argument.cast::<Noted>();
+        // SAFETY: the test passes a `Noted`, which lives as long as the wheel.
+        unsafe {
+            let now = (*(*noted).wheel).now;
+            (*noted).called.push(now);
+            if let Some(ticks) = (*noted).again.take() {
+                begin(noted, ticks);
+            }
+        }
+    }
+
+    unsafe fn begin(noted: *mut Noted, ticks: u32) -> c_int {
+        // SAFETY: as above.
+        unsafe {
+            let timer = &raw mut (*noted).callout;
+            start((*noted).wheel, timer, ticks, called, noted.cast())
+        }
+    }
+
+    fn noted(wheel: *mut Wheel) -> Noted {
+        Noted {
+            callout: Callout {
+                next: std::ptr::null_mut(),
+                link: std::ptr::null_mut(),
+                time: 0,
+                argument: std::ptr::null_mut(),
+                function: None,
+                flags: 0,
+            },
+            wheel,
+            called: Vec::new(),
+            again: None,
+        }
+    }
+
+    #[test]
+    fn the_layout_is_the_librarys() {
+        assert_eq!(size_of::<Callout>(), 0x30);
+        assert_eq!(std::mem::offset_of!(Callout, time), 0x10);
+        assert_eq!(std::mem::offset_of!(Callout, function), 0x20);
+        assert_eq!(std::mem::offset_of!(Callout, flags), 0x28);
+    }
+
+    #[test]
+    fn a_timer_may_start_itself_again() {
+        let mut wheel = Box::new(Wheel::new());
+        let wheel: *mut Wheel = &raw mut *wheel;
+        let mut timer = Box::new(noted(wheel));
+        let timer: *mut Noted = &raw mut *timer;
+        // SAFETY: both live to the end of the test.
+        unsafe {
+            (*timer).again = Some(1);
+            assert_eq!(begin(timer, 5), 0);
+            advance(wheel, 4);
+            assert!((*timer).called.is_empty());
+            advance(wheel, 1);
+            assert_eq!((*timer).called, [5]);
+            assert_eq!((*timer).callout.flags & PENDING, PENDING);
+            // Due at 6, and only once.
+            advance(wheel, 100_000);
+            assert_eq!((*timer).called, [5, 100_005]);
+            assert_eq!(stop(&raw mut (*timer).callout), 0);
+        }
+    }
+
+    #[derive(Clone, Copy, Debug)]
+    enum Step {
+        Start(usize, u32),
+        Stop(usize),
+        Advance(u32),
+    }
+
+    fn step() -> impl Strategy<Value = Step> {
+        let ticks = prop_oneof![0u32..40, 0u32..20_000];
+        prop_oneof![
+            (0usize..12, ticks.clone()).prop_map(|(which, ticks)| Step::Start(which, ticks)),
+            (0usize..12).prop_map(Step::Stop),
+            ticks.prop_map(Step::Advance),
+        ]
+    }
+
+    proptest! {
+        #[test]
+        fn each_is_called_at_the_first_tick_that_reaches_it(
+            first: u32,
+            steps in proptest::collection::vec(step(), 0..200),
+        ) {
+            let mut wheel = Box::new(Wheel::new());
+            wheel.now = first;
+            let wheel: *mut Wheel = &raw mut *wheel;
+            let mut timers: Vec<Box<Noted>> = (0..12).map(|_| Box::new(noted(wheel))).collect();
+            let mut model: BTreeMap<usize, u32> = BTreeMap::new();
+            let mut elapsed = 0u32;
+            for step in steps {
+                // SAFETY: wheel and timers live to the end.
+                unsafe {
+                    match step {
+                        Step::Start(which, ticks) => {
+                            let was = begin(&raw mut *timers[which], ticks);
+                            let old = model.insert(which, elapsed + ticks.max(1));
+                            prop_assert_eq!(was != 0, old.is_some());
+                        }
+                        Step::Stop(which) => {
+                            let was = stop(&raw mut timers[which].callout);
+                            prop_assert_eq!(was != 0, model.remove(&which).is_some());
+                        }
+                        Step::Advance(ticks) => {
+                            elapsed += ticks;
+                            advance(wheel, ticks);
+                            for (which, timer) in timers.iter_mut().enumerate() {
+                                let due = model.get(&which).is_some_and(|&at| at <= elapsed);
+                                let called = std::mem::take(&mut timer.called);
+                                prop_assert_eq!(called.len(), usize::from(due));
+                            }
+                            model.retain(|_, at| *at > elapsed);
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
