@@ -15,7 +15,7 @@ dir=$CARGO_TARGET_DIR/guest
 seconds_max=900
 packages=(rsplib-registrar rsplib-tools librsplib3 libcpprspserver3 libsctp1)
 
-(cd "$root" && cargo build --locked -p holdfast-cli -p holdfast-node --bins)
+(cd "$root" && cargo build --locked -p holdfast-cli -p holdfast-node --bins && cargo build --locked -p holdfast-sys --example sctp_echo)
 "$here/guest.sh" prepare "$dir"
 dir=$(cd "$dir" && pwd)
 if [[ ! -x $dir/rsplib/usr/bin/rspregistrar ]]; then
@@ -32,7 +32,7 @@ fi
 
 # The guest has a /tmp of its own, so what it runs is put where it sees it.
 mkdir -p "$dir/bin"
-for program in holdfast holdfastd; do
+for program in holdfast holdfastd examples/sctp_echo; do
     cp -u "$CARGO_TARGET_DIR/debug/$program" "$dir/bin/"
 done
 rm -rf "$dir/rsplib-logs" "$dir/rsplib-test" "$dir/rsplib.txt"

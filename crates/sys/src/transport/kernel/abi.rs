@@ -56,8 +56,8 @@ fn words<const N: usize>(words: [u32; N]) -> Vec<u8> {
     words.into_iter().flat_map(u32::to_ne_bytes).collect()
 }
 
-/// The options of `config` that every socket gets, as name and value.
-pub fn options(config: &Config) -> Vec<(i32, Vec<u8>)> {
+/// The options of `config` that every socket gets, as name and value. `receive_buffer` is what `SO_RCVBUF` tells.
+pub fn options(config: &Config, receive_buffer: u32) -> Vec<(i32, Vec<u8>)> {
     let failure = &config.failure;
     let rto = [
         0,
@@ -74,7 +74,9 @@ pub fn options(config: &Config) -> Vec<(i32, Vec<u8>)> {
     // `struct sctp_assocparams`: association, retransmissions, (read only) destinations, three words that 0 leaves alone.
     let mut assoc = vec![0; 20];
     assoc[4..6].copy_from_slice(&failure.association_retransmissions.to_ne_bytes());
-    let whole = config.message_len_max.min(config.receive_buffer / 2);
+    // The kernel refuses more than half of its buffer, which without capabilities is smaller than what was asked for.
+    let buffer = config.receive_buffer.min(receive_buffer);
+    let whole = config.message_len_max.min(buffer / 2);
     let mut options = vec![
         (RTOINFO, words(rto)),
         (
@@ -182,5 +184,19 @@ mod tests {
         assert_eq!(srtt(&status, ms(10)), Some(ms(150)));
         assert_eq!(srtt(&status, ms(1)), Some(ms(15)));
         assert_eq!(srtt(&status[..100], ms(1)), None);
+    }
+
+    #[test]
+    fn whole_messages_are_as_long_as_the_buffer_that_there_is_allows() {
+        let config = Config::new(vec!["127.0.0.1:0".parse().unwrap()]);
+        let whole = |receive_buffer| {
+            let options = options(&config, receive_buffer);
+            let point = options
+                .into_iter()
+                .find(|(name, _)| *name == PARTIAL_DELIVERY_POINT);
+            point.map(|(_, value)| value)
+        };
+        assert_eq!(whole(425_984), Some(words([212_992])));
+        assert_eq!(whole(2 << 20), Some(words([config.receive_buffer / 2])));
     }
 }

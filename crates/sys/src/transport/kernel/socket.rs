@@ -42,7 +42,8 @@ impl Socket {
                 sockopt::set_int(socket.as_fd(), libc::SOL_SOCKET, plain, bytes)?;
             }
         }
-        for (name, value) in abi::options(config) {
+        let receive_buffer = sockopt::get_int(socket.as_fd(), libc::SOL_SOCKET, libc::SO_RCVBUF)?;
+        for (name, value) in abi::options(config, receive_buffer.unsigned_abs()) {
             socket.set(name, &value)?;
         }
         socket.bind(&config.local)?;
