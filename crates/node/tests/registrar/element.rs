@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use bytes::BytesMut;
 use holdfast_api::control::RegistrarStatus;
-use holdfast_sys::transport::{AssocId, Config, Endpoint, Event, Message as Packet, open};
+use holdfast_sys::transport::{AssocId, Config, Endpoint, Event, Failure, Message as Packet, open};
 use holdfast_wire::rserpool::asap::{Message, PPID};
 use holdfast_wire::rserpool::{
     ElementId, Policy, PoolElement, PoolHandle, RegistrarId, Transport, TransportUse,
@@ -30,6 +30,12 @@ impl Host {
         let config = Config {
             encapsulation: Some(0),
             raw: false,
+            failure: Failure {
+                // A machine may be slow, and a registrar flooded.
+                path_retransmissions: 1000,
+                association_retransmissions: 1000,
+                ..Failure::default()
+            },
             ..Config::new(vec![SocketAddr::new(address, 0)])
         };
         Self {

@@ -1,6 +1,7 @@
 //! Registrars in processes of their own, over SCTP inside UDP on loopback: elements, a user, synchronisation, a death with its
 //! takeover, a return.
 
+mod capture;
 mod daemon;
 mod element;
 mod multicast;

@@ -12,6 +12,7 @@ use holdfast_wire::rserpool::asap::Message;
 use nix::sched::{CloneFlags, unshare};
 
 use crate::PATIENCE;
+use crate::capture::Capture;
 use crate::daemon::Daemon;
 
 fn ip(words: &str) {
@@ -61,6 +62,7 @@ fn scene() {
     ip("address add 10.1.0.2/24 dev a0");
     ip("link set a1 up");
     ip("link set a0 up");
+    let _capture = Capture::start("node-multicast");
     let directory = tempfile::tempdir().expect("a directory");
     let first = start(&directory.path().join("first"), "10.1.0.1");
     let one = until("the first registrar", || {

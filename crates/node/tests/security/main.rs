@@ -37,7 +37,7 @@ const SECOND: &str = "10.1.0.2";
 
 const ELEMENT: ElementId = ElementId(0x11);
 /// Requests of the honest host during each flood.
-const ROUNDS: usize = 20;
+const ROUNDS: usize = 10;
 
 fn ip(words: &str) {
     let status = Command::new("ip").args(words.split(' ')).status();
@@ -67,6 +67,9 @@ messages_per_second = 500
 first_message_ms = 1500
 malformed = 4
 registration_bytes = 300
+[sctp]
+path_retransmissions = 1000
+association_retransmissions = 1000
 [multicast]
 announce_ms = 300
 enrp = true

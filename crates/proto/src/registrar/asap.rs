@@ -5,6 +5,7 @@ use super::{AssociationId, Event, Protocol, Registrar};
 use bytes::Bytes;
 use holdfast_wire::rserpool::asap::Message;
 use holdfast_wire::rserpool::{Cause, CauseCode, EncodeError, ErrorKind, PoolHandle};
+use std::net::IpAddr;
 use std::time::Duration;
 
 const ERROR: u8 = 0x0e;
@@ -12,12 +13,18 @@ const ERROR: u8 = 0x0e;
 impl Registrar {
     /// Takes an ASAP message of an association.
     pub fn handle_asap(&mut self, now: Duration, from: AssociationId, bytes: &Bytes) {
-        if !self.admits_message(now, from) {
+        let Some(known) = self.associations.get(from) else {
+            return;
+        };
+        let (host, spoke) = (known.host, known.spoke);
+        if !self.admits_message(now, from, host) {
             return;
         }
         match Message::parse(bytes) {
             Ok(parsed) => {
-                self.spoke(from);
+                if !spoke {
+                    self.spoke(from);
+                }
                 let is_error = matches!(parsed.message, Message::Error(_));
                 self.asap_message(now, from, parsed.message, bytes);
                 if !is_error {
@@ -36,17 +43,15 @@ impl Registrar {
 
     /// Takes a message of an association that is neither protocol's.
     pub fn handle_stray(&mut self, now: Duration, from: AssociationId) {
-        if self.admits_message(now, from) {
+        let host = self.associations.get(from).map(|from| from.host);
+        if host.is_some_and(|host| self.admits_message(now, from, host)) {
             self.garbage(from);
         }
     }
 
     /// Counts a message; false if its host sends too many.
     #[inline]
-    fn admits_message(&mut self, now: Duration, from: AssociationId) -> bool {
-        let Some(host) = self.associations.get(from).map(|from| from.host) else {
-            return false;
-        };
+    fn admits_message(&mut self, now: Duration, from: AssociationId, host: IpAddr) -> bool {
         let limits = &self.config.settings.limits;
         let verdict = self.associations.hosts.message(now, host, limits);
         if verdict == Verdict::Admitted {

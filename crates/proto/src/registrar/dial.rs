@@ -13,8 +13,10 @@ pub(super) enum Purpose {
     Elements(SocketAddr, Vec<ElementKey>),
     Peer(RegistrarId),
     Mentor,
-    /// Somebody heard by multicast.
+    /// Somebody who may be a registrar, at a configured address.
     Stranger,
+    /// Somebody heard by multicast.
+    Heard(SocketAddr),
 }
 
 #[derive(Debug, Default)]
@@ -60,7 +62,9 @@ impl Registrar {
             }
             Some(Purpose::Peer(id)) => self.peer_reached(id, association),
             Some(Purpose::Mentor) => self.mentor_reached(now, association),
-            Some(Purpose::Stranger) => self.send_presence(association, RegistrarId(0), true),
+            Some(Purpose::Stranger | Purpose::Heard(_)) => {
+                self.send_presence(association, RegistrarId(0), true);
+            }
             None => {}
         }
     }
@@ -71,6 +75,7 @@ impl Registrar {
             Some(Purpose::Elements(_, keys)) => self.elements_unreached(keys),
             Some(Purpose::Peer(id)) => self.peer_unreached(now, id),
             Some(Purpose::Mentor) if self.mentor_dial == Some(dial) => self.mentor_failed(now),
+            Some(Purpose::Heard(at)) => self.stranger_unreached(now, at),
             Some(Purpose::Mentor | Purpose::Stranger) | None => {}
         }
     }

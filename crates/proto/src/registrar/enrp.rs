@@ -1,19 +1,16 @@
 //! ENRP (RFC 5353): messages of peers, and what comes by multicast.
 
-use super::associations::{endpoints, is_registrar};
+use super::associations::is_registrar;
 use super::dial::Purpose;
 use super::schedule::Timer;
 use super::{AssociationId, Protocol, Registrar};
 use bytes::Bytes;
 use holdfast_wire::rserpool::enrp::{Body, Message};
-use holdfast_wire::rserpool::{Cause, RegistrarId, SctpTransport, asap};
+use holdfast_wire::rserpool::{Cause, RegistrarId, asap};
 use std::net::SocketAddr;
 use std::time::Duration;
 
 const ERROR: u8 = 0x0a;
-
-/// Registrars heard by multicast that are called at the same time.
-const STRANGERS_MAX: usize = 16;
 
 impl Registrar {
     /// Takes an ENRP message of an association.
@@ -196,28 +193,11 @@ impl Registrar {
             self.mentor_found(now, &server.transport);
         } else {
             match self.peers.get(&sender) {
-                None => return self.call_stranger(&server.transport),
+                None => return self.call_stranger(now, &server.transport),
                 Some(peer) if peer.association.is_some() => {}
                 Some(_) => self.reached_at(sender, &server.transport),
             }
         }
-        true
-    }
-
-    /// False: too many are called already, or it is nowhere where a registrar may be.
-    fn call_stranger(&mut self, transport: &SctpTransport) -> bool {
-        let config = &self.config;
-        let allowed = |at: &SocketAddr| is_registrar(at.ip(), &config.settings, &config.mentors);
-        let addresses: Vec<_> = endpoints(transport).filter(allowed).collect();
-        if self.associations.find(Protocol::Enrp, &addresses).is_some() {
-            return true;
-        }
-        let strangers = self.dials.open.values();
-        let called = strangers.filter(|purpose| matches!(purpose, Purpose::Stranger));
-        if addresses.is_empty() || called.count() >= STRANGERS_MAX {
-            return false;
-        }
-        self.dial(Protocol::Enrp, addresses, Purpose::Stranger);
         true
     }
 

@@ -30,6 +30,7 @@ mod peers;
 mod register;
 mod schedule;
 mod start;
+mod strangers;
 mod subscriptions;
 mod sync;
 mod table;
@@ -57,6 +58,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
+use strangers::Strangers;
 use subscriptions::Subscriptions;
 use takeover::Bequest;
 
@@ -132,6 +134,7 @@ pub struct Registrar {
     bequests: BTreeMap<RegistrarId, Bequest>,
     /// When each registrar was last heard to announce itself to elements.
     announcers: BTreeMap<RegistrarId, Duration>,
+    strangers: Strangers,
     subscriptions: Subscriptions,
     start: Start,
     mentor_failures: usize,
@@ -157,6 +160,7 @@ impl Registrar {
             contested: HashMap::new(),
             bequests: BTreeMap::new(),
             announcers: BTreeMap::new(),
+            strangers: Strangers::default(),
             subscriptions: Subscriptions::default(),
             start: Start::default(),
             mentor_failures: 0,
@@ -237,6 +241,11 @@ impl Registrar {
         };
         let keys = restarted.elements.clone();
         let peer = restarted.peer.take();
+        for handle in std::mem::take(&mut restarted.pools) {
+            self.subscriptions.end(association, &handle);
+        }
+        self.schedule.stop(Timer::Download(association));
+        self.end_download(association);
         for key in keys {
             self.ask(now, key);
         }
@@ -345,7 +354,6 @@ impl Registrar {
     }
 
     /// A message came that could be read.
-    #[inline]
     pub(self) fn spoke(&mut self, association: AssociationId) {
         if let Some(known) = self.associations.get_mut(association)
             && !known.spoke

@@ -175,3 +175,17 @@ fn all_are_told_again_now_and_then() {
     }
     assert_eq!(accepted, 63);
 }
+
+/// Who begins anew knows nothing of what it wanted before.
+#[test]
+fn a_user_that_began_anew_hears_nothing() {
+    let mut bench = Bench::new(config());
+    let (from, user) = (bench.up(9), bench.up(70));
+    bench.register(from, element(1, 9, used(0)));
+    ask(&mut bench, user, true);
+    bench
+        .machine
+        .handle_restarted(bench.now, AssociationId(user));
+    bench.register(from, element(1, 9, used(1)));
+    assert_eq!(told(&bench.wait(SECOND), user), []);
+}

@@ -37,10 +37,20 @@ pub fn unpacked(mut bytes: &[u8], count: usize) -> Vec<SocketAddr> {
         let Some((address, rest)) = RawAddress::split_from(bytes) else {
             break;
         };
-        addresses.extend(address.to_socket_addr());
+        addresses.extend(address.to_socket_addr().map(plain));
         bytes = rest;
     }
     addresses
+}
+
+/// An address as anybody writes it: Linux names the interface of any IPv6 peer, which only a link-local address needs.
+fn plain(mut address: SocketAddr) -> SocketAddr {
+    if let SocketAddr::V6(v6) = &mut address
+        && !v6.ip().is_unicast_link_local()
+    {
+        v6.set_scope_id(0);
+    }
+    address
 }
 
 /// Reads a `u16` in host order.
@@ -68,5 +78,13 @@ mod tests {
         assert_eq!(unpacked(&bytes, 3), addresses);
         assert_eq!(unpacked(&bytes[..20], 3), addresses[..1]);
         assert_eq!(unpacked(&bytes, 2), addresses[..2]);
+        // `sin6_scope_id` is the last word.
+        let at = |text: &str| text.parse().expect("an address");
+        for (address, scope) in [("[2001:db8::1]:80", ""), ("[fe80::1]:80", "%7")] {
+            let mut bytes = packed(&[at(address)]);
+            bytes[24] = 7;
+            let shown = unpacked(&bytes, 1)[0].to_string();
+            assert_eq!(shown, address.replace(']', &format!("{scope}]")));
+        }
     }
 }

@@ -1,5 +1,5 @@
-//! Transports of Reliable Server Pooling: SCTP for the standard's own protocols, multicast for announces, and TCP and UDP for
-//! pools that want those.
+//! Transports of Reliable Server Pooling: SCTP for the standard's own protocols, multicast for announces. A pool's service is spoken
+//! over whatever its servers speak; where that is TCP or UDP, the standard library's sockets are all there is to it.
 //!
 //! SCTP comes from the kernel where it has it, else from libusrsctp; both stand behind [`Endpoint`]. An endpoint is a
 //! one-to-many socket (RFC 6458, section 3) for an event loop:

@@ -233,6 +233,15 @@ impl RegistrarConfig {
         if !PATH_MTU_RANGE.contains(&self.path_mtu) {
             return fail("sctp.path_mtu is out of range", "use 576 to 65535 bytes");
         }
+        let limits = &self.settings.limits;
+        if limits.ipv6_host_bits > 128 {
+            let advice = "use 64, or 128 for every address by itself";
+            return fail("limits.ipv6_host_bits is out of range", advice);
+        }
+        if limits.messages_per_second == 0 {
+            let advice = "allow at least 1, or use [access] to keep everybody out";
+            return fail("limits.messages_per_second is 0", advice);
+        }
         let rto = &self.failure;
         if rto.rto_min > rto.rto_max || !(rto.rto_min..=rto.rto_max).contains(&rto.rto_initial) {
             let advice = "make rto_min_ms the least and rto_max_ms the largest of the three";

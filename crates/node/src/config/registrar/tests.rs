@@ -82,6 +82,8 @@ fn what_cannot_be_is_refused_and_named() {
     assert!(refused("[registrar]\nlast_heard_max_ms = 10\n").contains("heartbeat"));
     assert!(refused("[sctp]\nrto_max_ms = 100\n").contains("[sctp]"));
     assert!(refused("[sctp]\npath_mtu = 100\n").contains("sctp.path_mtu"));
+    assert!(refused("[limits]\nipv6_host_bits = 129\n").contains("ipv6_host_bits"));
+    assert!(refused("[limits]\nmessages_per_second = 0\n").contains("messages_per_second"));
     assert!(refused("[[peer]]\naddresses = []\n").contains("peer"));
     assert!(refused("[multicast]\nenrp_group = \"10.0.0.1:9901\"\n").contains("group"));
 }

@@ -1,0 +1,42 @@
+//! What a test says in a network namespace of its own, for `scripts/captures.sh` to look at.
+
+use std::path::Path;
+use std::process::{Child, Command};
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+use crate::PATIENCE;
+
+/// Ends with the test.
+pub struct Capture(Child);
+
+impl Capture {
+    /// Captures all interfaces of this thread's network namespace, if `./x test` wants it.
+    pub fn start(name: &str) -> Option<Self> {
+        let folder = std::env::var_os("HOLDFAST_CAPTURES")?;
+        let file = Path::new(&folder).join(format!("{name}.pcap"));
+        let mut tcpdump = Command::new("tcpdump");
+        tcpdump.args(["-i", "any", "-U", "-Z", "root", "-w"]);
+        tcpdump.arg(&file).args(["udp or ip proto 132"]);
+        let capture = Self(tcpdump.spawn().expect("the program tcpdump"));
+        let deadline = Instant::now() + PATIENCE;
+        while std::fs::metadata(&file).map_or(0, |file| file.len()) == 0 {
+            assert!(Instant::now() < deadline, "tcpdump does not begin");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        Some(capture)
+    }
+}
+
+impl Drop for Capture {
+    fn drop(&mut self) {
+        // Time for what is still in its buffer.
+        std::thread::sleep(Duration::from_secs(1));
+        if let Ok(id) = i32::try_from(self.0.id()) {
+            let _ = kill(Pid::from_raw(id), Signal::SIGINT);
+        }
+        let _ = self.0.wait();
+    }
+}
