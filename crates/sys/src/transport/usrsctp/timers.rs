@@ -133,7 +133,7 @@ unsafe fn advance(wheel: *mut Wheel, ticks: u32) {
         let now = before.wrapping_add(ticks);
         (*wheel).now = now;
         let within = before & ((1 << SLOT_BITS) - 1);
-        let steps = u64::from(ticks) + u64::from(within) >> SLOT_BITS;
+        let steps = (u64::from(ticks) + u64::from(within)) >> SLOT_BITS;
         for step in 0..=steps.min(SLOTS as u64 - 1) as usize {
             let slot = ((before >> SLOT_BITS) as usize + step) % SLOTS;
             let mut next = (*wheel).slots[slot];
