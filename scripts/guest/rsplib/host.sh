@@ -37,7 +37,7 @@ run_scenarios() {
     local dir=$1 seconds_max=$2 guest shown status=0
     shift 2
     printf '/bin/bash /mnt/rsplib-test/inside.sh %s >>/mnt/rsplib.txt 2>&1\n' "$*" >"$dir/rsplib-inside.sh"
-    timeout "$seconds_max" "$here/guest.sh" run "$dir" "$dir/rsplib-inside.sh" >"$dir/rsplib-console.txt" 2>&1 &
+    timeout -k 10 "$seconds_max" "$here/guest.sh" run "$dir" "$dir/rsplib-inside.sh" >"$dir/rsplib-console.txt" 2>&1 &
     guest=$!
     tail -n +1 -f --pid="$guest" "$dir/rsplib.txt" &
     shown=$!
