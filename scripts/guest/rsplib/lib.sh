@@ -62,6 +62,8 @@ end_all() {
         wait "${pid_of[$name]}" 2>/dev/null
     done
     for name in "${hosts[@]}"; do
+        # The link at once: the next scenario has one of the same name, and a namespace takes its time.
+        ip link delete "v$name"
         ip netns delete "$name"
     done
 }
@@ -156,7 +158,7 @@ our_registrar() {
 id = 0x$id
 listen = ["10.0.0.$number"]
 run_dir = "/run/$name"
-resolution_items = 1
+resolution_items = ${our_items:-1}
 keep_alive_interval_ms = 1000
 keep_alive_timeout_ms = ${patience_ms:-10000}
 heartbeat_cycle_ms = 1000
@@ -179,7 +181,7 @@ rto_max_ms = 5000
 association_retransmissions = 10
 path_retransmissions = 10
 [log]
-filter = "debug"
+filter = "${our_log:-debug}"
 TOML
     } >"$logs/$name.toml"
     # A killed one leaves its socket; one that returns takes it over.
