@@ -4,7 +4,9 @@
 mod common;
 
 use common::{Namespace, PATIENCE};
-use holdfast_sys::transport::{AssocId, Config, Endpoint, Event, Failure, open};
+use holdfast_sys::transport::{
+    AssocId, Config, Endpoint, Event, Failure, Provider, open, provider,
+};
 use std::net::SocketAddr;
 use std::os::fd::AsRawFd;
 use std::process::{Child, Command};
@@ -143,6 +145,10 @@ fn a_peer_is_where_it_answers_and_begins_anew() {
         let said = endpoint.remote_addresses(assoc).expect("an association");
         assert_eq!(sorted(said), [OWN[0], OWN[1], CLAIMED].map(at));
 
+        if provider() == Provider::Kernel {
+            // A kernel outlives its programs and says good-bye for them: nobody begins anew.
+            return;
+        }
         drop(first);
         let _second = Peer::start(&theirs);
         until(endpoint, |_, events| {
