@@ -7,6 +7,7 @@ use crate::checksum::Checksum;
 use crate::element::Core;
 use crate::index::Index;
 use holdfast_wire::rserpool::RegistrarId;
+use prefetch_index::prefetch_index;
 
 /// Elements of one pool with the same home registrar.
 #[derive(Debug, Clone)]
@@ -89,6 +90,16 @@ impl Ownership {
         let owner = &mut self.owners[group.owner as usize];
         owner.elements += 1;
         owner.checksum.add(block);
+    }
+
+    /// Fetches what [`remove`](Self::remove) will touch.
+    #[inline]
+    pub(crate) fn fetch(&self, cores: &[Core], core: &Core) {
+        let members = &self.groups[core.group as usize].members;
+        prefetch_index(members, core.member as usize);
+        if let Some(&last) = members.last() {
+            prefetch_index(cores, last as usize);
+        }
     }
 
     /// Takes an element from its home.

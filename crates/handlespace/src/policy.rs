@@ -68,6 +68,7 @@ impl Procedure {
 
 impl Standing {
     /// Of an element that registers; `lowest` is the lowest key in the pool.
+    #[inline]
     pub(crate) fn registered(policy: &Policy, lowest: u64) -> Standing {
         Standing {
             value: match *policy {
@@ -80,6 +81,7 @@ impl Standing {
     }
 
     /// Of an element that registers again with this policy.
+    #[inline]
     pub(crate) fn updated(self, policy: &Policy, lowest: u64) -> Standing {
         match *policy {
             // Its turns of this round stay used, lest registering again be a way to the front.
@@ -152,6 +154,7 @@ fn value(policy: &Policy) -> u64 {
 }
 
 /// What each selection adds to the load; with weighted round robin the weight.
+#[inline]
 fn step(policy: &Policy) -> u32 {
     match *policy {
         Policy::WeightedRoundRobin { weight } => weight,

@@ -106,7 +106,7 @@ impl<T> Handlespace<T> {
             let points = &mut points[..wanted.min(DRAWN)];
             for point in &mut *points {
                 *point = weights.point(self.random.random_range(0..weights.mass()));
-                weights.prefetch(*point);
+                weights.fetch(point.position);
             }
             for &point in &*points {
                 let slot = weights.at(point);

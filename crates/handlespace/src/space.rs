@@ -11,6 +11,7 @@ use crate::timers::Timers;
 use bytes::Bytes;
 use foldhash::fast::FixedState;
 use holdfast_wire::rserpool::{ElementId, Policy, PolicyKind, PoolHandle, RegistrarId};
+use prefetch_index::prefetch_index;
 use rand::SeedableRng;
 use rand::rngs::SmallRng;
 use std::hash::{BuildHasher, Hasher};
@@ -233,6 +234,8 @@ impl<T> Handlespace<T> {
     #[inline]
     fn find_slot(&self, hash: u64, handle: &PoolHandle, id: ElementId) -> Option<u32> {
         self.element_index.find(mix(hash, id.0), |slot| {
+            // Whoever changes the registration needs both lines.
+            prefetch_index(&self.elements.rests, slot as usize);
             let core = &self.elements.cores[slot as usize];
             core.id == id.0 && self.pools[core.pool as usize].is(handle)
         })
@@ -322,6 +325,8 @@ impl<T> Handlespace<T> {
         let number = core.pool;
         let pool = &mut self.pools[number as usize];
         let hash = mix(pool.hash, core.id);
+        pool.selection.fetch(&self.blocks, core.spot);
+        self.ownership.fetch(&self.elements.cores, core);
         let block = self.elements.checksum_block(slot, pool.handle_block);
         let cores = &mut self.elements.cores;
         pool.selection.remove(&mut self.blocks, cores, slot);
@@ -349,6 +354,7 @@ impl<T> Handlespace<T> {
     }
 }
 
+#[inline]
 fn fits(pool: &Pool, policy: &Policy, class: u32) -> Result<(), RegisterError> {
     let element = policy.kind();
     if pool.kind != element {

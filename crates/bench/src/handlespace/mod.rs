@@ -94,6 +94,8 @@ pub enum Peer {
 #[derive(Serialize)]
 struct Report<'a> {
     bench: &'static str,
+    /// The machine's setting for transparent huge pages.
+    huge_pages: &'a str,
     rows: &'a [Row],
 }
 
@@ -119,6 +121,8 @@ pub fn run(args: &HandlespaceArgs) -> Result<()> {
         .peer
         .map(|_| Rsplib::new(&args.peer_prefix))
         .transpose()?;
+    let huge_pages = huge_pages();
+    println!("huge pages: {huge_pages}");
     let mut rows = Vec::new();
     println!("{}", heading(operations(args)));
     for &policy in &args.policy {
@@ -140,6 +144,7 @@ pub fn run(args: &HandlespaceArgs) -> Result<()> {
     if let Some(path) = &args.json {
         let report = Report {
             bench: "handlespace",
+            huge_pages: &huge_pages,
             rows: &rows,
         };
         let text = serde_json::to_string_pretty(&report)?;
@@ -159,6 +164,14 @@ fn with_huge_pages() -> Result<()> {
     again.args(std::env::args_os().skip(1));
     let error = again.env(TUNABLES, "glibc.malloc.hugetlb=1").exec();
     Err(error).context("start again with huge pages")
+}
+
+/// Whether the kernel gives them to who asks (`always` or `madvise`) or to nobody (`never`, `unknown`).
+fn huge_pages() -> String {
+    let setting = std::fs::read_to_string("/sys/kernel/mm/transparent_hugepage/enabled");
+    let setting = setting.unwrap_or_default();
+    let chosen = setting.split(['[', ']']).nth(1);
+    chosen.unwrap_or("unknown").to_owned()
 }
 
 fn measure(args: &HandlespaceArgs, policy: PolicyName, elements: u32, pools: u32) -> Vec<Row> {

@@ -115,6 +115,12 @@ impl Blocks {
         spot(block, 0)
     }
 
+    /// Fetches the line of a spot.
+    #[inline]
+    pub(crate) fn fetch(&self, spot: u32) {
+        prefetch_index(&self.blocks, (spot >> 4) as usize);
+    }
+
     /// Takes an element out of the queue it stands in; whether the queue still exists.
     #[inline]
     pub(crate) fn remove(&mut self, queue: &mut Queue, spot: u32) -> bool {

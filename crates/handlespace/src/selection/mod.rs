@@ -29,6 +29,7 @@ impl Selection {
     }
 
     /// The lowest key.
+    #[inline]
     pub(crate) fn lowest(&self) -> u64 {
         match self {
             Selection::Ordered(order) => order.lowest(),
@@ -55,6 +56,15 @@ impl Selection {
             Selection::Weighted(weights) => {
                 weights.insert(weight(standing), slot, spots(cores));
             }
+        }
+    }
+
+    /// Fetches what [`remove`](Self::remove) will touch of an element at this spot.
+    #[inline]
+    pub(crate) fn fetch(&self, blocks: &Blocks, spot: u32) {
+        match self {
+            Selection::Ordered(_) => blocks.fetch(spot),
+            Selection::Weighted(weights) => weights.fetch(spot),
         }
     }
 

@@ -5,6 +5,7 @@
 //! of equal ceiling stand together: so a division finds the element. A point in its part beyond its weight is drawn again; it is
 //! at most three parts of four, and one of three where weights are spread evenly.
 
+use prefetch_index::prefetch_index;
 use smallvec::SmallVec;
 
 const ROW_BITS: u32 = 2;
@@ -78,10 +79,10 @@ impl Weights {
         (point.rest < u64::from(member.weight)).then_some(member.slot)
     }
 
-    /// Fetches what [`at`](Self::at) reads.
+    /// Fetches what there is at a position.
     #[inline]
-    pub(crate) fn prefetch(&self, point: Point) {
-        prefetch_index::prefetch_index(&self.members, point.position as usize);
+    pub(crate) fn fetch(&self, position: u32) {
+        prefetch_index(&self.members, position as usize);
     }
 
     /// How many can be chosen.
