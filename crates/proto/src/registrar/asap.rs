@@ -64,7 +64,8 @@ impl Registrar {
         false
     }
 
-    #[inline]
+    // Every message goes through here once, by value: its other caller, where registrations have waited, is no reason to copy it.
+    #[inline(always)]
     pub(super) fn asap_message(
         &mut self,
         now: Duration,
