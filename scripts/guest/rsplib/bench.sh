@@ -7,7 +7,7 @@ scenario() {
     host g1 21
     # Nothing but the registrar is to be measured.
     end capture
-    our_log=warn our_items=3
+    our_log=warn our_items=3 interval_ms=300000
     our_registrar r1 1 00000001
     within 60 "our registrar serves" is_ready r1
     generate ours 1 "${pid_of[r1]}"
@@ -23,7 +23,7 @@ scenario() {
 # generate NAME NUMBER PID
 generate() {
     ip netns exec g1 holdfast bench registrar --external "10.0.0.$2:3863" --pid "$3" --load reregistrations,resolutions \
-        --associations 64 --milliseconds 4000 --rounds 3 --json "$logs/$1.json" 2>&1 | sed "s/^/$1: /"
+        --associations 64 --divide 5 --milliseconds 4000 --rounds 3 --json "$logs/$1.json" 2>&1 | sed "s/^/$1: /"
     [[ -s $logs/$1.json ]] || failed "the generator at $1's registrar"
 }
 

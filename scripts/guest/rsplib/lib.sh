@@ -159,7 +159,7 @@ id = 0x$id
 listen = ["10.0.0.$number"]
 run_dir = "/run/$name"
 resolution_items = ${our_items:-1}
-keep_alive_interval_ms = 1000
+keep_alive_interval_ms = ${interval_ms:-1000}
 keep_alive_timeout_ms = ${patience_ms:-10000}
 heartbeat_cycle_ms = 1000
 last_heard_max_ms = 10000
@@ -194,7 +194,7 @@ rsplib_registrar() {
     shift 3
     start "$name" "$name" rspregistrar "-identifier=0x$id" "-asap=10.0.0.$number:3863" "-enrp=10.0.0.$number:9901" -disable-ipv6 \
         -asapannounce=239.0.0.50:3863 -enrpannounce=239.0.0.51:9901 -serverannouncecycle=500 \
-        -endpointkeepalivetransmissioninterval=1000 "-endpointkeepalivetimeoutinterval=${patience_ms:-10000}" -maxhresitems=1 \
+        "-endpointkeepalivetransmissioninterval=${interval_ms:-1000}" "-endpointkeepalivetimeoutinterval=${patience_ms:-10000}" -maxhresitems=1 \
         -peerheartbeatcycle=1000 -peermaxtimelastheard=6000 -peermaxtimenoresponse=3000 -takeoverexpiryinterval=10000 \
         -mentordiscoverytimeout=2000 -loglevel=7 -logcolor=off "$@"
 }
