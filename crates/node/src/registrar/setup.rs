@@ -73,6 +73,7 @@ pub fn run(config: &RegistrarConfig) -> Result<(), StartError> {
         encapsulations: config.encapsulations(),
         one_send: config.one_send,
         pause: config.pause,
+        heard: 0,
         requests: waiting,
         wake,
         sends_refused: 0,
