@@ -65,7 +65,7 @@ pub struct RegistrarArgs {
     /// Divide the paper's numbers of elements and users by this.
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
     divide: u32,
-    /// The registrars' shortest time between two wake-ups, microseconds, instead of their own choice.
+    /// How long the registrars let requests come, microseconds, instead of their own choice (`pause_us`).
     #[arg(long, value_name = "MICROSECONDS")]
     pause_us: Option<u32>,
     /// SCTP inside UDP where the kernel has SCTP; without that it always is.

@@ -25,7 +25,7 @@ pub struct ScopeSpec {
     pub registrars: usize,
     /// Whether an update is handed to the transport once for all peers (`registrar.one_send`).
     pub one_send: bool,
-    /// Shortest time between two wake-ups, microseconds (`registrar.pause_us`); none: the registrar's own choice.
+    /// How long requests are let come, microseconds (`registrar.pause_us`); none: the registrar's own choice.
     pub pause_us: Option<u32>,
     /// How SCTP goes.
     pub carrier: Carrier,

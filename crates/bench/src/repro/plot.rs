@@ -128,7 +128,9 @@ impl Panel {
                 .flat_map(|p| [Some(high(p)), p.paper])
                 .flatten()
         };
-        let y_max = values().fold(f64::MIN_POSITIVE, f64::max) * 1.1;
+        let highest = values().fold(f64::MIN_POSITIVE, f64::max);
+        // Room above the curves for the legend.
+        let legend = 0.1 + 0.05 * self.series.len() as f64;
         let mut builder = ChartBuilder::on(area);
         builder
             .caption(&self.title, ("sans-serif", 18))
@@ -137,11 +139,13 @@ impl Panel {
             .y_label_area_size(72);
         if self.y_log {
             let least = self.points().flat_map(|p| [Some(p.ours.mean), p.paper]);
-            let y_min = least.flatten().fold(y_max, f64::min) / 2.0;
-            let y = (y_min..y_max * 2.0).log_scale();
+            let y_min = least.flatten().fold(highest, f64::min) / 2.0;
+            let y_max = highest * (highest / y_min).powf(legend);
+            let y = (y_min..y_max).log_scale();
             self.fill(builder.build_cartesian_2d(x, y).map_err(drawing)?)
         } else {
-            self.fill(builder.build_cartesian_2d(x, 0.0..y_max).map_err(drawing)?)
+            let y = 0.0..highest * (1.0 + legend);
+            self.fill(builder.build_cartesian_2d(x, y).map_err(drawing)?)
         }
     }
 

@@ -33,8 +33,10 @@ pub(super) struct Daemon {
     pub(super) remote_encapsulation: Option<u16>,
     /// Whether the transport takes a message for several peers at once.
     pub(super) one_send: bool,
-    /// Shortest time between two wake-ups.
+    /// How long requests are let come where there are many.
     pub(super) pause: Duration,
+    /// Messages and notices that came.
+    pub(super) heard: u64,
     pub(super) requests: Inbox<ControlRequest>,
     /// Messages that an association's buffer had no room for.
     pub(super) sends_refused: u64,
@@ -58,15 +60,18 @@ impl Daemon {
     /// # Errors
     /// The sockets of the transport are unusable.
     pub(super) fn run(&mut self) -> io::Result<()> {
-        let mut woken = Duration::ZERO;
+        let mut gathers = false;
         loop {
             self.carry_out();
             self.asap.flush()?;
             self.enrp.flush()?;
-            self.gather(woken);
+            if gathers {
+                std::thread::sleep(self.pause);
+            }
+            let before = self.now();
             let ready = self.wait()?;
             let now = self.now();
-            woken = now;
+            let heard = self.heard;
             if ready.asap {
                 self.receive(now, Protocol::Asap)?;
             }
@@ -88,19 +93,15 @@ impl Daemon {
             if ready.wake && !self.serve() {
                 return self.leave();
             }
+            // Waking up costs several times what a request does. So where little time is between requests, some are let come
+            // before it looks again; unless that has just brought no more than one, who may wait for each answer.
+            let in_vain = gathers && self.heard - heard < 2;
+            gathers = now - before < self.pause && !in_vain;
         }
     }
 
     pub(super) fn now(&self) -> Duration {
         self.started.elapsed()
-    }
-
-    /// Lets some requests come before it looks again: waking up costs several times what a request does.
-    fn gather(&self, woken: Duration) {
-        let pause = (woken + self.pause).saturating_sub(self.now());
-        if !pause.is_zero() {
-            std::thread::sleep(pause);
-        }
     }
 
     fn wait(&self) -> io::Result<Ready> {
@@ -135,6 +136,7 @@ impl Daemon {
     fn receive(&mut self, now: Duration, protocol: Protocol) -> io::Result<()> {
         let mut events = std::mem::take(&mut self.events);
         self.end(protocol).recv_batch(&mut events)?;
+        self.heard += events.len() as u64;
         for event in events.drain(..) {
             self.feed(now, protocol, event);
             // At once: a number may belong to another association after the next event.

@@ -56,6 +56,7 @@ pub fn run(config: &RegistrarConfig) -> Result<(), StartError> {
         encapsulations: config.encapsulations(),
         one_send: config.one_send,
         pause: config.pause,
+        heard: 0,
         requests,
         sends_refused: 0,
         next_round_trips: Duration::ZERO,
