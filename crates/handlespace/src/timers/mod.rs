@@ -55,7 +55,7 @@ impl Default for Timer {
 pub(crate) const NEVER: u64 = u64::MAX;
 
 /// How many entries ahead their elements are fetched.
-const AHEAD: usize = 8;
+const AHEAD: usize = 16;
 /// If more than this came in late, what is sorted covers too much time.
 const NEAR_MAX: usize = 4 * SMALL_ENTRIES;
 /// Entries of no timer are cleared out when they are half of all, and more than this.
