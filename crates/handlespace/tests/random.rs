@@ -1,9 +1,10 @@
 //! Random policies, statistically; and walks while the handlespace changes.
 
-use holdfast_handlespace::{Cursor, Handlespace, Registration};
+use holdfast_handlespace::{Cursor, Handlespace, Registration, TimerKind};
 use holdfast_wire::rserpool::{ElementId, Policy, PoolHandle, RegistrarId};
 use proptest::prelude::*;
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
 
 fn register(space: &mut Handlespace<()>, handle: &PoolHandle, id: u32, policy: Policy) {
     let registration = Registration {
@@ -239,4 +240,30 @@ proptest! {
         }
         prop_assert!(stay.is_subset(&seen), "missed: {:?}", stay.difference(&seen));
     }
+}
+
+/// Many timers in a time that the wheel has reached already, since there was little in it: they come in order all the same.
+#[test]
+fn timers_crowd_where_there_were_few() {
+    let handle = PoolHandle::from("pool");
+    let mut space = Handlespace::new(1);
+    let start = Duration::from_secs(17);
+    let kind = TimerKind::KeepAliveTimeout;
+    for id in 0..3000 {
+        register(&mut space, &handle, id, Policy::RoundRobin);
+    }
+    let key =
+        |space: &Handlespace<()>, id| space.find(&handle, ElementId(id)).expect("it is there");
+    let first = key(&space, 0);
+    space.set_timer(first, kind, start);
+    assert_eq!(space.pop_expired(start).map(|e| e.at), Some(start));
+    for id in 0..3000u32 {
+        let later_us = u64::from(id.wrapping_mul(0x9e37_79b1) % 10_000_000);
+        let key = key(&space, id);
+        space.set_timer(key, kind, start + Duration::from_micros(later_us));
+    }
+    let times = std::iter::from_fn(|| space.pop_expired(Duration::MAX).map(|e| e.at));
+    let times: Vec<Duration> = times.collect();
+    assert_eq!(times.len(), 3000);
+    assert!(times.is_sorted());
 }
