@@ -21,9 +21,6 @@ const TICK_MS: u32 = 10;
 const SOCKET_BUFFER: i32 = 8 << 20;
 /// Buckets of the stack's tables: associations by peer's port, by tag (times 31).
 const BUCKETS: u32 = 4096;
-/// Messages that an association may have unacknowledged: the send buffer is the limit that is meant, and the stack's own, 512, a burst
-/// of updates to a registrar's peer.
-const CHUNKS_MAX: u32 = 16_384;
 /// Answer nothing to packets of associations that are not ours (level 2 of `sctp_blackhole`): on a raw socket a process sees those
 /// of other processes, too.
 const SILENT: u32 = 2;
@@ -148,7 +145,6 @@ impl Stack {
             ffi::usrsctp_sysctl_set_sctp_asconf_enable(0);
             // The encapsulation hides the bits of the outer header.
             ffi::usrsctp_sysctl_set_sctp_ecn_enable(0);
-            ffi::usrsctp_sysctl_set_sctp_max_chunks_on_queue(CHUNKS_MAX);
             ffi::recv_thread_init();
         }
         inner.sockets.borrow_mut().retain(|socket| socket.is_bound);
