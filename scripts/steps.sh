@@ -50,13 +50,14 @@ fuzz_step() { step "Fuzz, $1 s each" fuzz_all "$1"; }
 
 fuzz_all() {
     export CARGO_PROFILE_RELEASE_DEBUG_ASSERTIONS=true CARGO_PROFILE_RELEASE_OVERFLOW_CHECKS=true
-    cargo build --quiet --release --locked --manifest-path fuzz/Cargo.toml --bins || return
+    local of=(--quiet --release --locked --manifest-path fuzz/Cargo.toml)
+    cargo build "${of[@]}" --bins || return
     # What a program says comes in one piece.
     # shellcheck disable=SC2016 # expanded by the shell that runs it
     basename --multiple --suffix .rs fuzz/src/bin/*.rs |
         xargs --max-procs "$(nproc)" --replace=NAME bash -c \
-            'said=$("$0/release/NAME" --seconds "$1" 2>&1); status=$?; printf "%s\n" "$said"; exit $status' \
-            "$CARGO_TARGET_DIR" "$1"
+            'said=$(cargo run "${@:2}" --bin NAME -- --seconds "$1" 2>&1); status=$?; echo "$said"; exit $status' \
+            fuzz "$1" "${of[@]}"
 }
 
 # summary: what failed, then the line that CI reads; its status is the run's.
