@@ -1,6 +1,6 @@
 //! `holdfast repro`: tables and figures of the papers, measured anew.
 //!
-//! An experiment is a module with a `pub const EXPERIMENT: Experiment`, named in [`EXPERIMENTS`]. It measures what
+//! An experiment is a module with a `pub const EXPERIMENT: Experiment`, named in `EXPERIMENTS`. It measures what
 //! [`Settings`] ask for and returns an [`Outcome`]; flags, the table, JSON and the plot are the same for all.
 
 mod estimate;

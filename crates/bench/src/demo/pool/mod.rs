@@ -67,7 +67,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// Runs the demonstration.
 ///
 /// # Errors
-/// Something kept it from coming to a result. A result that is not as promised is no error: [`PoolReport::problems`] tells.
+/// Something kept it from coming to a result. A result that is not as promised is no error: [`field@PoolReport::problems`] tells.
 pub fn run(spec: &PoolDemoSpec, watch: Watch<'_>) -> Result<PoolReport> {
     let started = Instant::now();
     watch(&PoolEvent::Step(format!(
