@@ -8,7 +8,7 @@
 set -euo pipefail
 
 # Package folder and test program. Others speak no SCTP, or speak nonsense on purpose.
-captured=(node/registrar node/pool node/pools cli/pool cli/pools bench/pool bench/pools bench/failover)
+captured=(node/registrar node/pool)
 # Seconds until the capture has to have begun.
 patience=60
 # `_ws.expert.severity` of an error; notes tell of retransmissions.

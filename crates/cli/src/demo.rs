@@ -103,32 +103,28 @@ fn pool(args: &DemoArgs) -> Result<Ending> {
     };
     let screen = PoolScreen::new(args.plain || args.json);
     let report = holdfast_bench::demo::pool::run(&spec, &|event| screen.show(event))?;
-    if args.json {
-        print_json(&report)?;
-    } else {
-        print!("\n{}", report.text());
-    }
-    Ok(if report.passed {
-        Ending::Done
-    } else {
-        Ending::Failed
-    })
+    end(args, &report, &report.text(), report.passed)
 }
 
 fn handoff(args: &DemoArgs) -> Result<Ending> {
     let spec = spec(args)?;
     let screen = Screen::new(args.plain || args.json);
     let report = holdfast_bench::demo::run(&spec, &|event| screen.show(event))?;
+    end(args, &report, &report.text(), report.passed)
+}
+
+fn end(
+    args: &DemoArgs,
+    report: &impl serde::Serialize,
+    text: &str,
+    passed: bool,
+) -> Result<Ending> {
     if args.json {
-        print_json(&report)?;
+        print_json(report)?;
     } else {
-        print!("\n{}", report.text());
+        print!("\n{text}");
     }
-    Ok(if report.passed {
-        Ending::Done
-    } else {
-        Ending::Failed
-    })
+    Ok(if passed { Ending::Done } else { Ending::Failed })
 }
 
 fn spec(args: &DemoArgs) -> Result<DemoSpec> {
