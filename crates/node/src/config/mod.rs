@@ -189,19 +189,27 @@ pub enum LogFormat {
     Json,
 }
 
+/// What to do where a file that need not be there is named and cannot be read.
+const IF_NONE_IS_NEEDED: &str =
+    "name an existing file with --config, or leave that out: every key has a default";
+
+/// The text of a configuration file.
+fn read(path: &Path, what_to_do: &str) -> Result<String, ConfigError> {
+    std::fs::read_to_string(path).map_err(|error| {
+        ConfigError::whole_file(path, format!("cannot be read: {error}"), what_to_do)
+    })
+}
+
 impl Config {
     /// Reads and checks the file at `path`.
     ///
     /// # Errors
     /// The file cannot be read, is not TOML, has an unknown or missing key, or contradicts itself.
     pub fn load(path: &Path) -> Result<Config, ConfigError> {
-        let text = std::fs::read_to_string(path).map_err(|error| {
-            ConfigError::whole_file(
-                path,
-                format!("cannot be read: {error}"),
-                "name an existing file with --config; docs/holdfast.example.toml is a start",
-            )
-        })?;
+        let text = read(
+            path,
+            "name an existing file with --config; docs/holdfast.example.toml is a start",
+        )?;
         Config::parse(path, &text)
     }
 

@@ -14,7 +14,7 @@ use holdfast_sys::transport::Failure;
 use holdfast_wire::rserpool::asap;
 
 use super::registrar::{ASAP_GROUP, PATH_MTU, PATH_MTU_RANGE};
-use super::{ConfigError, LogConfig, LogFormat};
+use super::{ConfigError, IF_NONE_IS_NEEDED, LogConfig, LogFormat, read};
 
 /// A checked configuration of a pool daemon.
 #[derive(Debug, Clone)]
@@ -119,13 +119,7 @@ impl PoolConfig {
         let Some(path) = path else {
             return Ok(PoolConfig::default());
         };
-        let text = std::fs::read_to_string(path).map_err(|error| {
-            ConfigError::whole_file(
-                path,
-                format!("cannot be read: {error}"),
-                "name an existing file with --config, or leave that out: every key has a default",
-            )
-        })?;
+        let text = read(path, IF_NONE_IS_NEEDED)?;
         PoolConfig::parse(path, &text)
     }
 

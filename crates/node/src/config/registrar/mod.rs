@@ -13,7 +13,7 @@ use holdfast_proto::registrar::Settings;
 use holdfast_sys::transport::{ENCAPSULATION_PORT, Failure};
 use holdfast_wire::rserpool::{asap, enrp};
 
-use super::{ConfigError, LogConfig, LogFormat};
+use super::{ConfigError, IF_NONE_IS_NEEDED, LogConfig, LogFormat, read};
 
 /// Where rsplib announces to elements, and registrars to each other.
 pub(super) const ASAP_GROUP: SocketAddr =
@@ -147,13 +147,7 @@ impl RegistrarConfig {
         let Some(path) = path else {
             return Ok(RegistrarConfig::default());
         };
-        let text = std::fs::read_to_string(path).map_err(|error| {
-            ConfigError::whole_file(
-                path,
-                format!("cannot be read: {error}"),
-                "name an existing file with --config, or leave that out: every key has a default",
-            )
-        })?;
+        let text = read(path, IF_NONE_IS_NEEDED)?;
         let mut config = RegistrarConfig::parse(path, &text)?;
         config.file = Some(path.to_owned());
         Ok(config)
