@@ -2,21 +2,19 @@
 //! program again, started in another network namespace.
 
 mod common;
+#[path = "common/sctp.rs"]
+mod sctp;
 
 use bytes::Bytes;
-use common::{Namespace, PATIENCE};
+use common::PATIENCE;
 use holdfast_sys::transport::{
     AssocId, Config, ENCAPSULATION_PORT, Endpoint, Event, Failure, Message, PathState, open,
 };
-use std::net::SocketAddr;
-use std::os::fd::AsRawFd;
-use std::process::{Child, Command};
+use sctp::{Peer, at, is_peer, turn, two_links};
 use std::time::{Duration, Instant};
 
 /// The peer's address on the link that goes down.
 const LOST: &str = "10.1.0.2";
-/// Set for the program that is the peer.
-const PEER: &str = "HOLDFAST_TEST_PEER";
 
 fn config(addresses: [&str; 2]) -> Config {
     Config {
@@ -34,28 +32,10 @@ fn config(addresses: [&str; 2]) -> Config {
     }
 }
 
-fn at(address: &str) -> SocketAddr {
-    SocketAddr::new(address.parse().expect("an address"), 3863)
-}
-
-fn turn(endpoint: &mut dyn Endpoint) -> Vec<Event> {
-    endpoint.flush().expect("flushed");
-    let mut poll = libc::pollfd {
-        fd: endpoint.fd().as_raw_fd(),
-        events: libc::POLLIN,
-        revents: 0,
-    };
-    // SAFETY: one structure, that outlives the call.
-    unsafe { libc::poll(&raw mut poll, 1, 50) };
-    let mut events = Vec::new();
-    endpoint.recv_batch(&mut events).expect("received");
-    events
-}
-
 /// The peer: echoes until it is killed. A test of its own name, that does nothing unless it is started as the peer.
 #[test]
 fn peer() {
-    if std::env::var_os(PEER).is_none() {
+    if !is_peer() {
         return;
     }
     let mut endpoint = open(&config([LOST, "10.2.0.2"])).expect("an endpoint");
@@ -65,15 +45,6 @@ fn peer() {
                 endpoint.send(assoc, &message).expect("sent");
             }
         }
-    }
-}
-
-struct Peer(Child);
-
-impl Drop for Peer {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
     }
 }
 
@@ -124,21 +95,8 @@ fn exchange(endpoint: &mut dyn Endpoint, assocs: &[AssocId], text: &'static str,
 
 #[test]
 fn an_association_outlives_a_path() {
-    let (ours, theirs) = (Namespace::new(), Namespace::new());
-    for (name, net) in [("left", 1), ("right", 2)] {
-        ours.join(&theirs, name);
-        for (host, namespace) in [(1, &ours), (2, &theirs)] {
-            namespace.ip(&format!("address add 10.{net}.0.{host}/24 dev {name}"));
-            namespace.ip(&format!("link set {name} up"));
-        }
-    }
-    let _peer = Peer(theirs.run(|| {
-        Command::new(std::env::current_exe().expect("this program"))
-            .args(["peer", "--exact"])
-            .env(PEER, "1")
-            .spawn()
-            .expect("the peer")
-    }));
+    let (ours, theirs) = two_links();
+    let _peer = Peer::start(&theirs);
     ours.run(|| {
         let mut endpoint = open(&config(["10.1.0.1", "10.2.0.1"])).expect("an endpoint");
         let endpoint = endpoint.as_mut();

@@ -2,14 +2,15 @@
 //! peer is this program again, started in another network namespace.
 
 mod common;
+#[path = "common/sctp.rs"]
+mod sctp;
 
-use common::{Namespace, PATIENCE};
+use common::PATIENCE;
 use holdfast_sys::transport::{
     AssocId, Config, Endpoint, Event, Failure, Provider, open, provider,
 };
+use sctp::{Peer, at, is_peer, turn, two_links};
 use std::net::SocketAddr;
-use std::os::fd::AsRawFd;
-use std::process::{Child, Command};
 use std::time::Instant;
 
 /// Where the peer is.
@@ -17,12 +18,6 @@ const OWN: [&str; 2] = ["10.1.0.2", "10.2.0.2"];
 /// Where it says that it is too: nothing sent there comes to it.
 const CLAIMED: &str = "10.9.0.9";
 const US: [&str; 2] = ["10.1.0.1", "10.2.0.1"];
-/// Set for the program that is the peer.
-const PEER: &str = "HOLDFAST_TEST_PEER";
-
-fn at(address: &str) -> SocketAddr {
-    SocketAddr::new(address.parse().expect("an address"), 3863)
-}
 
 fn open_at(addresses: &[&str]) -> Box<dyn Endpoint> {
     let local = addresses.iter().map(|address| at(address)).collect();
@@ -38,52 +33,17 @@ fn open_at(addresses: &[&str]) -> Box<dyn Endpoint> {
     open(&config).expect("an endpoint")
 }
 
-fn turn(endpoint: &mut dyn Endpoint) -> Vec<Event> {
-    endpoint.flush().expect("flushed");
-    let mut poll = libc::pollfd {
-        fd: endpoint.fd().as_raw_fd(),
-        events: libc::POLLIN,
-        revents: 0,
-    };
-    // SAFETY: one structure, that outlives the call.
-    unsafe { libc::poll(&raw mut poll, 1, 50) };
-    let mut events = Vec::new();
-    endpoint.recv_batch(&mut events).expect("received");
-    events
-}
-
 /// The peer: begins an association and keeps it until it is killed. A test of its own name, that does nothing unless it is
 /// started as the peer.
 #[test]
 fn peer() {
-    if std::env::var_os(PEER).is_none() {
+    if !is_peer() {
         return;
     }
     let mut endpoint = open_at(&[OWN[0], OWN[1], CLAIMED]);
     endpoint.connect(&US.map(at), None).expect("asked");
     loop {
         turn(endpoint.as_mut());
-    }
-}
-
-struct Peer(Child);
-
-impl Peer {
-    fn start(host: &Namespace) -> Self {
-        let start = || {
-            Command::new(std::env::current_exe().expect("this program"))
-                .args(["peer", "--exact"])
-                .env(PEER, "1")
-                .spawn()
-        };
-        Self(host.run(start).expect("the peer"))
-    }
-}
-
-impl Drop for Peer {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
     }
 }
 
@@ -114,14 +74,7 @@ fn confirmed(endpoint: &dyn Endpoint, assoc: AssocId) -> Vec<SocketAddr> {
 
 #[test]
 fn a_peer_is_where_it_answers_and_begins_anew() {
-    let (ours, theirs) = (Namespace::new(), Namespace::new());
-    for (name, net) in [("left", 1), ("right", 2)] {
-        ours.join(&theirs, name);
-        for (host, namespace) in [(1, &ours), (2, &theirs)] {
-            namespace.ip(&format!("address add 10.{net}.0.{host}/24 dev {name}"));
-            namespace.ip(&format!("link set {name} up"));
-        }
-    }
+    let (ours, theirs) = two_links();
     theirs.ip("link add apart type veth peer name end");
     theirs.ip(&format!("address add {CLAIMED}/32 dev apart"));
     theirs.ip("link set end up");

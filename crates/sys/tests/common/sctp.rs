@@ -1,0 +1,69 @@
+//! Two hosts with two links, and the SCTP peer on the other one: this program again, since each host has a stack of its own.
+#![allow(missing_docs)]
+
+use super::common::Namespace;
+use holdfast_sys::transport::{Endpoint, Event};
+use std::net::SocketAddr;
+use std::os::fd::AsRawFd;
+use std::process::{Child, Command};
+
+/// Set for the program that is the peer.
+const PEER: &str = "HOLDFAST_TEST_PEER";
+
+/// The peer's program: a test of the name `peer`, which does nothing unless [`is_peer`]. Killed when it is dropped.
+pub struct Peer(Child);
+
+impl Peer {
+    pub fn start(host: &Namespace) -> Self {
+        let start = || {
+            Command::new(std::env::current_exe().expect("this program"))
+                .args(["peer", "--exact"])
+                .env(PEER, "1")
+                .spawn()
+        };
+        Self(host.run(start).expect("the peer"))
+    }
+}
+
+impl Drop for Peer {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+pub fn is_peer() -> bool {
+    std::env::var_os(PEER).is_some()
+}
+
+/// Host 1 and host 2 of the networks 10.1.0.0/24 (link "left") and 10.2.0.0/24 ("right").
+pub fn two_links() -> (Namespace, Namespace) {
+    let (ours, theirs) = (Namespace::new(), Namespace::new());
+    for (name, net) in [("left", 1), ("right", 2)] {
+        ours.join(&theirs, name);
+        for (host, namespace) in [(1, &ours), (2, &theirs)] {
+            namespace.ip(&format!("address add 10.{net}.0.{host}/24 dev {name}"));
+            namespace.ip(&format!("link set {name} up"));
+        }
+    }
+    (ours, theirs)
+}
+
+pub fn at(address: &str) -> SocketAddr {
+    SocketAddr::new(address.parse().expect("an address"), 3863)
+}
+
+/// Sends what waits, and gives what came within 50 ms.
+pub fn turn(endpoint: &mut dyn Endpoint) -> Vec<Event> {
+    endpoint.flush().expect("flushed");
+    let mut poll = libc::pollfd {
+        fd: endpoint.fd().as_raw_fd(),
+        events: libc::POLLIN,
+        revents: 0,
+    };
+    // SAFETY: one structure, that outlives the call.
+    unsafe { libc::poll(&raw mut poll, 1, 50) };
+    let mut events = Vec::new();
+    endpoint.recv_batch(&mut events).expect("received");
+    events
+}
