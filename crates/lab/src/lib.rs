@@ -30,6 +30,7 @@ mod init;
 mod lab;
 pub mod link;
 mod namespace;
+mod order;
 mod plan;
 mod spec;
 mod state;

@@ -17,6 +17,7 @@ use crate::{
     init::InitTask,
     link::{Splice, Task},
     namespace::{Place, ProcessId, run_program, start},
+    order,
     plan::{Host, NUMBER_MAX, Plan, SWITCH},
     spec::{Spec, check_name},
     state::{self, Lock, State},
@@ -159,6 +160,7 @@ fn raise(state: &mut State, children: &mut Vec<Child>) -> Result<()> {
     })
     .into_iter()
     .collect::<Result<()>>()?;
+    order::keep(state)?;
     if !state.links.is_empty() {
         let child = start_link_program(state, &hosts, &switch)?;
         state.link_program = Some(ProcessId::of(child.id())?);
@@ -179,9 +181,7 @@ fn raise(state: &mut State, children: &mut Vec<Child>) -> Result<()> {
     state.ready = true;
     state.save()?;
     if state.keep {
-        for child in children.iter_mut() {
-            child.stdin = None;
-        }
+        children.iter_mut().for_each(|child| child.stdin = None);
     }
     Ok(())
 }

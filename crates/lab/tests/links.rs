@@ -374,3 +374,17 @@ fn every_packet_has_a_whole_checksum() {
         assert_eq!(seen.matches("[udp sum ok]").count(), 20, "{seen}");
     }
 }
+
+#[test]
+fn links_give_a_connection_to_one_processor() {
+    if !is_root() {
+        return;
+    }
+    let lab = Lab::up(&spec("order").nodes(1).clients(1)).unwrap();
+    for host in ["n1", "c1", "sw"] {
+        let masks = ask(&lab, host, "cat /sys/class/net/*/queues/rx-*/rps_cpus");
+        assert!(!masks.is_empty(), "{host} has no queue");
+        let steered = |mask: &str| mask.chars().any(|digit| digit != '0' && digit != ',');
+        assert!(masks.lines().all(steered), "{host}: {masks}");
+    }
+}

@@ -1,10 +1,8 @@
-//! Keeping the machine's other work, and its two ways of disturbing packets, out of what is seen.
+//! Keeping the machine's other work out of what is seen.
 
 use std::io;
 use std::process::{Command, Stdio};
 
-use anyhow::{Result, ensure};
-use holdfast_lab::Lab;
 use nix::unistd::gettid;
 
 /// Runs at once whenever it can.
@@ -37,28 +35,4 @@ fn quiet(command: &mut Command) -> io::Result<()> {
     } else {
         Err(io::ErrorKind::PermissionDenied.into())
     }
-}
-
-/// Makes every packet of a connection be received by the same CPU (receive packet steering). Otherwise a virtual link
-/// reorders: what a sender's thread and its interrupts send is queued at the CPU each runs on.
-///
-/// # Errors
-/// A host of the lab is gone.
-pub fn keep_order(lab: &Lab) -> Result<()> {
-    let cpus = std::thread::available_parallelism()
-        .map_or(1, usize::from)
-        .min(32);
-    let mask = u32::MAX >> (32 - cpus);
-    let script = format!(
-        "for queue in /sys/class/net/*/queues/rx-*/rps_cpus; do echo {mask:x} > $queue; done"
-    );
-    let hosts = lab.hosts().iter().map(|host| host.name.as_str());
-    for host in hosts.chain(["sw"]) {
-        let status = lab.command(host)?.args(["sh", "-c", &script]).status()?;
-        ensure!(
-            status.success(),
-            "receive packet steering on {host}: {status}"
-        );
-    }
-    Ok(())
 }

@@ -57,7 +57,6 @@ impl Cluster {
             .topology(spec.topology.clone());
         lab_spec.reach = spec.reach;
         let lab = Lab::up(&lab_spec).context("bring the lab up")?;
-        calm::keep_order(&lab)?;
         let mut cluster = Self {
             prefix: calm::prefix(spec.realtime),
             spec,
