@@ -4,6 +4,7 @@
 //! preparation would lengthen the freeze of the one before.
 
 use std::collections::VecDeque;
+use std::time::{Duration, Instant};
 
 use holdfast_bpf::shared::FlowState;
 use holdfast_proto::handoff::{Completion, Reason, Results, StaticFlow, Token};
@@ -13,8 +14,11 @@ use holdfast_wire::frame::{BatchId, PrepareFlow};
 use super::Engine;
 use super::faults::Moment;
 
-/// Flows in a slice: about 100 microseconds.
-const SLICE: usize = 4;
+/// How long a slice takes, roughly; what is more urgent waits for it.
+const SLICE: Duration = Duration::from_micros(100);
+
+/// The most flows in a slice: as many as are looked at together.
+const FLOWS_MAX: usize = 16;
 
 /// Commands that are carried out slice by slice, in order.
 #[derive(Default)]
@@ -99,13 +103,22 @@ impl Engine {
         flows: Vec<Flow>,
         mut results: Vec<Result<StaticFlow, Reason>>,
     ) {
-        let mut entries = Vec::with_capacity(SLICE);
+        let until = Instant::now() + SLICE;
         let begin = results.len();
-        for flow in flows.iter().skip(begin).take(SLICE) {
-            results.push(self.read_one(flow).map(|(read, entry)| {
+        if begin == 0 {
+            self.static_reader.forget();
+        }
+        let slice = &flows[begin..flows.len().min(begin + FLOWS_MAX)];
+        let mut entries = Vec::with_capacity(slice.len());
+        let seen = self.look_at(slice);
+        for (flow, seen) in slice.iter().zip(&seen) {
+            results.push(self.read_one(flow, seen.as_ref()).map(|(read, entry)| {
                 entries.push(entry);
                 read
             }));
+            if Instant::now() >= until {
+                break;
+            }
         }
         if let Err(error) = self.dataplane.set_flows(&entries, FlowState::Prepared) {
             tracing::warn!(%error, "out-of-order segments will not be copied");
@@ -132,10 +145,11 @@ impl Engine {
         flows: Vec<PrepareFlow>,
         mut results: Vec<Result<(), String>>,
     ) {
-        let mut entries = Vec::with_capacity(SLICE);
-        let mut states = Vec::with_capacity(SLICE);
+        let until = Instant::now() + SLICE;
+        let mut entries = Vec::with_capacity(FLOWS_MAX);
+        let mut states = Vec::with_capacity(FLOWS_MAX);
         let begin = results.len();
-        for of in flows.iter().skip(begin).take(SLICE) {
+        for of in flows.iter().skip(begin).take(FLOWS_MAX) {
             results.push(
                 self.prepare_one(batch.donor, of)
                     .map(|(entry, application)| {
@@ -143,6 +157,9 @@ impl Engine {
                         states.push((of.flow, application));
                     }),
             );
+            if Instant::now() >= until {
+                break;
+            }
         }
         if let Err(error) = self.dataplane.set_flows(&entries, FlowState::TransitIn) {
             // Without their entries the stack would see their packets.
@@ -150,7 +167,7 @@ impl Engine {
                 *result = Err(error.to_string());
             }
         }
-        self.offer(&states);
+        self.offer(states);
         if results.len() < flows.len() {
             self.work.jobs.push_front(Job::Prepare {
                 token,
