@@ -1,4 +1,5 @@
-//! The work before a freeze, in slices: reading sockets at the donor, making them at the acceptor.
+//! Work that nobody waits for in a freeze, in slices: reading sockets at the donor, making them at the acceptor,
+//! removing tombstones.
 //!
 //! It takes longer than everything in the freeze together, and there is one thread: undivided, the next batch's
 //! preparation would lengthen the freeze of the one before.
@@ -38,9 +39,19 @@ enum Job {
         flows: Vec<PrepareFlow>,
         results: Vec<Result<(), String>>,
     },
+    Forget {
+        moved: Vec<Flow>,
+    },
 }
 
 impl Work {
+    /// Tombstones are to be removed.
+    pub fn forget(&mut self, moved: Vec<Flow>) {
+        if !moved.is_empty() {
+            self.jobs.push_back(Job::Forget { moved });
+        }
+    }
+
     /// Whether there is something to do when nothing is more urgent.
     pub fn is_waiting(&self) -> bool {
         !self.jobs.is_empty()
@@ -93,6 +104,7 @@ impl Engine {
                 flows,
                 results,
             }) => self.prepare_slice(token, batch, flows, results),
+            Some(Job::Forget { moved }) => self.forget_slice(moved),
             None => {}
         }
     }
@@ -136,6 +148,15 @@ impl Engine {
                 results: Results::ReadStatic(results),
             });
         }
+    }
+
+    /// Nobody waits for this, so everything else goes first.
+    fn forget_slice(&mut self, mut moved: Vec<Flow>) {
+        let rest = moved.split_off(moved.len().min(FLOWS_MAX));
+        for flow in &moved {
+            self.forget_moved(flow);
+        }
+        self.work.forget(rest);
     }
 
     fn prepare_slice(
