@@ -6,7 +6,7 @@ use std::time::Duration;
 use holdfast_bpf::observe::Observed;
 use holdfast_bpf::shared::FlowState;
 use holdfast_proto::handoff::{Reason, SendQueueInfo, StaticFlow};
-use holdfast_sys::tcp_repair::{self, Queue};
+use holdfast_sys::tcp_repair::{self, Queue, Seen};
 use holdfast_wire::{Flow, NodeId, Protocol};
 use serde_bytes::ByteBuf;
 
@@ -54,6 +54,7 @@ impl Engine {
                 tcp_repair::shift_timestamp_clock(socket.as_fd(), ticks).map_err(unmovable)?;
             }
             let seen = observed.and_then(|observed| self.dataplane.sockets.seen(observed));
+            let seen = seen.filter(Seen::is_enough);
             let fixed = match &seen {
                 Some(seen) => self.static_reader.read_seen(socket.as_fd(), seen),
                 None => self.static_reader.read(socket.as_fd()),

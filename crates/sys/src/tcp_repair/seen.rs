@@ -32,7 +32,7 @@ pub struct Seen<'a> {
     pub state: TcpState,
     /// It has nothing that has to be asked for by name: no urgent data, filter, upper layer protocol, keys or ECN.
     pub plain: bool,
-    /// The program shut its receiving direction, or the peer its sending one.
+    /// The program shut its receiving direction (or the peer's FIN came).
     pub receive_shut: bool,
     /// `SO_SNDBUF`.
     pub send_buffer: u32,
@@ -46,6 +46,15 @@ pub struct Seen<'a> {
     pub queue: Queue,
     /// What tells sockets with other options apart, but for those above: equal for equal options.
     pub marks: &'a [u8],
+}
+
+impl Seen<'_> {
+    /// Whether nothing has to be asked of the socket itself. The states in which one side has closed are rare, and each
+    /// has a meaning of its own for queues and refusals.
+    #[must_use]
+    pub fn is_enough(&self) -> bool {
+        self.plain && self.state == TcpState::Established
+    }
 }
 
 /// Options that were read, by the marks of the socket they were read from.
@@ -64,8 +73,7 @@ impl StaticReader {
         fd: BorrowedFd<'_>,
         seen: &Seen<'_>,
     ) -> Result<TcpStatic, RepairError> {
-        // The other states are rare, and each has a meaning of its own for what is refused.
-        if !seen.plain || seen.state != TcpState::Established {
+        if !seen.is_enough() {
             return self.read(fd);
         }
         check_host_addresses(seen.local, seen.remote)?;
