@@ -1,5 +1,7 @@
 //! Connections to an echo server that exchange small messages all the time, each verified.
 
+mod drive;
+
 use std::io;
 use std::net::{SocketAddr, TcpStream};
 use std::sync::Arc;
@@ -9,7 +11,6 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use holdfast_lab::Lab;
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 /// Bytes of a message.
 pub const MESSAGE: usize = 256;
@@ -117,7 +118,7 @@ impl Load {
         let thread = {
             let (compared, members) = (compared.clone(), members.clone());
             std::thread::Builder::new()
-                .spawn(move || run(streams, interval, &compared, &members))?
+                .spawn(move || drive::run(streams, interval, &compared, &members))?
         };
         Ok(Self {
             compared,
@@ -141,66 +142,6 @@ impl Load {
     pub fn stop(self) -> Result<()> {
         self.compared.stop.store(true, Ordering::Relaxed);
         self.thread.join().expect("the load does not panic")
-    }
-}
-
-fn run(
-    streams: Vec<TcpStream>,
-    interval: Duration,
-    compared: &Arc<Compared>,
-    members: &Arc<Vec<Member>>,
-) -> Result<()> {
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()?;
-    let local = tokio::task::LocalSet::new();
-    let count = streams.len().max(1) as u32;
-    local.block_on(&runtime, async {
-        let mut tasks = tokio::task::JoinSet::new();
-        for (number, stream) in streams.into_iter().enumerate() {
-            stream.set_nonblocking(true)?;
-            let stream = tokio::net::TcpStream::from_std(stream)?;
-            let delay = interval * number as u32 / count;
-            let (compared, members) = (compared.clone(), members.clone());
-            tasks.spawn_local(async move {
-                tokio::time::sleep(delay).await;
-                exchange(stream, number, interval, &compared, &members[number]).await;
-            });
-        }
-        while tasks.join_next().await.is_some() {}
-        Ok(())
-    })
-}
-
-/// Sends a message and compares the answer, again and again.
-async fn exchange(
-    mut stream: tokio::net::TcpStream,
-    number: usize,
-    interval: Duration,
-    compared: &Compared,
-    member: &Member,
-) {
-    let mut ticks = tokio::time::interval(interval);
-    ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-    let (mut message, mut answer) = ([0; MESSAGE], [0; MESSAGE]);
-    for turn in 0.. {
-        ticks.tick().await;
-        if compared.is_stopped() {
-            return;
-        }
-        fill(&mut message, number as u64, turn);
-        let trip = async {
-            stream.write_all(&message).await?;
-            stream.read_exact(&mut answer).await
-        };
-        match tokio::time::timeout(HUNG, trip).await {
-            Ok(Ok(_)) => compared.compare(&message, &answer),
-            _ => {
-                member.broken.store(true, Ordering::Relaxed);
-                return compared.lost();
-            }
-        }
-        member.turns.fetch_add(1, Ordering::Relaxed);
     }
 }
 

@@ -1,11 +1,13 @@
 //! The eBPF programs of the data plane, the structures they share with user space, and their loader.
 //!
 //! `c/steer.h` (XDP) sends packets to owners, `c/ingress.h` and `c/egress.h` (tcx) keep ownership, `c/sockets.h`
-//! (socket operations) makes and ends the entries of flows. This crate decides nothing: [`Dataplane`] gives the maps to
-//! the daemon. Maps and links are pinned, so that traffic goes on while the daemon is away.
+//! (socket operations) makes and ends the entries of flows; `c/observe.bpf.c` reads sockets ([`observe`]). This crate
+//! decides nothing: [`Dataplane`] gives the maps to the daemon. Maps and links are pinned, so that traffic goes on while
+//! the daemon is away.
 
 mod holds;
 mod link;
+pub mod observe;
 pub mod shared;
 mod steering;
 mod table;

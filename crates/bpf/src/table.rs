@@ -7,6 +7,9 @@ use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 use crate::Error;
 
+/// More than a bucket of a kernel's hash map ever has.
+const ENTRIES_AT_ONCE: u32 = 4096;
+
 /// A kernel map from `K` to `V`.
 pub struct Table<K, V> {
     map: MapHandle,
@@ -78,15 +81,18 @@ impl<K: IntoBytes + FromBytes + Immutable + Copy, V: IntoBytes + FromBytes + Imm
         }
     }
 
-    /// All entries as they are met; the table may change meanwhile.
+    /// All entries as they are met; the table may change meanwhile. Some thousand come with each system call.
     pub fn entries(&self) -> Vec<(K, V)> {
-        self.map
-            .keys()
-            .filter_map(|bytes| {
-                let key = K::read_from_bytes(&bytes).ok()?;
-                Some((key, self.get(&key).ok()??))
-            })
-            .collect()
+        let batches = self
+            .map
+            .lookup_batch(ENTRIES_AT_ONCE, MapFlags::ANY, MapFlags::ANY);
+        let read = |(key, value): (Vec<u8>, Vec<u8>)| {
+            Some((
+                K::read_from_bytes(&key).ok()?,
+                V::read_from_bytes(&value).ok()?,
+            ))
+        };
+        batches.into_iter().flatten().filter_map(read).collect()
     }
 
     fn error(&self, source: &libbpf_rs::Error) -> Error {

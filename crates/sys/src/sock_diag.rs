@@ -2,7 +2,7 @@
 
 use crate::address::canonical;
 use crate::netlink::{Message, Netlink, attributes};
-use crate::sockopt::get_bytes;
+use crate::sockopt::{get_bytes, get_int};
 use crate::tcp_info::TcpInfo;
 use crate::tcp_repair::{RepairError, Unmovable};
 use std::io;
@@ -131,7 +131,10 @@ pub(crate) fn check_md5(
     } else {
         libc::AF_INET
     };
-    let identity = full_identity(local, remote, v6_socket, cookie);
+    let mut identity = full_identity(local, remote, v6_socket, cookie);
+    // A socket that is bound to a device is found by that too.
+    let device = get_int(fd, libc::SOL_SOCKET, libc::SO_BINDTOIFINDEX).map_err(kernel)?;
+    identity[36..40].copy_from_slice(&device.to_ne_bytes());
     let mut signed = false;
     let outcome = netlink.ask(request(family, u32::MAX, &identity), 0, |_, body| {
         let list = body.get(DIAG_MESSAGE..).unwrap_or(&[]);

@@ -100,8 +100,8 @@ mod tests {
 
     use super::*;
     use crate::app::{
-        DESCRIPTORS_MAX, FromDaemon, HandOffItem, IncomingItem, Piece, ReclaimItem, StillWaiting,
-        ToDaemon,
+        DESCRIPTORS_MAX, FromDaemon, HandOffItem, IncomingItem, Piece, ReclaimItem, StateItem,
+        StillWaiting, ToDaemon,
     };
     use crate::{Drain, FlowText, Protocol};
 
@@ -241,6 +241,15 @@ mod tests {
             (flows(), ".{0,9}").prop_map(|(flows, to)| FromDaemon::Gone { flows, to }),
             (flows(), ".{0,9}").prop_map(|(flows, reason)| FromDaemon::Kept { flows, reason }),
             ".{0,9}".prop_map(|text| FromDaemon::Error { text }),
+            prop::collection::vec((any::<u64>(), bytes()), 0..9).prop_map(|items| {
+                let item = |(id, application_state)| StateItem {
+                    id,
+                    application_state,
+                };
+                FromDaemon::States {
+                    items: items.into_iter().map(item).collect(),
+                }
+            }),
         ]
     }
 

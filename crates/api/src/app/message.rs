@@ -214,6 +214,21 @@ pub enum FromDaemon {
         /// What, and what to do.
         text: String,
     },
+    /// Several [`FromDaemon::State`] in one message: each whole, and without datagrams.
+    States {
+        /// One for each incoming flow.
+        items: Vec<StateItem>,
+    },
+}
+
+/// One flow of a [`FromDaemon::States`].
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StateItem {
+    /// As in [`FromDaemon::Incoming`].
+    pub id: u64,
+    /// Opaque to Holdfast.
+    #[serde(with = "serde_bytes")]
+    pub application_state: Vec<u8>,
 }
 
 /// One flow of a [`FromDaemon::Incoming`].

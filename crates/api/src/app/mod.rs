@@ -27,6 +27,7 @@
 //! ```text
 //!                                   ◄──  Incoming{items} + fds        prepared, not usable
 //!                                   ◄──  State{id, ..}                what the donor's program said about it
+//!                                        (or States{items}, of several)
 //!   Received{ids}                   ──►            the program has descriptor and state: the daemon may commit
 //!                                                  (or Refused{ids, reason}, at any time before)
 //!                                   ◄──  Go{ids}                      the connection is this program's; or
@@ -50,11 +51,13 @@ mod pieces;
 pub use channel::{Channel, Packet};
 pub use codec::{DecodeError, EncodeError, decode, encode, split};
 pub use listener::Listener;
-pub use message::{FromDaemon, HandOffItem, IncomingItem, ReclaimItem, StillWaiting, ToDaemon};
+pub use message::{
+    FromDaemon, HandOffItem, IncomingItem, ReclaimItem, StateItem, StillWaiting, ToDaemon,
+};
 pub use pieces::{Piece, PieceError, join_pieces, split_pieces};
 
 /// The version byte that every message begins with.
-pub const PROTOCOL_VERSION: u8 = 1;
+pub const PROTOCOL_VERSION: u8 = 2;
 /// The longest message, version byte included.
 pub const MESSAGE_BYTES_MAX: usize = 60 * 1024;
 /// The most descriptors with one message. (The kernel's limit is 253, SCM_MAX_FD.)

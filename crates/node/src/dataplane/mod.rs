@@ -5,12 +5,14 @@
 mod convert;
 mod group;
 mod hold;
+mod observe;
 mod order;
 mod placement;
 
 pub use convert::{flow_of, key_of, record_from_map, record_to_map};
 pub use group::NodePath;
 pub use hold::{Hold, HoldError};
+pub use observe::Sockets;
 pub use order::{HeldPacket, in_order};
 
 use std::collections::BTreeMap;
@@ -24,6 +26,8 @@ use holdfast_wire::{Flow, NodeId};
 pub struct Dataplane {
     /// The loaded programs and their maps.
     pub programs: Programs,
+    /// What is asked of many sockets at once.
+    pub sockets: Sockets,
     generations: BTreeMap<u16, u8>,
 }
 
@@ -48,6 +52,7 @@ impl Dataplane {
     pub fn load(pins: &Path, flows_max: u32) -> Result<Self, Error> {
         Ok(Self {
             programs: Programs::load(pins, flows_max)?,
+            sockets: Sockets::new(),
             generations: BTreeMap::new(),
         })
     }

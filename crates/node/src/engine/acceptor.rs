@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
-use holdfast_api::app::{DESCRIPTORS_MAX, FromDaemon, IncomingItem};
+use holdfast_api::app::{DESCRIPTORS_MAX, FromDaemon, IncomingItem, StateItem, split};
 use holdfast_bpf::shared::FlowState;
 use holdfast_proto::handoff::{Completion, RestoreFlow, Results, Token};
 use holdfast_sys::tcp_repair::{self, PreparedSocket, RestoredSocket, TcpStatic};
@@ -43,6 +43,8 @@ pub struct Arrival {
     pub held: Vec<HeldPacket>,
     /// Packets are no longer kept but given to the stack.
     pub released: bool,
+    /// The congestion map has an entry for it.
+    pub congestion: bool,
 }
 
 /// How far an arriving connection's socket is.
@@ -133,6 +135,7 @@ impl Engine {
             slot,
             held: Vec::new(),
             released: false,
+            congestion: false,
         };
         if let Some(older) = self.arrivals.insert(of.flow, arrival) {
             self.slots.give_back(older.slot);
@@ -150,30 +153,26 @@ impl Engine {
     }
 
     /// Gives descriptors and application state to the programs that take the flows.
-    pub(super) fn offer(&mut self, states: &[(Flow, Vec<u8>)]) {
-        let mut by_session: BTreeMap<SessionId, Vec<Flow>> = BTreeMap::new();
-        for (flow, _) in states {
-            if let Some(arrival) = self.arrivals.get(flow) {
-                by_session.entry(arrival.session).or_default().push(*flow);
-            }
+    pub(super) fn offer(&mut self, states: Vec<(Flow, Vec<u8>)>) {
+        let mut by_session: BTreeMap<SessionId, (Vec<Flow>, Vec<StateItem>)> = BTreeMap::new();
+        for (flow, application_state) in states {
+            let Some(arrival) = self.arrivals.get(&flow) else {
+                continue;
+            };
+            let (flows, items) = by_session.entry(arrival.session).or_default();
+            flows.push(flow);
+            items.push(StateItem {
+                id: arrival.id,
+                application_state,
+            });
         }
-        for (session, flows) in by_session {
+        for (session, (flows, items)) in by_session {
             for flows in flows.chunks(DESCRIPTORS_MAX) {
                 self.offer_some(session, flows);
             }
-        }
-        for (flow, application) in states {
-            let Some(arrival) = self.arrivals.get(flow) else {
-                continue;
-            };
-            let (session, id) = (arrival.session, arrival.id);
-            let state = FromDaemon::State {
-                id,
-                application_state: application.clone(),
-                unread: Vec::new(),
-                last: true,
-            };
-            self.tell(session, &state, Vec::new());
+            for items in split(items, usize::MAX) {
+                self.tell(session, &states_message(items), Vec::new());
+            }
         }
     }
 
@@ -305,11 +304,11 @@ impl Engine {
             Socket::Prepared(prepared) => {
                 let fixed = arrival.fixed.as_ref().ok_or("it has no options")?;
                 let state = arrival.state.tcp.as_ref().ok_or("it has no state")?;
-                self.congestion
-                    .announce(&self.dataplane, &of.flow, fixed, state);
                 let socket = tcp_repair::restore(prepared, fixed, state)
                     .map_err(|error| error.to_string())?;
-                self.congestion.give(socket.as_fd(), fixed);
+                let with = (fixed, state);
+                let give = &self.congestion;
+                arrival.congestion = give.give(&self.dataplane, &of.flow, socket.as_fd(), with);
                 arrival.socket = Socket::Restored(socket);
             }
             Socket::Shared => arrival.socket = Socket::Shared,
@@ -348,7 +347,9 @@ impl Engine {
         if let Some(arrival) = self.arrivals.remove(flow) {
             self.arrival_ids.remove(&arrival.id);
             self.slots.give_back(arrival.slot);
-            self.congestion.forget(&self.dataplane, flow);
+            if arrival.congestion {
+                self.congestion.forget(&self.dataplane, flow);
+            }
             silence(&arrival.socket);
         }
         self.journal.ended(flow);
@@ -357,6 +358,25 @@ impl Engine {
             && let Err(error) = self.dataplane.forget(flow)
         {
             tracing::warn!(%flow, %error, "a flow that is not coming stays in the table");
+        }
+    }
+}
+
+/// The states of some arrivals, or of one.
+fn states_message(mut items: Vec<StateItem>) -> FromDaemon {
+    match items.pop() {
+        Some(StateItem {
+            id,
+            application_state,
+        }) if items.is_empty() => FromDaemon::State {
+            id,
+            application_state,
+            unread: Vec::new(),
+            last: true,
+        },
+        last => {
+            items.extend(last);
+            FromDaemon::States { items }
         }
     }
 }

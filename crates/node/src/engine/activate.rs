@@ -165,7 +165,9 @@ impl Engine {
                 self.settling.settle(now, socket, fixed);
             }
             self.programs.has(arrival.session, of.flow);
-            self.congestion.forget(&self.dataplane, &of.flow);
+            if arrival.congestion {
+                self.congestion.forget(&self.dataplane, &of.flow);
+            }
             self.slots.give_back(arrival.slot);
         }
     }

@@ -3,6 +3,7 @@
 use std::os::fd::BorrowedFd;
 
 use holdfast_bpf::shared::Congestion as MapCongestion;
+use holdfast_sys::tcp_info::TcpInfo;
 use holdfast_sys::tcp_repair::{self, TcpDynamic, TcpStatic};
 use holdfast_wire::Flow;
 
@@ -28,16 +29,18 @@ impl Congestion {
         Self { restorer }
     }
 
-    /// What the flow's socket is to get.
-    pub fn announce(
+    /// Gives a restored socket the window and threshold it had, unless it has them already, as most connections that
+    /// never had much to send. One that does not take them goes on with the kernel's initial window. Whether the flow is
+    /// to be forgotten when nothing waits for it.
+    pub fn give(
         &self,
         dataplane: &Dataplane,
         flow: &Flow,
-        fixed: &TcpStatic,
-        state: &TcpDynamic,
-    ) {
-        let (Some(_), Some(table)) = (&self.restorer, &dataplane.programs.congestion) else {
-            return;
+        socket: BorrowedFd<'_>,
+        (fixed, state): (&TcpStatic, &TcpDynamic),
+    ) -> bool {
+        let (Some(restorer), Some(table)) = (&self.restorer, &dataplane.programs.congestion) else {
+            return false;
         };
         let had = &state.congestion;
         let value = MapCongestion {
@@ -45,22 +48,22 @@ impl Congestion {
             ssthresh: had.threshold.unwrap_or(NO_THRESHOLD),
             ecn: u32::from(fixed.ecn),
         };
+        let has = TcpInfo::read(socket);
+        let same = |has: TcpInfo| has.snd_cwnd == value.cwnd && has.snd_ssthresh == value.ssthresh;
+        if !fixed.ecn && has.is_ok_and(same) {
+            return false;
+        }
         if let Err(error) = table.set(&key_of(flow), &value) {
             tracing::debug!(%flow, %error, "the congestion window is not restored");
+            return false;
         }
-    }
-
-    /// Lets the restored socket take it. A socket that does not goes on with the kernel's initial window.
-    pub fn give(&self, socket: BorrowedFd<'_>, fixed: &TcpStatic) {
-        let Some(restorer) = &self.restorer else {
-            return;
-        };
         let given = tcp_repair::set_congestion_control(socket, restorer).and_then(|()| {
             tcp_repair::set_congestion_control(socket, &fixed.options.congestion_control)
         });
         if let Err(error) = given {
-            tracing::debug!(%error, "the congestion window is not restored");
+            tracing::debug!(%flow, %error, "the congestion window is not restored");
         }
+        true
     }
 
     /// The flow's socket has what it was to get, or is not coming.

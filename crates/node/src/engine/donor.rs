@@ -5,14 +5,13 @@ use std::time::Duration;
 
 use holdfast_api::app::{FromDaemon, Piece};
 use holdfast_bpf::shared::FlowState;
-use holdfast_proto::handoff::{
-    Completion, FlowEpoch, FrozenFlow, Reason, Results, SendQueueInfo, StaticFlow, Token,
-};
+use holdfast_proto::handoff::{Completion, FlowEpoch, FrozenFlow, Results, SendQueueInfo, Token};
 use holdfast_sys::tcp_repair::{self, TcpStatic};
 use holdfast_wire::{Flow, NodeId, Protocol};
 use serde_bytes::ByteBuf;
 
-use super::blob::{DynamicBlob, StaticBlob, encode};
+use super::blob::{DynamicBlob, encode};
+use super::read::send_queue;
 use super::recover::Verdict;
 use super::{Engine, text_of};
 use crate::app::SessionId;
@@ -69,53 +68,6 @@ pub struct Collecting {
 }
 
 impl Engine {
-    pub(super) fn read_one(&mut self, flow: &Flow) -> Result<(StaticFlow, Entry), Reason> {
-        let (state, value) = self.dataplane.flow(flow).ok_or(Reason::UnknownFlow)?;
-        match state {
-            FlowState::Owned | FlowState::Prepared | FlowState::Flushing => {}
-            FlowState::Closing => return Err(Reason::UnknownFlow),
-            FlowState::Moved => return Err(Reason::OwnedElsewhere(None)),
-            FlowState::TransitIn | FlowState::TransitOut => return Err(Reason::AlreadyMoving),
-        }
-        let donation = self.donations.get_mut(flow).ok_or(Reason::UnknownFlow)?;
-        let mut queue = SendQueueInfo::default();
-        if flow.protocol == Protocol::Tcp {
-            let socket = donation
-                .socket
-                .as_ref()
-                .ok_or_else(|| unmovable("the program gave no descriptor"))?;
-            if let Some(ticks) = self.clock_shift {
-                tcp_repair::shift_timestamp_clock(socket.as_fd(), ticks).map_err(unmovable)?;
-            }
-            let fixed = self.static_reader.read(socket.as_fd()).map_err(unmovable)?;
-            if fixed.local != flow.local || fixed.remote != flow.remote {
-                return Err(unmovable("the descriptor given is another connection's"));
-            }
-            queue = send_queue(socket);
-            donation.fixed = Some(fixed);
-        }
-        let blob = StaticBlob {
-            tcp: donation.fixed.clone(),
-            application: ByteBuf::from(std::mem::take(&mut donation.application)),
-        };
-        let static_state = encode(&blob).map_err(unmovable)?;
-        donation.application = blob.application.into_vec();
-        let entry = Entry {
-            flow: *flow,
-            epoch: value.epoch,
-            peer: NodeId(0),
-            hold_slot: 0,
-        };
-        Ok((
-            StaticFlow {
-                epoch: value.epoch,
-                static_state,
-                queue,
-            },
-            entry,
-        ))
-    }
-
     pub(super) fn drain(&mut self, token: Token, flows: Vec<Flow>, deadline: Duration) {
         self.draining.push(Draining {
             token,
@@ -373,22 +325,5 @@ impl Engine {
             .or_default()
             .push(text_of(flow));
         Ok(())
-    }
-}
-
-fn unmovable(why: impl ToString) -> Reason {
-    Reason::Unmovable(why.to_string())
-}
-
-fn send_queue(socket: &OwnedFd) -> SendQueueInfo {
-    let Ok(queue) = tcp_repair::send_queue(socket.as_fd()) else {
-        return SendQueueInfo::default();
-    };
-    SendQueueInfo {
-        unsent: queue.unsent,
-        unacked: queue.unacknowledged,
-        unread: queue.unread,
-        delivery_rate: queue.delivery_rate,
-        rtt: Duration::from_micros(u64::from(queue.srtt_us)),
     }
 }

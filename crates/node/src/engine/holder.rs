@@ -1,6 +1,9 @@
 //! The holder's part: the steering table as the store of ownership.
 
+use std::collections::HashSet;
+
 use holdfast_bpf::Dataplane as Programs;
+use holdfast_bpf::shared::{FlowKey, Record as MapRecord};
 use holdfast_proto::handoff::{Completion, Results, Token};
 use holdfast_proto::ownership::{Floors, apply};
 use holdfast_wire::{Change, ChangeKind, Epoch, Flow, NodeId, Record, Refusal};
@@ -51,32 +54,103 @@ impl Holder {
             .collect()
     }
 
-    /// Applies one change. A table that is full refuses, as the record it has (none) says.
+    /// Applies changes, one after the other. A table that is full refuses, as the record it has (none) says.
     pub fn arbitrate(
         &mut self,
         programs: &Programs,
         asker: NodeId,
+        changes: &[Change],
+    ) -> Vec<Result<Option<Record>, Refusal>> {
+        let mut results = Vec::with_capacity(changes.len());
+        let mut unstored = Unstored::default();
+        for change in changes {
+            // One question may name a flow twice.
+            if unstored.has(&change.flow) {
+                unstored.store(programs, &mut results);
+            }
+            let current = Self::lookup(programs, &change.flow);
+            let mut result = self.decide(current, asker, change);
+            match result {
+                Ok(Some(record)) => unstored.put(results.len(), change.flow, record, current),
+                Ok(None) => result = self.remove(programs, &change.flow, current),
+                Err(_) => {}
+            }
+            results.push(result);
+        }
+        unstored.store(programs, &mut results);
+        results
+    }
+
+    fn decide(
+        &mut self,
+        current: Option<Record>,
+        asker: NodeId,
         change: &Change,
     ) -> Result<Option<Record>, Refusal> {
         let mut change = *change;
-        let current = Self::lookup(programs, &change.flow);
         if change.kind == ChangeKind::Establish {
             change.epoch = self.floors.at_least(&change.flow, change.epoch);
         }
-        let next = apply(current, &change, asker)?;
-        let key = key_of(&change.flow);
-        let stored = match &next {
-            Some(record) => programs.steering.set(&key, &record_to_map(record)),
-            None => programs.steering.remove(&key),
-        };
-        if let Err(error) = stored {
-            tracing::error!(flow = %change.flow, %error, "the steering table does not take a record");
+        apply(current, &change, asker)
+    }
+
+    fn remove(
+        &mut self,
+        programs: &Programs,
+        flow: &Flow,
+        current: Option<Record>,
+    ) -> Result<Option<Record>, Refusal> {
+        if let Err(error) = programs.steering.remove(&key_of(flow)) {
+            tracing::error!(%flow, %error, "a record stays in the steering table");
             return Err(Refusal { current });
         }
-        if let (None, Some(old)) = (next, current) {
-            self.floors.removed(&change.flow, old.epoch);
+        if let Some(old) = current {
+            self.floors.removed(flow, old.epoch);
         }
-        Ok(next)
+        Ok(None)
+    }
+}
+
+/// Records that are decided and not yet in the table, where they go together.
+#[derive(Default)]
+struct Unstored {
+    flows: HashSet<Flow>,
+    keys: Vec<FlowKey>,
+    records: Vec<MapRecord>,
+    /// The place of each result, and what to refuse with.
+    places: Vec<(usize, Option<Record>)>,
+}
+
+impl Unstored {
+    fn has(&self, flow: &Flow) -> bool {
+        self.flows.contains(flow)
+    }
+
+    fn put(&mut self, place: usize, flow: Flow, record: Record, current: Option<Record>) {
+        self.flows.insert(flow);
+        self.keys.push(key_of(&flow));
+        self.records.push(record_to_map(&record));
+        self.places.push((place, current));
+    }
+
+    /// Stores them; those that the table does not take are refused.
+    fn store(&mut self, programs: &Programs, results: &mut [Result<Option<Record>, Refusal>]) {
+        let Self {
+            keys,
+            records,
+            places,
+            ..
+        } = std::mem::take(self);
+        if programs.steering.set_many(&keys, &records).is_ok() {
+            return;
+        }
+        // Some are in: which, is seen one by one.
+        for ((key, record), (place, current)) in keys.iter().zip(&records).zip(places) {
+            if let Err(error) = programs.steering.set(key, record) {
+                tracing::error!(%error, "the steering table does not take a record");
+                results[place] = Err(Refusal { current });
+            }
+        }
     }
 }
 
@@ -84,11 +158,7 @@ impl Engine {
     pub(super) fn arbitrate(&mut self, token: Token, asker: NodeId, changes: &[Change]) {
         let programs = &self.dataplane.programs;
         let results = match &mut self.holder {
-            Some(holder) => {
-                let each = changes.iter();
-                each.map(|change| holder.arbitrate(programs, asker, change))
-                    .collect()
-            }
+            Some(holder) => holder.arbitrate(programs, asker, changes),
             None => changes
                 .iter()
                 .map(|_| Err(Refusal { current: None }))

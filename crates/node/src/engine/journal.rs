@@ -4,9 +4,10 @@
 //! (its options, and data that was not sent yet) does not, so it is written to a file in the run directory (memory, on a
 //! usual host) before the commit is asked for, and removed when the flows are active.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::io::Write;
 use std::path::{Path, PathBuf};
+use std::rc::Rc;
 
 use holdfast_proto::handoff::RestoreFlow;
 use holdfast_wire::Flow;
@@ -34,8 +35,8 @@ pub struct Journaled {
 pub struct Journal {
     directory: PathBuf,
     /// Files by name, with the number of flows that need them.
-    files: BTreeMap<String, usize>,
-    file_of: BTreeMap<Flow, String>,
+    files: HashMap<Rc<str>, usize>,
+    file_of: HashMap<Flow, Rc<str>>,
     /// What an earlier daemon wrote.
     found: BTreeMap<Flow, Journaled>,
 }
@@ -50,14 +51,14 @@ impl Journal {
         std::fs::create_dir_all(&directory)?;
         let mut journal = Self {
             directory: directory.clone(),
-            files: BTreeMap::new(),
-            file_of: BTreeMap::new(),
+            files: HashMap::new(),
+            file_of: HashMap::new(),
             found: BTreeMap::new(),
         };
         for file in std::fs::read_dir(&directory)?.flatten() {
             let mut found = BTreeMap::new();
             read(&file.path(), &mut found);
-            let name = file.file_name().into_string().unwrap_or_default();
+            let name: Rc<str> = file.file_name().into_string().unwrap_or_default().into();
             if found.is_empty() {
                 let _ = std::fs::remove_file(file.path());
             }
@@ -86,9 +87,9 @@ impl Journal {
         self.found.remove(flow).unwrap_or_default()
     }
 
-    fn needs(&mut self, flow: Flow, file: &str) {
-        self.file_of.insert(flow, file.to_owned());
-        *self.files.entry(file.to_owned()).or_default() += 1;
+    fn needs(&mut self, flow: Flow, file: &Rc<str>) {
+        self.file_of.insert(flow, file.clone());
+        *self.files.entry(file.clone()).or_default() += 1;
     }
 
     /// Sockets were made for these flows.
@@ -98,7 +99,7 @@ impl Journal {
             blob: ByteBuf::from(of.static_state.to_vec()),
         });
         self.append(batch, entries);
-        let file = batch.to_string();
+        let file: Rc<str> = batch.to_string().into();
         for of in flows {
             self.ended(&of.flow);
             self.needs(of.flow, &file);
@@ -124,7 +125,7 @@ impl Journal {
         };
         *left -= 1;
         if *left == 0 {
-            let _ = std::fs::remove_file(self.directory.join(&file));
+            let _ = std::fs::remove_file(self.directory.join(&*file));
             self.files.remove(&file);
         }
     }

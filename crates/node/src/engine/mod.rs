@@ -18,6 +18,7 @@ mod network;
 mod operations;
 mod programs;
 mod query;
+mod read;
 mod reclaim;
 mod recover;
 mod run;

@@ -1,7 +1,6 @@
 //! The server programs on this node: their sessions, the services they serve, the flows they have.
 
-use std::collections::BTreeMap;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::net::SocketAddr;
 
 use holdfast_wire::{Flow, Protocol};
@@ -16,7 +15,7 @@ pub struct Program {
     /// Its process id, as the kernel says.
     pub pid: u32,
     services: BTreeMap<u32, Served>,
-    flows: BTreeSet<Flow>,
+    flows: HashSet<Flow>,
 }
 
 #[derive(Debug)]
@@ -30,7 +29,7 @@ struct Served {
 #[derive(Debug, Default)]
 pub struct Programs {
     programs: BTreeMap<SessionId, Program>,
-    owners: BTreeMap<Flow, SessionId>,
+    owners: HashMap<Flow, SessionId>,
 }
 
 impl Programs {
@@ -54,7 +53,9 @@ impl Programs {
         for flow in &program.flows {
             self.owners.remove(flow);
         }
-        program.flows.into_iter().collect()
+        let mut flows: Vec<Flow> = program.flows.into_iter().collect();
+        flows.sort_unstable();
+        flows
     }
 
     /// A program takes flows of a service from now on.

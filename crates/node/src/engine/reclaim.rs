@@ -168,6 +168,7 @@ impl Engine {
             slot,
             held: Vec::new(),
             released: false,
+            congestion: false,
         };
         self.arrivals.insert(flow, arrival);
         self.arrival_ids.insert(id, (flow, service));

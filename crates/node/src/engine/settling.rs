@@ -31,10 +31,12 @@ pub struct Settling {
 impl Settling {
     /// A socket arrived.
     pub fn settle(&mut self, now: Duration, socket: OwnedFd, fixed: TcpStatic) {
-        if !is_done(tcp_repair::settle(socket.as_fd(), &fixed)) {
-            let at = now;
-            self.new.push_back(Arrived { at, socket, fixed });
+        if let Err(error) = tcp_repair::settle_options(socket.as_fd(), &fixed) {
+            not_set(&error);
         }
+        // It has just arrived: no round trip is measured yet.
+        let at = now;
+        self.new.push_back(Arrived { at, socket, fixed });
     }
 
     /// When there is something to do.
@@ -74,8 +76,12 @@ fn is_done(settled: Result<Settled, RepairError>) -> bool {
     match settled {
         Ok(settled) => settled == Settled::Done,
         Err(error) => {
-            tracing::debug!(%error, "an option of a moved socket could not be set");
+            not_set(&error);
             true
         }
     }
+}
+
+fn not_set(error: &RepairError) {
+    tracing::debug!(%error, "an option of a moved socket could not be set");
 }

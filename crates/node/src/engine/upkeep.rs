@@ -1,7 +1,7 @@
 //! What is done once a second: tombstones, closed flows, idle datagram flows, gauges.
 
 use holdfast_bpf::shared::FlowState;
-use holdfast_wire::Protocol;
+use holdfast_wire::{Flow, Protocol};
 
 use super::{Engine, network};
 use crate::dataplane::monotonic_s;
@@ -18,21 +18,11 @@ const SWEEP_S: u32 = 10;
 impl Engine {
     pub(super) fn upkeep(&mut self) {
         let now_s = monotonic_s();
-        while self
+        let due = self
             .tombstones
-            .front()
-            .is_some_and(|(until, _)| *until <= now_s)
-        {
-            let Some((_, flow)) = self.tombstones.pop_front() else {
-                break;
-            };
-            // The flow may have come back meanwhile.
-            if matches!(self.dataplane.flow(&flow), Some((FlowState::Moved, _)))
-                && let Err(error) = self.dataplane.forget(&flow)
-            {
-                tracing::warn!(%flow, %error, "a tombstone stays");
-            }
-        }
+            .partition_point(|(until, _)| *until <= now_s);
+        let due: Vec<Flow> = self.tombstones.drain(..due).map(|(_, flow)| flow).collect();
+        self.work.forget(due);
         if now_s.is_multiple_of(SWEEP_S) {
             self.sweep(now_s);
             network::refresh(&self.config, &self.dataplane);
@@ -55,6 +45,16 @@ impl Engine {
                     self.metrics.set_round_trip(&name, round_trip);
                 }
             }
+        }
+    }
+
+    /// Removes a tombstone whose time is over.
+    pub(super) fn forget_moved(&mut self, flow: &Flow) {
+        // The flow may have come back meanwhile.
+        if matches!(self.dataplane.flow(flow), Some((FlowState::Moved, _)))
+            && let Err(error) = self.dataplane.forget(flow)
+        {
+            tracing::warn!(%flow, %error, "a tombstone stays");
         }
     }
 

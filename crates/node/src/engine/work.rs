@@ -1,9 +1,11 @@
-//! The work before a freeze, in slices: reading sockets at the donor, making them at the acceptor.
+//! Work that nobody waits for in a freeze, in slices: reading sockets at the donor, making them at the acceptor,
+//! removing tombstones.
 //!
 //! It takes longer than everything in the freeze together, and there is one thread: undivided, the next batch's
 //! preparation would lengthen the freeze of the one before.
 
 use std::collections::VecDeque;
+use std::time::{Duration, Instant};
 
 use holdfast_bpf::shared::FlowState;
 use holdfast_proto::handoff::{Completion, Reason, Results, StaticFlow, Token};
@@ -13,8 +15,11 @@ use holdfast_wire::frame::{BatchId, PrepareFlow};
 use super::Engine;
 use super::faults::Moment;
 
-/// Flows in a slice: about 100 microseconds.
-const SLICE: usize = 4;
+/// How long a slice takes, roughly; what is more urgent waits for it.
+const SLICE: Duration = Duration::from_micros(100);
+
+/// The most flows in a slice: as many as are looked at together.
+const FLOWS_MAX: usize = 16;
 
 /// Commands that are carried out slice by slice, in order.
 #[derive(Default)]
@@ -34,9 +39,19 @@ enum Job {
         flows: Vec<PrepareFlow>,
         results: Vec<Result<(), String>>,
     },
+    Forget {
+        moved: Vec<Flow>,
+    },
 }
 
 impl Work {
+    /// Tombstones are to be removed.
+    pub fn forget(&mut self, moved: Vec<Flow>) {
+        if !moved.is_empty() {
+            self.jobs.push_back(Job::Forget { moved });
+        }
+    }
+
     /// Whether there is something to do when nothing is more urgent.
     pub fn is_waiting(&self) -> bool {
         !self.jobs.is_empty()
@@ -89,6 +104,7 @@ impl Engine {
                 flows,
                 results,
             }) => self.prepare_slice(token, batch, flows, results),
+            Some(Job::Forget { moved }) => self.forget_slice(moved),
             None => {}
         }
     }
@@ -99,13 +115,22 @@ impl Engine {
         flows: Vec<Flow>,
         mut results: Vec<Result<StaticFlow, Reason>>,
     ) {
-        let mut entries = Vec::with_capacity(SLICE);
+        let until = Instant::now() + SLICE;
         let begin = results.len();
-        for flow in flows.iter().skip(begin).take(SLICE) {
-            results.push(self.read_one(flow).map(|(read, entry)| {
+        if begin == 0 {
+            self.static_reader.forget();
+        }
+        let slice = &flows[begin..flows.len().min(begin + FLOWS_MAX)];
+        let mut entries = Vec::with_capacity(slice.len());
+        let seen = self.look_at(slice);
+        for (flow, seen) in slice.iter().zip(&seen) {
+            results.push(self.read_one(flow, seen.as_ref()).map(|(read, entry)| {
                 entries.push(entry);
                 read
             }));
+            if Instant::now() >= until {
+                break;
+            }
         }
         if let Err(error) = self.dataplane.set_flows(&entries, FlowState::Prepared) {
             tracing::warn!(%error, "out-of-order segments will not be copied");
@@ -125,6 +150,15 @@ impl Engine {
         }
     }
 
+    /// Nobody waits for this, so everything else goes first.
+    fn forget_slice(&mut self, mut moved: Vec<Flow>) {
+        let rest = moved.split_off(moved.len().min(FLOWS_MAX));
+        for flow in &moved {
+            self.forget_moved(flow);
+        }
+        self.work.forget(rest);
+    }
+
     fn prepare_slice(
         &mut self,
         token: Token,
@@ -132,10 +166,11 @@ impl Engine {
         flows: Vec<PrepareFlow>,
         mut results: Vec<Result<(), String>>,
     ) {
-        let mut entries = Vec::with_capacity(SLICE);
-        let mut states = Vec::with_capacity(SLICE);
+        let until = Instant::now() + SLICE;
+        let mut entries = Vec::with_capacity(FLOWS_MAX);
+        let mut states = Vec::with_capacity(FLOWS_MAX);
         let begin = results.len();
-        for of in flows.iter().skip(begin).take(SLICE) {
+        for of in flows.iter().skip(begin).take(FLOWS_MAX) {
             results.push(
                 self.prepare_one(batch.donor, of)
                     .map(|(entry, application)| {
@@ -143,6 +178,9 @@ impl Engine {
                         states.push((of.flow, application));
                     }),
             );
+            if Instant::now() >= until {
+                break;
+            }
         }
         if let Err(error) = self.dataplane.set_flows(&entries, FlowState::TransitIn) {
             // Without their entries the stack would see their packets.
@@ -150,7 +188,7 @@ impl Engine {
                 *result = Err(error.to_string());
             }
         }
-        self.offer(&states);
+        self.offer(states);
         if results.len() < flows.len() {
             self.work.jobs.push_front(Job::Prepare {
                 token,

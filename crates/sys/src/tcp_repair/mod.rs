@@ -5,7 +5,7 @@
 //!
 //! | when | donor | acceptor |
 //! | --- | --- | --- |
-//! | before the freeze | [`read_static`] | [`prepare`] |
+//! | before the freeze | [`read_static`], for many [`StaticReader::read_seen`] | [`prepare`] |
 //! | in the freeze | [`extract`] | [`restore`], [`injection`] where there is one, [`activate`] |
 //! | after it | [`abandon`] (or [`resume`], when the handoff failed) | [`settle`] |
 //!
@@ -26,6 +26,7 @@ mod options;
 mod queue;
 mod reclaim;
 mod restore;
+mod seen;
 mod settle;
 mod static_state;
 
@@ -40,7 +41,8 @@ pub use reclaim::activate_again;
 pub use restore::{
     PreparedSocket, Preparer, RestoredSocket, WindowProbe, activate, prepare, restore,
 };
-pub use settle::{Settled, Uncap, settle, uncap_timeout};
+pub use seen::Seen;
+pub use settle::{Settled, Uncap, settle, settle_options, uncap_timeout};
 pub use static_state::{StaticReader, TcpStatic, read_static};
 
 /// `TCP_REPAIR` on.

@@ -2,6 +2,7 @@
 //! fresh socket's.
 
 use super::error::{At, RepairError, Unmovable};
+use super::seen::Seen;
 use crate::sockopt::{
     SO_BUF_LOCK, SO_TXREHASH, TCP_DELACK_MAX_US, TCP_RTO_MAX_MS, TCP_RTO_MIN_US, get_bytes,
     get_int, set_bytes, set_int,
@@ -45,6 +46,9 @@ const IPV6_MINHOPCOUNT: i32 = 73;
 const IPV6_AUTOFLOWLABEL: i32 = 70;
 const IP_MINTTL: i32 = 21;
 
+const RCVLOWAT_ID: u8 = 36;
+const WINDOW_CLAMP_ID: u8 = 37;
+
 /// Numbers never change meaning: hosts of different versions read each other's state. The order is the order of
 /// setting: TOS sets the priority too, and `SO_RCVLOWAT` may raise the receive buffer.
 const INT_OPTIONS: &[IntOption] = &[
@@ -83,8 +87,8 @@ const INT_OPTIONS: &[IntOption] = &[
     nonzero(33, SOL_SOCKET, libc::SO_TIMESTAMPNS),
     option(34, SOL_SOCKET, libc::SO_ZEROCOPY),
     option(35, SOL_SOCKET, SO_TXREHASH),
-    option(36, SOL_SOCKET, libc::SO_RCVLOWAT),
-    nonzero(37, IPPROTO_TCP, libc::TCP_WINDOW_CLAMP),
+    option(RCVLOWAT_ID, SOL_SOCKET, libc::SO_RCVLOWAT),
+    nonzero(WINDOW_CLAMP_ID, IPPROTO_TCP, libc::TCP_WINDOW_CLAMP),
     option(38, IPPROTO_IPV6, libc::IPV6_V6ONLY),
     option(39, IPPROTO_TCP, libc::TCP_SYNCNT),
 ];
@@ -169,6 +173,20 @@ impl SocketOptions {
             .iter()
             .find(|(known, _)| *known == id)
             .map(|(_, value)| *value)
+    }
+
+    /// The options of another socket that has the same, but for what changes by itself.
+    pub(super) fn with_sizes(mut self, seen: &Seen<'_>) -> Self {
+        self.send_buffer = seen.send_buffer.cast_signed();
+        self.receive_buffer = seen.receive_buffer.cast_signed();
+        for (id, value) in &mut self.ints {
+            match *id {
+                RCVLOWAT_ID => *value = seen.receive_low_water.cast_signed(),
+                WINDOW_CLAMP_ID => *value = seen.window_clamp.cast_signed(),
+                _ => {}
+            }
+        }
+        self
     }
 
     /// Sets what differs from `fresh`, a new socket's options, on an unconnected socket. `IP_TRANSPARENT` and

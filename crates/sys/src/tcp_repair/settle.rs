@@ -24,6 +24,15 @@ pub enum Settled {
 /// # Errors
 /// What the kernel refuses.
 pub fn settle(socket: BorrowedFd<'_>, fixed: &TcpStatic) -> Result<Settled, RepairError> {
+    settle_options(socket, fixed)?;
+    uncap_timeout(socket, fixed, Uncap::Measured)
+}
+
+/// [`settle`] but for the retransmission timeout.
+///
+/// # Errors
+/// What the kernel refuses.
+pub fn settle_options(socket: BorrowedFd<'_>, fixed: &TcpStatic) -> Result<(), RepairError> {
     let options = &fixed.options;
     if options.reuse_address {
         set_int(socket, SOL_SOCKET, libc::SO_REUSEADDR, 1).at("SO_REUSEADDR")?;
@@ -39,7 +48,7 @@ pub fn settle(socket: BorrowedFd<'_>, fixed: &TcpStatic) -> Result<Settled, Repa
     if !options.nonblocking {
         set_blocking(socket).at("F_SETFL")?;
     }
-    uncap_timeout(socket, fixed, Uncap::Measured)
+    Ok(())
 }
 
 /// When [`uncap_timeout`] gives the longest retransmission timeout back.

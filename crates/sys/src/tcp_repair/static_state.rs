@@ -2,6 +2,7 @@
 
 use super::error::{At, RepairError, Unmovable};
 use super::options::{SocketOptions, read_text};
+use super::seen::Known;
 use crate::address::{canonical, local, remote};
 use crate::netlink::Netlink;
 use crate::sockopt::{TCP_AO_INFO, get_bytes, get_int};
@@ -49,6 +50,7 @@ pub fn read_static(fd: BorrowedFd<'_>) -> Result<TcpStatic, RepairError> {
 #[derive(Debug)]
 pub struct StaticReader {
     netlink: Netlink,
+    pub(super) known: Known,
 }
 
 impl StaticReader {
@@ -58,7 +60,10 @@ impl StaticReader {
     /// What making a netlink socket gives.
     pub fn new() -> Result<Self, RepairError> {
         let netlink = Netlink::new(libc::NETLINK_SOCK_DIAG).at("sock_diag")?;
-        Ok(Self { netlink })
+        Ok(Self {
+            netlink,
+            known: Known::default(),
+        })
     }
 
     /// [`read_static`].
@@ -87,20 +92,16 @@ fn read_with(netlink: &mut Netlink, fd: BorrowedFd<'_>) -> Result<TcpStatic, Rep
         sack: negotiated(OPT_SACK),
         timestamps: negotiated(OPT_TIMESTAMPS),
         ecn: negotiated(OPT_ECN),
-        segment_size: segment_size(&info),
+        segment_size: segment_size(info.snd_mss, negotiated(OPT_TIMESTAMPS)),
         receive_shut,
         options: SocketOptions::read(fd, v6_socket)?,
     })
 }
 
 /// `tcpi_snd_mss` has the timestamp option's 12 bytes deducted (RFC 7323 appendix A).
-fn segment_size(info: &TcpInfo) -> u16 {
-    let options = if info.options & OPT_TIMESTAMPS != 0 {
-        12
-    } else {
-        0
-    };
-    u16::try_from(info.snd_mss + options).unwrap_or(u16::MAX)
+pub(super) fn segment_size(snd_mss: u32, timestamps: bool) -> u16 {
+    let options = if timestamps { 12 } else { 0 };
+    u16::try_from(snd_mss + options).unwrap_or(u16::MAX)
 }
 
 /// Whether the socket is an IPv6 one; refuses what is not TCP.
@@ -177,14 +178,20 @@ pub(super) fn poll_now(entries: &mut [libc::pollfd]) -> Result<(), RepairError> 
 fn addresses(fd: BorrowedFd<'_>) -> Result<(SocketAddr, SocketAddr), RepairError> {
     let local = canonical(local(fd).at("getsockname")?);
     let remote = canonical(remote(fd).at("getpeername")?);
+    check_host_addresses(local, remote)?;
+    Ok((local, remote))
+}
+
+/// Refuses addresses that mean something on this host only.
+pub(super) fn check_host_addresses(local: SocketAddr, remote: SocketAddr) -> Result<(), Unmovable> {
     for ip in [local.ip(), remote.ip()] {
         let host_only = match ip {
             IpAddr::V4(v4) => v4.is_link_local(),
             IpAddr::V6(v6) => v6.is_unicast_link_local(),
         };
         if host_only {
-            return Err(Unmovable::HostAddress(ip).into());
+            return Err(Unmovable::HostAddress(ip));
         }
     }
-    Ok((local, remote))
+    Ok(())
 }

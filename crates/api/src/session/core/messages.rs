@@ -44,6 +44,11 @@ impl<T: Tag> Core<T> {
             } => {
                 return self.state(id, application_state, unread, last);
             }
+            FromDaemon::States { items } => {
+                return items.into_iter().try_for_each(|item| {
+                    self.state(item.id, item.application_state, Vec::new(), true)
+                });
+            }
             FromDaemon::Go { ids } => return ids.into_iter().try_for_each(|id| self.go(id)),
             FromDaemon::Cancel { ids, .. } => ids.into_iter().for_each(|id| self.cancel(id)),
             FromDaemon::Collect { flows } => self.collect(flows),

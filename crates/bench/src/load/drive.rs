@@ -1,0 +1,232 @@
+//! The load's thread: all connections by one loop, with two system calls for a message and its answer.
+
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+use std::io::{self, Read, Write};
+use std::net::TcpStream;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use anyhow::Result;
+use nix::errno::Errno;
+use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
+
+use super::{Compared, HUNG, MESSAGE, Member, fill};
+
+/// Events taken at a time.
+const EVENTS: usize = 256;
+
+/// How often messages that are due leave, and answers are taken.
+const TICK: Duration = Duration::from_millis(1);
+
+/// How often hung connections are looked for.
+const LOOK: Duration = Duration::from_secs(1);
+
+/// One connection.
+struct Connection {
+    stream: TcpStream,
+    turn: u64,
+    message: [u8; MESSAGE],
+    answer: [u8; MESSAGE],
+    /// Bytes of the message that have left, and of its answer that have come.
+    sent: usize,
+    received: usize,
+    /// When it was begun, while its answer is awaited.
+    since: Option<Instant>,
+    /// When the next is to be sent.
+    due: Instant,
+}
+
+/// All of them.
+struct Drive<'a> {
+    epoll: Epoll,
+    /// None once it has ended.
+    connections: Vec<Option<Connection>>,
+    /// Those that wait for nothing but their time.
+    due: BinaryHeap<Reverse<(Instant, usize)>>,
+    interval: Duration,
+    compared: &'a Compared,
+    members: &'a [Member],
+}
+
+/// Runs the load until it is stopped and every message has its answer.
+pub(super) fn run(
+    streams: Vec<TcpStream>,
+    interval: Duration,
+    compared: &Compared,
+    members: &[Member],
+) -> Result<()> {
+    let mut drive = Drive::new(streams, interval, compared, members)?;
+    let mut look = Instant::now() + LOOK;
+    loop {
+        let now = Instant::now();
+        let stopped = compared.is_stopped();
+        if stopped && !drive.is_waiting() {
+            return Ok(());
+        }
+        drive.send_due(now, stopped);
+        // A wake-up for each packet would cost more than the packet.
+        std::thread::sleep(TICK);
+        drive.receive()?;
+        if now >= look {
+            drive.give_up_hung(now);
+            look = now + LOOK;
+        }
+    }
+}
+
+impl<'a> Drive<'a> {
+    fn new(
+        streams: Vec<TcpStream>,
+        interval: Duration,
+        compared: &'a Compared,
+        members: &'a [Member],
+    ) -> io::Result<Self> {
+        let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?;
+        let (begin, count) = (Instant::now(), streams.len().max(1) as u32);
+        let mut due = BinaryHeap::with_capacity(streams.len());
+        let mut connections = Vec::with_capacity(streams.len());
+        for (number, stream) in streams.into_iter().enumerate() {
+            stream.set_nonblocking(true)?;
+            epoll.add(&stream, EpollEvent::new(EpollFlags::EPOLLIN, number as u64))?;
+            let first = begin + interval * number as u32 / count;
+            due.push(Reverse((first, number)));
+            connections.push(Some(Connection::new(stream, first)));
+        }
+        Ok(Self {
+            epoll,
+            connections,
+            due,
+            interval,
+            compared,
+            members,
+        })
+    }
+
+    /// Whether an answer is awaited.
+    fn is_waiting(&self) -> bool {
+        let mut open = self.connections.iter().flatten();
+        open.any(|connection| connection.since.is_some())
+    }
+
+    /// Sends what is due; once the load is stopped, only what was begun.
+    fn send_due(&mut self, now: Instant, stopped: bool) {
+        while let Some(Reverse((due, number))) = self.due.peek().copied() {
+            if due > now {
+                return;
+            }
+            self.due.pop();
+            let Some(connection) = &mut self.connections[number] else {
+                continue;
+            };
+            if stopped && connection.since.is_none() {
+                continue;
+            }
+            match connection.send(number as u64, now, self.interval) {
+                Ok(true) => {}
+                Ok(false) => self.due.push(Reverse((now + TICK, number))),
+                Err(_) => self.end(number),
+            }
+        }
+    }
+
+    /// Takes the answers that have come.
+    fn receive(&mut self) -> io::Result<()> {
+        loop {
+            let mut events = [EpollEvent::empty(); EVENTS];
+            let ready = match self.epoll.wait(&mut events, EpollTimeout::ZERO) {
+                Err(Errno::EINTR) => continue,
+                ready => ready?,
+            };
+            for event in &events[..ready] {
+                self.receive_from(event.data() as usize);
+            }
+            if ready < EVENTS {
+                return Ok(());
+            }
+        }
+    }
+
+    fn receive_from(&mut self, number: usize) {
+        let Some(connection) = &mut self.connections[number] else {
+            return;
+        };
+        match connection.receive() {
+            Ok(true) => {
+                let (message, answer) = (&connection.message, &connection.answer);
+                self.compared.compare(message, answer);
+                self.members[number].turns.fetch_add(1, Ordering::Relaxed);
+                self.due.push(Reverse((connection.due, number)));
+            }
+            Ok(false) => {}
+            Err(_) => self.end(number),
+        }
+    }
+
+    fn give_up_hung(&mut self, now: Instant) {
+        for number in 0..self.connections.len() {
+            let connection = self.connections[number].as_ref();
+            let since = connection.and_then(|connection| connection.since);
+            if since.is_some_and(|since| now.saturating_duration_since(since) >= HUNG) {
+                self.end(number);
+            }
+        }
+    }
+
+    /// A connection ends before the load does.
+    fn end(&mut self, number: usize) {
+        self.connections[number] = None;
+        self.members[number].broken.store(true, Ordering::Relaxed);
+        self.compared.lost();
+    }
+}
+
+impl Connection {
+    fn new(stream: TcpStream, due: Instant) -> Self {
+        Self {
+            stream,
+            turn: 0,
+            message: [0; MESSAGE],
+            answer: [0; MESSAGE],
+            sent: 0,
+            received: 0,
+            since: None,
+            due,
+        }
+    }
+
+    /// Begins the next message, or goes on with it; false if some of it is left. The one after it is due an interval
+    /// after this one was, or after it left, if that was late.
+    fn send(&mut self, number: u64, now: Instant, interval: Duration) -> io::Result<bool> {
+        if self.since.is_none() {
+            fill(&mut self.message, number, self.turn);
+            self.turn += 1;
+            (self.sent, self.received) = (0, 0);
+            self.since = Some(now);
+            let next = self.due + interval;
+            self.due = if next > now { next } else { now + interval };
+        }
+        match self.stream.write(&self.message[self.sent..]) {
+            Ok(count) => self.sent += count,
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+            Err(error) => return Err(error),
+        }
+        Ok(self.sent == MESSAGE)
+    }
+
+    /// Takes what has come; true if the answer is complete.
+    fn receive(&mut self) -> io::Result<bool> {
+        match self.stream.read(&mut self.answer[self.received..]) {
+            // Bytes that nobody awaits would end up here too: the room for them is empty.
+            Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+            Ok(count) => self.received += count,
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(false),
+            Err(error) => return Err(error),
+        }
+        if self.received < MESSAGE {
+            return Ok(false);
+        }
+        self.since = None;
+        Ok(true)
+    }
+}

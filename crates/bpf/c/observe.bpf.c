@@ -1,0 +1,366 @@
+/* SPDX-License-Identifier: (MIT OR GPL-2.0-only)
+ * What is to be known of many TCP sockets, with one read and no system call for each: an iterator over a map that holds
+ * only the sockets asked for. Nothing is touched, and nobody waits: the sockets may be in use meanwhile.
+ */
+#include <linux/bpf.h>
+#include <bpf/bpf_core_read.h>
+#include <bpf/bpf_endian.h>
+#include <bpf/bpf_helpers.h>
+#include "observe.h"
+
+#define AF_INET6 10
+#define RCV_SHUTDOWN 1
+
+/* The kernel's structures, as far as they are read; the loader finds the fields by name. */
+#pragma clang attribute push(__attribute__((preserve_access_index)), apply_to = record)
+
+struct in6_addr {
+	union {
+		__u8 u6_addr8[16];
+	} in6_u;
+};
+
+struct netns_ipv4 {
+	__u8 sysctl_tcp_pingpong_thresh;
+};
+
+struct ns_common {
+	unsigned int inum;
+};
+
+struct net {
+	struct ns_common ns;
+	struct netns_ipv4 ipv4;
+};
+
+typedef struct {
+	struct net *net;
+} possible_net_t;
+
+struct sock_common {
+	__u32 skc_daddr;
+	__u32 skc_rcv_saddr;
+	__u16 skc_dport;
+	__u16 skc_num;
+	unsigned short skc_family;
+	volatile unsigned char skc_state;
+	unsigned char skc_reuse : 4;
+	unsigned char skc_reuseport : 1;
+	unsigned char skc_ipv6only : 1;
+	int skc_bound_dev_if;
+	possible_net_t skc_net;
+	struct in6_addr skc_v6_daddr;
+	struct in6_addr skc_v6_rcv_saddr;
+	unsigned long skc_flags;
+};
+
+struct file {
+	unsigned int f_flags;
+};
+
+struct socket {
+	struct file *file;
+};
+
+struct net_device {
+	int ifindex;
+};
+
+struct dst_entry {
+	struct net_device *dev;
+	unsigned long _metrics;
+};
+
+struct sk_filter;
+
+struct sock {
+	struct sock_common __sk_common;
+	unsigned int sk_ll_usec;
+	__u8 sk_userlocks;
+	int sk_rcvbuf;
+	struct sk_filter *sk_filter;
+	long sk_rcvtimeo;
+	int sk_rcvlowat;
+	struct socket *sk_socket;
+	unsigned long sk_max_pacing_rate;
+	long sk_sndtimeo;
+	__u32 sk_priority;
+	__u32 sk_mark;
+	struct dst_entry *sk_dst_cache;
+	int sk_sndbuf;
+	__u8 sk_shutdown;
+	unsigned long sk_lingertime;
+	__u8 sk_txrehash;
+};
+
+struct ipv6_pinfo {
+	__s16 hop_limit;
+	__u8 pmtudisc;
+	__u8 tclass;
+	__u8 min_hopcount;
+};
+
+struct inet_sock {
+	struct ipv6_pinfo *pinet6;
+	unsigned long inet_flags;
+	__s16 uc_ttl;
+	__u8 tos;
+	__u8 min_ttl;
+	__u8 pmtudisc;
+};
+
+struct tcp_congestion_ops;
+struct tcp_ulp_ops;
+
+struct inet_connection_sock {
+	__u32 icsk_rto_min;
+	__u32 icsk_rto_max;
+	__u32 icsk_delack_max;
+	struct tcp_congestion_ops *icsk_ca_ops;
+	struct tcp_ulp_ops *icsk_ulp_ops;
+	__u8 icsk_syn_retries;
+	struct {
+		__u8 pingpong;
+	} icsk_ack;
+	__u32 icsk_user_timeout;
+};
+
+struct minmax_sample {
+	__u32 v;
+};
+
+struct minmax {
+	struct minmax_sample s[3];
+};
+
+struct tcp_options_received {
+	__u16 tstamp_ok : 1, wscale_ok : 1, sack_ok : 3;
+	__u16 snd_wscale : 4, rcv_wscale : 4;
+	__u16 mss_clamp;
+};
+
+struct tcp_sock {
+	__u32 max_window;
+	__u32 notsent_lowat;
+	__u32 tsoffset;
+	__u32 snd_wnd;
+	__u32 mss_cache;
+	__u32 snd_cwnd;
+	__u8 recvmsg_inq : 1;
+	__u32 copied_seq;
+	__u32 snd_wl1;
+	__u32 mdev_us;
+	__u16 urg_data;
+	__u32 snd_ssthresh;
+	struct minmax rtt_min;
+	__u32 write_seq;
+	__u8 ecn_flags;
+	__u8 nonagle : 4;
+	__u32 rcv_nxt;
+	__u32 snd_nxt;
+	__u32 snd_una;
+	__u32 window_clamp;
+	__u32 srtt_us;
+	__u32 rcv_wnd;
+	struct tcp_options_received rx_opt;
+	__u32 rcv_wup;
+	__u32 rate_delivered;
+	__u32 rate_interval_us;
+	__u8 thin_lto : 1;
+	__u8 keepalive_probes;
+	__u32 tcp_tx_delay;
+	unsigned int keepalive_time;
+	unsigned int keepalive_intvl;
+	int linger2;
+	void *md5sig_info;
+	void *ao_info;
+};
+
+struct seq_file;
+
+struct bpf_iter_meta {
+	struct seq_file *seq;
+};
+
+struct bpf_iter__bpf_sk_storage_map {
+	struct bpf_iter_meta *meta;
+	struct sock *sk;
+	void *value;
+};
+
+#pragma clang attribute pop
+
+struct {
+	__uint(type, BPF_MAP_TYPE_SK_STORAGE);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, int);
+	__type(value, struct observe_order);
+} observed_sockets SEC(".maps");
+
+static __always_inline void addresses(struct observed *o, struct sock *sk)
+{
+	struct sock_common *c = &sk->__sk_common;
+	if (c->skc_family == AF_INET6) {
+		__builtin_memcpy(o->local, c->skc_v6_rcv_saddr.in6_u.u6_addr8, 16);
+		__builtin_memcpy(o->remote, c->skc_v6_daddr.in6_u.u6_addr8, 16);
+		o->flags |= OBSERVED_V6;
+	} else {
+		__u32 local = c->skc_rcv_saddr, remote = c->skc_daddr;
+		o->local[10] = o->local[11] = o->remote[10] = o->remote[11] = 0xff;
+		__builtin_memcpy(o->local + 12, &local, 4);
+		__builtin_memcpy(o->remote + 12, &remote, 4);
+	}
+	o->local_port = bpf_htons(c->skc_num);
+	o->remote_port = c->skc_dport;
+	o->namespace = c->skc_net.net->ns.inum;
+}
+
+/* What most sockets have not, and what has to be asked for by name where one has it. */
+static __always_inline int is_plain(struct sock *sk, struct tcp_sock *tcp)
+{
+	struct inet_connection_sock *icsk = (void *)tcp;
+	if (sk->sk_filter || icsk->icsk_ulp_ops || tcp->urg_data || tcp->ecn_flags)
+		return 0;
+	if (bpf_core_field_exists(tcp->md5sig_info) && tcp->md5sig_info)
+		return 0;
+	return !bpf_core_field_exists(tcp->ao_info) || !tcp->ao_info;
+}
+
+static __always_inline void stream(struct observed *o, struct sock *sk, struct tcp_sock *tcp)
+{
+	struct tcp_options_received *negotiated = &tcp->rx_opt;
+	if (is_plain(sk, tcp))
+		o->flags |= OBSERVED_PLAIN;
+	if (sk->sk_shutdown & RCV_SHUTDOWN)
+		o->flags |= OBSERVED_RECEIVE_SHUT;
+	if (BPF_CORE_READ_BITFIELD(negotiated, wscale_ok))
+		o->flags |= OBSERVED_WINDOW_SCALE;
+	if (BPF_CORE_READ_BITFIELD(negotiated, sack_ok))
+		o->flags |= OBSERVED_SACK;
+	if (BPF_CORE_READ_BITFIELD(negotiated, tstamp_ok))
+		o->flags |= OBSERVED_TIMESTAMPS;
+	o->snd_wscale = BPF_CORE_READ_BITFIELD(negotiated, snd_wscale);
+	o->rcv_wscale = BPF_CORE_READ_BITFIELD(negotiated, rcv_wscale);
+	o->state = sk->__sk_common.skc_state;
+	o->write_seq = tcp->write_seq;
+	o->snd_una = tcp->snd_una;
+	o->snd_nxt = tcp->snd_nxt;
+	o->snd_wl1 = tcp->snd_wl1;
+	o->snd_wnd = tcp->snd_wnd;
+	o->max_window = tcp->max_window;
+	o->rcv_nxt = tcp->rcv_nxt;
+	o->copied_seq = tcp->copied_seq;
+	o->rcv_wnd = tcp->rcv_wnd;
+	o->rcv_wup = tcp->rcv_wup;
+	o->mss_cache = tcp->mss_cache;
+	o->mss_clamp = negotiated->mss_clamp;
+	o->tsoffset = tcp->tsoffset;
+	o->cwnd = tcp->snd_cwnd;
+	o->ssthresh = tcp->snd_ssthresh;
+	o->srtt_us = tcp->srtt_us >> 3;
+	o->rttvar_us = tcp->mdev_us >> 2;
+	o->min_rtt_us = tcp->rtt_min.s[0].v;
+	o->rate_delivered = tcp->rate_delivered;
+	o->rate_interval_us = tcp->rate_interval_us;
+	o->send_buffer = sk->sk_sndbuf;
+	o->receive_buffer = sk->sk_rcvbuf;
+	o->receive_low_water = sk->sk_rcvlowat;
+	o->window_clamp = tcp->window_clamp;
+}
+
+static __always_inline void socket_marks(struct option_marks *m, struct sock *sk)
+{
+	struct sock_common *c = &sk->__sk_common;
+	m->sk_flags = c->skc_flags;
+	m->pacing = sk->sk_max_pacing_rate;
+	m->receive_timeout = sk->sk_rcvtimeo;
+	m->send_timeout = sk->sk_sndtimeo;
+	m->linger = sk->sk_lingertime;
+	m->priority = sk->sk_priority;
+	m->mark = sk->sk_mark;
+	if (bpf_core_field_exists(sk->sk_ll_usec))
+		m->busy_poll_us = sk->sk_ll_usec;
+	m->descriptor_flags = sk->sk_socket->file->f_flags;
+	m->device = c->skc_bound_dev_if;
+	m->user_locks = sk->sk_userlocks;
+	m->tx_rehash = sk->sk_txrehash;
+	m->reuse = BPF_CORE_READ_BITFIELD(c, skc_reuse);
+	m->reuse_port = BPF_CORE_READ_BITFIELD(c, skc_reuseport);
+	m->v6_only = BPF_CORE_READ_BITFIELD(c, skc_ipv6only);
+	m->family = c->skc_family;
+}
+
+static __always_inline void ip_marks(struct option_marks *m, struct sock *sk, struct tcp_sock *tcp)
+{
+	struct inet_sock *inet = (void *)tcp;
+	m->inet_flags = inet->inet_flags;
+	m->ttl = inet->uc_ttl;
+	m->tos = inet->tos;
+	m->min_ttl = inet->min_ttl;
+	m->mtu_discover = inet->pmtudisc;
+	if (sk->__sk_common.skc_family != AF_INET6)
+		return;
+	struct ipv6_pinfo *v6 = inet->pinet6;
+	m->hop_limit = v6->hop_limit;
+	m->v6_class = v6->tclass;
+	m->v6_mtu_discover = v6->pmtudisc;
+	m->v6_min_hops = v6->min_hopcount;
+	/* Where the socket says none, the route does, or its device. */
+	if (m->hop_limit < 0) {
+		m->route_metrics = sk->sk_dst_cache->_metrics;
+		m->route_device = sk->sk_dst_cache->dev->ifindex;
+	}
+}
+
+static __always_inline void tcp_marks(struct option_marks *m, struct sock *sk, struct tcp_sock *tcp)
+{
+	struct inet_connection_sock *icsk = (void *)tcp;
+	m->congestion_control = (__u64)icsk->icsk_ca_ops;
+	m->user_timeout = icsk->icsk_user_timeout;
+	m->rto_min = icsk->icsk_rto_min;
+	if (bpf_core_field_exists(icsk->icsk_rto_max))
+		m->rto_max = icsk->icsk_rto_max;
+	m->delack_max = icsk->icsk_delack_max;
+	m->syn_retries = icsk->icsk_syn_retries;
+	m->keepalive_time = tcp->keepalive_time;
+	m->keepalive_interval = tcp->keepalive_intvl;
+	m->keepalive_probes = tcp->keepalive_probes;
+	m->linger2 = tcp->linger2;
+	m->tx_delay = tcp->tcp_tx_delay;
+	m->notsent_low_water = tcp->notsent_lowat;
+	m->nagle = BPF_CORE_READ_BITFIELD(tcp, nonagle);
+	m->thin_timeouts = BPF_CORE_READ_BITFIELD(tcp, thin_lto);
+	m->inq = BPF_CORE_READ_BITFIELD(tcp, recvmsg_inq);
+	/* The count goes up to 255; what matters is whether it has come to the limit. */
+	struct net *net = sk->__sk_common.skc_net.net;
+	m->ping_pong = icsk->icsk_ack.pingpong;
+	if (bpf_core_field_exists(net->ipv4.sysctl_tcp_pingpong_thresh)) {
+		__u8 limit = net->ipv4.sysctl_tcp_pingpong_thresh;
+		m->ping_pong = m->ping_pong >= limit;
+	}
+}
+
+SEC("iter/bpf_sk_storage_map")
+int observe(struct bpf_iter__bpf_sk_storage_map *context)
+{
+	struct sock *sk = context->sk;
+	struct observe_order *order = context->value;
+	if (!sk || !order)
+		return 0;
+	struct tcp_sock *tcp = bpf_skc_to_tcp_sock(sk);
+	if (!tcp)
+		return 0;
+	struct observed o = {.id = order->id};
+	int once = order->once;
+	addresses(&o, sk);
+	stream(&o, sk, tcp);
+	socket_marks(&o.marks, sk);
+	ip_marks(&o.marks, sk, tcp);
+	tcp_marks(&o.marks, sk, tcp);
+	/* When the reader's buffer is full, the kernel comes back for the same socket. */
+	if (!bpf_seq_write(context->meta->seq, &o, sizeof(o)) && once)
+		bpf_sk_storage_delete(&observed_sockets, sk);
+	return 0;
+}
+
+char _license[] SEC("license") = "Dual MIT/GPL";

@@ -1,0 +1,119 @@
+/* SPDX-License-Identifier: (MIT OR GPL-2.0-only)
+ * Structures shared by the observer (observe.bpf.c) and user space; `src/observe.rs` mirrors them and asserts the sizes.
+ */
+#ifndef HOLDFAST_OBSERVE_H
+#define HOLDFAST_OBSERVE_H
+
+#include <linux/types.h>
+
+/* What is stored with a socket that is to be observed. */
+struct observe_order {
+	__u64 id;   /* goes into its record */
+	__u32 once; /* not 0: the socket is let go once it has been read */
+	__u32 pad;
+};
+
+enum observed_flags {
+	OBSERVED_V6 = 1,
+	OBSERVED_PLAIN = 2, /* no filter, no upper layer protocol, no keys, no urgent data, no ECN */
+	OBSERVED_RECEIVE_SHUT = 4,
+	OBSERVED_WINDOW_SCALE = 8,
+	OBSERVED_SACK = 16,
+	OBSERVED_TIMESTAMPS = 32,
+};
+
+/* The raw fields that socket options are kept in: sockets of a namespace with equal marks have equal options, but for
+ * those of struct observed. Not to be understood any further. */
+struct option_marks {
+	__u64 sk_flags;
+	__u64 inet_flags;
+	__u64 pacing;
+	__u64 receive_timeout;
+	__u64 send_timeout;
+	__u64 linger;
+	__u64 congestion_control;
+	__u64 route_metrics;
+	__u32 route_device;
+	__u32 priority;
+	__u32 mark;
+	__u32 busy_poll_us;
+	__u32 descriptor_flags;
+	__u32 device;
+	__u32 user_timeout;
+	__u32 rto_min;
+	__u32 rto_max;
+	__u32 delack_max;
+	__u32 keepalive_time;
+	__u32 keepalive_interval;
+	__u32 linger2;
+	__u32 tx_delay;
+	__u32 notsent_low_water;
+	__s16 ttl;
+	__s16 hop_limit;
+	__u16 family;
+	__u8 user_locks;
+	__u8 tx_rehash;
+	__u8 reuse;
+	__u8 reuse_port;
+	__u8 v6_only;
+	__u8 tos;
+	__u8 min_ttl;
+	__u8 mtu_discover;
+	__u8 v6_class;
+	__u8 v6_mtu_discover;
+	__u8 v6_min_hops;
+	__u8 syn_retries;
+	__u8 keepalive_probes;
+	__u8 nagle;
+	__u8 thin_timeouts;
+	__u8 inq;
+	__u8 ping_pong;
+	__u8 pad[5];
+};
+
+/* A TCP socket at one instant. Addresses as in struct flow_key; other fields as the kernel's struct tcp_sock has them,
+ * times in microseconds. */
+struct observed {
+	__u64 id;
+	__u8 local[16];
+	__u8 remote[16];
+	__u16 local_port;
+	__u16 remote_port;
+	__u8 state;
+	__u8 flags;
+	__u8 snd_wscale;
+	__u8 rcv_wscale;
+	__u32 write_seq;
+	__u32 snd_una;
+	__u32 snd_nxt;
+	__u32 snd_wl1;
+	__u32 snd_wnd;
+	__u32 max_window;
+	__u32 rcv_nxt;
+	__u32 copied_seq;
+	__u32 rcv_wnd;
+	__u32 rcv_wup;
+	__u32 mss_cache;
+	__u32 mss_clamp;
+	__u32 tsoffset;
+	__u32 cwnd;
+	__u32 ssthresh;
+	__u32 srtt_us;
+	__u32 rttvar_us;
+	__u32 min_rtt_us;
+	__u32 rate_delivered;
+	__u32 rate_interval_us;
+	__u32 send_buffer;
+	__u32 receive_buffer;
+	__u32 receive_low_water;
+	__u32 window_clamp;
+	__u32 namespace; /* inode number of its network namespace */
+	__u32 pad;
+	struct option_marks marks;
+};
+
+_Static_assert(sizeof(struct observe_order) == 16, "observe_order");
+_Static_assert(sizeof(struct option_marks) == 152, "option_marks");
+_Static_assert(sizeof(struct observed) == 304, "observed");
+
+#endif

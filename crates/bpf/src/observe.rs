@@ -1,0 +1,257 @@
+//! What there is to know of many TCP sockets, read at once while they are in use: a BPF iterator over a map that holds
+//! only the sockets asked for (`c/observe.bpf.c`). One socket costs a system call to name it, and its share of a read;
+//! the same by `getsockopt` is a call for each field.
+
+use std::collections::HashSet;
+use std::io::Read;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+
+use libbpf_rs::{Iter, Link, MapCore, MapFlags, MapHandle, Object, ObjectBuilder};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+use crate::{Error, handle};
+
+/// What is stored with a socket that is observed.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+struct Order {
+    /// Goes into its record.
+    id: u64,
+    /// Not 0: the socket is let go once it has been read.
+    once: u32,
+    /// Zero.
+    pad: u32,
+}
+
+/// Bytes of [`Observed::marks`].
+pub const MARKS_BYTES: usize = 152;
+
+/// Bits of [`Observed::flags`].
+pub mod flags {
+    /// An IPv6 socket, whose flow may be IPv4.
+    pub const V6: u8 = 1;
+    /// No filter, upper layer protocol, keys, urgent data, ECN.
+    pub const PLAIN: u8 = 2;
+    /// The program shut the receiving direction, or the peer's FIN came.
+    pub const RECEIVE_SHUT: u8 = 4;
+    /// Windows are scaled.
+    pub const WINDOW_SCALE: u8 = 8;
+    /// Selective acknowledgements.
+    pub const SACK: u8 = 16;
+    /// Timestamps.
+    pub const TIMESTAMPS: u8 = 32;
+}
+
+/// A TCP socket at one instant: fields of the kernel's `struct tcp_sock` under its names, times in microseconds.
+/// They are read without a lock, so while packets arrive one may be a packet younger than another.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+pub struct Observed {
+    /// As it was named.
+    pub id: u64,
+    /// Own address, IPv4 as mapped IPv6.
+    pub local: [u8; 16],
+    /// The peer's.
+    pub remote: [u8; 16],
+    /// Own port, network order.
+    pub local_port: [u8; 2],
+    /// The peer's, likewise.
+    pub remote_port: [u8; 2],
+    /// `sk_state`, as in `TCP_INFO`.
+    pub state: u8,
+    /// See [`flags`].
+    pub flags: u8,
+    /// Shift of windows received.
+    pub snd_wscale: u8,
+    /// Shift of windows sent.
+    pub rcv_wscale: u8,
+    /// Where the program writes next.
+    pub write_seq: u32,
+    /// Oldest byte without acknowledgement.
+    pub snd_una: u32,
+    /// Next byte to be sent.
+    pub snd_nxt: u32,
+    /// Sequence number of the segment that last updated the peer's window.
+    pub snd_wl1: u32,
+    /// The peer's window, bytes.
+    pub snd_wnd: u32,
+    /// The largest it was.
+    pub max_window: u32,
+    /// Next byte expected.
+    pub rcv_nxt: u32,
+    /// Next byte that the program reads.
+    pub copied_seq: u32,
+    /// Own window as last told, bytes.
+    pub rcv_wnd: u32,
+    /// `rcv_nxt` when it was.
+    pub rcv_wup: u32,
+    /// Largest segment sent, options deducted.
+    pub mss_cache: u32,
+    /// What the peer's MSS option said.
+    pub mss_clamp: u32,
+    /// What is added to the host's TCP clock for timestamps.
+    pub tsoffset: u32,
+    /// Congestion window, segments.
+    pub cwnd: u32,
+    /// Slow start threshold, segments.
+    pub ssthresh: u32,
+    /// Smoothed round-trip time.
+    pub srtt_us: u32,
+    /// Its variation.
+    pub rttvar_us: u32,
+    /// Smallest round-trip time.
+    pub min_rtt_us: u32,
+    /// Segments of the last rate sample.
+    pub rate_delivered: u32,
+    /// Its interval.
+    pub rate_interval_us: u32,
+    /// `SO_SNDBUF`.
+    pub send_buffer: u32,
+    /// `SO_RCVBUF`.
+    pub receive_buffer: u32,
+    /// `SO_RCVLOWAT`.
+    pub receive_low_water: u32,
+    /// `TCP_WINDOW_CLAMP`.
+    pub window_clamp: u32,
+    /// Inode number of its network namespace.
+    pub namespace: u32,
+    /// Zero.
+    pub pad: u32,
+    /// The raw fields that all other socket options are kept in: two sockets of a namespace whose marks are equal
+    /// have equal options.
+    pub marks: [u8; MARKS_BYTES],
+}
+
+const _: () = assert!(size_of::<Order>() == 16 && size_of::<Observed>() == 304);
+
+static OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/observe.bpf.o"));
+
+/// Bytes read at a time: what the kernel gives at most.
+const CHUNK: usize = 32 << 10;
+
+/// Reads sockets.
+pub struct Observer {
+    link: Link,
+    sockets: MapHandle,
+    _object: Object,
+}
+
+impl Observer {
+    /// Loads the iterator.
+    ///
+    /// # Errors
+    /// The kernel does not take it: it is too old, or has no BTF.
+    pub fn load() -> Result<Self, Error> {
+        let refused = |e: libbpf_rs::Error| Error::Load(format!("{e:#}"));
+        let open = ObjectBuilder::default()
+            .open_memory(OBJECT)
+            .map_err(refused)?;
+        let object = open.load().map_err(refused)?;
+        let sockets = handle(&object, "observed_sockets")?;
+        let program = object
+            .progs_mut()
+            .find(|program| program.name() == "observe");
+        let link = program
+            .ok_or_else(|| Error::Load("program observe is missing".into()))?
+            .attach_iter(sockets.as_fd())
+            .map_err(refused)?;
+        Ok(Self {
+            link,
+            sockets,
+            _object: object,
+        })
+    }
+
+    /// Observes a socket until it is closed or [`Observer::let_go`] is called: each [`Observer::read`] has it, with `id`.
+    ///
+    /// # Errors
+    /// The kernel's refusal, such as for a descriptor that is no socket.
+    pub fn follow(&self, socket: BorrowedFd<'_>, id: u64) -> Result<(), Error> {
+        self.order(socket, id, 0)
+    }
+
+    /// Ends [`Observer::follow`]; that the socket was not followed is no error.
+    ///
+    /// # Errors
+    /// The kernel's refusal.
+    pub fn let_go(&self, socket: BorrowedFd<'_>) -> Result<(), Error> {
+        match self.sockets.delete(&socket.as_raw_fd().to_ne_bytes()) {
+            Err(e) if e.kind() != libbpf_rs::ErrorKind::NotFound => Err(error(&e)),
+            _ => Ok(()),
+        }
+    }
+
+    fn order(&self, socket: BorrowedFd<'_>, id: u64, once: u32) -> Result<(), Error> {
+        let order = Order { id, once, pad: 0 };
+        let key = socket.as_raw_fd().to_ne_bytes();
+        self.sockets
+            .update(&key, order.as_bytes(), MapFlags::ANY)
+            .map_err(|e| error(&e))
+    }
+
+    /// All sockets that are followed.
+    ///
+    /// # Errors
+    /// The kernel's refusal.
+    pub fn read(&self) -> Result<Vec<Observed>, Error> {
+        let mut iter = Iter::new(&self.link).map_err(|e| error(&e))?;
+        let mut bytes = Vec::new();
+        loop {
+            let end = bytes.len();
+            bytes.resize(end + CHUNK, 0);
+            let count = iter.read(&mut bytes[end..]).map_err(|e| Error::Map {
+                name: MAP,
+                reason: e.to_string(),
+            })?;
+            bytes.truncate(end + count);
+            if count == 0 {
+                break;
+            }
+        }
+        let records = bytes.chunks_exact(size_of::<Observed>());
+        Ok(records
+            .filter_map(|record| Observed::read_from_bytes(record).ok())
+            .collect())
+    }
+
+    /// Reads these sockets once, in their order; `None` for what is no TCP socket. None of them may be followed.
+    ///
+    /// # Errors
+    /// The kernel's refusal.
+    pub fn read_once(&self, sockets: &[BorrowedFd<'_>]) -> Result<Vec<Option<Observed>>, Error> {
+        for (id, socket) in sockets.iter().enumerate() {
+            self.order(*socket, ONCE | id as u64, 1)?;
+        }
+        let mut found = vec![None; sockets.len()];
+        let mut missing: HashSet<usize> = (0..sockets.len()).collect();
+        // A pass that takes more than one read misses sockets, since those it has had are let go behind it.
+        while !missing.is_empty() {
+            let before = missing.len();
+            for record in self.read()? {
+                let place = (record.id ^ ONCE) as usize;
+                if missing.remove(&place) {
+                    found[place] = Some(record);
+                }
+            }
+            if missing.len() == before {
+                break;
+            }
+        }
+        for place in missing {
+            self.let_go(sockets[place])?;
+        }
+        Ok(found)
+    }
+}
+
+/// Ids that do not meet those of followed sockets.
+const ONCE: u64 = 1 << 63;
+
+const MAP: &str = "observed_sockets";
+
+fn error(source: &libbpf_rs::Error) -> Error {
+    Error::Map {
+        name: MAP,
+        reason: source.to_string(),
+    }
+}

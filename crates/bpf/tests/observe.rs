@@ -1,0 +1,91 @@
+//! The observer has the sockets it was asked for, and no others. Needs root.
+
+use std::io::Write;
+use std::net::{TcpListener, TcpStream, UdpSocket};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::time::{Duration, Instant};
+
+use holdfast_bpf::observe::{Observed, Observer, flags};
+
+/// More than one read of the kernel's has room for.
+const MANY: usize = 300;
+
+const PATIENCE: Duration = Duration::from_secs(30);
+
+fn pairs(count: usize) -> Vec<(TcpStream, TcpStream)> {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("bind");
+    let address = listener.local_addr().expect("address");
+    let pair = |_| {
+        let client = TcpStream::connect(address).expect("connect");
+        (listener.accept().expect("accept").0, client)
+    };
+    (0..count).map(pair).collect()
+}
+
+fn of(records: &[Observed], id: u64) -> Option<&Observed> {
+    records.iter().find(|record| record.id == id)
+}
+
+#[test]
+fn many_are_read_once_and_in_their_order() {
+    let observer = Observer::load().expect("load");
+    let pairs = pairs(MANY);
+    let datagrams = UdpSocket::bind("127.0.0.1:0").expect("bind");
+    let mut sockets: Vec<BorrowedFd<'_>> = pairs.iter().map(|(server, _)| server.as_fd()).collect();
+    sockets.push(datagrams.as_fd());
+    for _ in 0..2 {
+        let records = observer.read_once(&sockets).expect("read");
+        assert_eq!(records.len(), MANY + 1);
+        for ((server, _), record) in pairs.iter().zip(&records) {
+            let record = record.expect("a TCP socket has a record");
+            let remote = server.peer_addr().expect("address").port();
+            assert_eq!(u16::from_be_bytes(record.remote_port), remote);
+            assert_eq!(record.state, 1, "established");
+            assert_ne!(record.flags & flags::PLAIN, 0);
+        }
+        assert_eq!(records[MANY], None, "a datagram socket has none");
+        assert_eq!(observer.read().expect("read"), [], "all are let go");
+    }
+}
+
+#[test]
+fn one_that_is_followed_is_seen_until_it_is_let_go() {
+    let observer = Observer::load().expect("load");
+    let pairs = pairs(2);
+    for (id, (server, _)) in (1..).zip(&pairs) {
+        observer.follow(server.as_fd(), id).expect("follow");
+    }
+    let before = observer.read().expect("read");
+    assert_eq!(before.len(), 2);
+    let first = *of(&before, 1).expect("the first");
+    (&pairs[0].1).write_all(b"12345").expect("send");
+    let since = Instant::now();
+    let now = loop {
+        let records = observer.read().expect("read");
+        let now = *of(&records, 1).expect("the first");
+        assert_eq!(
+            of(&records, 2),
+            of(&before, 2),
+            "nothing came for the second"
+        );
+        if now.rcv_nxt != first.rcv_nxt {
+            break now;
+        }
+        assert!(since.elapsed() < PATIENCE, "it never came");
+    };
+    assert_eq!(now.rcv_nxt.wrapping_sub(first.rcv_nxt), 5);
+    assert_eq!(now.copied_seq, first.copied_seq, "nothing was read");
+    assert_eq!(now.marks, first.marks, "no option changed");
+    assert_eq!(observer.read_once(&[]).expect("read"), []);
+    observer.let_go(pairs[0].0.as_fd()).expect("let go");
+    observer.let_go(pairs[0].0.as_fd()).expect("let go again");
+    let rest = observer.read().expect("read");
+    assert_eq!(rest.len(), 1);
+    assert!(of(&rest, 2).is_some());
+    drop(pairs);
+    assert_eq!(
+        observer.read().expect("read"),
+        [],
+        "a closed socket is gone"
+    );
+}

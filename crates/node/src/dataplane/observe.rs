@@ -1,0 +1,98 @@
+//! Sockets as the kernel's observer sees them, in the terms of `sys`.
+
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+use std::os::fd::BorrowedFd;
+use std::os::unix::fs::MetadataExt;
+
+use holdfast_bpf::observe::{Observed, Observer, flags};
+use holdfast_sys::tcp_info::TcpState;
+use holdfast_sys::tcp_repair::{Queue, Seen};
+
+/// Looks at many sockets at once, where the kernel can.
+pub struct Sockets {
+    observer: Option<Observer>,
+    /// Inode number of this process's network namespace.
+    namespace: u32,
+}
+
+impl Sockets {
+    /// Loads the observer. A kernel that does not take it costs time, no more: sockets are asked one by one then.
+    #[must_use]
+    pub fn new() -> Self {
+        let observer = Observer::load();
+        if let Err(error) = &observer {
+            tracing::warn!(%error, "sockets cannot be read many at once: preparing a handoff takes longer");
+        }
+        let namespace = std::fs::metadata("/proc/self/ns/net").map_or(0, |file| file.ino());
+        Self {
+            observer: observer.ok(),
+            namespace: u32::try_from(namespace).unwrap_or(0),
+        }
+    }
+
+    /// What can be seen of each, in their order.
+    #[must_use]
+    pub fn look(&self, sockets: &[BorrowedFd<'_>]) -> Vec<Option<Observed>> {
+        let observer = self.observer.as_ref();
+        let seen = observer.map(|observer| observer.read_once(sockets));
+        match seen {
+            Some(Ok(seen)) => seen,
+            Some(Err(error)) => {
+                tracing::debug!(%error, "sockets are asked one by one");
+                vec![None; sockets.len()]
+            }
+            None => vec![None; sockets.len()],
+        }
+    }
+
+    /// The same in the terms of `sys`; `None` where the socket's state has no name there.
+    #[must_use]
+    pub fn seen<'a>(&self, socket: &'a Observed) -> Option<Seen<'a>> {
+        let has = |flag| socket.flags & flag != 0;
+        Some(Seen {
+            local: address(socket.local, socket.local_port),
+            remote: address(socket.remote, socket.remote_port),
+            v6_socket: has(flags::V6),
+            window_scale: has(flags::WINDOW_SCALE)
+                .then_some((socket.snd_wscale, socket.rcv_wscale)),
+            sack: has(flags::SACK),
+            timestamps: has(flags::TIMESTAMPS),
+            snd_mss: socket.mss_cache,
+            state: TcpState::from_kernel(socket.state)?,
+            plain: has(flags::PLAIN) && socket.namespace == self.namespace,
+            receive_shut: has(flags::RECEIVE_SHUT),
+            send_buffer: socket.send_buffer,
+            receive_buffer: socket.receive_buffer,
+            receive_low_water: socket.receive_low_water,
+            window_clamp: socket.window_clamp,
+            queue: queue(socket),
+            marks: &socket.marks,
+        })
+    }
+}
+
+impl Default for Sockets {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+fn address(ip: [u8; 16], port: [u8; 2]) -> SocketAddr {
+    let ip = IpAddr::V6(Ipv6Addr::from(ip)).to_canonical();
+    SocketAddr::new(ip, u16::from_be_bytes(port))
+}
+
+/// As the kernel reckons it for `SIOCOUTQ` and its like, and for `TCP_INFO`.
+fn queue(socket: &Observed) -> Queue {
+    let unsent = socket.write_seq.wrapping_sub(socket.snd_nxt);
+    let delivered = u64::from(socket.rate_delivered) * u64::from(socket.mss_cache) * 1_000_000;
+    Queue {
+        unsent,
+        unacknowledged: socket.snd_nxt.wrapping_sub(socket.snd_una),
+        unread: socket.rcv_nxt.wrapping_sub(socket.copied_seq),
+        delivery_rate: delivered
+            .checked_div(u64::from(socket.rate_interval_us))
+            .unwrap_or(0),
+        srtt_us: socket.srtt_us,
+    }
+}

@@ -1,0 +1,223 @@
+//! What the kernel's observer sees of a socket is what the socket itself says, field by field. Needs root.
+#![allow(missing_docs)]
+
+use std::io::Write;
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::time::{Duration, Instant};
+
+use holdfast_node::dataplane::Sockets;
+use holdfast_sys::sockopt::{
+    SO_TXREHASH, TCP_DELACK_MAX_US, TCP_RTO_MAX_MS, TCP_RTO_MIN_US, set_bytes, set_int,
+};
+use holdfast_sys::tcp_repair::{StaticReader, send_queue};
+use libc::{IPPROTO_IP, IPPROTO_IPV6, IPPROTO_TCP, SOL_SOCKET};
+
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// Level, option, and a value that is not the default.
+const OPTIONS: &[(i32, i32, i32)] = &[
+    (IPPROTO_IP, libc::IP_TOS, 0x48),
+    (IPPROTO_IP, libc::IP_TTL, 99),
+    (IPPROTO_IP, libc::IP_MTU_DISCOVER, libc::IP_PMTUDISC_DONT),
+    (IPPROTO_IP, 21, 3), // IP_MINTTL
+    (IPPROTO_IP, libc::IP_FREEBIND, 1),
+    (IPPROTO_IP, libc::IP_TRANSPARENT, 1),
+    (SOL_SOCKET, libc::SO_PRIORITY, 4),
+    (SOL_SOCKET, libc::SO_MARK, 0xbeef),
+    (SOL_SOCKET, libc::SO_KEEPALIVE, 1),
+    (SOL_SOCKET, libc::SO_OOBINLINE, 1),
+    (SOL_SOCKET, libc::SO_DONTROUTE, 1),
+    (SOL_SOCKET, libc::SO_BUSY_POLL, 5),
+    (SOL_SOCKET, libc::SO_TIMESTAMP, 1),
+    (SOL_SOCKET, libc::SO_TIMESTAMPNS, 1),
+    (SOL_SOCKET, libc::SO_ZEROCOPY, 1),
+    (SOL_SOCKET, SO_TXREHASH, 0),
+    (SOL_SOCKET, libc::SO_RCVLOWAT, 17),
+    (SOL_SOCKET, libc::SO_REUSEADDR, 1),
+    (SOL_SOCKET, libc::SO_REUSEPORT, 1),
+    (SOL_SOCKET, libc::SO_SNDBUF, 100_000),
+    (SOL_SOCKET, libc::SO_RCVBUF, 100_000),
+    (IPPROTO_TCP, libc::TCP_KEEPIDLE, 77),
+    (IPPROTO_TCP, libc::TCP_KEEPINTVL, 11),
+    (IPPROTO_TCP, libc::TCP_KEEPCNT, 5),
+    (IPPROTO_TCP, libc::TCP_NODELAY, 1),
+    (IPPROTO_TCP, libc::TCP_CORK, 1),
+    (IPPROTO_TCP, libc::TCP_QUICKACK, 0),
+    (IPPROTO_TCP, libc::TCP_QUICKACK, 1),
+    (IPPROTO_TCP, libc::TCP_USER_TIMEOUT, 123_456),
+    (IPPROTO_TCP, libc::TCP_LINGER2, 33),
+    (IPPROTO_TCP, libc::TCP_THIN_LINEAR_TIMEOUTS, 1),
+    (IPPROTO_TCP, 36, 1),   // TCP_INQ
+    (IPPROTO_TCP, 37, 500), // TCP_TX_DELAY
+    (IPPROTO_TCP, libc::TCP_NOTSENT_LOWAT, 4321),
+    (IPPROTO_TCP, libc::TCP_WINDOW_CLAMP, 50_000),
+    (IPPROTO_TCP, libc::TCP_SYNCNT, 3),
+    (IPPROTO_TCP, TCP_RTO_MAX_MS, 60_000),
+    (IPPROTO_TCP, TCP_RTO_MIN_US, 100_000),
+    (IPPROTO_TCP, TCP_DELACK_MAX_US, 20_000),
+];
+
+const V6_OPTIONS: &[(i32, i32, i32)] = &[
+    (IPPROTO_IPV6, libc::IPV6_TCLASS, 0x28),
+    (IPPROTO_IPV6, libc::IPV6_UNICAST_HOPS, 88),
+    (
+        IPPROTO_IPV6,
+        libc::IPV6_MTU_DISCOVER,
+        libc::IPV6_PMTUDISC_DONT,
+    ),
+    (IPPROTO_IPV6, libc::IPV6_DONTFRAG, 1),
+    (IPPROTO_IPV6, 70, 0), // IPV6_AUTOFLOWLABEL
+    (IPPROTO_IPV6, 73, 3), // IPV6_MINHOPCOUNT
+];
+
+/// The server's and the client's end.
+fn connection(listen: &str, connect: &str) -> (TcpStream, TcpStream) {
+    let listener = TcpListener::bind(listen).expect("bind");
+    let port = listener.local_addr().expect("address").port();
+    let address: SocketAddr = format!("{connect}:{port}").parse().expect("an address");
+    let client = TcpStream::connect(address).expect("connect");
+    (listener.accept().expect("accept").0, client)
+}
+
+/// Compares what both ways read of all sockets; the first one's options are what the others are told apart from.
+fn compare(server: &[(String, TcpStream)], enough_for: usize) {
+    let sockets = Sockets::new();
+    let fds: Vec<BorrowedFd<'_>> = server.iter().map(|(_, stream)| stream.as_fd()).collect();
+    let seen = sockets.look(&fds);
+    let mut enough = 0;
+    let (mut asked, mut observed) = (
+        StaticReader::new().expect("netlink"),
+        StaticReader::new().expect("netlink"),
+    );
+    for ((name, stream), seen) in server.iter().zip(&seen) {
+        let seen = seen.as_ref().expect("a TCP socket is seen");
+        let seen = sockets.seen(seen).expect("its state has a name");
+        enough += usize::from(seen.is_enough());
+        let by_name = asked.read(stream.as_fd()).map_err(|e| e.to_string());
+        let beside = observed.read_seen(stream.as_fd(), &seen);
+        assert_eq!(beside.map_err(|e| e.to_string()), by_name, "{name}");
+        let queue = send_queue(stream.as_fd()).expect("its queues");
+        assert!(!seen.is_enough() || seen.queue == queue, "{name}");
+    }
+    assert_eq!(enough, enough_for, "sockets that had not to be asked");
+}
+
+fn with_options(listen: &str, connect: &str, v6: bool) {
+    let mut server = Vec::new();
+    let mut clients = Vec::new();
+    let mut add = |name: String, change: &dyn Fn(BorrowedFd<'_>)| {
+        let (stream, client) = connection(listen, connect);
+        change(stream.as_fd());
+        server.push((name, stream));
+        clients.push(client);
+    };
+    add("as it came".into(), &|_| {});
+    let more = if v6 { V6_OPTIONS } else { &[] };
+    for (level, name, value) in OPTIONS.iter().chain(more) {
+        add(format!("{level}/{name}"), &|fd| {
+            set_int(fd, *level, *name, *value).expect("setsockopt");
+        });
+    }
+    let structures: [(i32, i32, &[u8]); 5] = [
+        (SOL_SOCKET, libc::SO_LINGER, &[1, 0, 0, 0, 42, 0, 0, 0]),
+        (
+            SOL_SOCKET,
+            libc::SO_MAX_PACING_RATE,
+            &12_345_678u64.to_ne_bytes(),
+        ),
+        (SOL_SOCKET, libc::SO_BINDTODEVICE, b"lo"),
+        (SOL_SOCKET, libc::SO_RCVTIMEO, &timeval(3)),
+        (SOL_SOCKET, libc::SO_SNDTIMEO, &timeval(4)),
+    ];
+    for (level, name, value) in structures {
+        add(format!("{level}/{name}"), &|fd| {
+            set_bytes(fd, level, name, value).expect("setsockopt");
+        });
+    }
+    add("congestion control".into(), &|fd| {
+        set_bytes(fd, IPPROTO_TCP, libc::TCP_CONGESTION, b"reno").expect("reno");
+    });
+    server[0].1.set_nonblocking(false).expect("blocking");
+    let (stream, _client) = connection(listen, connect);
+    stream.set_nonblocking(true).expect("nonblocking");
+    server.push(("nonblocking".into(), stream));
+    let all = server.len();
+    compare(&server, all);
+}
+
+fn timeval(seconds: u64) -> [u8; 16] {
+    let mut raw = [0; 16];
+    raw[..8].copy_from_slice(&seconds.to_ne_bytes());
+    raw
+}
+
+#[test]
+fn every_option_tells_itself_apart() {
+    with_options("127.0.0.1:0", "127.0.0.1", false);
+    with_options("[::1]:0", "[::1]", true);
+    // An IPv6 socket whose flow is IPv4.
+    with_options("[::]:0", "127.0.0.1", true);
+}
+
+#[test]
+fn queues_and_refusals_are_the_same() {
+    let (mut server, mut clients) = (Vec::new(), Vec::new());
+    for name in [
+        "unread", "unsent", "urgent", "filter", "key", "shut", "finished",
+    ] {
+        let (stream, client) = connection("127.0.0.1:0", "127.0.0.1");
+        server.push((name.to_owned(), stream));
+        clients.push(client);
+    }
+    clients[0].write_all(b"unread").expect("send");
+    wait_for(|| send_queue(server[0].1.as_fd()).expect("its queues").unread == 6);
+    server[1].1.set_nonblocking(true).expect("nonblocking");
+    while server[1].1.write(&[7; 4096]).is_ok() {}
+    set_int(server[2].1.as_fd(), SOL_SOCKET, libc::SO_RCVLOWAT, 2).expect("setsockopt");
+    rustix::net::send(&clients[2], b"!", rustix::net::SendFlags::OOB).expect("send");
+    wait_for(|| {
+        StaticReader::new()
+            .expect("netlink")
+            .read(server[2].1.as_fd())
+            .is_err()
+    });
+    // One instruction that lets everything through (`struct sock_fprog`).
+    let all = [6u64 | 0xffff_u64 << 32];
+    let mut program = [0u8; 16];
+    program[..2].copy_from_slice(&1u16.to_ne_bytes());
+    program[8..].copy_from_slice(&(all.as_ptr() as u64).to_ne_bytes());
+    set_bytes(
+        server[3].1.as_fd(),
+        SOL_SOCKET,
+        libc::SO_ATTACH_FILTER,
+        &program,
+    )
+    .expect("filter");
+    // `struct tcp_md5sig`: the peer's address, the key's length, and the key.
+    let mut key = [0u8; 216];
+    key[..2].copy_from_slice(&(libc::AF_INET as u16).to_ne_bytes());
+    key[4..8].copy_from_slice(&[127, 0, 0, 1]);
+    key[130] = 3;
+    key[136..139].copy_from_slice(b"key");
+    set_bytes(server[4].1.as_fd(), IPPROTO_TCP, libc::TCP_MD5SIG, &key).expect("key");
+    server[5]
+        .1
+        .shutdown(std::net::Shutdown::Read)
+        .expect("shut");
+    drop(clients.pop());
+    wait_for(|| {
+        let mut peeked = [0];
+        server[6].1.peek(&mut peeked).is_ok_and(|count| count == 0)
+    });
+    // All but those with urgent data, a filter, a key, and the one whose peer has closed.
+    compare(&server, 3);
+}
+
+fn wait_for(condition: impl Fn() -> bool) {
+    let since = Instant::now();
+    while !condition() {
+        assert!(since.elapsed() < PATIENCE, "it never came");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
