@@ -70,7 +70,7 @@ fn set_failure(socket: *mut Socket, config: &Config) -> io::Result<()> {
     };
     set_sctp(socket, ffi::RTOINFO, &rto)?;
     let init = Initmsg {
-        outbound_streams: config.streams,
+        outbound_streams: config.outbound_streams,
         inbound_streams_max: config.streams,
         attempts_max: failure.init_retransmissions,
         timeout_ms_max: u16::try_from(ms(failure.rto_max)).unwrap_or(u16::MAX),
@@ -92,6 +92,12 @@ fn set_failure(socket: *mut Socket, config: &Config) -> io::Result<()> {
     path.flags = ffi::HEARTBEAT_ENABLE | ffi::PMTU_DISCOVERY_DISABLE;
     path.retransmissions_max = failure.path_retransmissions;
     set_sctp(socket, ffi::PEER_ADDR_PARAMS, &path)
+}
+
+/// Whether small messages leave at once, rather than when the ones before are acknowledged.
+pub fn set_no_delay(socket: *mut Socket, no_delay: bool) {
+    // The socket is open and the option has no other way to fail.
+    let _ = set_sctp(socket, ffi::NODELAY, &c_int::from(no_delay));
 }
 
 /// Where associations to come send encapsulated packets; `None`: they send raw ones.

@@ -140,8 +140,27 @@ impl Socket {
             Some(libc::ENOENT | libc::ENOTCONN | libc::ECONNRESET) => {
                 Err(io::ErrorKind::NotConnected.into())
             }
+            Some(libc::ENOBUFS | libc::ENOMEM) => Err(io::ErrorKind::WouldBlock.into()),
             _ => Err(error),
         }
+    }
+
+    /// Hands over messages that shall share packets: all but the last may wait for what follows. Returns how many there was room for.
+    pub fn send_bundle(&self, assoc: u32, messages: &[Message], no_delay: bool) -> usize {
+        let last = messages.len().saturating_sub(1);
+        if last > 0 {
+            options::set_no_delay(self.0, false);
+        }
+        let finds_no_room = |(place, message): (usize, &Message)| {
+            if place == last {
+                options::set_no_delay(self.0, true);
+            }
+            let sent = self.send(assoc, 0, message);
+            sent.is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock)
+        };
+        let taken = messages.iter().enumerate().position(finds_no_room);
+        options::set_no_delay(self.0, no_delay);
+        taken.unwrap_or(messages.len())
     }
 
     pub fn round_trip(&self, assoc: u32) -> io::Result<Duration> {

@@ -21,6 +21,9 @@ const TICK_MS: u32 = 10;
 const SOCKET_BUFFER: i32 = 8 << 20;
 /// Buckets of the stack's tables: associations by peer's port, by tag (times 31).
 const BUCKETS: u32 = 4096;
+/// Messages that an association may have unsent or unacknowledged, whatever their length. The library's 512 are less than registrars
+/// have on their way to each other in a millisecond.
+const CHUNKS_MAX: u32 = 2048;
 /// Answer nothing to packets of associations that are not ours (level 2 of `sctp_blackhole`): on a raw socket a process sees those
 /// of other processes, too.
 const SILENT: u32 = 2;
@@ -141,6 +144,7 @@ impl Stack {
             // A checksum left out on loopback would be wrong in a capture, and for a kernel's stack.
             ffi::usrsctp_sysctl_set_sctp_no_csum_on_loopback(0);
             ffi::usrsctp_sysctl_set_sctp_blackhole(SILENT);
+            ffi::usrsctp_sysctl_set_sctp_max_chunks_on_queue(CHUNKS_MAX);
             ffi::usrsctp_sysctl_set_sctp_auto_asconf(0);
             ffi::usrsctp_sysctl_set_sctp_asconf_enable(0);
             // The encapsulation hides the bits of the outer header.
