@@ -29,7 +29,7 @@ pub(super) const PATH_MTU_RANGE: std::ops::RangeInclusive<u32> = 576..=65_535;
 const PAUSE: Duration = Duration::from_millis(2);
 
 /// Some milliseconds hold dozens of updates where elements register by the thousand.
-const UPDATE_DELAY: Duration = Duration::from_millis(10);
+const UPDATE_DELAY: Duration = Duration::from_millis(20);
 
 /// A checked configuration of a registrar.
 #[derive(Debug, Clone)]

@@ -133,10 +133,10 @@ impl Endpoint for UsrsctpEndpoint {
     }
 
     fn send_bundles(&mut self, assocs: &[AssocId], messages: &[Message], taken: &mut Vec<usize>) {
-        let _stack = Stack::lock();
-        let no_delay = self.config.no_delay;
+        let stack = Stack::lock();
+        let unsent_max = self.config.send_buffer as usize / 4;
         taken.extend(assocs.iter().map(|assoc| match self.socket_of(*assoc) {
-            Ok(socket) => socket.send_bundle(assoc.id(), messages, no_delay),
+            Ok(socket) => socket.send_bundle(&stack, assoc.id(), messages, unsent_max),
             Err(_) => messages.len(),
         }));
     }

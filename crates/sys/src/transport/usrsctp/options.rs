@@ -94,12 +94,6 @@ fn set_failure(socket: *mut Socket, config: &Config) -> io::Result<()> {
     set_sctp(socket, ffi::PEER_ADDR_PARAMS, &path)
 }
 
-/// Whether small messages leave at once, rather than when the ones before are acknowledged.
-pub fn set_no_delay(socket: *mut Socket, no_delay: bool) {
-    // The socket is open and the option has no other way to fail.
-    let _ = set_sctp(socket, ffi::NODELAY, &c_int::from(no_delay));
-}
-
 /// Where associations to come send encapsulated packets; `None`: they send raw ones.
 pub fn set_encapsulation(socket: *mut Socket, port: Option<u16>) -> io::Result<()> {
     // SAFETY: all-zero bytes are a valid structure: no address, all paths of associations to come.

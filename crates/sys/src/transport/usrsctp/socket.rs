@@ -145,21 +145,29 @@ impl Socket {
         }
     }
 
-    /// Hands over messages that shall share packets: all but the last may wait for what follows. Returns how many there was room for.
-    pub fn send_bundle(&self, assoc: u32, messages: &[Message], no_delay: bool) -> usize {
+    /// Hands over messages that shall share packets: none is sent before the last, or `unsent_max` bytes. Returns how many there was
+    /// room for.
+    pub fn send_bundle(
+        &self,
+        stack: &Stack,
+        assoc: u32,
+        messages: &[Message],
+        unsent_max: usize,
+    ) -> usize {
         let last = messages.len().saturating_sub(1);
-        if last > 0 {
-            options::set_no_delay(self.0, false);
-        }
+        let mut unsent = 0;
         let finds_no_room = |(place, message): (usize, &Message)| {
-            if place == last {
-                options::set_no_delay(self.0, true);
+            unsent += message.data.len();
+            let is_more = place < last && unsent < unsent_max;
+            if !is_more {
+                unsent = 0;
             }
+            stack.hold_back(is_more);
             let sent = self.send(assoc, 0, message);
             sent.is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock)
         };
         let taken = messages.iter().enumerate().position(finds_no_room);
-        options::set_no_delay(self.0, no_delay);
+        stack.hold_back(false);
         taken.unwrap_or(messages.len())
     }
 
