@@ -1,7 +1,7 @@
 //! Gives the stack of libusrsctp our socket calls.
 //!
-//! Four calls of the static library are renamed, so that `src/transport/usrsctp/hooks.rs` answers them: it then sends what
-//! the stack wants sent in batches, and starts no threads; its checksum, its timers and the making of its hash tables
+//! Some calls of the static library are renamed, so that `src/transport/usrsctp/hooks.rs` answers them: it then sends what
+//! the stack wants sent in batches, starts no threads and has no locks of its own; its checksum, its timers and the making of its hash tables
 //! are replaced by faster ones. The library itself is Debian's, unchanged otherwise; the internal
 //! functions that take packets in (`ffi.rs`) are those of 0.9.5, so another version is refused here.
 
@@ -9,7 +9,15 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 const VERSION: &str = "0.9.5";
-const RENAMED: [&str; 4] = ["socket", "bind", "sendmsg", "pthread_create"];
+const RENAMED: [&str; 7] = [
+    "socket",
+    "bind",
+    "sendmsg",
+    "pthread_create",
+    "pthread_mutex_lock",
+    "pthread_mutex_unlock",
+    "pthread_mutex_trylock",
+];
 /// Answered in `src/transport/usrsctp/`: `checksum.rs`, `tables.rs` and `timers.rs`.
 const REPLACED: [&str; 6] = [
     "sctp_calculate_cksum",

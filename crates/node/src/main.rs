@@ -6,9 +6,9 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::{Parser, ValueEnum};
-use holdfast_node::config::Config;
 use holdfast_node::config::pool::{PoolConfig, parse_registrar};
 use holdfast_node::config::registrar::{RegistrarConfig, RegistrarPeer};
+use holdfast_node::config::{Config, LogConfig};
 use holdfast_node::pid_file::PidFile;
 use holdfast_node::{engine, logs, pool, registrar};
 
@@ -69,8 +69,8 @@ fn main() -> ExitCode {
     let arguments = Arguments::parse();
     let ended = match arguments.role {
         Role::Node => run_node(&arguments),
-        Role::Registrar => run_registrar(arguments),
-        Role::Pool => run_pool(arguments),
+        Role::Registrar => run_registrar(&arguments),
+        Role::Pool => run_pool(&arguments),
     };
     match ended {
         Ok(()) => ExitCode::SUCCESS,
@@ -81,51 +81,60 @@ fn main() -> ExitCode {
     }
 }
 
-fn run_registrar(arguments: Arguments) -> Result<(), Box<dyn std::error::Error>> {
+fn run_registrar(arguments: &Arguments) -> Result<(), Box<dyn std::error::Error>> {
     let mut config = RegistrarConfig::load(arguments.config.as_deref())?;
-    if !arguments.listen.is_empty() {
-        config.listen = arguments.listen;
+    arguments.overrule(&mut config.listen, &mut config.run_dir, &mut config.log);
+    config.peers.extend_from_slice(&arguments.peer);
+    config.check(arguments.source())?;
+    match arguments.goes_on("registrar", &config.log)? {
+        true => Ok(registrar::run(&config)?),
+        false => Ok(()),
     }
-    config.peers.extend(arguments.peer);
-    if let Some(directory) = arguments.run_dir {
-        config.run_dir = directory;
-    }
-    if let Some(filter) = arguments.log {
-        config.log.filter = filter;
-    }
-    let file = arguments.config.as_deref();
-    config.check(file.unwrap_or(Path::new("the command line")))?;
-    if arguments.check {
-        println!("the registrar's configuration is fine");
-        return Ok(());
-    }
-    logs::init(&config.log)?;
-    Ok(registrar::run(&config)?)
 }
 
-fn run_pool(arguments: Arguments) -> Result<(), Box<dyn std::error::Error>> {
+fn run_pool(arguments: &Arguments) -> Result<(), Box<dyn std::error::Error>> {
     let mut config = PoolConfig::load(arguments.config.as_deref())?;
-    if !arguments.listen.is_empty() {
-        config.listen = arguments.listen;
-    }
+    arguments.overrule(&mut config.listen, &mut config.run_dir, &mut config.log);
     if !arguments.registrar.is_empty() {
-        config.registrars = arguments.registrar;
+        config.registrars.clone_from(&arguments.registrar);
     }
     config.announces.believed |= arguments.announces;
-    if let Some(directory) = arguments.run_dir {
-        config.run_dir = directory;
+    config.check(arguments.source())?;
+    match arguments.goes_on("pool daemon", &config.log)? {
+        true => Ok(pool::run(&config, arguments.with_parent)?),
+        false => Ok(()),
     }
-    if let Some(filter) = arguments.log {
-        config.log.filter = filter;
+}
+
+/// What registrars and pool daemons have in common.
+impl Arguments {
+    fn overrule(&self, listen: &mut Vec<IpAddr>, run_dir: &mut PathBuf, log: &mut LogConfig) {
+        if !self.listen.is_empty() {
+            listen.clone_from(&self.listen);
+        }
+        if let Some(directory) = &self.run_dir {
+            run_dir.clone_from(directory);
+        }
+        if let Some(filter) = &self.log {
+            log.filter.clone_from(filter);
+        }
     }
-    let file = arguments.config.as_deref();
-    config.check(file.unwrap_or(Path::new("the command line")))?;
-    if arguments.check {
-        println!("the pool daemon's configuration is fine");
-        return Ok(());
+
+    /// Whom a mistake is put down to.
+    fn source(&self) -> &Path {
+        let file = self.config.as_deref();
+        file.unwrap_or(Path::new("the command line"))
     }
-    logs::init(&config.log)?;
-    Ok(pool::run(&config, arguments.with_parent)?)
+
+    /// False: only the configuration was to be checked, and is fine.
+    fn goes_on(&self, what: &str, log: &LogConfig) -> Result<bool, Box<dyn std::error::Error>> {
+        if self.check {
+            println!("the {what}'s configuration is fine");
+        } else {
+            logs::init(log)?;
+        }
+        Ok(!self.check)
+    }
 }
 
 fn run_node(arguments: &Arguments) -> Result<(), Box<dyn std::error::Error>> {

@@ -220,12 +220,20 @@ fn one_message_goes_to_many() {
         client.connect(&server);
         assocs.push(until(&mut [&mut server, client], |s| take(s[0], up)));
     }
-    let news = Message::new(12, Bytes::from_static(b"news"));
-    assert_eq!(server.endpoint.send_many(&assocs, &news), 5);
+    let news = ["news", "more", "all"].map(|text| Message::new(12, Bytes::from(text)));
+    let mut taken = Vec::new();
+    server.endpoint.send_bundles(&assocs, &news, &mut taken);
+    assert_eq!(taken, [3; 5]);
     for client in &mut clients {
-        let came = until(&mut [client, &mut server], |s| take(s[0], message));
-        assert_eq!(came.1, news);
+        for news in &news {
+            let came = until(&mut [client, &mut server], |s| take(s[0], message));
+            assert_eq!(came.1, *news);
+        }
     }
+    // An event has said that it is gone.
+    let nobody = [AssocId(u64::MAX)];
+    server.endpoint.send_bundles(&nobody, &news, &mut taken);
+    assert_eq!(taken, [3; 6]);
 }
 
 #[test]
@@ -266,6 +274,33 @@ fn a_full_buffer_is_said_and_empties() {
         until(&mut [&mut server, &mut client], |s| take(s[0], message));
     }
     client.endpoint.send(assoc, &piece).expect("room again");
+}
+
+#[test]
+fn a_bundle_is_taken_as_far_as_there_is_room() {
+    let small = Config {
+        send_buffer: 20_000,
+        ..config()
+    };
+    let mut server = Side::open(&config());
+    let mut client = Side::open(&small);
+    let assoc = client.connect(&server);
+    until(&mut [&mut client, &mut server], |s| take(s[0], up));
+    let piece = |id: u8| Message::new(12, Bytes::from(vec![id; 1_000]));
+    let pieces: Vec<Message> = (0..100).map(piece).collect();
+    let (mut handed_over, mut calls) = (0, 0);
+    let mut came = Vec::new();
+    let sides = &mut [&mut client, &mut server];
+    until(sides, |sides| {
+        let mut taken = Vec::new();
+        let rest = &pieces[handed_over..];
+        sides[0].endpoint.send_bundles(&[assoc], rest, &mut taken);
+        handed_over += taken[0];
+        calls += 1;
+        came.extend(take(sides[1], message).map(|(_, message)| message));
+        (came.len() == pieces.len()).then_some(())
+    });
+    assert!(calls > 1 && came == pieces);
 }
 
 #[test]

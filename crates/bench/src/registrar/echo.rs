@@ -171,6 +171,7 @@ fn open(listen: bool, udp: bool) -> Result<Box<dyn Endpoint>> {
         listen,
         raw: !udp,
         encapsulation: udp.then_some(0),
+        outbound_streams: 1,
         ..Config::new(vec!["127.0.0.1:0".parse()?])
     };
     transport::open(&config).context("open an SCTP endpoint")

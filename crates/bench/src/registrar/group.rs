@@ -127,6 +127,7 @@ impl Group {
             listen: false,
             raw: encapsulation.is_none(),
             encapsulation: encapsulation.map(|_| 0),
+            outbound_streams: 1,
             ..Config::new(vec![SocketAddr::new(own_address, 0)])
         };
         let mut group = Self {

@@ -5,13 +5,16 @@ use std::io;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
+use bytes::Bytes;
 use holdfast_proto::registrar::{AssociationId, DialId, Output, Protocol, Registrar, Settings};
 use holdfast_sys::transport::{AssocId, Endpoint, Event, Message, PathState};
 use nix::poll::{PollFd, PollFlags, ppoll};
 use nix::sys::time::TimeSpec;
 
+use super::backlog::Backlog;
 use super::control::ControlRequest;
 use super::links::{Found, Links, number, of_number};
+use super::pace::Pace;
 use super::report::report;
 use crate::mailbox::Inbox;
 use crate::multicast::Groups;
@@ -31,19 +34,15 @@ pub(super) struct Daemon {
     /// UDP ports of peers, and of everybody else.
     pub(super) encapsulations: HashMap<SocketAddr, u16>,
     pub(super) remote_encapsulation: Option<u16>,
-    /// Whether the transport takes a message for several peers at once.
-    pub(super) one_send: bool,
-    /// How long requests are let come where there are many.
-    pub(super) pause: Duration,
-    /// Messages and notices that came.
-    pub(super) heard: u64,
+    /// What peers are sent.
+    pub(super) backlog: Backlog,
+    pub(super) pace: Pace,
     pub(super) requests: Inbox<ControlRequest>,
-    /// Messages that an association's buffer had no room for.
+    /// Messages to elements and users that an association's buffer had no room for.
     pub(super) sends_refused: u64,
     pub(super) next_round_trips: Duration,
     /// Room that is used again.
     pub(super) events: Vec<Event>,
-    pub(super) receivers: Vec<AssocId>,
 }
 
 /// Which descriptors have something.
@@ -60,18 +59,16 @@ impl Daemon {
     /// # Errors
     /// The sockets of the transport are unusable.
     pub(super) fn run(&mut self) -> io::Result<()> {
-        let mut gathers = false;
         loop {
             self.carry_out();
+            self.hand_over();
             self.asap.flush()?;
             self.enrp.flush()?;
-            if gathers {
-                std::thread::sleep(self.pause);
+            if let Some(pause) = self.pace.pause(self.now()) {
+                std::thread::sleep(pause);
             }
-            let before = self.now();
             let ready = self.wait()?;
             let now = self.now();
-            let heard = self.heard;
             if ready.asap {
                 self.receive(now, Protocol::Asap)?;
             }
@@ -93,10 +90,19 @@ impl Daemon {
             if ready.wake && !self.serve() {
                 return self.leave();
             }
-            // Waking up costs several times what a request does. So where little time is between requests, some are let come
-            // before it looks again; unless that has just brought no more than one, who may wait for each answer.
-            let in_vain = gathers && self.heard - heard < 2;
-            gathers = now - before < self.pause && !in_vain;
+        }
+    }
+
+    /// Hands over what peers are sent. One that does not take it loses its association, and learns all anew with the next.
+    fn hand_over(&mut self) {
+        let now = self.now();
+        let enrp = self.enrp.as_mut();
+        self.backlog.hand_over(now, &mut |assocs, messages, taken| {
+            enrp.send_bundles(assocs, messages, taken);
+        });
+        while let Some(stuck) = self.backlog.give_up(now) {
+            tracing::warn!("a registrar does not take its updates: its association ends");
+            self.abort(number(Protocol::Enrp, stuck));
         }
     }
 
@@ -105,13 +111,20 @@ impl Daemon {
     }
 
     fn wait(&self) -> io::Result<Ready> {
-        let timer = self.machine.poll_timeout();
-        let until = timer.map_or(self.next_round_trips, |at| at.min(self.next_round_trips));
-        let timeout = TimeSpec::from(until.saturating_sub(self.now()));
+        let now = self.now();
+        let times = [self.machine.poll_timeout(), self.backlog.next(now)];
+        let until = times.into_iter().flatten().min();
+        let until = until.map_or(self.next_round_trips, |at| at.min(self.next_round_trips));
+        let timeout = TimeSpec::from(until.saturating_sub(now));
         let poll = |fd| PollFd::new(fd, PollFlags::POLLIN);
         // At most the five that there can be: no allocation.
         let mut fds = smallvec::SmallVec::<[PollFd<'_>; 5]>::new();
-        fds.extend([self.asap.fd(), self.enrp.fd(), self.requests.fd()].map(poll));
+        // Each request may have an update, for which peers have no room.
+        fds.push(match self.backlog.is_long() {
+            true => PollFd::new(self.asap.fd(), PollFlags::empty()),
+            false => poll(self.asap.fd()),
+        });
+        fds.extend([self.enrp.fd(), self.requests.fd()].map(poll));
         fds.extend(self.groups.fds().map(poll));
         match ppoll(&mut fds, Some(timeout), None) {
             Ok(_) | Err(nix::errno::Errno::EINTR) => {}
@@ -136,7 +149,6 @@ impl Daemon {
     fn receive(&mut self, now: Duration, protocol: Protocol) -> io::Result<()> {
         let mut events = std::mem::take(&mut self.events);
         self.end(protocol).recv_batch(&mut events)?;
-        self.heard += events.len() as u64;
         for event in events.drain(..) {
             self.feed(now, protocol, event);
             // At once: a number may belong to another association after the next event.
@@ -150,6 +162,9 @@ impl Daemon {
         match event {
             Event::Message { assoc, message } => {
                 let from = number(protocol, assoc);
+                if protocol == Protocol::Asap {
+                    self.pace.heard(from);
+                }
                 match protocol {
                     _ if message.ppid != protocol.ppid() && message.ppid != 0 => {
                         self.machine.handle_stray(now, from);
@@ -160,9 +175,11 @@ impl Daemon {
             }
             Event::Up { assoc, .. } => self.up(now, protocol, assoc),
             Event::Restarted { assoc } => {
+                self.forget(protocol, assoc);
                 self.machine.handle_restarted(now, number(protocol, assoc));
             }
             Event::Down { assoc, .. } => {
+                self.forget(protocol, assoc);
                 let id = number(protocol, assoc);
                 let (dials, was_up) = self.links.down(id);
                 if was_up {
@@ -181,6 +198,13 @@ impl Daemon {
                     self.readdress(now, protocol, assoc);
                 }
             }
+        }
+    }
+
+    /// Who was there is not any more: what was meant for it is nobody's.
+    fn forget(&mut self, protocol: Protocol, assoc: AssocId) {
+        if protocol == Protocol::Enrp {
+            self.backlog.forget(assoc);
         }
     }
 
@@ -240,33 +264,22 @@ impl Daemon {
                     to,
                     protocol,
                     message,
+                } => self.send(to, protocol, message),
+                Output::SendMany {
+                    to,
+                    protocol: Protocol::Enrp,
+                    message,
                 } => {
-                    let (_, assoc) = of_number(to);
-                    let message = Message::new(protocol.ppid(), message);
-                    if self.end(protocol).send(assoc, &message).is_err() {
-                        self.sends_refused += 1;
-                    }
+                    let message = Message::new(Protocol::Enrp.ppid(), message);
+                    self.backlog.push_all(&to, message);
                 }
                 Output::SendMany {
                     to,
                     protocol,
                     message,
-                } => {
-                    let mut receivers = std::mem::take(&mut self.receivers);
-                    receivers.clear();
-                    receivers.extend(to.iter().map(|id| of_number(*id).1));
-                    let message = Message::new(protocol.ppid(), message);
-                    let one_send = self.one_send;
-                    let end = self.end(protocol);
-                    let sent = if one_send {
-                        end.send_many(&receivers, &message)
-                    } else {
-                        let each = receivers.iter();
-                        each.filter(|to| end.send(**to, &message).is_ok()).count()
-                    };
-                    self.sends_refused += (receivers.len() - sent) as u64;
-                    self.receivers = receivers;
-                }
+                } => to
+                    .iter()
+                    .for_each(|to| self.send(*to, protocol, message.clone())),
                 Output::Connect {
                     dial,
                     protocol,
@@ -276,6 +289,18 @@ impl Daemon {
                 Output::Abort(id) => self.abort(id),
                 Output::Event(event) => report(&event),
             }
+        }
+    }
+
+    fn send(&mut self, to: AssociationId, protocol: Protocol, message: Bytes) {
+        let (_, assoc) = of_number(to);
+        let message = Message::new(protocol.ppid(), message);
+        match protocol {
+            Protocol::Asap => {
+                let refused = self.asap.send(assoc, &message).is_err();
+                self.sends_refused += u64::from(refused);
+            }
+            Protocol::Enrp => self.backlog.push(assoc, message),
         }
     }
 
@@ -337,6 +362,10 @@ impl Daemon {
 
     /// Elements, users and peers hear at once that it is gone.
     fn leave(&mut self) -> io::Result<()> {
+        let enrp = self.enrp.as_mut();
+        self.backlog.finish(&mut |assocs, messages, taken| {
+            enrp.send_bundles(assocs, messages, taken);
+        });
         let all: Vec<_> = self.links.each().collect();
         for id in all {
             self.abort(id);

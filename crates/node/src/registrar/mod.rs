@@ -2,10 +2,12 @@
 //!
 //! One thread has the machine and all its sockets ([`run`]). Another serves the control API, and asks the first.
 
+mod backlog;
 mod control;
 mod event_loop;
 mod links;
 mod metrics;
+mod pace;
 mod report;
 mod setup;
 mod view;

@@ -9,9 +9,11 @@ use holdfast_sys::caps::keep_only;
 use holdfast_sys::transport::{self, Config as EndpointConfig, ENCAPSULATION_PORT, Endpoint};
 use holdfast_wire::rserpool::{RegistrarId, Transport};
 
+use super::backlog::Backlog;
 use super::control::Server;
 use super::event_loop::Daemon;
 use super::links::Links;
+use super::pace::Pace;
 use crate::config::registrar::RegistrarConfig;
 use crate::mailbox::mailbox;
 use crate::multicast::Groups;
@@ -26,9 +28,8 @@ pub fn run(config: &RegistrarConfig) -> Result<(), StartError> {
     let (to, requests) = mailbox().map_err(failed("an event descriptor"))?;
     let server = Server::bind(config, &to).map_err(failed("the control socket"))?;
     let groups = join(config).map_err(failed("[multicast]"))?;
-    let asap = open(config, config.asap_port, true)?;
-    // Updates that follow each other closely share packets.
-    let enrp = open(config, config.enrp_port, false)?;
+    let asap = open(config, config.asap_port)?;
+    let enrp = open(config, config.enrp_port)?;
     // All sockets are open. Threads that start later have no capabilities either.
     keep_only(&[]).map_err(failed("dropping capabilities"))?;
     let at = |endpoint: &dyn Endpoint| {
@@ -54,32 +55,27 @@ pub fn run(config: &RegistrarConfig) -> Result<(), StartError> {
         groups,
         links: Links::default(),
         encapsulations: config.encapsulations(),
-        one_send: config.one_send,
-        pause: config.pause,
-        heard: 0,
+        backlog: Backlog::new(config.update_delay, config.one_send),
+        pace: Pace::new(config.pause),
         requests,
         sends_refused: 0,
         next_round_trips: Duration::ZERO,
         events: Vec::new(),
-        receivers: Vec::new(),
     };
     // Its file goes with it.
     let _path = server.run().map_err(failed("the control thread"))?;
     daemon.run().map_err(failed("the transport"))
 }
 
-fn open(
-    config: &RegistrarConfig,
-    port: u16,
-    no_delay: bool,
-) -> Result<Box<dyn Endpoint>, StartError> {
+fn open(config: &RegistrarConfig, port: u16) -> Result<Box<dyn Endpoint>, StartError> {
     let at = |address: &IpAddr| SocketAddr::new(*address, port);
     let endpoint = EndpointConfig {
         raw: config.raw,
         encapsulation: config.encapsulation,
         failure: config.failure,
         path_mtu: config.path_mtu,
-        no_delay,
+        // Whatever others use, here it is the first.
+        outbound_streams: 1,
         ..EndpointConfig::new(config.listen.iter().map(at).collect())
     };
     let what = || {

@@ -117,7 +117,8 @@ format = "json"
         self.signal(Signal::SIGHUP);
     }
 
-    fn signal(&self, signal: Signal) {
+    /// Sends it a signal.
+    pub fn signal(&self, signal: Signal) {
         let id = i32::try_from(self.child.id()).expect("a process");
         kill(Pid::from_raw(id), signal).expect("a signal");
     }

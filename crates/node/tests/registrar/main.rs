@@ -5,6 +5,7 @@ mod capture;
 mod daemon;
 mod element;
 mod multicast;
+mod stuck;
 
 use std::time::{Duration, Instant};
 

@@ -20,8 +20,10 @@ pub struct Config {
     /// Speak IP protocol 132 itself. usrsctp needs `CAP_NET_RAW` for it and takes part without it if it may not.
     /// Decided by the first endpoint of a process; the kernel's SCTP always does.
     pub raw: bool,
-    /// Outbound streams asked for, and inbound ones allowed.
+    /// Inbound streams allowed.
     pub streams: u16,
+    /// Outbound streams asked for. libusrsctp looks at each of them whenever it sends something.
+    pub outbound_streams: u16,
     /// Bytes an association may have unsent or unacknowledged before [`send`](super::Endpoint::send) refuses.
     pub send_buffer: u32,
     /// Bytes of receive window.
@@ -80,6 +82,7 @@ impl Config {
             encapsulation: Some(ENCAPSULATION_PORT),
             raw: true,
             streams: 16,
+            outbound_streams: 16,
             send_buffer: 1 << 20,
             receive_buffer: 1 << 20,
             message_len_max: 1 << 20,

@@ -56,13 +56,11 @@ pub trait Endpoint: Send {
     /// kernel's SCTP both may come as [`Event::SendFailed`] instead, since it hears of messages only on flush.
     fn send(&mut self, assoc: AssocId, message: &Message) -> io::Result<()>;
 
-    /// The same message to many associations; returns to how many it was handed over. The caller encodes once and the bytes are
-    /// shared up to here. Beyond, the kernel takes all in one system call but copies for each, since a peer's
-    /// packets differ; usrsctp needs no system call, and copies likewise.
-    fn send_many(&mut self, assocs: &[AssocId], message: &Message) -> usize {
-        let handed_over = |&&assoc: &&AssocId| self.send(assoc, message).is_ok();
-        assocs.iter().filter(handed_over).count()
-    }
+    /// The same messages to many associations, to each in as few packets as hold them, whatever `no_delay` says. Appends to `taken`,
+    /// for each association, how many of them it had room for, from the first on. One that is gone takes all: an event says that it
+    /// is gone. The caller encodes once and the bytes are shared up to here. Beyond, the kernel takes many in one system call but
+    /// copies for each association, since a peer's packets differ; usrsctp needs no system call, and copies likewise.
+    fn send_bundles(&mut self, assocs: &[AssocId], messages: &[Message], taken: &mut Vec<usize>);
 
     /// Puts everything on the wire.
     ///

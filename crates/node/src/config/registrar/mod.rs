@@ -26,7 +26,10 @@ pub(super) const PATH_MTU: u32 = 1400;
 pub(super) const PATH_MTU_RANGE: std::ops::RangeInclusive<u32> = 576..=65_535;
 
 /// A request that comes alone is answered at once; thousands a second are so much later, at a fraction of the cost.
-const PAUSE: Duration = Duration::from_micros(500);
+const PAUSE: Duration = Duration::from_millis(2);
+
+/// Some milliseconds hold dozens of updates where elements register by the thousand.
+const UPDATE_DELAY: Duration = Duration::from_millis(20);
 
 /// A checked configuration of a registrar.
 #[derive(Debug, Clone)]
@@ -55,6 +58,8 @@ pub struct RegistrarConfig {
     pub one_send: bool,
     /// How long requests are let come, where little time is between them, to be handled together; zero: not at all.
     pub pause: Duration,
+    /// How long an update may wait for others, to share packets with them.
+    pub update_delay: Duration,
     /// Sockets; emptied by a reboot.
     pub run_dir: PathBuf,
     /// Registrars to begin with.
@@ -121,6 +126,7 @@ impl Default for RegistrarConfig {
             path_mtu: PATH_MTU,
             one_send: true,
             pause: PAUSE,
+            update_delay: UPDATE_DELAY,
             run_dir: PathBuf::from("/run/holdfast"),
             peers: Vec::new(),
             multicast: MulticastConfig {

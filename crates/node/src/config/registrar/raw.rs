@@ -39,6 +39,7 @@ struct RawRegistrar {
     remote_encapsulation_port: Option<std::num::NonZeroU16>,
     one_send: Option<bool>,
     pause_us: Option<u32>,
+    update_delay_ms: Option<u64>,
     run_dir: Option<PathBuf>,
     life_unit: Option<RawLifeUnit>,
     resolution_items: Option<usize>,
@@ -223,6 +224,7 @@ impl RawRegistrar {
         set(&mut config.one_send, self.one_send);
         let pause = self.pause_us.map(|us| Duration::from_micros(us.into()));
         set(&mut config.pause, pause);
+        set_ms(&mut config.update_delay, self.update_delay_ms);
         set(&mut config.run_dir, self.run_dir);
     }
 

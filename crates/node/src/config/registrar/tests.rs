@@ -26,6 +26,9 @@ listen = ["10.0.0.1", "10.1.0.1"]
 asap_port = 0
 raw = false
 encapsulation_port = 0
+one_send = false
+pause_us = 250
+update_delay_ms = 3
 life_unit = "seconds"
 takeover_race = "higher_id"
 heartbeat_cycle_ms = 250
@@ -47,6 +50,9 @@ init_retransmissions = 2
     assert_eq!(config.id, Some(0x1234));
     assert_eq!((config.listen.len(), config.asap_port), (2, 0));
     assert_eq!((config.raw, config.encapsulation), (false, Some(0)));
+    assert!(!config.one_send && RegistrarConfig::default().one_send);
+    assert_eq!(config.pause, Duration::from_micros(250));
+    assert_eq!(config.update_delay, Duration::from_millis(3));
     let settings = &config.settings;
     assert_eq!(settings.life_unit, LifeUnit::Seconds);
     assert_eq!(settings.takeover_race, TakeoverRace::HigherId);

@@ -66,7 +66,7 @@ pub fn options(config: &Config, receive_buffer: u32) -> Vec<(i32, Vec<u8>)> {
         ms(failure.rto_min),
     ];
     let init = [
-        config.streams,
+        config.outbound_streams,
         config.streams,
         failure.init_retransmissions,
         u16::try_from(ms(failure.rto_max)).unwrap_or(u16::MAX),

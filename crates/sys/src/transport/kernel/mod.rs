@@ -106,7 +106,13 @@ impl KernelEndpoint {
         socket.ok_or_else(|| io::ErrorKind::NotConnected.into())
     }
 
-    fn push(&mut self, assoc: AssocId, flags: u16, message: &Message) -> io::Result<()> {
+    fn push(
+        &mut self,
+        assoc: AssocId,
+        flags: u16,
+        message: &Message,
+        more: bool,
+    ) -> io::Result<()> {
         let queued = self.queued + message.data.len();
         if queued > self.config.send_buffer as usize {
             return Err(io::ErrorKind::WouldBlock.into());
@@ -116,6 +122,7 @@ impl KernelEndpoint {
             assoc,
             flags,
             message: message.clone(),
+            more,
         });
         Ok(())
     }
@@ -170,7 +177,19 @@ impl Endpoint for KernelEndpoint {
 
     fn send(&mut self, assoc: AssocId, message: &Message) -> io::Result<()> {
         self.socket_of(assoc)?;
-        self.push(assoc, 0, message)
+        self.push(assoc, 0, message, false)
+    }
+
+    fn send_bundles(&mut self, assocs: &[AssocId], messages: &[Message], taken: &mut Vec<usize>) {
+        let last = messages.len().saturating_sub(1);
+        for &assoc in assocs {
+            let is_there = self.socket_of(assoc).is_ok();
+            let finds_no_room = |(place, message): (usize, &Message)| {
+                is_there && self.push(assoc, 0, message, place < last).is_err()
+            };
+            let count = messages.iter().enumerate().position(finds_no_room);
+            taken.push(count.unwrap_or(messages.len()));
+        }
     }
 
     fn flush(&mut self) -> io::Result<()> {
@@ -180,7 +199,9 @@ impl Endpoint for KernelEndpoint {
                 self.refuse();
                 continue;
             };
-            let same = self.queue.iter().take_while(|q| q.assoc.port() == port);
+            let more = first.more;
+            let is_alike = |q: &&Queued| q.assoc.port() == port && q.more == more;
+            let same = self.queue.iter().take_while(is_alike);
             match send::send(socket.as_fd(), &self.queue, same.count()) {
                 Progress::Sent(count) => {
                     let gone = self.queue.drain(..count);
@@ -253,12 +274,12 @@ impl Endpoint for KernelEndpoint {
 
     fn shutdown(&mut self, assoc: AssocId) -> io::Result<()> {
         self.socket_of(assoc)?;
-        self.push(assoc, abi::EOF, &Message::new(0, "".into()))
+        self.push(assoc, abi::EOF, &Message::new(0, "".into()), false)
     }
 
     fn abort(&mut self, assoc: AssocId) -> io::Result<()> {
         self.socket_of(assoc)?;
-        self.push(assoc, abi::ABORT, &Message::new(0, "".into()))
+        self.push(assoc, abi::ABORT, &Message::new(0, "".into()), false)
     }
 }
 

@@ -14,6 +14,8 @@ pub struct Queued {
     pub assoc: AssocId,
     pub flags: u16,
     pub message: Message,
+    /// Another follows, with which it may share a packet.
+    pub more: bool,
 }
 
 /// `struct cmsghdr` with a `struct sctp_sndinfo`.
@@ -31,7 +33,7 @@ pub enum Progress {
     Refused,
 }
 
-/// Hands the first messages of `queue`, up to `count` and one batch, to the socket.
+/// Hands the first messages of `queue`, up to `count` and one batch, to the socket. They are alike in whether more follow.
 pub fn send(fd: BorrowedFd<'_>, queue: &VecDeque<Queued>, count: usize) -> Progress {
     let count = count.min(BATCH);
     let mut vectors: Vec<libc::iovec> = queue
@@ -56,7 +58,11 @@ pub fn send(fd: BorrowedFd<'_>, queue: &VecDeque<Queued>, count: usize) -> Progr
             header
         })
         .collect();
-    let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
+    let more = match queue.front() {
+        Some(first) if first.more => libc::MSG_MORE,
+        _ => 0,
+    };
+    let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL | more;
     // SAFETY: headers point into the vectors above, and those to messages of `queue`, which is borrowed.
     let sent = unsafe {
         let count = headers.len() as libc::c_uint;

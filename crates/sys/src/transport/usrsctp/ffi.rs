@@ -215,6 +215,8 @@ unsafe extern "C" {
     pub fn usrsctp_sysctl_set_sctp_blackhole(level: u32) -> c_int;
     pub fn usrsctp_sysctl_set_sctp_asconf_enable(on: u32) -> c_int;
     pub fn usrsctp_sysctl_set_sctp_auto_asconf(on: u32) -> c_int;
+    pub fn usrsctp_sysctl_set_sctp_max_chunks_on_queue(chunks: u32) -> c_int;
+    pub fn usrsctp_sysctl_set_sctp_max_burst_default(packets: u32) -> c_int;
     pub fn usrsctp_sysctl_set_sctp_ecn_enable(on: u32) -> c_int;
     pub fn usrsctp_tunable_set_sctp_pcbtblsize(buckets: u32) -> c_int;
     pub fn usrsctp_tunable_set_sctp_hashtblsize(buckets: u32) -> c_int;

@@ -162,6 +162,27 @@ unsafe fn chosen_source(socket: StackSocket, first: &libc::iovec, is_v4: bool) -
     (!source.is_unspecified()).then_some(source)
 }
 
+/// The stack's own locks: all calls of it are made under ours.
+#[unsafe(no_mangle)]
+extern "C" fn holdfast_usrsctp_pthread_mutex_lock(_lock: *mut c_void) -> c_int {
+    0
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn holdfast_usrsctp_pthread_mutex_unlock(_lock: *mut c_void) -> c_int {
+    0
+}
+
+/// The stack tries the lock of an association where it has taken a message and could send it, and leaves that to others if it does not
+/// get it.
+#[unsafe(no_mangle)]
+extern "C" fn holdfast_usrsctp_pthread_mutex_trylock(_lock: *mut c_void) -> c_int {
+    match inner().held_back.get() {
+        true => libc::EBUSY,
+        false => 0,
+    }
+}
+
 /// No threads: timers and packets are handled in our calls, and the work of the third, changes of addresses, is switched off.
 #[unsafe(no_mangle)]
 extern "C" fn holdfast_usrsctp_pthread_create(

@@ -132,10 +132,13 @@ impl Endpoint for UsrsctpEndpoint {
         self.send_with(assoc, 0, message)
     }
 
-    fn send_many(&mut self, assocs: &[AssocId], message: &Message) -> usize {
-        let _stack = Stack::lock();
-        let handed_over = |&&assoc: &&AssocId| self.send_with(assoc, 0, message).is_ok();
-        assocs.iter().filter(handed_over).count()
+    fn send_bundles(&mut self, assocs: &[AssocId], messages: &[Message], taken: &mut Vec<usize>) {
+        let stack = Stack::lock();
+        let unsent_max = self.config.send_buffer as usize / 4;
+        taken.extend(assocs.iter().map(|assoc| match self.socket_of(*assoc) {
+            Ok(socket) => socket.send_bundle(&stack, assoc.id(), messages, unsent_max),
+            Err(_) => messages.len(),
+        }));
     }
 
     fn flush(&mut self) -> io::Result<()> {

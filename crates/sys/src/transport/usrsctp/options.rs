@@ -70,7 +70,7 @@ fn set_failure(socket: *mut Socket, config: &Config) -> io::Result<()> {
     };
     set_sctp(socket, ffi::RTOINFO, &rto)?;
     let init = Initmsg {
-        outbound_streams: config.streams,
+        outbound_streams: config.outbound_streams,
         inbound_streams_max: config.streams,
         attempts_max: failure.init_retransmissions,
         timeout_ms_max: u16::try_from(ms(failure.rto_max)).unwrap_or(u16::MAX),

@@ -69,6 +69,29 @@ pub fn event() -> io::Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
+/// A timer descriptor that is readable once in so many milliseconds.
+pub fn timer(tick_ms: u32) -> io::Result<OwnedFd> {
+    let flags = libc::TFD_NONBLOCK | libc::TFD_CLOEXEC;
+    // SAFETY: no pointers are passed.
+    let fd = unsafe { libc::timerfd_create(libc::CLOCK_MONOTONIC, flags) };
+    check(fd)?;
+    // SAFETY: the descriptor was just opened and belongs to nobody else.
+    let timer = unsafe { OwnedFd::from_raw_fd(fd) };
+    let tick = libc::timespec {
+        tv_sec: 0,
+        tv_nsec: i64::from(tick_ms) * 1_000_000,
+    };
+    let every = libc::itimerspec {
+        it_interval: tick,
+        it_value: tick,
+    };
+    // SAFETY: the specification outlives the call; the old one is not asked for.
+    check(unsafe {
+        libc::timerfd_settime(timer.as_raw_fd(), 0, &raw const every, std::ptr::null_mut())
+    })?;
+    Ok(timer)
+}
+
 /// Makes an event descriptor readable.
 pub fn signal(event: RawFd) {
     let one = 1u64.to_ne_bytes();

@@ -140,8 +140,35 @@ impl Socket {
             Some(libc::ENOENT | libc::ENOTCONN | libc::ECONNRESET) => {
                 Err(io::ErrorKind::NotConnected.into())
             }
+            Some(libc::ENOBUFS | libc::ENOMEM) => Err(io::ErrorKind::WouldBlock.into()),
             _ => Err(error),
         }
+    }
+
+    /// Hands over messages that shall share packets: none is sent before the last, or `unsent_max` bytes. Returns how many there was
+    /// room for.
+    pub fn send_bundle(
+        &self,
+        stack: &Stack,
+        assoc: u32,
+        messages: &[Message],
+        unsent_max: usize,
+    ) -> usize {
+        let last = messages.len().saturating_sub(1);
+        let mut unsent = 0;
+        let finds_no_room = |(place, message): (usize, &Message)| {
+            unsent += message.data.len();
+            let is_more = place < last && unsent < unsent_max;
+            if !is_more {
+                unsent = 0;
+            }
+            stack.hold_back(is_more);
+            let sent = self.send(assoc, 0, message);
+            sent.is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock)
+        };
+        let taken = messages.iter().enumerate().position(finds_no_room);
+        stack.hold_back(false);
+        taken.unwrap_or(messages.len())
     }
 
     pub fn round_trip(&self, assoc: u32) -> io::Result<Duration> {

@@ -5,13 +5,13 @@ use super::hooks::StackSocket;
 use super::inbox::{Inbox, Kind, Packet, with_port};
 use super::outbox::Outbox;
 use super::queue::Queue;
-use super::ready::{drain, signal};
+use super::ready::{drain, signal, timer};
 use super::source::Sources;
 use crate::transport::{AssocId, Event};
 use crate::{address, sockopt};
 use std::cell::{Cell, OnceCell, RefCell};
 use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
@@ -21,6 +21,11 @@ const TICK_MS: u32 = 10;
 const SOCKET_BUFFER: i32 = 8 << 20;
 /// Buckets of the stack's tables: associations by peer's port, by tag (times 31).
 const BUCKETS: u32 = 4096;
+/// Messages that an association may have unsent or unacknowledged, whatever their length. The library's 512 are less than registrars
+/// have on their way to each other in a millisecond.
+const CHUNKS_MAX: u32 = 2048;
+/// Packets that an association sends at once, as far as its window allows, instead of 4: a bundle's.
+const BURST_MAX: u32 = 32;
 /// Answer nothing to packets of associations that are not ours (level 2 of `sctp_blackhole`): on a raw socket a process sees those
 /// of other processes, too.
 const SILENT: u32 = 2;
@@ -40,6 +45,8 @@ pub struct Inner {
     /// By the number that the stack knows an endpoint by.
     pub queues: RefCell<Vec<Option<Queue>>>,
     pub sources: RefCell<Sources>,
+    /// What is handed over is not sent: more follows.
+    pub held_back: Cell<bool>,
     inbox: RefCell<Inbox>,
     udp_port: Cell<Option<u16>>,
     ticked: Cell<Option<Instant>>,
@@ -89,6 +96,7 @@ impl Inner {
             outbox: RefCell::default(),
             queues: RefCell::default(),
             sources: RefCell::default(),
+            held_back: Cell::new(false),
             inbox: RefCell::default(),
             udp_port: Cell::new(None),
             ticked: Cell::new(None),
@@ -131,7 +139,7 @@ impl Stack {
             return Ok(());
         }
         inner.setup.set(setup);
-        let timer = timer()?;
+        let timer = timer(TICK_MS)?;
         // SAFETY: called once, under the lock, with no packets without IP; hooks are ready.
         unsafe {
             ffi::usrsctp_tunable_set_sctp_pcbtblsize(BUCKETS);
@@ -141,6 +149,8 @@ impl Stack {
             // A checksum left out on loopback would be wrong in a capture, and for a kernel's stack.
             ffi::usrsctp_sysctl_set_sctp_no_csum_on_loopback(0);
             ffi::usrsctp_sysctl_set_sctp_blackhole(SILENT);
+            ffi::usrsctp_sysctl_set_sctp_max_chunks_on_queue(CHUNKS_MAX);
+            ffi::usrsctp_sysctl_set_sctp_max_burst_default(BURST_MAX);
             ffi::usrsctp_sysctl_set_sctp_auto_asconf(0);
             ffi::usrsctp_sysctl_set_sctp_asconf_enable(0);
             // The encapsulation hides the bits of the outer header.
@@ -269,6 +279,11 @@ impl Stack {
         too_long
     }
 
+    /// Whether messages handed over from now on are only queued.
+    pub fn hold_back(&self, held_back: bool) {
+        self.inner().held_back.set(held_back);
+    }
+
     pub fn flush(&self) {
         self.inner().outbox.borrow_mut().flush();
     }
@@ -361,27 +376,4 @@ fn take_in(packet: Packet<'_>) {
             ffi::m_freem(mbuf);
         }
     }
-}
-
-/// A timer descriptor that is readable once in a tick.
-fn timer() -> io::Result<OwnedFd> {
-    let flags = libc::TFD_NONBLOCK | libc::TFD_CLOEXEC;
-    // SAFETY: no pointers are passed.
-    let fd = unsafe { libc::timerfd_create(libc::CLOCK_MONOTONIC, flags) };
-    sockopt::check(fd)?;
-    // SAFETY: the descriptor was just opened and belongs to nobody else.
-    let timer = unsafe { OwnedFd::from_raw_fd(fd) };
-    let tick = libc::timespec {
-        tv_sec: 0,
-        tv_nsec: i64::from(TICK_MS) * 1_000_000,
-    };
-    let every = libc::itimerspec {
-        it_interval: tick,
-        it_value: tick,
-    };
-    // SAFETY: the specification outlives the call; the old one is not asked for.
-    sockopt::check(unsafe {
-        libc::timerfd_settime(timer.as_raw_fd(), 0, &raw const every, std::ptr::null_mut())
-    })?;
-    Ok(timer)
 }

@@ -1,0 +1,117 @@
+//! When a registrar lets requests come before it looks again.
+//!
+//! Waking up costs several times what a request does. So where several hosts ask within a short time, their requests are let come, and
+//! handled together. Not so where one asks, who may wait for each answer before it asks again; nor where so many do that there is
+//! always one there.
+
+use std::time::Duration;
+
+use holdfast_proto::registrar::AssociationId;
+
+/// Requests in a pause below which there is none, as those of one association in a row count once.
+const FEW: u32 = 4;
+/// Requests in a pause above which there is none.
+const MANY: u32 = 64;
+
+/// What was heard lately.
+#[derive(Debug)]
+pub(super) struct Pace {
+    pause: Duration,
+    since: Duration,
+    heard: u32,
+    turns: u32,
+    last: Option<AssociationId>,
+    gathers: bool,
+}
+
+impl Pace {
+    /// A pause of zero: there is never one.
+    pub(super) fn new(pause: Duration) -> Pace {
+        Pace {
+            pause,
+            since: Duration::ZERO,
+            heard: 0,
+            turns: 0,
+            last: None,
+            gathers: false,
+        }
+    }
+
+    /// A request came.
+    #[inline]
+    pub(super) fn heard(&mut self, from: AssociationId) {
+        self.heard += 1;
+        if self.last != Some(from) {
+            self.last = Some(from);
+            self.turns += 1;
+        }
+    }
+
+    /// How long to let requests come, now that those before are answered.
+    pub(super) fn pause(&mut self, now: Duration) -> Option<Duration> {
+        let pause = self.pause;
+        let elapsed = now.saturating_sub(self.since);
+        if elapsed >= pause && !pause.is_zero() {
+            self.gathers =
+                pause * self.turns >= elapsed * FEW && pause * self.heard < elapsed * MANY;
+            self.since = now;
+            (self.heard, self.turns) = (0, 0);
+        }
+        self.gathers.then_some(pause)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PAUSE: Duration = Duration::from_millis(2);
+
+    /// Whether there are pauses after requests at this interval, by turns of so many associations.
+    fn gathers(interval: Duration, associations: u64) -> bool {
+        let mut pace = Pace::new(PAUSE);
+        let mut now = Duration::from_secs(1);
+        let mut asked = 0;
+        let mut last = false;
+        for _ in 0..100 {
+            let begun = now;
+            let paused = pace.pause(now);
+            now += paused.unwrap_or(interval).max(interval);
+            let came = (now - begun).as_nanos() / interval.as_nanos();
+            for _ in 0..came {
+                asked += 1;
+                pace.heard(AssociationId(asked % associations));
+            }
+            last = paused.is_some();
+        }
+        last
+    }
+
+    #[test]
+    fn requests_are_let_come_where_several_hosts_make_some() {
+        let us = Duration::from_micros;
+        assert!(gathers(us(100), 1000));
+        assert!(gathers(us(400), 1000));
+        // Little to gain.
+        assert!(!gathers(us(1000), 1000));
+        assert!(!gathers(us(100_000), 1000));
+        // There is always one.
+        assert!(!gathers(us(10), 1000));
+        // Somebody waits for each answer.
+        assert!(!gathers(us(100), 1));
+    }
+
+    #[test]
+    fn many_long_ago_are_few() {
+        let mut pace = Pace::new(PAUSE);
+        (0..40).for_each(|from| pace.heard(AssociationId(from)));
+        assert_eq!(pace.pause(Duration::from_secs(1)), None);
+    }
+
+    #[test]
+    fn there_may_be_none() {
+        let mut pace = Pace::new(Duration::ZERO);
+        (0..40).for_each(|from| pace.heard(AssociationId(from)));
+        assert_eq!(pace.pause(PAUSE), None);
+    }
+}
