@@ -4,6 +4,7 @@ use crate::checksum;
 use crate::policy::Standing;
 use crate::space::Handlespace;
 use crate::timers::{Timer, TimerKind};
+use prefetch_index::prefetch_index;
 use holdfast_wire::rserpool::{ElementId, Policy, PoolHandle, RegistrarId};
 
 /// Names one registration: the same element registered again after a deregistration has another key.
@@ -66,6 +67,9 @@ impl<'a, T> ElementRef<'a, T> {
         payload
     }
 }
+
+/// How many registrations ahead a free record is fetched.
+const AHEAD: usize = 8;
 
 /// The element is in no group and its record is free.
 const FREE: u32 = u32::MAX;
@@ -136,6 +140,9 @@ impl<T> Elements<T> {
             home: RegistrarId(0),
         };
         if let Some(slot) = self.free.pop() {
+            if let Some(&soon) = self.free.len().checked_sub(AHEAD).and_then(|at| self.free.get(at)) {
+                self.fetch(soon);
+            }
             let old = &mut self.cores[slot as usize];
             *old = core(old.generation);
             self.rests[slot as usize] = rest;
@@ -147,6 +154,13 @@ impl<T> Elements<T> {
         self.cores.push(core(0));
         self.rests.push(rest);
         slot
+    }
+
+    /// Fetches a record.
+    #[inline]
+    pub(crate) fn fetch(&self, slot: u32) {
+        prefetch_index(&self.cores, slot as usize);
+        prefetch_index(&self.rests, slot as usize);
     }
 
     /// Frees the record of an element that is in no set any more.

@@ -4,21 +4,22 @@ use crate::checksum;
 use crate::policy::Procedure;
 use crate::selection::Selection;
 use bytes::Bytes;
+use prefetch_index::prefetch_index;
 use holdfast_wire::rserpool::{PolicyKind, PoolHandle};
 
-/// A pool and its selection set. A selection from an order touches the first line.
+/// A pool and its selection set. Selections touch the first two lines, other operations the third too.
 #[derive(Debug, Clone)]
 #[repr(C, align(64))]
 pub(crate) struct Pool {
     handle_len: u32,
-    /// The handle's first bytes: most handles need not be fetched to be compared.
-    head: [u8; HEAD],
-    pub(crate) procedure: Procedure,
-    pub(crate) selection: Selection,
-    pub(crate) kind: PolicyKind,
-    pub(crate) class: u32,
     /// Elements.
     pub(crate) len: u32,
+    /// The handle's first bytes: most handles need not be fetched to be compared.
+    head: [u8; HEAD],
+    pub(crate) kind: PolicyKind,
+    pub(crate) class: u32,
+    pub(crate) selection: Selection,
+    pub(crate) procedure: Procedure,
     /// The group of the element that came last.
     pub(crate) group: u32,
     pub(crate) hash: u64,
@@ -40,7 +41,7 @@ pub struct PoolRef<'a> {
     pub elements: usize,
 }
 
-const HEAD: usize = 20;
+const HEAD: usize = 16;
 
 impl Pool {
     /// A pool without elements. The handle's bytes are copied: it may be part of a message.
@@ -88,6 +89,17 @@ impl Pool {
     }
 }
 
+/// Fetches so many lines of a pool's record.
+#[inline]
+pub(crate) fn fetch(pools: &[Pool], number: u32, lines: usize) {
+    if let Some(pool) = pools.get(number as usize) {
+        // The first field has four bytes.
+        for line in 0..lines {
+            prefetch_index(std::slice::from_ref(&pool.handle_len), line * 16);
+        }
+    }
+}
+
 /// Whether two short slices of the same length are equal: most handles have eight to sixteen bytes, and a call costs more than
 /// to compare these.
 #[inline]
@@ -100,4 +112,15 @@ fn alike(a: &[u8], b: &[u8]) -> bool {
         return a == [u64::from_ne_bytes(*b_first), u64::from_ne_bytes(*b_last)];
     }
     a == b
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_fetched_is_in_the_lines_fetched() {
+        assert!(std::mem::offset_of!(Pool, procedure) < 2 * 64);
+        assert!(std::mem::offset_of!(Pool, handle) <= 3 * 64);
+    }
 }

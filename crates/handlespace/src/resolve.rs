@@ -6,10 +6,11 @@ use crate::selection::{Point, Selection};
 use crate::space::Handlespace;
 use holdfast_wire::rserpool::PoolHandle;
 use prefetch_index::prefetch_index;
-use rand::Rng;
 
 /// Points drawn at once: what they read is fetched at the same time.
 const DRAWN: usize = 4;
+/// How many points ahead elements are fetched, and twice as many what says which they are.
+const AHEAD: u32 = 8;
 /// Points drawn in vain, and elements drawn, before those drawn rest.
 const VAIN_MAX: usize = 16;
 const AWAKE_MAX: usize = 16;
@@ -23,7 +24,7 @@ impl<T> Handlespace<T> {
         items: usize,
         mut visit: impl FnMut(ElementRef<'_, T>),
     ) -> Option<usize> {
-        let pool = self.find_pool(self.hash(handle), handle)?;
+        let pool = self.find_pool(handle)?;
         let procedure = self.pools[pool as usize].procedure;
         if procedure == Procedure::First {
             return Some(self.first(pool, items, visit));
@@ -94,7 +95,7 @@ impl<T> Handlespace<T> {
         let selection = &mut self.pools[pool as usize].selection;
         let (mut rested, mut vain) = (0, 0);
         loop {
-            let Selection::Weighted(weights) = &*selection else {
+            let Selection::Weighted(weights) = &mut *selection else {
                 return rested;
             };
             let awake = self.chosen.len() - rested;
@@ -105,7 +106,7 @@ impl<T> Handlespace<T> {
             let mut points = [Point::default(); DRAWN];
             let points = &mut points[..wanted.min(DRAWN)];
             for point in &mut *points {
-                *point = weights.point(self.random.random_range(0..weights.mass()));
+                *point = weights.draw();
                 weights.fetch(point.position);
             }
             for &point in &*points {
@@ -116,6 +117,12 @@ impl<T> Handlespace<T> {
                         self.chosen.push(slot);
                     }
                     None => vain += 1,
+                }
+            }
+            for drawn in 0..points.len() as u32 {
+                weights.fetch_draw(2 * AHEAD + drawn);
+                if let Some(slot) = weights.peek(AHEAD + drawn) {
+                    prefetch_index(&self.elements.cores, slot as usize);
                 }
             }
             if vain > VAIN_MAX || self.chosen.len() - rested > AWAKE_MAX {

@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use super::measure::Samples;
 use super::ours::Subject;
-use super::workload::{PolicyName, Workload};
+use super::workload::{Member, PolicyName, Workload};
+use holdfast_wire::rserpool::Policy;
 
 /// What is measured, in this order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum, serde::Serialize)]
@@ -107,18 +108,18 @@ impl Bench {
     fn exchange_batch(&mut self, register: &mut Samples, deregister: &mut Samples) {
         let leave = self.workload.batch(self.batch_len());
         deregister.time(leave.len(), || {
-            for &(member, _) in &leave {
-                self.subject.deregister(member);
-            }
+            in_view(&mut self.subject, &leave, |subject, (member, _)| {
+                subject.deregister(member);
+            });
         });
         let come = self.workload.successors(&leave);
         let step = LIFE / come.len() as u32;
         let mut at = self.now;
         register.time(come.len(), || {
-            for &(member, policy) in &come {
+            in_view(&mut self.subject, &come, |subject, (member, policy)| {
                 at += step;
-                self.subject.register_with_timer(member, policy, at);
-            }
+                subject.register_with_timer(member, policy, at);
+            });
         });
     }
 
@@ -127,9 +128,9 @@ impl Bench {
         while !samples.lasted(duration) {
             let batch = self.workload.batch(self.batch_len());
             samples.time(batch.len(), || {
-                for &(member, policy) in &batch {
-                    self.subject.register(member, policy);
-                }
+                in_view(&mut self.subject, &batch, |subject, (member, policy)| {
+                    subject.register(member, policy);
+                });
             });
         }
         samples
@@ -149,10 +150,10 @@ impl Bench {
             let batch = self.workload.batch(self.batch_len());
             let mut now = self.now;
             samples.time(batch.len(), || {
-                for &(member, _) in &batch {
+                in_view(&mut self.subject, &batch, |subject, (member, _)| {
                     now += step;
-                    self.subject.restart_timer(member, now, now + LIFE);
-                }
+                    subject.restart_timer(member, now, now + LIFE);
+                });
             });
             self.now = now;
             if settling > 0 {
@@ -187,7 +188,12 @@ impl Bench {
         while !samples.lasted(duration) {
             let pools = self.workload.pools(BATCH);
             samples.time(pools.len(), || {
-                for &pool in &pools {
+                for ahead in 0..Subject::AHEAD {
+                    self.subject.expect_resolution(pools.get(ahead).copied(), items);
+                }
+                for (index, &pool) in pools.iter().enumerate() {
+                    let ahead = pools.get(index + Subject::AHEAD);
+                    self.subject.expect_resolution(ahead.copied(), items);
                     self.subject.resolve(pool, &mut buffer, items);
                     black_box(&buffer);
                 }
@@ -204,6 +210,23 @@ impl Bench {
             });
         }
         samples
+    }
+}
+
+/// Does something for each of a batch, announced some operations ahead.
+#[inline]
+fn in_view(
+    subject: &mut Subject,
+    batch: &[(Member, Policy)],
+    mut operate: impl FnMut(&mut Subject, (Member, Policy)),
+) {
+    let member = |index: usize| batch.get(index).map(|&(member, _)| member);
+    for ahead in 0..Subject::AHEAD {
+        subject.expect(member(ahead));
+    }
+    for (index, &each) in batch.iter().enumerate() {
+        subject.expect(member(index + Subject::AHEAD));
+        operate(subject, each);
     }
 }
 

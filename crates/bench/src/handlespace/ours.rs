@@ -5,7 +5,7 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
 use bytes::Bytes;
-use holdfast_handlespace::{Cursor, Handlespace, Registration, TimerKind};
+use holdfast_handlespace::{Coming, Cursor, Handlespace, Registration, TimerKind};
 use holdfast_wire::rserpool::{ElementId, Policy, PoolHandle, RegistrarId};
 
 use super::workload::Member;
@@ -40,6 +40,26 @@ impl Subject {
             space: Handlespace::new(1),
             handles: (0..pools as usize).map(handle).collect(),
         }
+    }
+
+    /// How many operations ahead they are announced.
+    pub const AHEAD: usize = Handlespace::<Contact>::AHEAD;
+
+    /// Announces an operation on an element.
+    #[inline]
+    pub fn expect(&mut self, member: Option<Member>) {
+        let coming = member.map(|member| {
+            let handle = &self.handles[member.pool as usize];
+            Coming::Element(handle, ElementId(member.id))
+        });
+        self.space.expect(coming);
+    }
+
+    /// Announces a resolution.
+    #[inline]
+    pub fn expect_resolution(&mut self, pool: Option<u32>, items: usize) {
+        let coming = pool.map(|pool| Coming::Resolution(&self.handles[pool as usize], items));
+        self.space.expect(coming);
     }
 
     /// Registers an element, anew or again.

@@ -121,6 +121,13 @@ impl Blocks {
         prefetch_index(&self.blocks, (spot >> 4) as usize);
     }
 
+    /// Fetches the lines at both ends.
+    #[inline]
+    pub(crate) fn fetch_ends(&self, queue: &Queue) {
+        prefetch_index(&self.blocks, queue.head as usize);
+        prefetch_index(&self.blocks, queue.tail as usize);
+    }
+
     /// Takes an element out of the queue it stands in; whether the queue still exists.
     #[inline]
     pub(crate) fn remove(&mut self, queue: &mut Queue, spot: u32) -> bool {

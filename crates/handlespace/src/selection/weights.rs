@@ -8,6 +8,9 @@
 use prefetch_index::prefetch_index;
 use smallvec::SmallVec;
 
+/// What splitmix64 adds for the next number.
+const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
+
 const ROW_BITS: u32 = 2;
 /// Of weight 0, never chosen; behind all others.
 const OUT: u32 = u32::MAX;
@@ -34,6 +37,8 @@ pub(crate) struct Weights {
     mass: u64,
     members: Vec<Member>,
     rows: SmallVec<[Row; 4]>,
+    /// How far the random numbers have come.
+    random: u64,
 }
 
 /// A point of the line, in an element's part.
@@ -45,10 +50,45 @@ pub(crate) struct Point {
 }
 
 impl Weights {
-    /// The length of the line, of which a point is to be drawn; 0 if none can be chosen.
+    /// What the random numbers begin with.
+    pub(crate) fn sow(&mut self, seed: u64) {
+        self.random = seed;
+    }
+
+    /// A random point, of the line. Which are the next ones is known: splitmix64 numbers the random numbers.
     #[inline]
-    pub(crate) fn mass(&self) -> u64 {
-        self.mass
+    pub(crate) fn draw(&mut self) -> Point {
+        self.random = self.random.wrapping_add(GOLDEN);
+        self.draw_of(self.random)
+    }
+
+    /// Fetches what the draw after so many others will read.
+    #[inline]
+    pub(crate) fn fetch_draw(&self, ahead: u32) {
+        if self.mass > 0 {
+            self.fetch(self.upcoming(ahead).position);
+        }
+    }
+
+    /// The element that will be drawn after so many others, if there is one.
+    #[inline]
+    pub(crate) fn peek(&self, ahead: u32) -> Option<u32> {
+        (self.mass > 0).then(|| self.members[self.upcoming(ahead).position as usize].slot)
+    }
+
+    #[inline]
+    fn upcoming(&self, ahead: u32) -> Point {
+        let steps = u64::from(ahead) + 1;
+        self.draw_of(self.random.wrapping_add(steps.wrapping_mul(GOLDEN)))
+    }
+
+    #[inline]
+    fn draw_of(&self, seed: u64) -> Point {
+        let mut mixed = seed;
+        mixed = (mixed ^ mixed >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+        mixed ^= mixed >> 31;
+        self.point((u128::from(mixed) * u128::from(self.mass) >> 64) as u64)
     }
 
     /// Where a number below [`mass`](Self::mass) lies.
@@ -77,6 +117,22 @@ impl Weights {
     pub(crate) fn at(&self, point: Point) -> Option<u32> {
         let member = self.members[point.position as usize];
         (point.rest < u64::from(member.weight)).then_some(member.slot)
+    }
+
+    /// Shows the last member of each row.
+    #[inline]
+    pub(crate) fn movers(&self, mut show: impl FnMut(u32)) {
+        for row in &self.rows {
+            if let Some(member) = self.members.get((row.end as usize).wrapping_sub(1)) {
+                show(member.slot);
+            }
+        }
+    }
+
+    /// How many members there are.
+    #[inline]
+    pub(crate) fn len(&self) -> u32 {
+        self.members.len() as u32
     }
 
     /// Fetches what there is at a position.
@@ -226,7 +282,7 @@ mod tests {
     /// Every point of the line is an element's, and each element has as many as its weight.
     fn shares(weights: &Weights) -> HashMap<u32, u32> {
         let mut shares = HashMap::new();
-        for number in 0..weights.mass() {
+        for number in 0..weights.mass {
             if let Some(slot) = weights.at(weights.point(number)) {
                 *shares.entry(slot).or_default() += 1;
             }

@@ -1,0 +1,189 @@
+//! What is about to be asked for is fetched from memory while other things are done.
+//!
+//! A registrar has many messages at hand when it handles one. An operation alone waits for its bucket of the index, then for the
+//! record that the bucket names, then for what the record names. Announced some operations ahead, it waits for nothing:
+//! each [`expect`](Handlespace::expect) makes one step for every operation announced before, and steps of one operation are so
+//! far apart that each finds what the one before has asked for.
+
+use crate::pool;
+use crate::space::Handlespace;
+use holdfast_wire::rserpool::{ElementId, PoolHandle};
+
+/// An operation to come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Coming<'a> {
+    /// An element is registered, deregistered, or its timer set.
+    Element(&'a PoolHandle, ElementId),
+    /// A pool's handle is resolved to so many elements.
+    Resolution(&'a PoolHandle, usize),
+}
+
+/// Operations between two steps.
+const APART: usize = 6;
+const STEPS: usize = 5;
+const ITEMS_MAX: usize = 4;
+const RING: usize = (APART * STEPS).next_power_of_two();
+
+/// How much of an operation's way is known.
+#[derive(Debug, Clone, Copy, Default)]
+enum Sight {
+    #[default]
+    Nothing,
+    /// Hashes of the element and of its handle.
+    Element(u64, u64),
+    Slot(u32),
+    /// The pool of an element that is not registered yet.
+    Newcomer(u32),
+    Handle(u64, u32),
+    /// A pool, and how many elements are to be selected.
+    Pool(u32, u32),
+}
+
+/// The operations announced.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Expected {
+    ring: [Sight; RING],
+    next: usize,
+}
+
+impl Expected {
+    /// What is known of the operation whose turn it is.
+    #[inline]
+    fn present(&self) -> Sight {
+        self.ring[self.next.wrapping_sub(1 + APART * STEPS) % RING]
+    }
+}
+
+impl<T> Handlespace<T> {
+    /// How many operations ahead one is best announced.
+    pub const AHEAD: usize = APART * STEPS;
+
+    /// Announces the operation that comes [`AHEAD`](Self::AHEAD) operations after the next one, if it is known. Nothing depends on whether it
+    /// comes. To be called once for each operation.
+    #[inline]
+    pub fn expect(&mut self, coming: Option<Coming<'_>>) {
+        let next = self.expected.next;
+        self.expected.next = next.wrapping_add(1);
+        let place = |steps: usize| next.wrapping_sub(steps * APART) % RING;
+        self.expected.ring[place(0)] = match coming {
+            Some(coming) => self.sight(coming),
+            None => Sight::Nothing,
+        };
+        self.expected.ring[place(1)] = self.find_record(self.expected.ring[place(1)]);
+        self.fetch_sets(self.expected.ring[place(2)]);
+        self.fetch_places(self.expected.ring[place(3)]);
+        self.fetch_neighbours(self.expected.ring[place(4)]);
+    }
+
+    /// The slot of the operation announced for now, if this is its element.
+    #[inline]
+    pub(crate) fn expected_slot(&self, handle: &PoolHandle, id: ElementId) -> Option<u32> {
+        let Sight::Slot(slot) = self.expected.present() else {
+            return None;
+        };
+        let is_its = self.elements.is_used(slot) && self.is_element(slot, handle, id);
+        is_its.then_some(slot)
+    }
+
+    /// The pool of the operation announced for now, if this is its handle.
+    #[inline]
+    pub(crate) fn expected_pool(&self, handle: &PoolHandle) -> Option<u32> {
+        let (Sight::Pool(number, _) | Sight::Newcomer(number)) = self.expected.present() else {
+            return None;
+        };
+        let pool = &self.pools[number as usize];
+        (pool.len > 0 && pool.is(handle)).then_some(number)
+    }
+
+    #[inline]
+    fn sight(&self, coming: Coming<'_>) -> Sight {
+        match coming {
+            Coming::Element(handle, id) => {
+                let of_pool = self.hash(handle);
+                let hash = crate::ownership::mix(of_pool, id.0);
+                self.element_index.fetch(hash);
+                Sight::Element(hash, of_pool)
+            }
+            Coming::Resolution(handle, items) => {
+                let hash = self.hash(handle);
+                self.pool_index.fetch(hash);
+                Sight::Handle(hash, items.min(ITEMS_MAX) as u32)
+            }
+        }
+    }
+
+    #[inline]
+    fn find_record(&self, sight: Sight) -> Sight {
+        let pool = |hash: u64, lines: usize| {
+            let number = self.pool_index.guess(hash)?;
+            pool::fetch(&self.pools, number, lines);
+            Some(number)
+        };
+        match sight {
+            Sight::Element(hash, of_pool) => match self.element_index.guess(hash) {
+                Some(slot) => {
+                    self.elements.fetch(slot);
+                    Sight::Slot(slot)
+                }
+                None => pool(of_pool, 3).map_or(Sight::Nothing, Sight::Newcomer),
+            },
+            Sight::Handle(hash, items) => {
+                let found = pool(hash, 2);
+                found.map_or(Sight::Nothing, |number| Sight::Pool(number, items))
+            }
+            _ => Sight::Nothing,
+        }
+    }
+
+    #[inline]
+    fn fetch_sets(&self, sight: Sight) {
+        match sight {
+            Sight::Slot(slot) => {
+                let core = &self.elements.cores[slot as usize];
+                pool::fetch(&self.pools, core.pool, 3);
+                self.ownership.fetch_group(core.group);
+            }
+            Sight::Newcomer(pool) => {
+                let pool = &self.pools[pool as usize];
+                pool.selection.fetch_end(&self.blocks);
+                self.ownership.fetch_group(pool.group);
+            }
+            Sight::Pool(pool, items) => {
+                let pool = &self.pools[pool as usize];
+                pool.selection.fetch_choice(&self.blocks, items);
+            }
+            _ => {}
+        }
+    }
+
+    #[inline]
+    fn fetch_places(&self, sight: Sight) {
+        match sight {
+            Sight::Slot(slot) => {
+                let core = &self.elements.cores[slot as usize];
+                let pool = &self.pools[core.pool as usize];
+                pool.selection.fetch(&self.blocks, core.spot);
+                self.ownership.fetch_member(core);
+            }
+            Sight::Newcomer(pool) => {
+                self.ownership.fetch_end(self.pools[pool as usize].group);
+            }
+            Sight::Pool(pool, items) => {
+                let pool = &self.pools[pool as usize];
+                let cores = &self.elements.cores;
+                pool.selection.fetch_chosen(&self.blocks, cores, items);
+            }
+            _ => {}
+        }
+    }
+
+    #[inline]
+    fn fetch_neighbours(&self, sight: Sight) {
+        if let Sight::Slot(slot) = sight {
+            let cores = &self.elements.cores;
+            let core = &cores[slot as usize];
+            self.ownership.fetch_last(cores, core.group);
+            self.pools[core.pool as usize].selection.fetch_movers(cores);
+        }
+    }
+}
