@@ -4,8 +4,8 @@ use crate::checksum;
 use crate::policy::Standing;
 use crate::space::Handlespace;
 use crate::timers::{Timer, TimerKind};
-use prefetch_index::prefetch_index;
 use holdfast_wire::rserpool::{ElementId, Policy, PoolHandle, RegistrarId};
+use prefetch_index::prefetch_index;
 
 /// Names one registration: the same element registered again after a deregistration has another key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -140,7 +140,12 @@ impl<T> Elements<T> {
             home: RegistrarId(0),
         };
         if let Some(slot) = self.free.pop() {
-            if let Some(&soon) = self.free.len().checked_sub(AHEAD).and_then(|at| self.free.get(at)) {
+            if let Some(&soon) = self
+                .free
+                .len()
+                .checked_sub(AHEAD)
+                .and_then(|at| self.free.get(at))
+            {
                 self.fetch(soon);
             }
             let old = &mut self.cores[slot as usize];

@@ -4,8 +4,8 @@ use crate::checksum;
 use crate::policy::Procedure;
 use crate::selection::Selection;
 use bytes::Bytes;
-use prefetch_index::prefetch_index;
 use holdfast_wire::rserpool::{PolicyKind, PoolHandle};
+use prefetch_index::prefetch_index;
 
 /// A pool and its selection set. Selections touch the first two lines, other operations the third too.
 #[derive(Debug, Clone)]

@@ -13,8 +13,8 @@ use bytes::Bytes;
 use foldhash::fast::FixedState;
 use holdfast_wire::rserpool::{ElementId, Policy, PolicyKind, PoolHandle, RegistrarId};
 use prefetch_index::prefetch_index;
-use rand::{Rng, SeedableRng};
 use rand::rngs::SmallRng;
+use rand::{Rng, SeedableRng};
 use std::hash::{BuildHasher, Hasher};
 
 /// Pools, their elements, and what a registrar does with them.
@@ -287,10 +287,7 @@ impl<T> Handlespace<T> {
         Ok(Registered { key, previous })
     }
 
-    fn add(
-        &mut self,
-        registration: Registration<'_, T>,
-    ) -> Result<Registered<T>, RegisterError> {
+    fn add(&mut self, registration: Registration<'_, T>) -> Result<Registered<T>, RegisterError> {
         let policy = registration.policy;
         let number = match self.find_pool(registration.handle) {
             Some(number) => {

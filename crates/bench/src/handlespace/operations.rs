@@ -189,7 +189,8 @@ impl Bench {
             let pools = self.workload.pools(BATCH);
             samples.time(pools.len(), || {
                 for ahead in 0..Subject::AHEAD {
-                    self.subject.expect_resolution(pools.get(ahead).copied(), items);
+                    self.subject
+                        .expect_resolution(pools.get(ahead).copied(), items);
                 }
                 for (index, &pool) in pools.iter().enumerate() {
                     let ahead = pools.get(index + Subject::AHEAD);

@@ -50,7 +50,10 @@ impl Rsplib {
             .arg("-L")
             .arg(&library)
             // The old kind of path, which counts for the libraries of the library too.
-            .arg(format!("-Wl,--disable-new-dtags,-rpath,{}", library.display()))
+            .arg(format!(
+                "-Wl,--disable-new-dtags,-rpath,{}",
+                library.display()
+            ))
             // What the library leaves to others of rsplib's is no part of the handlespace.
             .arg("-Wl,--unresolved-symbols=ignore-in-shared-libs")
             .args(["-lrsphsmgt", "-lm", "-lpthread"]);

@@ -11,8 +11,8 @@ pub(crate) use weights::Point;
 use weights::Weights;
 
 use crate::element::Core;
-use prefetch_index::prefetch_index;
 use crate::policy::{OUT, Procedure, Standing};
+use prefetch_index::prefetch_index;
 
 /// The elements of a pool as its policy's procedure wants them.
 #[derive(Debug, Clone)]
