@@ -170,8 +170,7 @@ impl<T> Handlespace<T> {
             }
             Sight::Pool(pool, items) => {
                 let pool = &self.pools[pool as usize];
-                let cores = &self.elements.cores;
-                pool.selection.fetch_chosen(&self.blocks, cores, items);
+                pool.selection.fetch_further(&self.blocks, items);
             }
             _ => {}
         }
@@ -179,11 +178,23 @@ impl<T> Handlespace<T> {
 
     #[inline]
     fn fetch_neighbours(&self, sight: Sight) {
-        if let Sight::Slot(slot) = sight {
-            let cores = &self.elements.cores;
-            let core = &cores[slot as usize];
-            self.ownership.fetch_last(cores, core.group);
-            self.pools[core.pool as usize].selection.fetch_movers(cores);
+        let cores = &self.elements.cores;
+        match sight {
+            Sight::Slot(slot) => {
+                let core = &cores[slot as usize];
+                self.ownership.fetch_last(cores, core.group);
+                let selection = &self.pools[core.pool as usize].selection;
+                selection.fetch_neighbours(&self.blocks, cores);
+            }
+            Sight::Newcomer(pool) => {
+                let selection = &self.pools[pool as usize].selection;
+                selection.fetch_neighbours(&self.blocks, cores);
+            }
+            Sight::Pool(pool, items) => {
+                let selection = &self.pools[pool as usize].selection;
+                selection.fetch_chosen(&self.blocks, cores, items);
+            }
+            _ => {}
         }
     }
 }

@@ -9,8 +9,6 @@ use prefetch_index::prefetch_index;
 
 /// Points drawn at once: what they read is fetched at the same time.
 const DRAWN: usize = 4;
-/// How many points ahead elements are fetched, and twice as many what says which they are.
-const AHEAD: u32 = 8;
 /// Points drawn in vain, and elements drawn, before those drawn rest.
 const VAIN_MAX: usize = 16;
 const AWAKE_MAX: usize = 16;
@@ -26,6 +24,10 @@ impl<T> Handlespace<T> {
     ) -> Option<usize> {
         let pool = self.find_pool(handle)?;
         let procedure = self.pools[pool as usize].procedure;
+        // What the resolution before has found out: its line has come by now.
+        let cores = &self.elements.cores;
+        self.blocks
+            .upcoming(|slot| prefetch_index(cores, slot as usize));
         if procedure == Procedure::First {
             return Some(self.first(pool, items, visit));
         }
@@ -54,8 +56,6 @@ impl<T> Handlespace<T> {
         {
             let cores = &mut self.elements.cores;
             cores[slot as usize].spot = spot;
-            self.blocks
-                .upcoming(|slot| prefetch_index(&*cores, slot as usize));
         }
         shown
     }
@@ -85,8 +85,6 @@ impl<T> Handlespace<T> {
             }
             selection.update(&mut self.blocks, cores, slot, standing);
         }
-        self.blocks
-            .upcoming(|slot| prefetch_index(&*cores, slot as usize));
     }
 
     /// Chooses elements by weight. Who has been drawn already is drawn in vain; so if that may become frequent, those drawn rest.
@@ -119,12 +117,9 @@ impl<T> Handlespace<T> {
                     None => vain += 1,
                 }
             }
-            for drawn in 0..points.len() as u32 {
-                weights.fetch_draw(2 * AHEAD + drawn);
-                if let Some(slot) = weights.peek(AHEAD + drawn) {
-                    prefetch_index(&self.elements.cores, slot as usize);
-                }
-            }
+            weights.look_ahead(points.len() as u32, |slot| {
+                prefetch_index(&self.elements.cores, slot as usize);
+            });
             if vain > VAIN_MAX || self.chosen.len() - rested > AWAKE_MAX {
                 for &slot in &self.chosen[rested..] {
                     selection.rest(&mut self.elements.cores, slot);

@@ -4,9 +4,8 @@ use std::hint::black_box;
 use std::time::Duration;
 
 use super::measure::Samples;
-use super::ours::Subject;
-use super::workload::{Member, PolicyName, Workload};
-use holdfast_wire::rserpool::Policy;
+use super::ours::{Request, Subject};
+use super::workload::{PolicyName, Workload};
 
 /// What is measured, in this order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum, serde::Serialize)]
@@ -53,9 +52,11 @@ impl Bench {
     pub fn new(policy: PolicyName, elements: u32, pools: u32) -> Bench {
         let mut workload = Workload::new(policy, elements, pools);
         let mut subject = Subject::new(pools);
-        for (index, (member, policy)) in workload.everyone().into_iter().enumerate() {
-            subject.register_with_timer(member, policy, LIFE * index as u32 / elements);
+        let everyone = subject.requests(&workload.everyone());
+        for (request, index) in everyone.iter().zip(0..) {
+            subject.register_with_timer(request, LIFE * index / elements);
         }
+        drop(everyone);
         let mut bench = Bench {
             subject,
             workload,
@@ -96,6 +97,12 @@ impl Bench {
         BATCH.min(self.elements / 8).max(1)
     }
 
+    /// Those of the next elements, each with a new figure.
+    fn requests(&mut self) -> Vec<Request> {
+        let batch = self.workload.batch(self.batch_len());
+        self.subject.requests(&batch)
+    }
+
     /// Some elements leave and as many come, by turns.
     fn exchange(&mut self, duration: Duration) -> (Samples, Samples) {
         let (mut register, mut deregister) = (Samples::default(), Samples::default());
@@ -107,18 +114,18 @@ impl Bench {
 
     fn exchange_batch(&mut self, register: &mut Samples, deregister: &mut Samples) {
         let leave = self.workload.batch(self.batch_len());
+        let requests = self.subject.requests(&leave);
         deregister.time(leave.len(), || {
-            in_view(&mut self.subject, &leave, |subject, (member, _)| {
-                subject.deregister(member);
-            });
+            in_view(&mut self.subject, &requests, Subject::deregister);
         });
         let come = self.workload.successors(&leave);
+        let come = self.subject.requests(&come);
         let step = LIFE / come.len() as u32;
         let mut at = self.now;
         register.time(come.len(), || {
-            in_view(&mut self.subject, &come, |subject, (member, policy)| {
+            in_view(&mut self.subject, &come, |subject, request| {
                 at += step;
-                subject.register_with_timer(member, policy, at);
+                subject.register_with_timer(request, at);
             });
         });
     }
@@ -126,10 +133,10 @@ impl Bench {
     fn reregister(&mut self, duration: Duration) -> Samples {
         let mut samples = Samples::default();
         while !samples.lasted(duration) {
-            let batch = self.workload.batch(self.batch_len());
+            let batch = self.requests();
             samples.time(batch.len(), || {
-                in_view(&mut self.subject, &batch, |subject, (member, policy)| {
-                    subject.register(member, policy);
+                in_view(&mut self.subject, &batch, |subject, request| {
+                    subject.register(request);
                 });
             });
         }
@@ -141,18 +148,18 @@ impl Bench {
     fn timer_restart(&mut self, duration: Duration) -> Samples {
         let mut samples = Samples::default();
         let step = LIFE / 3 / self.elements as u32;
-        for (member, _) in self.workload.everyone() {
+        for request in self.subject.requests(&self.workload.everyone()) {
             self.subject
-                .restart_timer(member, Duration::ZERO, self.now + LIFE);
+                .restart_timer(&request, Duration::ZERO, self.now + LIFE);
         }
         let mut settling = 3 * self.elements;
         while !samples.lasted(duration) {
-            let batch = self.workload.batch(self.batch_len());
+            let batch = self.requests();
             let mut now = self.now;
             samples.time(batch.len(), || {
-                in_view(&mut self.subject, &batch, |subject, (member, _)| {
+                in_view(&mut self.subject, &batch, |subject, request| {
                     now += step;
-                    subject.restart_timer(member, now, now + LIFE);
+                    subject.restart_timer(request, now, now + LIFE);
                 });
             });
             self.now = now;
@@ -187,15 +194,15 @@ impl Bench {
         let mut buffer = [0; 3];
         while !samples.lasted(duration) {
             let pools = self.workload.pools(BATCH);
-            samples.time(pools.len(), || {
+            let handles = self.subject.handles(pools.into_iter());
+            samples.time(handles.len(), || {
                 for ahead in 0..Subject::AHEAD {
-                    self.subject
-                        .expect_resolution(pools.get(ahead).copied(), items);
+                    self.subject.expect_resolution(handles.get(ahead), items);
                 }
-                for (index, &pool) in pools.iter().enumerate() {
-                    let ahead = pools.get(index + Subject::AHEAD);
-                    self.subject.expect_resolution(ahead.copied(), items);
-                    self.subject.resolve(pool, &mut buffer, items);
+                for (index, handle) in handles.iter().enumerate() {
+                    let ahead = handles.get(index + Subject::AHEAD);
+                    self.subject.expect_resolution(ahead, items);
+                    self.subject.resolve(handle, &mut buffer, items);
                     black_box(&buffer);
                 }
             });
@@ -218,16 +225,15 @@ impl Bench {
 #[inline]
 fn in_view(
     subject: &mut Subject,
-    batch: &[(Member, Policy)],
-    mut operate: impl FnMut(&mut Subject, (Member, Policy)),
+    batch: &[Request],
+    mut operate: impl FnMut(&mut Subject, &Request),
 ) {
-    let member = |index: usize| batch.get(index).map(|&(member, _)| member);
     for ahead in 0..Subject::AHEAD {
-        subject.expect(member(ahead));
+        subject.expect(batch.get(ahead));
     }
-    for (index, &each) in batch.iter().enumerate() {
-        subject.expect(member(index + Subject::AHEAD));
-        operate(subject, each);
+    for (index, request) in batch.iter().enumerate() {
+        subject.expect(batch.get(index + Subject::AHEAD));
+        operate(subject, request);
     }
 }
 

@@ -128,6 +128,12 @@ impl Blocks {
         prefetch_index(&self.blocks, queue.tail as usize);
     }
 
+    /// Fetches the last line.
+    #[inline]
+    pub(crate) fn fetch_tail(&self, queue: &Queue) {
+        prefetch_index(&self.blocks, queue.tail as usize);
+    }
+
     /// Takes an element out of the queue it stands in; whether the queue still exists.
     #[inline]
     pub(crate) fn remove(&mut self, queue: &mut Queue, spot: u32) -> bool {
@@ -186,14 +192,17 @@ impl Blocks {
         let upcoming = std::mem::replace(&mut self.upcoming, NONE);
         if let Some(block) = self.blocks.get(upcoming as usize) {
             prefetch_index(&self.blocks, block.after as usize);
-            for &slot in &block.places {
-                fetch(slot);
+            let mut live = block.live;
+            while live != 0 {
+                fetch(block.places[block.place(live.trailing_zeros() as usize)]);
+                live &= live - 1;
             }
         }
     }
 
     /// Another queue is selected from.
     pub(crate) fn turn_to(&mut self, queue: Queue) {
+        prefetch_index(&self.blocks, queue.head as usize);
         self.upcoming = queue.head;
     }
 

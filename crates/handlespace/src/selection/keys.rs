@@ -88,13 +88,21 @@ impl Keys {
         };
     }
 
+    /// The queues, if they are few and lie in memory side by side.
+    #[inline]
+    pub(super) fn few(&self) -> &[(u64, Queue)] {
+        match self {
+            Keys::Few(queues) => queues,
+            Keys::Many(_) => &[],
+        }
+    }
+
     /// Fetches what an insertion will search, if that is in few lines.
     #[inline]
     pub(super) fn fetch(&self) {
-        if let Keys::Few(queues) = self {
-            for line in 0..=queues.len() / PER_LINE {
-                prefetch_index(queues, line * PER_LINE);
-            }
+        let queues = self.few();
+        for line in 0..=queues.len() / PER_LINE {
+            prefetch_index(queues, line * PER_LINE);
         }
     }
 

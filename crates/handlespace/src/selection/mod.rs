@@ -87,8 +87,16 @@ impl Selection {
     #[inline]
     pub(crate) fn fetch_choice(&self, blocks: &Blocks, items: u32) {
         match self {
-            Selection::Ordered(order) => order.fetch_front(blocks),
+            Selection::Ordered(order) => order.fetch(blocks),
             Selection::Weighted(weights) => (0..items).for_each(|nth| weights.fetch_draw(nth)),
+        }
+    }
+
+    /// Fetches what it will look at next.
+    #[inline]
+    pub(crate) fn fetch_further(&self, blocks: &Blocks, items: u32) {
+        if let Selection::Ordered(order) = self {
+            order.fetch_next(blocks, items as usize);
         }
     }
 
@@ -101,8 +109,7 @@ impl Selection {
                 order.first(blocks, items as usize, fetch);
             }
             Selection::Weighted(weights) => {
-                let drawn = (0..items).filter_map(|nth| weights.peek(nth));
-                drawn.for_each(fetch);
+                weights.next_drawn(items as usize, fetch);
             }
         }
     }
@@ -116,11 +123,14 @@ impl Selection {
         }
     }
 
-    /// Fetches the elements that may move when another one leaves.
+    /// Fetches what else changes when an element leaves or is updated: elements that move, or the end of its new queue.
     #[inline]
-    pub(crate) fn fetch_movers(&self, cores: &[Core]) {
-        if let Selection::Weighted(weights) = self {
-            weights.movers(|slot| prefetch_index(cores, slot as usize));
+    pub(crate) fn fetch_neighbours(&self, blocks: &Blocks, cores: &[Core]) {
+        match self {
+            Selection::Ordered(order) => order.fetch_tails(blocks),
+            Selection::Weighted(weights) => {
+                weights.movers(|slot| prefetch_index(cores, slot as usize));
+            }
         }
     }
 

@@ -84,6 +84,27 @@ impl Order {
         self.later.fetch();
     }
 
+    /// Fetches where the queues behind the first one begin, up to so many.
+    #[inline]
+    pub(crate) fn fetch_next(&self, blocks: &Blocks, mut items: usize) {
+        self.later.each(|queue| {
+            items = items.saturating_sub(1);
+            if items > 0 {
+                blocks.fetch_ends(&queue);
+            }
+            items > 0
+        });
+    }
+
+    /// Fetches where all queues end, if they are few.
+    #[inline]
+    pub(crate) fn fetch_tails(&self, blocks: &Blocks) {
+        self.later
+            .few()
+            .iter()
+            .for_each(|(_, queue)| blocks.fetch_tail(queue));
+    }
+
     /// Puts the first element behind its equals; returns its slot and its new spot.
     #[inline]
     pub(crate) fn rotate(&mut self, blocks: &mut Blocks) -> Option<(u32, u32)> {

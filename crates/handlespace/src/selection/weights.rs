@@ -11,6 +11,11 @@ use smallvec::SmallVec;
 /// What splitmix64 adds for the next number.
 const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
 
+/// How many draws ahead elements are fetched; and twice as many, what says which they are.
+const AHEAD: u32 = 8;
+/// With fewer members there is nothing to fetch so far ahead.
+const MANY: usize = 64;
+
 const ROW_BITS: u32 = 2;
 /// Of weight 0, never chosen; behind all others.
 const OUT: u32 = u32::MAX;
@@ -70,10 +75,34 @@ impl Weights {
         }
     }
 
-    /// The element that will be drawn after so many others, if there is one.
+    /// The element of the draw after so many others, if it is one that is not in vain.
     #[inline]
-    pub(crate) fn peek(&self, ahead: u32) -> Option<u32> {
-        (self.mass > 0).then(|| self.members[self.upcoming(ahead).position as usize].slot)
+    fn peek(&self, ahead: u32) -> Option<u32> {
+        let point = (self.mass > 0).then(|| self.upcoming(ahead))?;
+        self.at(point)
+    }
+
+    /// Shows the elements that will be drawn next, up to `items`.
+    #[inline]
+    pub(crate) fn next_drawn(&self, items: usize, show: impl FnMut(u32)) {
+        let draws = 0..2 * items as u32 + 1;
+        let drawn = draws.filter_map(|ahead| self.peek(ahead));
+        drawn.take(items).for_each(show);
+    }
+
+    /// After so many draws: fetches what later ones will read, and shows elements that come before these. In a
+    /// small pool all that is near is fetched at once.
+    #[inline]
+    pub(crate) fn look_ahead(&self, draws: u32, mut show: impl FnMut(u32)) {
+        if self.members.len() < MANY {
+            return;
+        }
+        for draw in 0..draws {
+            self.fetch_draw(2 * AHEAD + draw);
+            if let Some(slot) = self.peek(AHEAD + draw) {
+                show(slot);
+            }
+        }
     }
 
     #[inline]
@@ -119,12 +148,13 @@ impl Weights {
         (point.rest < u64::from(member.weight)).then_some(member.slot)
     }
 
-    /// Shows the last member of each row.
+    /// Shows the members at the rows' ends: those who move when another one leaves or changes.
     #[inline]
     pub(crate) fn movers(&self, mut show: impl FnMut(u32)) {
         for row in &self.rows {
-            if let Some(member) = self.members.get((row.end as usize).wrapping_sub(1)) {
-                show(member.slot);
+            let end = row.end as usize;
+            for member in [end.wrapping_sub(1), end].map(|at| self.members.get(at)) {
+                member.into_iter().for_each(|member| show(member.slot));
             }
         }
     }
