@@ -94,8 +94,10 @@ pub(crate) struct Core {
 
 /// What they seldom touch: another line, if the payload is small.
 #[derive(Debug, Clone)]
-#[repr(align(64))]
+#[repr(C, align(64))]
 pub(crate) struct Rest<T> {
+    /// Where it begins.
+    begin: [u32; 0],
     pub(crate) policy: Policy,
     pub(crate) payload: Option<T>,
 }
@@ -124,6 +126,7 @@ impl<T> Elements<T> {
     /// A record for an element that is in no set yet.
     pub(crate) fn insert(&mut self, id: ElementId, pool: u32, policy: Policy, payload: T) -> u32 {
         let rest = Rest {
+            begin: [],
             policy,
             payload: Some(payload),
         };
@@ -165,7 +168,11 @@ impl<T> Elements<T> {
     #[inline]
     pub(crate) fn fetch(&self, slot: u32) {
         prefetch_index(&self.cores, slot as usize);
-        prefetch_index(&self.rests, slot as usize);
+        if let Some(rest) = self.rests.get(slot as usize) {
+            for line in 0..size_of::<Rest<T>>() / 64 {
+                prefetch_index(&rest.begin, line * 16);
+            }
+        }
     }
 
     /// Frees the record of an element that is in no set any more.

@@ -5,17 +5,18 @@
 //! each [`expect`](Handlespace::expect) makes one step for every operation announced before, and steps of one operation are so
 //! far apart that each finds what the one before has asked for.
 
+use crate::policy::Procedure;
 use crate::pool;
 use crate::space::Handlespace;
-use holdfast_wire::rserpool::{ElementId, PoolHandle};
+use holdfast_wire::rserpool::ElementId;
 
-/// An operation to come.
+/// An operation to come, by its pool's handle.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Coming<'a> {
     /// An element is registered, deregistered, or its timer set.
-    Element(&'a PoolHandle, ElementId),
+    Element(&'a [u8], ElementId),
     /// A pool's handle is resolved to so many elements.
-    Resolution(&'a PoolHandle, usize),
+    Resolution(&'a [u8], usize),
 }
 
 /// Operations between two steps.
@@ -77,7 +78,7 @@ impl<T> Handlespace<T> {
 
     /// The slot of the operation announced for now, if this is its element.
     #[inline]
-    pub(crate) fn expected_slot(&self, handle: &PoolHandle, id: ElementId) -> Option<u32> {
+    pub(crate) fn expected_slot(&self, handle: &[u8], id: ElementId) -> Option<u32> {
         let Sight::Slot(slot) = self.expected.present() else {
             return None;
         };
@@ -87,7 +88,7 @@ impl<T> Handlespace<T> {
 
     /// The pool of the operation announced for now, if this is its handle.
     #[inline]
-    pub(crate) fn expected_pool(&self, handle: &PoolHandle) -> Option<u32> {
+    pub(crate) fn expected_pool(&self, handle: &[u8]) -> Option<u32> {
         let (Sight::Pool(number, _) | Sight::Newcomer(number)) = self.expected.present() else {
             return None;
         };
@@ -171,6 +172,9 @@ impl<T> Handlespace<T> {
             Sight::Pool(pool, items) => {
                 let pool = &self.pools[pool as usize];
                 pool.selection.fetch_further(&self.blocks, items);
+                if pool.procedure != Procedure::First {
+                    pool.selection.fetch_tails(&self.blocks);
+                }
             }
             _ => {}
         }

@@ -68,8 +68,7 @@ impl Pool {
 
     /// Whether this is its handle.
     #[inline]
-    pub(crate) fn is(&self, handle: &PoolHandle) -> bool {
-        let handle = &handle.0[..];
+    pub(crate) fn is(&self, handle: &[u8]) -> bool {
         if self.handle_len as usize != handle.len() {
             return false;
         }

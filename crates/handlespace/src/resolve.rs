@@ -22,7 +22,7 @@ impl<T> Handlespace<T> {
         items: usize,
         mut visit: impl FnMut(ElementRef<'_, T>),
     ) -> Option<usize> {
-        let pool = self.find_pool(handle)?;
+        let pool = self.find_pool(&handle.0)?;
         let procedure = self.pools[pool as usize].procedure;
         // What the resolution before has found out: its line has come by now.
         let cores = &self.elements.cores;

@@ -111,7 +111,7 @@ impl<T> Handlespace<T> {
         &mut self,
         registration: Registration<'_, T>,
     ) -> Result<Registered<T>, RegisterError> {
-        match self.find_slot(registration.handle, registration.id) {
+        match self.find_slot(&registration.handle.0, registration.id) {
             Some(slot) => self.renew(slot, registration),
             None => self.add(registration),
         }
@@ -119,7 +119,7 @@ impl<T> Handlespace<T> {
 
     /// Removes an element; a pool without elements goes too. Returns the payload, none if there is no such element.
     pub fn deregister(&mut self, handle: &PoolHandle, id: ElementId) -> Option<T> {
-        let slot = self.find_slot(handle, id)?;
+        let slot = self.find_slot(&handle.0, id)?;
         self.remove_slot(slot)
     }
 
@@ -132,7 +132,7 @@ impl<T> Handlespace<T> {
     /// The registration of an element.
     #[inline]
     pub fn find(&self, handle: &PoolHandle, id: ElementId) -> Option<ElementKey> {
-        let slot = self.find_slot(handle, id)?;
+        let slot = self.find_slot(&handle.0, id)?;
         Some(self.elements.key_of(slot))
     }
 
@@ -182,7 +182,7 @@ impl<T> Handlespace<T> {
 
     /// A pool.
     pub fn pool(&self, handle: &PoolHandle) -> Option<PoolRef<'_>> {
-        let pool = self.find_pool(handle)?;
+        let pool = self.find_pool(&handle.0)?;
         Some(self.pools[pool as usize].view())
     }
 
@@ -211,14 +211,14 @@ impl<T> Handlespace<T> {
     }
 
     #[inline]
-    pub(crate) fn hash(&self, handle: &PoolHandle) -> u64 {
+    pub(crate) fn hash(&self, handle: &[u8]) -> u64 {
         let mut hasher = self.hasher.build_hasher();
-        hasher.write(&handle.0);
+        hasher.write(handle);
         hasher.finish()
     }
 
     #[inline]
-    pub(crate) fn find_pool(&self, handle: &PoolHandle) -> Option<u32> {
+    pub(crate) fn find_pool(&self, handle: &[u8]) -> Option<u32> {
         self.expected_pool(handle).or_else(|| {
             let hash = self.hash(handle);
             self.pool_index
@@ -237,7 +237,7 @@ impl<T> Handlespace<T> {
 
     /// The element's own hash needs no look at its pool: what the index says is checked against the record.
     #[inline]
-    fn find_slot(&self, handle: &PoolHandle, id: ElementId) -> Option<u32> {
+    fn find_slot(&self, handle: &[u8], id: ElementId) -> Option<u32> {
         if let Some(slot) = self.expected_slot(handle, id) {
             return Some(slot);
         }
@@ -254,7 +254,7 @@ impl<T> Handlespace<T> {
 
     /// Whether a record that is in use is this element's.
     #[inline]
-    pub(crate) fn is_element(&self, slot: u32, handle: &PoolHandle, id: ElementId) -> bool {
+    pub(crate) fn is_element(&self, slot: u32, handle: &[u8], id: ElementId) -> bool {
         let core = &self.elements.cores[slot as usize];
         core.id == id.0 && self.pools[core.pool as usize].is(handle)
     }
@@ -289,7 +289,7 @@ impl<T> Handlespace<T> {
 
     fn add(&mut self, registration: Registration<'_, T>) -> Result<Registered<T>, RegisterError> {
         let policy = registration.policy;
-        let number = match self.find_pool(registration.handle) {
+        let number = match self.find_pool(&registration.handle.0) {
             Some(number) => {
                 fits(&self.pools[number as usize], &policy, registration.class)?;
                 number
@@ -318,7 +318,7 @@ impl<T> Handlespace<T> {
     }
 
     fn add_pool(&mut self, registration: &Registration<'_, T>) -> u32 {
-        let hash = self.hash(registration.handle);
+        let hash = self.hash(&registration.handle.0);
         let kind = registration.policy.kind();
         let mut pool = Pool::new(registration.handle, hash, kind, registration.class);
         pool.selection.sow(self.random.random());

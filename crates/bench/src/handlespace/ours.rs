@@ -77,14 +77,14 @@ impl Subject {
     /// Announces an operation on an element.
     #[inline]
     pub fn expect(&mut self, request: Option<&Request>) {
-        let coming = request.map(|request| Coming::Element(&request.handle, request.id));
+        let coming = request.map(|request| Coming::Element(&request.handle.0, request.id));
         self.space.expect(coming);
     }
 
     /// Announces a resolution.
     #[inline]
     pub fn expect_resolution(&mut self, handle: Option<&PoolHandle>, items: usize) {
-        let coming = handle.map(|handle| Coming::Resolution(handle, items));
+        let coming = handle.map(|handle| Coming::Resolution(&handle.0, items));
         self.space.expect(coming);
     }
 

@@ -202,8 +202,11 @@ impl Blocks {
 
     /// Another queue is selected from.
     pub(crate) fn turn_to(&mut self, queue: Queue) {
-        prefetch_index(&self.blocks, queue.head as usize);
-        self.upcoming = queue.head;
+        // A short one's elements are not worth it: of many such pools, another is selected from next.
+        if queue.head != queue.tail {
+            prefetch_index(&self.blocks, queue.head as usize);
+            self.upcoming = queue.head;
+        }
     }
 
     /// Shows up to `items` elements from the head on. Returns how many of these there were not.

@@ -123,6 +123,14 @@ impl Selection {
         }
     }
 
+    /// Fetches where those go that a selection moves.
+    #[inline]
+    pub(crate) fn fetch_tails(&self, blocks: &Blocks) {
+        if let Selection::Ordered(order) = self {
+            order.fetch_tails(blocks);
+        }
+    }
+
     /// Fetches what else changes when an element leaves or is updated: elements that move, or the end of its new queue.
     #[inline]
     pub(crate) fn fetch_neighbours(&self, blocks: &Blocks, cores: &[Core]) {
