@@ -170,7 +170,7 @@ impl<T> Elements<T> {
         prefetch_index(&self.cores, slot as usize);
         if let Some(rest) = self.rests.get(slot as usize) {
             for line in 0..size_of::<Rest<T>>() / 64 {
-                prefetch_index(&rest.begin, line * 16);
+                prefetch_index(rest.begin.as_slice(), line * 16);
             }
         }
     }

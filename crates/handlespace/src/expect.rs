@@ -151,7 +151,9 @@ impl<T> Handlespace<T> {
             }
             Sight::Pool(pool, items) => {
                 let pool = &self.pools[pool as usize];
-                pool.selection.fetch_choice(&self.blocks, items);
+                // What is moved by its selection goes to another key.
+                let further = u32::from(pool.procedure != Procedure::First);
+                pool.selection.fetch_choice(&self.blocks, items + further);
             }
             _ => {}
         }

@@ -101,7 +101,7 @@ impl Keys {
     #[inline]
     pub(super) fn fetch(&self) {
         let queues = self.few();
-        for line in 0..=queues.len() / PER_LINE {
+        for line in 0..queues.len().div_ceil(PER_LINE) {
             prefetch_index(queues, line * PER_LINE);
         }
     }

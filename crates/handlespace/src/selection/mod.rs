@@ -87,6 +87,7 @@ impl Selection {
     #[inline]
     pub(crate) fn fetch_choice(&self, blocks: &Blocks, items: u32) {
         match self {
+            Selection::Ordered(order) if items == 1 => order.fetch_front(blocks),
             Selection::Ordered(order) => order.fetch(blocks),
             Selection::Weighted(weights) => (0..items).for_each(|nth| weights.fetch_draw(nth)),
         }

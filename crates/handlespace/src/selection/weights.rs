@@ -117,7 +117,8 @@ impl Weights {
         mixed = (mixed ^ mixed >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
         mixed ^= mixed >> 31;
-        self.point((u128::from(mixed) * u128::from(self.mass) >> 64) as u64)
+        let product = u128::from(mixed) * u128::from(self.mass);
+        self.point((product >> 64) as u64)
     }
 
     /// Where a number below [`mass`](Self::mass) lies.

@@ -292,8 +292,8 @@ impl Wheel {
     #[inline]
     fn fetch(&self, chunk: u32) {
         if let Some(chunk) = self.chunks.get(chunk as usize) {
-            prefetch_index(&chunk.entries, 0);
-            prefetch_index(&chunk.entries, 8);
+            prefetch_index(chunk.entries.as_slice(), 0);
+            prefetch_index(chunk.entries.as_slice(), 8);
         }
     }
 
