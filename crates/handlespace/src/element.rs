@@ -149,7 +149,7 @@ impl<T> Elements<T> {
                 .checked_sub(AHEAD)
                 .and_then(|at| self.free.get(at))
             {
-                self.fetch(soon);
+                self.fetch(soon, true);
             }
             let old = &mut self.cores[slot as usize];
             *old = core(old.generation);
@@ -164,11 +164,11 @@ impl<T> Elements<T> {
         slot
     }
 
-    /// Fetches a record.
+    /// Fetches a record: what operations touch of it, or all.
     #[inline]
-    pub(crate) fn fetch(&self, slot: u32) {
+    pub(crate) fn fetch(&self, slot: u32, all: bool) {
         prefetch_index(&self.cores, slot as usize);
-        if let Some(rest) = self.rests.get(slot as usize) {
+        if let Some(rest) = self.rests.get(slot as usize).filter(|_| all) {
             for line in 0..size_of::<Rest<T>>() / 64 {
                 prefetch_index(rest.begin.as_slice(), line * 16);
             }

@@ -5,6 +5,7 @@
 //! each [`expect`](Handlespace::expect) makes one step for every operation announced before, and steps of one operation are so
 //! far apart that each finds what the one before has asked for.
 
+use crate::ownership::mix;
 use crate::policy::Procedure;
 use crate::pool;
 use crate::space::Handlespace;
@@ -13,10 +14,22 @@ use holdfast_wire::rserpool::ElementId;
 /// An operation to come, by its pool's handle.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Coming<'a> {
-    /// An element is registered, deregistered, or its timer set.
-    Element(&'a [u8], ElementId),
+    /// An element is registered, anew or again.
+    Registration(&'a [u8], ElementId),
+    /// An element is deregistered.
+    Deregistration(&'a [u8], ElementId),
+    /// An element is found, and its timer set.
+    Timer(&'a [u8], ElementId),
     /// A pool's handle is resolved to so many elements.
     Resolution(&'a [u8], usize),
+}
+
+/// What happens to an element.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Deed {
+    Registration,
+    Deregistration,
+    Timer,
 }
 
 /// Operations between two steps.
@@ -31,8 +44,8 @@ enum Sight {
     #[default]
     Nothing,
     /// Hashes of the element and of its handle.
-    Element(u64, u64),
-    Slot(u32),
+    Element(u64, u64, Deed),
+    Slot(u32, Deed),
     /// The pool of an element that is not registered yet.
     Newcomer(u32),
     Handle(u64, u32),
@@ -79,7 +92,7 @@ impl<T> Handlespace<T> {
     /// The slot of the operation announced for now, if this is its element.
     #[inline]
     pub(crate) fn expected_slot(&self, handle: &[u8], id: ElementId) -> Option<u32> {
-        let Sight::Slot(slot) = self.expected.present() else {
+        let Sight::Slot(slot, _) = self.expected.present() else {
             return None;
         };
         let is_its = self.elements.is_used(slot) && self.is_element(slot, handle, id);
@@ -98,19 +111,20 @@ impl<T> Handlespace<T> {
 
     #[inline]
     fn sight(&self, coming: Coming<'_>) -> Sight {
-        match coming {
-            Coming::Element(handle, id) => {
-                let of_pool = self.hash(handle);
-                let hash = crate::ownership::mix(of_pool, id.0);
-                self.element_index.fetch(hash);
-                Sight::Element(hash, of_pool)
-            }
+        let (handle, id, deed) = match coming {
+            Coming::Registration(handle, id) => (handle, id, Deed::Registration),
+            Coming::Deregistration(handle, id) => (handle, id, Deed::Deregistration),
+            Coming::Timer(handle, id) => (handle, id, Deed::Timer),
             Coming::Resolution(handle, items) => {
                 let hash = self.hash(handle);
                 self.pool_index.fetch(hash);
-                Sight::Handle(hash, items.min(ITEMS_MAX) as u32)
+                return Sight::Handle(hash, items.min(ITEMS_MAX) as u32);
             }
-        }
+        };
+        let of_pool = self.hash(handle);
+        let hash = mix(of_pool, id.0);
+        self.element_index.fetch(hash);
+        Sight::Element(hash, of_pool, deed)
     }
 
     #[inline]
@@ -121,10 +135,10 @@ impl<T> Handlespace<T> {
             Some(number)
         };
         match sight {
-            Sight::Element(hash, of_pool) => match self.element_index.guess(hash) {
+            Sight::Element(hash, of_pool, deed) => match self.element_index.guess(hash) {
                 Some(slot) => {
-                    self.elements.fetch(slot);
-                    Sight::Slot(slot)
+                    self.elements.fetch(slot, deed != Deed::Timer);
+                    Sight::Slot(slot, deed)
                 }
                 None => pool(of_pool, 3).map_or(Sight::Nothing, Sight::Newcomer),
             },
@@ -139,10 +153,17 @@ impl<T> Handlespace<T> {
     #[inline]
     fn fetch_sets(&self, sight: Sight) {
         match sight {
-            Sight::Slot(slot) => {
+            Sight::Slot(slot, deed) => {
                 let core = &self.elements.cores[slot as usize];
-                pool::fetch(&self.pools, core.pool, 3);
-                self.ownership.fetch_group(core.group);
+                let lines = match deed {
+                    Deed::Timer => 1,
+                    Deed::Registration => 2,
+                    Deed::Deregistration => 3,
+                };
+                pool::fetch(&self.pools, core.pool, lines);
+                if deed == Deed::Deregistration {
+                    self.ownership.fetch_group(core.group);
+                }
             }
             Sight::Newcomer(pool) => {
                 let pool = &self.pools[pool as usize];
@@ -162,11 +183,16 @@ impl<T> Handlespace<T> {
     #[inline]
     fn fetch_places(&self, sight: Sight) {
         match sight {
-            Sight::Slot(slot) => {
+            Sight::Slot(_, Deed::Timer) => {}
+            Sight::Slot(slot, deed) => {
                 let core = &self.elements.cores[slot as usize];
                 let pool = &self.pools[core.pool as usize];
+                if deed == Deed::Deregistration {
+                    self.ownership.fetch_member(core);
+                } else if pool.is_alike() {
+                    return;
+                }
                 pool.selection.fetch(&self.blocks, core.spot);
-                self.ownership.fetch_member(core);
             }
             Sight::Newcomer(pool) => {
                 self.ownership.fetch_end(self.pools[pool as usize].group);
@@ -186,15 +212,23 @@ impl<T> Handlespace<T> {
     fn fetch_neighbours(&self, sight: Sight) {
         let cores = &self.elements.cores;
         match sight {
-            Sight::Slot(slot) => {
+            Sight::Slot(_, Deed::Timer) => {}
+            Sight::Slot(slot, deed) => {
                 let core = &cores[slot as usize];
-                self.ownership.fetch_last(cores, core.group);
-                let selection = &self.pools[core.pool as usize].selection;
-                selection.fetch_neighbours(&self.blocks, cores);
+                let pool = &self.pools[core.pool as usize];
+                if deed == Deed::Deregistration {
+                    self.ownership.fetch_last(cores, core.group);
+                } else if pool.is_alike() {
+                    return;
+                } else {
+                    pool.selection.fetch_tails(&self.blocks);
+                }
+                pool.selection.fetch_movers(cores);
             }
             Sight::Newcomer(pool) => {
                 let selection = &self.pools[pool as usize].selection;
-                selection.fetch_neighbours(&self.blocks, cores);
+                selection.fetch_tails(&self.blocks);
+                selection.fetch_movers(cores);
             }
             Sight::Pool(pool, items) => {
                 let selection = &self.pools[pool as usize].selection;

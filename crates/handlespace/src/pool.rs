@@ -78,6 +78,12 @@ impl Pool {
         }
     }
 
+    /// Whether its elements have no figure: registering again moves none.
+    #[inline]
+    pub(crate) fn is_alike(&self) -> bool {
+        matches!(self.kind, PolicyKind::RoundRobin | PolicyKind::Random)
+    }
+
     pub(crate) fn view(&self) -> PoolRef<'_> {
         PoolRef {
             handle: &self.handle,

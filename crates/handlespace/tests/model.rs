@@ -81,25 +81,23 @@ type Checked = Result<(), TestCaseError>;
 impl Run {
     /// Announces what a step looks up.
     fn expect(&mut self, kind_of: impl Fn(usize) -> usize, step: Option<&Step>) {
-        let handle = |pool: &usize| handle(kind_of(*pool));
-        let (handle, id) = match step {
-            Some(
-                Step::Register { pool, id, .. }
-                | Step::Deregister { pool, id }
-                | Step::Rehome { pool, id, .. }
-                | Step::SetTimer { pool, id, .. }
-                | Step::StopTimer { pool, id },
-            ) => (handle(pool), *id),
-            Some(Step::Resolve { pool, items }) => {
-                let handle = handle(pool);
-                return self
-                    .space
-                    .expect(Some(Coming::Resolution(&handle.0, *items)));
+        let handle = |pool: usize| handle(kind_of(pool));
+        let (handle, id, kind): (_, _, fn(_, _) -> _) = match *step.unwrap_or(&Step::Wait { us: 0 })
+        {
+            Step::Register { pool, id, .. } => (handle(pool), id, Coming::Registration),
+            Step::Deregister { pool, id } | Step::Rehome { pool, id, .. } => {
+                (handle(pool), id, Coming::Deregistration)
             }
-            Some(Step::Wait { .. }) | None => return self.space.expect(None),
+            Step::SetTimer { pool, id, .. } | Step::StopTimer { pool, id } => {
+                (handle(pool), id, Coming::Timer)
+            }
+            Step::Resolve { pool, items } => {
+                let coming = Coming::Resolution(&handle(pool).0, items);
+                return self.space.expect(Some(coming));
+            }
+            Step::Wait { .. } => return self.space.expect(None),
         };
-        self.space
-            .expect(Some(Coming::Element(&handle.0, ElementId(id))));
+        self.space.expect(Some(kind(&handle.0, ElementId(id))));
     }
 
     fn step(&mut self, kind_of: impl Fn(usize) -> usize, number: usize, step: Step) -> Checked {

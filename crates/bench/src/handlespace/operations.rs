@@ -3,6 +3,9 @@
 use std::hint::black_box;
 use std::time::Duration;
 
+use holdfast_handlespace::Coming;
+use holdfast_wire::rserpool::ElementId;
+
 use super::measure::Samples;
 use super::ours::{Request, Subject};
 use super::workload::{PolicyName, Workload};
@@ -116,14 +119,16 @@ impl Bench {
         let leave = self.workload.batch(self.batch_len());
         let requests = self.subject.requests(&leave);
         deregister.time(leave.len(), || {
-            in_view(&mut self.subject, &requests, Subject::deregister);
+            let kind = Coming::Deregistration;
+            in_view(&mut self.subject, &requests, kind, Subject::deregister);
         });
         let come = self.workload.successors(&leave);
         let come = self.subject.requests(&come);
         let step = LIFE / come.len() as u32;
         let mut at = self.now;
         register.time(come.len(), || {
-            in_view(&mut self.subject, &come, |subject, request| {
+            let kind = Coming::Registration;
+            in_view(&mut self.subject, &come, kind, |subject, request| {
                 at += step;
                 subject.register_with_timer(request, at);
             });
@@ -135,7 +140,8 @@ impl Bench {
         while !samples.lasted(duration) {
             let batch = self.requests();
             samples.time(batch.len(), || {
-                in_view(&mut self.subject, &batch, |subject, request| {
+                let kind = Coming::Registration;
+                in_view(&mut self.subject, &batch, kind, |subject, request| {
                     subject.register(request);
                 });
             });
@@ -157,7 +163,8 @@ impl Bench {
             let batch = self.requests();
             let mut now = self.now;
             samples.time(batch.len(), || {
-                in_view(&mut self.subject, &batch, |subject, request| {
+                let kind = Coming::Timer;
+                in_view(&mut self.subject, &batch, kind, |subject, request| {
                     now += step;
                     subject.restart_timer(request, now, now + LIFE);
                 });
@@ -195,13 +202,16 @@ impl Bench {
         while !samples.lasted(duration) {
             let pools = self.workload.pools(BATCH);
             let handles = self.subject.handles(pools.into_iter());
+            let coming = |place: usize| {
+                let handle = handles.get(place)?;
+                Some(Coming::Resolution(&handle.0, items))
+            };
             samples.time(handles.len(), || {
                 for ahead in 0..Subject::AHEAD {
-                    self.subject.expect_resolution(handles.get(ahead), items);
+                    self.subject.expect(coming(ahead));
                 }
                 for (index, handle) in handles.iter().enumerate() {
-                    let ahead = handles.get(index + Subject::AHEAD);
-                    self.subject.expect_resolution(ahead, items);
+                    self.subject.expect(coming(index + Subject::AHEAD));
                     self.subject.resolve(handle, &mut buffer, items);
                     black_box(&buffer);
                 }
@@ -221,18 +231,20 @@ impl Bench {
     }
 }
 
-/// Does something for each of a batch, announced some operations ahead.
+/// Does something for each of a batch, announced some operations ahead as one of this kind.
 #[inline]
-fn in_view(
+fn in_view<'a>(
     subject: &mut Subject,
-    batch: &[Request],
+    batch: &'a [Request],
+    kind: fn(&'a [u8], ElementId) -> Coming<'a>,
     mut operate: impl FnMut(&mut Subject, &Request),
 ) {
+    let coming = |place: usize| batch.get(place).map(|request| request.coming(kind));
     for ahead in 0..Subject::AHEAD {
-        subject.expect(batch.get(ahead));
+        subject.expect(coming(ahead));
     }
     for (index, request) in batch.iter().enumerate() {
-        subject.expect(batch.get(index + Subject::AHEAD));
+        subject.expect(coming(index + Subject::AHEAD));
         operate(subject, request);
     }
 }

@@ -38,6 +38,14 @@ pub struct Subject {
 
 const NAME: usize = "pool 000000".len();
 
+impl Request {
+    /// To be announced as one of this kind.
+    #[inline]
+    pub fn coming<'a>(&'a self, kind: fn(&'a [u8], ElementId) -> Coming<'a>) -> Coming<'a> {
+        kind(&self.handle.0, self.id)
+    }
+}
+
 impl Subject {
     /// Empty.
     pub fn new(pools: u32) -> Subject {
@@ -74,17 +82,9 @@ impl Subject {
     /// How many operations ahead they are announced.
     pub const AHEAD: usize = Handlespace::<Contact>::AHEAD;
 
-    /// Announces an operation on an element.
+    /// Announces an operation.
     #[inline]
-    pub fn expect(&mut self, request: Option<&Request>) {
-        let coming = request.map(|request| Coming::Element(&request.handle.0, request.id));
-        self.space.expect(coming);
-    }
-
-    /// Announces a resolution.
-    #[inline]
-    pub fn expect_resolution(&mut self, handle: Option<&PoolHandle>, items: usize) {
-        let coming = handle.map(|handle| Coming::Resolution(&handle.0, items));
+    pub fn expect(&mut self, coming: Option<Coming<'_>>) {
         self.space.expect(coming);
     }
 

@@ -124,7 +124,7 @@ impl Selection {
         }
     }
 
-    /// Fetches where those go that a selection moves.
+    /// Fetches where those go that get another key.
     #[inline]
     pub(crate) fn fetch_tails(&self, blocks: &Blocks) {
         if let Selection::Ordered(order) = self {
@@ -132,14 +132,11 @@ impl Selection {
         }
     }
 
-    /// Fetches what else changes when an element leaves or is updated: elements that move, or the end of its new queue.
+    /// Fetches the elements that may move when one comes, leaves or changes.
     #[inline]
-    pub(crate) fn fetch_neighbours(&self, blocks: &Blocks, cores: &[Core]) {
-        match self {
-            Selection::Ordered(order) => order.fetch_tails(blocks),
-            Selection::Weighted(weights) => {
-                weights.movers(|slot| prefetch_index(cores, slot as usize));
-            }
+    pub(crate) fn fetch_movers(&self, cores: &[Core]) {
+        if let Selection::Weighted(weights) = self {
+            weights.movers(|slot| prefetch_index(cores, slot as usize));
         }
     }
 

@@ -324,7 +324,8 @@ impl Registrar {
         });
         let items = self.config.settings.resolution_items;
         self.space.expect(subject.map(|about| match about.id {
-            Some(id) => Coming::Element(about.handle, id),
+            Some(id) if about.leaves => Coming::Deregistration(about.handle, id),
+            Some(id) => Coming::Registration(about.handle, id),
             None => Coming::Resolution(about.handle, items),
         }));
     }

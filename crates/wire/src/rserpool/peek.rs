@@ -10,6 +10,8 @@ pub struct Subject<'a> {
     pub handle: &'a [u8],
     /// The element's number; none in a handle resolution.
     pub id: Option<ElementId>,
+    /// It leaves its pool.
+    pub leaves: bool,
 }
 
 /// That of an ASAP message for a registrar.
@@ -17,11 +19,15 @@ pub struct Subject<'a> {
 pub fn asap(message: &[u8]) -> Option<Subject<'_>> {
     match message.first()? {
         // Registration and deregistration, a keep-alive's answer, a report.
-        0x01 | 0x02 | 0x08 | 0x09 => element(message.get(4..)?),
+        &kind @ (0x01 | 0x02 | 0x08 | 0x09) => element(message.get(4..)?, kind == 0x02),
         // Resolution.
         0x05 => {
             let (handle, _) = handle(message.get(4..)?)?;
-            Some(Subject { handle, id: None })
+            Some(Subject {
+                handle,
+                id: None,
+                leaves: false,
+            })
         }
         _ => None,
     }
@@ -31,17 +37,22 @@ pub fn asap(message: &[u8]) -> Option<Subject<'_>> {
 #[inline]
 pub fn enrp(message: &[u8]) -> Option<Subject<'_>> {
     // Behind the header: both registrars, and the action.
-    (message.first()? == &0x04).then(|| element(message.get(16..)?))?
+    if message.first()? != &0x04 {
+        return None;
+    }
+    let adds = message.get(12..14)? == [0, 0];
+    element(message.get(16..)?, !adds)
 }
 
 /// A handle, and an element's number or the element, which begins with it.
 #[inline]
-fn element(parameters: &[u8]) -> Option<Subject<'_>> {
+fn element(parameters: &[u8], leaves: bool) -> Option<Subject<'_>> {
     let (handle, rest) = handle(parameters)?;
     let id = rest.get(4..)?.first_chunk()?;
     Some(Subject {
         handle,
         id: Some(ElementId(u32::from_be_bytes(*id))),
+        leaves,
     })
 }
 

@@ -2,7 +2,7 @@
 
 use crate::codec::Message;
 use bytes::Bytes;
-use holdfast_wire::rserpool::enrp::{self, Body};
+use holdfast_wire::rserpool::enrp::{self, Body, UpdateAction};
 use holdfast_wire::rserpool::{
     CauseCode, ElementId, ErrorKind, PeChecksum, PoolHandle, RegistrarId, asap, peek,
 };
@@ -115,15 +115,29 @@ fn a_peek_sees_the_subject() {
         };
         let expected = subject(&parsed.message);
         seen += u32::from(expected.is_some());
-        let peeked =
-            peek(&input).map(|seen| (PoolHandle(Bytes::copy_from_slice(seen.handle)), seen.id));
+        let peeked = peek(&input);
+        let peeked = peeked.map(|seen| {
+            let handle = PoolHandle(Bytes::copy_from_slice(seen.handle));
+            (handle, seen.id, seen.leaves)
+        });
         assert_eq!(peeked, expected, "{hex}");
     }
     assert!(seen > 100, "{seen} of them have a subject");
 }
 
-fn subject(message: &Message) -> Option<(PoolHandle, Option<ElementId>)> {
+fn subject(message: &Message) -> Option<(PoolHandle, Option<ElementId>, bool)> {
     use asap::Message::*;
+    let leaves = match message {
+        Message::Asap(Deregistration { .. }) => true,
+        Message::Enrp(enrp) => matches!(
+            enrp.body,
+            Body::HandleUpdate {
+                action: UpdateAction::Delete,
+                ..
+            }
+        ),
+        _ => false,
+    };
     let (handle, id) = match message {
         Message::Asap(Registration { handle, element }) => (handle, Some(element.id)),
         Message::Asap(HandleResolution { handle, .. }) => (handle, None),
@@ -140,7 +154,7 @@ fn subject(message: &Message) -> Option<(PoolHandle, Option<ElementId>)> {
         },
         _ => return None,
     };
-    Some((handle.clone(), id))
+    Some((handle.clone(), id, leaves))
 }
 
 #[test]
