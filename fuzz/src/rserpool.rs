@@ -1,16 +1,18 @@
 //! Messages of Reliable Server Pooling.
 
 use bytes::{Bytes, BytesMut};
-use holdfast_wire::rserpool::{EncodeError, Error, Parsed, asap, enrp, message_length};
+use holdfast_wire::rserpool::{EncodeError, Error, Parsed, asap, enrp, message_length, peek};
 use std::fmt::Debug;
 
 /// Any bytes are an ASAP message or an error; a message is written and read again as the same.
 pub fn asap(data: &[u8]) -> bool {
+    peek::asap(data);
     run(data, asap::Message::parse, asap::Message::encode)
 }
 
 /// The same for ENRP.
 pub fn enrp(data: &[u8]) -> bool {
+    peek::enrp(data);
     run(data, enrp::Message::parse, enrp::Message::encode)
 }
 

@@ -5,6 +5,7 @@ use crate::policy::Standing;
 use crate::space::Handlespace;
 use crate::timers::{Timer, TimerKind};
 use holdfast_wire::rserpool::{ElementId, Policy, PoolHandle, RegistrarId};
+use prefetch_index::prefetch_index;
 
 /// Names one registration: the same element registered again after a deregistration has another key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -67,6 +68,9 @@ impl<'a, T> ElementRef<'a, T> {
     }
 }
 
+/// How many registrations ahead a free record is fetched.
+const AHEAD: usize = 8;
+
 /// The element is in no group and its record is free.
 const FREE: u32 = u32::MAX;
 
@@ -90,8 +94,10 @@ pub(crate) struct Core {
 
 /// What they seldom touch: another line, if the payload is small.
 #[derive(Debug, Clone)]
-#[repr(align(64))]
+#[repr(C, align(64))]
 pub(crate) struct Rest<T> {
+    /// Where it begins.
+    begin: [u32; 0],
     pub(crate) policy: Policy,
     pub(crate) payload: Option<T>,
 }
@@ -120,6 +126,7 @@ impl<T> Elements<T> {
     /// A record for an element that is in no set yet.
     pub(crate) fn insert(&mut self, id: ElementId, pool: u32, policy: Policy, payload: T) -> u32 {
         let rest = Rest {
+            begin: [],
             policy,
             payload: Some(payload),
         };
@@ -136,6 +143,14 @@ impl<T> Elements<T> {
             home: RegistrarId(0),
         };
         if let Some(slot) = self.free.pop() {
+            if let Some(&soon) = self
+                .free
+                .len()
+                .checked_sub(AHEAD)
+                .and_then(|at| self.free.get(at))
+            {
+                self.fetch(soon, true);
+            }
             let old = &mut self.cores[slot as usize];
             *old = core(old.generation);
             self.rests[slot as usize] = rest;
@@ -147,6 +162,17 @@ impl<T> Elements<T> {
         self.cores.push(core(0));
         self.rests.push(rest);
         slot
+    }
+
+    /// Fetches a record: what operations touch of it, or all.
+    #[inline]
+    pub(crate) fn fetch(&self, slot: u32, all: bool) {
+        prefetch_index(&self.cores, slot as usize);
+        if let Some(rest) = self.rests.get(slot as usize).filter(|_| all) {
+            for line in 0..size_of::<Rest<T>>() / 64 {
+                prefetch_index(rest.begin.as_slice(), line * 16);
+            }
+        }
     }
 
     /// Frees the record of an element that is in no set any more.

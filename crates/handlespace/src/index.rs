@@ -4,6 +4,8 @@
 //! says whether it is the one meant. All of a line is compared at once, so nothing waits for a guess at how far to
 //! look. A table that tells its control bytes from its entries touches one line more.
 
+use prefetch_index::prefetch_index;
+
 /// How full the table may be, in eighths: half full on average, one lookup in a hundred goes beyond its bucket.
 const FULL_EIGHTHS: usize = 5;
 const ENTRIES: usize = 8;
@@ -95,6 +97,20 @@ impl Index {
         }
         let (bucket, place) = self.position(hash, is)?;
         Some(self.buckets[bucket].numbers[place])
+    }
+
+    /// Fetches what [`find`](Self::find) will look at.
+    #[inline]
+    pub(crate) fn fetch(&self, hash: u64) {
+        prefetch_index(&self.buckets, self.home((hash >> 32) as u32));
+    }
+
+    /// The record that most likely has this hash, if there is one.
+    #[inline]
+    pub(crate) fn guess(&self, hash: u64) -> Option<u32> {
+        let tag = (hash >> 32) as u32;
+        let number = self.buckets[self.home(tag)].only(tag)?;
+        (number != FREE).then_some(number)
     }
 
     /// Adds a record that is not there yet.

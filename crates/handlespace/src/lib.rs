@@ -12,6 +12,7 @@
 
 mod checksum;
 mod element;
+mod expect;
 mod index;
 mod ownership;
 mod policy;
@@ -24,6 +25,7 @@ mod synchronize;
 mod timers;
 
 pub use element::{ElementKey, ElementRef};
+pub use expect::Coming;
 pub use pool::PoolRef;
 pub use space::{Handlespace, RegisterError, Registered, Registration};
 pub use synchronize::Cursor;

@@ -102,6 +102,38 @@ impl Ownership {
         }
     }
 
+    /// Fetches a group's record.
+    #[inline]
+    pub(crate) fn fetch_group(&self, group: u32) {
+        prefetch_index(&self.groups, group as usize);
+    }
+
+    /// Fetches where the next member of a group will stand.
+    #[inline]
+    pub(crate) fn fetch_end(&self, group: u32) {
+        if let Some(group) = self.groups.get(group as usize) {
+            prefetch_index(&group.members, group.members.len());
+        }
+    }
+
+    /// Fetches where an element stands in its group, and where the last one does.
+    #[inline]
+    pub(crate) fn fetch_member(&self, core: &Core) {
+        if let Some(group) = self.groups.get(core.group as usize) {
+            prefetch_index(&group.members, core.member as usize);
+            prefetch_index(&group.members, group.members.len());
+        }
+    }
+
+    /// Fetches the last member of a group.
+    #[inline]
+    pub(crate) fn fetch_last(&self, cores: &[Core], group: u32) {
+        let group = self.groups.get(group as usize);
+        if let Some(&last) = group.and_then(|group| group.members.last()) {
+            prefetch_index(cores, last as usize);
+        }
+    }
+
     /// Takes an element from its home.
     #[inline]
     pub(crate) fn remove(&mut self, cores: &mut [Core], slot: u32, block: u64) {

@@ -5,20 +5,21 @@ use crate::policy::Procedure;
 use crate::selection::Selection;
 use bytes::Bytes;
 use holdfast_wire::rserpool::{PolicyKind, PoolHandle};
+use prefetch_index::prefetch_index;
 
-/// A pool and its selection set. A selection from an order touches the first line.
+/// A pool and its selection set. Selections touch the first two lines, other operations the third too.
 #[derive(Debug, Clone)]
 #[repr(C, align(64))]
 pub(crate) struct Pool {
     handle_len: u32,
-    /// The handle's first bytes: most handles need not be fetched to be compared.
-    head: [u8; HEAD],
-    pub(crate) procedure: Procedure,
-    pub(crate) selection: Selection,
-    pub(crate) kind: PolicyKind,
-    pub(crate) class: u32,
     /// Elements.
     pub(crate) len: u32,
+    /// The handle's first bytes: most handles need not be fetched to be compared.
+    head: [u8; HEAD],
+    pub(crate) kind: PolicyKind,
+    pub(crate) class: u32,
+    pub(crate) selection: Selection,
+    pub(crate) procedure: Procedure,
     /// The group of the element that came last.
     pub(crate) group: u32,
     pub(crate) hash: u64,
@@ -40,7 +41,7 @@ pub struct PoolRef<'a> {
     pub elements: usize,
 }
 
-const HEAD: usize = 20;
+const HEAD: usize = 16;
 
 impl Pool {
     /// A pool without elements. The handle's bytes are copied: it may be part of a message.
@@ -67,8 +68,7 @@ impl Pool {
 
     /// Whether this is its handle.
     #[inline]
-    pub(crate) fn is(&self, handle: &PoolHandle) -> bool {
-        let handle = &handle.0[..];
+    pub(crate) fn is(&self, handle: &[u8]) -> bool {
         if self.handle_len as usize != handle.len() {
             return false;
         }
@@ -78,12 +78,29 @@ impl Pool {
         }
     }
 
+    /// Whether its elements have no figure: registering again moves none.
+    #[inline]
+    pub(crate) fn is_alike(&self) -> bool {
+        matches!(self.kind, PolicyKind::RoundRobin | PolicyKind::Random)
+    }
+
     pub(crate) fn view(&self) -> PoolRef<'_> {
         PoolRef {
             handle: &self.handle,
             policy: self.kind,
             class: self.class,
             elements: self.len as usize,
+        }
+    }
+}
+
+/// Fetches so many lines of a pool's record.
+#[inline]
+pub(crate) fn fetch(pools: &[Pool], number: u32, lines: usize) {
+    if let Some(pool) = pools.get(number as usize) {
+        // The first field has four bytes.
+        for line in 0..lines {
+            prefetch_index(std::slice::from_ref(&pool.handle_len), line * 16);
         }
     }
 }
@@ -100,4 +117,15 @@ fn alike(a: &[u8], b: &[u8]) -> bool {
         return a == [u64::from_ne_bytes(*b_first), u64::from_ne_bytes(*b_last)];
     }
     a == b
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_fetched_is_in_the_lines_fetched() {
+        assert!(std::mem::offset_of!(Pool, procedure) < 2 * 64);
+        assert!(std::mem::offset_of!(Pool, handle) <= 3 * 64);
+    }
 }

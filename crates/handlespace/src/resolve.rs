@@ -6,7 +6,6 @@ use crate::selection::{Point, Selection};
 use crate::space::Handlespace;
 use holdfast_wire::rserpool::PoolHandle;
 use prefetch_index::prefetch_index;
-use rand::Rng;
 
 /// Points drawn at once: what they read is fetched at the same time.
 const DRAWN: usize = 4;
@@ -23,8 +22,12 @@ impl<T> Handlespace<T> {
         items: usize,
         mut visit: impl FnMut(ElementRef<'_, T>),
     ) -> Option<usize> {
-        let pool = self.find_pool(self.hash(handle), handle)?;
+        let pool = self.find_pool(&handle.0)?;
         let procedure = self.pools[pool as usize].procedure;
+        // What the resolution before has found out: its line has come by now.
+        let cores = &self.elements.cores;
+        self.blocks
+            .upcoming(|slot| prefetch_index(cores, slot as usize));
         if procedure == Procedure::First {
             return Some(self.first(pool, items, visit));
         }
@@ -53,8 +56,6 @@ impl<T> Handlespace<T> {
         {
             let cores = &mut self.elements.cores;
             cores[slot as usize].spot = spot;
-            self.blocks
-                .upcoming(|slot| prefetch_index(&*cores, slot as usize));
         }
         shown
     }
@@ -84,8 +85,6 @@ impl<T> Handlespace<T> {
             }
             selection.update(&mut self.blocks, cores, slot, standing);
         }
-        self.blocks
-            .upcoming(|slot| prefetch_index(&*cores, slot as usize));
     }
 
     /// Chooses elements by weight. Who has been drawn already is drawn in vain; so if that may become frequent, those drawn rest.
@@ -94,7 +93,7 @@ impl<T> Handlespace<T> {
         let selection = &mut self.pools[pool as usize].selection;
         let (mut rested, mut vain) = (0, 0);
         loop {
-            let Selection::Weighted(weights) = &*selection else {
+            let Selection::Weighted(weights) = &mut *selection else {
                 return rested;
             };
             let awake = self.chosen.len() - rested;
@@ -105,7 +104,7 @@ impl<T> Handlespace<T> {
             let mut points = [Point::default(); DRAWN];
             let points = &mut points[..wanted.min(DRAWN)];
             for point in &mut *points {
-                *point = weights.point(self.random.random_range(0..weights.mass()));
+                *point = weights.draw();
                 weights.fetch(point.position);
             }
             for &point in &*points {
@@ -118,6 +117,9 @@ impl<T> Handlespace<T> {
                     None => vain += 1,
                 }
             }
+            weights.look_ahead(points.len() as u32, |slot| {
+                prefetch_index(&self.elements.cores, slot as usize);
+            });
             if vain > VAIN_MAX || self.chosen.len() - rested > AWAKE_MAX {
                 for &slot in &self.chosen[rested..] {
                     selection.rest(&mut self.elements.cores, slot);

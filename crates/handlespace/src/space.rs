@@ -2,6 +2,7 @@
 
 use crate::checksum::Checksum;
 use crate::element::{ElementKey, ElementRef, Elements};
+use crate::expect::Expected;
 use crate::index::Index;
 use crate::ownership::{Ownership, mix};
 use crate::policy::{Procedure, Standing};
@@ -12,8 +13,8 @@ use bytes::Bytes;
 use foldhash::fast::FixedState;
 use holdfast_wire::rserpool::{ElementId, Policy, PolicyKind, PoolHandle, RegistrarId};
 use prefetch_index::prefetch_index;
-use rand::SeedableRng;
 use rand::rngs::SmallRng;
+use rand::{Rng, SeedableRng};
 use std::hash::{BuildHasher, Hasher};
 
 /// Pools, their elements, and what a registrar does with them.
@@ -23,8 +24,8 @@ pub struct Handlespace<T> {
     pub(crate) pools: Vec<Pool>,
     free_pools: Vec<u32>,
     /// Pools by the hash of the handle, elements by that of handle and id.
-    pool_index: Index,
-    element_index: Index,
+    pub(crate) pool_index: Index,
+    pub(crate) element_index: Index,
     pub(crate) blocks: Blocks,
     pub(crate) ownership: Ownership,
     pub(crate) timers: Timers,
@@ -32,6 +33,7 @@ pub struct Handlespace<T> {
     pub(crate) random: SmallRng,
     /// The elements of one selection; kept so that none allocates.
     pub(crate) chosen: Vec<u32>,
+    pub(crate) expected: Expected,
 }
 
 /// What is registered.
@@ -96,6 +98,7 @@ impl<T> Handlespace<T> {
             hasher: FixedState::with_seed(seed),
             random: SmallRng::seed_from_u64(seed),
             chosen: Vec::new(),
+            expected: Expected::default(),
         }
     }
 
@@ -108,16 +111,15 @@ impl<T> Handlespace<T> {
         &mut self,
         registration: Registration<'_, T>,
     ) -> Result<Registered<T>, RegisterError> {
-        let hash = self.hash(registration.handle);
-        match self.find_slot(hash, registration.handle, registration.id) {
+        match self.find_slot(&registration.handle.0, registration.id) {
             Some(slot) => self.renew(slot, registration),
-            None => self.add(hash, registration),
+            None => self.add(registration),
         }
     }
 
     /// Removes an element; a pool without elements goes too. Returns the payload, none if there is no such element.
     pub fn deregister(&mut self, handle: &PoolHandle, id: ElementId) -> Option<T> {
-        let slot = self.find_slot(self.hash(handle), handle, id)?;
+        let slot = self.find_slot(&handle.0, id)?;
         self.remove_slot(slot)
     }
 
@@ -130,7 +132,7 @@ impl<T> Handlespace<T> {
     /// The registration of an element.
     #[inline]
     pub fn find(&self, handle: &PoolHandle, id: ElementId) -> Option<ElementKey> {
-        let slot = self.find_slot(self.hash(handle), handle, id)?;
+        let slot = self.find_slot(&handle.0, id)?;
         Some(self.elements.key_of(slot))
     }
 
@@ -180,7 +182,7 @@ impl<T> Handlespace<T> {
 
     /// A pool.
     pub fn pool(&self, handle: &PoolHandle) -> Option<PoolRef<'_>> {
-        let pool = self.find_pool(self.hash(handle), handle)?;
+        let pool = self.find_pool(&handle.0)?;
         Some(self.pools[pool as usize].view())
     }
 
@@ -209,16 +211,19 @@ impl<T> Handlespace<T> {
     }
 
     #[inline]
-    pub(crate) fn hash(&self, handle: &PoolHandle) -> u64 {
+    pub(crate) fn hash(&self, handle: &[u8]) -> u64 {
         let mut hasher = self.hasher.build_hasher();
-        hasher.write(&handle.0);
+        hasher.write(handle);
         hasher.finish()
     }
 
     #[inline]
-    pub(crate) fn find_pool(&self, hash: u64, handle: &PoolHandle) -> Option<u32> {
-        self.pool_index
-            .find(hash, |pool| self.pools[pool as usize].is(handle))
+    pub(crate) fn find_pool(&self, handle: &[u8]) -> Option<u32> {
+        self.expected_pool(handle).or_else(|| {
+            let hash = self.hash(handle);
+            self.pool_index
+                .find(hash, |pool| self.pools[pool as usize].is(handle))
+        })
     }
 
     #[inline]
@@ -232,13 +237,26 @@ impl<T> Handlespace<T> {
 
     /// The element's own hash needs no look at its pool: what the index says is checked against the record.
     #[inline]
-    fn find_slot(&self, hash: u64, handle: &PoolHandle, id: ElementId) -> Option<u32> {
+    fn find_slot(&self, handle: &[u8], id: ElementId) -> Option<u32> {
+        if let Some(slot) = self.expected_slot(handle, id) {
+            return Some(slot);
+        }
+        let hash = match self.expected_pool(handle) {
+            Some(pool) => self.pools[pool as usize].hash,
+            None => self.hash(handle),
+        };
         self.element_index.find(mix(hash, id.0), |slot| {
             // Whoever changes the registration needs both lines.
             prefetch_index(&self.elements.rests, slot as usize);
-            let core = &self.elements.cores[slot as usize];
-            core.id == id.0 && self.pools[core.pool as usize].is(handle)
+            self.is_element(slot, handle, id)
         })
+    }
+
+    /// Whether a record that is in use is this element's.
+    #[inline]
+    pub(crate) fn is_element(&self, slot: u32, handle: &[u8], id: ElementId) -> bool {
+        let core = &self.elements.cores[slot as usize];
+        core.id == id.0 && self.pools[core.pool as usize].is(handle)
     }
 
     fn renew(
@@ -269,25 +287,21 @@ impl<T> Handlespace<T> {
         Ok(Registered { key, previous })
     }
 
-    fn add(
-        &mut self,
-        hash: u64,
-        registration: Registration<'_, T>,
-    ) -> Result<Registered<T>, RegisterError> {
+    fn add(&mut self, registration: Registration<'_, T>) -> Result<Registered<T>, RegisterError> {
         let policy = registration.policy;
-        let number = match self.find_pool(hash, registration.handle) {
+        let number = match self.find_pool(&registration.handle.0) {
             Some(number) => {
                 fits(&self.pools[number as usize], &policy, registration.class)?;
                 number
             }
-            None => self.add_pool(hash, &registration),
+            None => self.add_pool(&registration),
         };
         let Registration {
             id, home, payload, ..
         } = registration;
         let slot = self.elements.insert(id, number, policy, payload);
-        self.element_index.insert(mix(hash, id.0), slot);
         let pool = &mut self.pools[number as usize];
+        self.element_index.insert(mix(pool.hash, id.0), slot);
         pool.len += 1;
         let block = self.elements.checksum_block(slot, pool.handle_block);
         let cores = &mut self.elements.cores;
@@ -303,9 +317,11 @@ impl<T> Handlespace<T> {
         })
     }
 
-    fn add_pool(&mut self, hash: u64, registration: &Registration<'_, T>) -> u32 {
+    fn add_pool(&mut self, registration: &Registration<'_, T>) -> u32 {
+        let hash = self.hash(&registration.handle.0);
         let kind = registration.policy.kind();
-        let pool = Pool::new(registration.handle, hash, kind, registration.class);
+        let mut pool = Pool::new(registration.handle, hash, kind, registration.class);
+        pool.selection.sow(self.random.random());
         let number = match self.free_pools.pop() {
             Some(number) => {
                 self.pools[number as usize] = pool;

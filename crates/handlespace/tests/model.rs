@@ -2,7 +2,7 @@
 
 mod naive;
 
-use holdfast_handlespace::{Cursor, Handlespace, Registration, TimerKind};
+use holdfast_handlespace::{Coming, Cursor, Handlespace, Registration, TimerKind};
 use holdfast_wire::rserpool::{ElementId, PoolHandle, RegistrarId};
 use naive::Naive;
 use proptest::prelude::*;
@@ -79,6 +79,27 @@ struct Run {
 type Checked = Result<(), TestCaseError>;
 
 impl Run {
+    /// Announces what a step looks up.
+    fn expect(&mut self, kind_of: impl Fn(usize) -> usize, step: Option<&Step>) {
+        let handle = |pool: usize| handle(kind_of(pool));
+        let (handle, id, kind): (_, _, fn(_, _) -> _) = match *step.unwrap_or(&Step::Wait { us: 0 })
+        {
+            Step::Register { pool, id, .. } => (handle(pool), id, Coming::Registration),
+            Step::Deregister { pool, id } | Step::Rehome { pool, id, .. } => {
+                (handle(pool), id, Coming::Deregistration)
+            }
+            Step::SetTimer { pool, id, .. } | Step::StopTimer { pool, id } => {
+                (handle(pool), id, Coming::Timer)
+            }
+            Step::Resolve { pool, items } => {
+                let coming = Coming::Resolution(&handle(pool).0, items);
+                return self.space.expect(Some(coming));
+            }
+            Step::Wait { .. } => return self.space.expect(None),
+        };
+        self.space.expect(Some(kind(&handle.0, ElementId(id))));
+    }
+
     fn step(&mut self, kind_of: impl Fn(usize) -> usize, number: usize, step: Step) -> Checked {
         match step {
             Step::Register {
@@ -188,9 +209,16 @@ proptest! {
     #[test]
     fn it_does_what_vectors_do(few in 1..=3usize, first in 0..POOLS, steps in prop::collection::vec(step(), 1..300)) {
         let mut run = Run { space: Handlespace::new(7), naive: Naive::default(), now: 0 };
-        for (number, step) in steps.into_iter().enumerate() {
-            // Few pools at a time, so that they fill up.
-            run.step(|pool| (first + pool % few) % POOLS, number, step)?;
+        // Few pools at a time, so that they fill up.
+        let kind_of = |pool| (first + pool % few) % POOLS;
+        for ahead in 0..Handlespace::<usize>::AHEAD {
+            run.expect(kind_of, steps.get(ahead));
+        }
+        for (number, step) in steps.iter().enumerate() {
+            // Announced are those that come, now and then others: nothing may depend on it.
+            let apart = Handlespace::<usize>::AHEAD + number % 40 / 30;
+            run.expect(kind_of, steps.get(number + apart));
+            run.step(kind_of, number, step.clone())?;
             prop_assert_eq!(run.space.elements(), run.naive.elements.len());
         }
         sets_agree(&run.space, &run.naive)?;

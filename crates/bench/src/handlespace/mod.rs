@@ -3,7 +3,9 @@
 //! The six operations of paper 001 section 3.1, registration and deregistration apart: at steady size, on elements in random
 //! order, loads of least used in sixteen levels and changed with every re-registration. Batches are prepared outside
 //! the time. Every operation finds its pool and element by handle and id; registration sets a timer; a restarted timer is
-//! restarted three times in its life, and the time goes on meanwhile.
+//! restarted three times in its life, and the time goes on meanwhile. On ours, operations by handle are announced ahead
+//! ([`expect`](holdfast_handlespace::Handlespace::expect)) as `holdfastd` announces the messages that one receive has brought; rsplib has
+//! no such call.
 
 mod measure;
 mod operations;
@@ -26,9 +28,14 @@ use workload::PolicyName;
 
 /// Flags of `holdfast bench handlespace`.
 #[derive(Debug, clap::Args)]
-#[command(after_help = "Examples:
+#[command(
+    after_help = "Holdfast's handlespace is told of each operation by handle some operations ahead, as the registrar tells it of the \
+messages that one receive has brought; rsplib's has no such call.
+
+Examples:
   holdfast bench handlespace --elements 1000,100000 --policy RR,LU
-  holdfast bench handlespace --peer rsplib --peer-prefix /usr/local --json rows.json")]
+  holdfast bench handlespace --peer rsplib --peer-prefix /usr/local --json rows.json"
+)]
 pub struct HandlespaceArgs {
     /// Pool elements; several numbers, separated by commas.
     #[arg(

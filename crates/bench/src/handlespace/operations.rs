@@ -3,8 +3,11 @@
 use std::hint::black_box;
 use std::time::Duration;
 
+use holdfast_handlespace::Coming;
+use holdfast_wire::rserpool::ElementId;
+
 use super::measure::Samples;
-use super::ours::Subject;
+use super::ours::{Request, Subject};
 use super::workload::{PolicyName, Workload};
 
 /// What is measured, in this order.
@@ -52,9 +55,11 @@ impl Bench {
     pub fn new(policy: PolicyName, elements: u32, pools: u32) -> Bench {
         let mut workload = Workload::new(policy, elements, pools);
         let mut subject = Subject::new(pools);
-        for (index, (member, policy)) in workload.everyone().into_iter().enumerate() {
-            subject.register_with_timer(member, policy, LIFE * index as u32 / elements);
+        let everyone = subject.requests(&workload.everyone());
+        for (request, index) in everyone.iter().zip(0..) {
+            subject.register_with_timer(request, LIFE * index / elements);
         }
+        drop(everyone);
         let mut bench = Bench {
             subject,
             workload,
@@ -95,6 +100,12 @@ impl Bench {
         BATCH.min(self.elements / 8).max(1)
     }
 
+    /// Those of the next elements, each with a new figure.
+    fn requests(&mut self) -> Vec<Request> {
+        let batch = self.workload.batch(self.batch_len());
+        self.subject.requests(&batch)
+    }
+
     /// Some elements leave and as many come, by turns.
     fn exchange(&mut self, duration: Duration) -> (Samples, Samples) {
         let (mut register, mut deregister) = (Samples::default(), Samples::default());
@@ -106,30 +117,33 @@ impl Bench {
 
     fn exchange_batch(&mut self, register: &mut Samples, deregister: &mut Samples) {
         let leave = self.workload.batch(self.batch_len());
+        let requests = self.subject.requests(&leave);
         deregister.time(leave.len(), || {
-            for &(member, _) in &leave {
-                self.subject.deregister(member);
-            }
+            let kind = Coming::Deregistration;
+            in_view(&mut self.subject, &requests, kind, Subject::deregister);
         });
         let come = self.workload.successors(&leave);
+        let come = self.subject.requests(&come);
         let step = LIFE / come.len() as u32;
         let mut at = self.now;
         register.time(come.len(), || {
-            for &(member, policy) in &come {
+            let kind = Coming::Registration;
+            in_view(&mut self.subject, &come, kind, |subject, request| {
                 at += step;
-                self.subject.register_with_timer(member, policy, at);
-            }
+                subject.register_with_timer(request, at);
+            });
         });
     }
 
     fn reregister(&mut self, duration: Duration) -> Samples {
         let mut samples = Samples::default();
         while !samples.lasted(duration) {
-            let batch = self.workload.batch(self.batch_len());
+            let batch = self.requests();
             samples.time(batch.len(), || {
-                for &(member, policy) in &batch {
-                    self.subject.register(member, policy);
-                }
+                let kind = Coming::Registration;
+                in_view(&mut self.subject, &batch, kind, |subject, request| {
+                    subject.register(request);
+                });
             });
         }
         samples
@@ -140,19 +154,20 @@ impl Bench {
     fn timer_restart(&mut self, duration: Duration) -> Samples {
         let mut samples = Samples::default();
         let step = LIFE / 3 / self.elements as u32;
-        for (member, _) in self.workload.everyone() {
+        for request in self.subject.requests(&self.workload.everyone()) {
             self.subject
-                .restart_timer(member, Duration::ZERO, self.now + LIFE);
+                .restart_timer(&request, Duration::ZERO, self.now + LIFE);
         }
         let mut settling = 3 * self.elements;
         while !samples.lasted(duration) {
-            let batch = self.workload.batch(self.batch_len());
+            let batch = self.requests();
             let mut now = self.now;
             samples.time(batch.len(), || {
-                for &(member, _) in &batch {
+                let kind = Coming::Timer;
+                in_view(&mut self.subject, &batch, kind, |subject, request| {
                     now += step;
-                    self.subject.restart_timer(member, now, now + LIFE);
-                }
+                    subject.restart_timer(request, now, now + LIFE);
+                });
             });
             self.now = now;
             if settling > 0 {
@@ -186,9 +201,18 @@ impl Bench {
         let mut buffer = [0; 3];
         while !samples.lasted(duration) {
             let pools = self.workload.pools(BATCH);
-            samples.time(pools.len(), || {
-                for &pool in &pools {
-                    self.subject.resolve(pool, &mut buffer, items);
+            let handles = self.subject.handles(pools.into_iter());
+            let coming = |place: usize| {
+                let handle = handles.get(place)?;
+                Some(Coming::Resolution(&handle.0, items))
+            };
+            samples.time(handles.len(), || {
+                for ahead in 0..Subject::AHEAD {
+                    self.subject.expect(coming(ahead));
+                }
+                for (index, handle) in handles.iter().enumerate() {
+                    self.subject.expect(coming(index + Subject::AHEAD));
+                    self.subject.resolve(handle, &mut buffer, items);
                     black_box(&buffer);
                 }
             });
@@ -204,6 +228,24 @@ impl Bench {
             });
         }
         samples
+    }
+}
+
+/// Does something for each of a batch, announced some operations ahead as one of this kind.
+#[inline]
+fn in_view<'a>(
+    subject: &mut Subject,
+    batch: &'a [Request],
+    kind: fn(&'a [u8], ElementId) -> Coming<'a>,
+    mut operate: impl FnMut(&mut Subject, &Request),
+) {
+    let coming = |place: usize| batch.get(place).map(|request| request.coming(kind));
+    for ahead in 0..Subject::AHEAD {
+        subject.expect(coming(ahead));
+    }
+    for (index, request) in batch.iter().enumerate() {
+        subject.expect(coming(index + Subject::AHEAD));
+        operate(subject, request);
     }
 }
 

@@ -5,7 +5,7 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
 use bytes::Bytes;
-use holdfast_handlespace::{Cursor, Handlespace, Registration, TimerKind};
+use holdfast_handlespace::{Coming, Cursor, Handlespace, Registration, TimerKind};
 use holdfast_wire::rserpool::{ElementId, Policy, PoolHandle, RegistrarId};
 
 use super::workload::Member;
@@ -21,39 +21,86 @@ struct Contact {
     association: u32,
 }
 
+/// What a registrar reads in a message: its handle is its own, as it comes from the network.
+#[derive(Debug, Clone)]
+pub struct Request {
+    handle: PoolHandle,
+    id: ElementId,
+    policy: Policy,
+}
+
 /// A handlespace and its pools' handles.
 #[derive(Debug)]
 pub struct Subject {
     space: Handlespace<Contact>,
-    handles: Vec<PoolHandle>,
+    names: Vec<[u8; NAME]>,
+}
+
+const NAME: usize = "pool 000000".len();
+
+impl Request {
+    /// To be announced as one of this kind.
+    #[inline]
+    pub fn coming<'a>(&'a self, kind: fn(&'a [u8], ElementId) -> Coming<'a>) -> Coming<'a> {
+        kind(&self.handle.0, self.id)
+    }
 }
 
 impl Subject {
     /// Empty.
     pub fn new(pools: u32) -> Subject {
-        // One after the other, as rsplib's are: to find the caller's handle is no part of an operation.
-        let names: String = (0..pools).map(|pool| format!("pool {pool:06}")).collect();
-        let names = Bytes::from(names);
-        let len = "pool 000000".len();
-        let handle = |pool: usize| PoolHandle(names.slice(pool * len..(pool + 1) * len));
+        let name = |pool: u32| {
+            let mut name = [0; NAME];
+            name.copy_from_slice(format!("pool {pool:06}").as_bytes());
+            name
+        };
         Subject {
             space: Handlespace::new(1),
-            handles: (0..pools as usize).map(handle).collect(),
+            names: (0..pools).map(name).collect(),
         }
+    }
+
+    /// Requests of these elements, one behind the other in memory.
+    pub fn requests(&self, batch: &[(Member, Policy)]) -> Vec<Request> {
+        let handles = self.handles(batch.iter().map(|(member, _)| member.pool));
+        let request = |(handle, &(member, policy)): (PoolHandle, &(Member, Policy))| Request {
+            handle,
+            id: ElementId(member.id),
+            policy,
+        };
+        handles.into_iter().zip(batch).map(request).collect()
+    }
+
+    /// The handles of pools, one behind the other in memory.
+    pub fn handles(&self, pools: impl Iterator<Item = u32>) -> Vec<PoolHandle> {
+        let names: Vec<u8> = pools.flat_map(|pool| self.names[pool as usize]).collect();
+        let names = Bytes::from(names);
+        let handle = |start| PoolHandle(names.slice(start..start + NAME));
+        (0..names.len()).step_by(NAME).map(handle).collect()
+    }
+
+    /// How many operations ahead they are announced.
+    pub const AHEAD: usize = Handlespace::<Contact>::AHEAD;
+
+    /// Announces an operation.
+    #[inline]
+    pub fn expect(&mut self, coming: Option<Coming<'_>>) {
+        self.space.expect(coming);
     }
 
     /// Registers an element, anew or again.
     #[inline]
-    pub fn register(&mut self, member: Member, policy: Policy) -> holdfast_handlespace::ElementKey {
+    pub fn register(&mut self, request: &Request) -> holdfast_handlespace::ElementKey {
+        let id = request.id;
         let contact = Contact {
-            address: SocketAddr::from((Ipv4Addr::from(member.id), 80)),
-            association: member.id,
+            address: SocketAddr::from((Ipv4Addr::from(id.0), 80)),
+            association: id.0,
         };
         let registered = self.space.register(Registration {
-            handle: &self.handles[member.pool as usize],
-            id: ElementId(member.id),
+            handle: &request.handle,
+            id,
             home: HOME,
-            policy,
+            policy: request.policy,
             class: 0,
             payload: contact,
         });
@@ -65,24 +112,22 @@ impl Subject {
 
     /// Registers an element and sets its timer.
     #[inline]
-    pub fn register_with_timer(&mut self, member: Member, policy: Policy, at: Duration) {
-        let key = self.register(member, policy);
+    pub fn register_with_timer(&mut self, request: &Request, at: Duration) {
+        let key = self.register(request);
         self.space.set_timer(key, TimerKind::RegistrationExpiry, at);
     }
 
     /// Removes an element.
     #[inline]
-    pub fn deregister(&mut self, member: Member) {
-        let handle = &self.handles[member.pool as usize];
-        let removed = self.space.deregister(handle, ElementId(member.id));
+    pub fn deregister(&mut self, request: &Request) {
+        let removed = self.space.deregister(&request.handle, request.id);
         black_box(removed.map(|contact| (contact.association, contact.address)));
     }
 
     /// Finds an element and sets its timer anew; what the time has come for is attended to.
     #[inline]
-    pub fn restart_timer(&mut self, member: Member, now: Duration, at: Duration) {
-        let handle = &self.handles[member.pool as usize];
-        if let Some(key) = self.space.find(handle, ElementId(member.id)) {
+    pub fn restart_timer(&mut self, request: &Request, now: Duration, at: Duration) {
+        if let Some(key) = self.space.find(&request.handle, request.id) {
             self.space.set_timer(key, TimerKind::RegistrationExpiry, at);
         }
         assert_eq!(
@@ -105,14 +150,13 @@ impl Subject {
 
     /// Resolves a pool's handle into the caller's buffer.
     #[inline]
-    pub fn resolve(&mut self, pool: u32, buffer: &mut [u32; 3], items: usize) {
+    pub fn resolve(&mut self, handle: &PoolHandle, buffer: &mut [u32; 3], items: usize) {
         let mut places = buffer.iter_mut();
-        self.space
-            .resolve(&self.handles[pool as usize], items, |element| {
-                if let Some(place) = places.next() {
-                    *place = element.id().0;
-                }
-            });
+        self.space.resolve(handle, items, |element| {
+            if let Some(place) = places.next() {
+                *place = element.id().0;
+            }
+        });
     }
 
     /// Walks through all elements in blocks. Returns how many there were.

@@ -49,7 +49,11 @@ impl Rsplib {
             .arg(&source)
             .arg("-L")
             .arg(&library)
-            .arg(format!("-Wl,-rpath,{}", library.display()))
+            // The old kind of path, which counts for the libraries of the library too.
+            .arg(format!(
+                "-Wl,--disable-new-dtags,-rpath,{}",
+                library.display()
+            ))
             // What the library leaves to others of rsplib's is no part of the handlespace.
             .arg("-Wl,--unresolved-symbols=ignore-in-shared-libs")
             .args(["-lrsphsmgt", "-lm", "-lpthread"]);

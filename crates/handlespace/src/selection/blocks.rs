@@ -121,6 +121,19 @@ impl Blocks {
         prefetch_index(&self.blocks, (spot >> 4) as usize);
     }
 
+    /// Fetches the lines at both ends.
+    #[inline]
+    pub(crate) fn fetch_ends(&self, queue: &Queue) {
+        prefetch_index(&self.blocks, queue.head as usize);
+        prefetch_index(&self.blocks, queue.tail as usize);
+    }
+
+    /// Fetches the last line.
+    #[inline]
+    pub(crate) fn fetch_tail(&self, queue: &Queue) {
+        prefetch_index(&self.blocks, queue.tail as usize);
+    }
+
     /// Takes an element out of the queue it stands in; whether the queue still exists.
     #[inline]
     pub(crate) fn remove(&mut self, queue: &mut Queue, spot: u32) -> bool {
@@ -179,15 +192,21 @@ impl Blocks {
         let upcoming = std::mem::replace(&mut self.upcoming, NONE);
         if let Some(block) = self.blocks.get(upcoming as usize) {
             prefetch_index(&self.blocks, block.after as usize);
-            for &slot in &block.places {
-                fetch(slot);
+            let mut live = block.live;
+            while live != 0 {
+                fetch(block.places[block.place(live.trailing_zeros() as usize)]);
+                live &= live - 1;
             }
         }
     }
 
     /// Another queue is selected from.
     pub(crate) fn turn_to(&mut self, queue: Queue) {
-        self.upcoming = queue.head;
+        // A short one's elements are not worth it: of many such pools, another is selected from next.
+        if queue.head != queue.tail {
+            prefetch_index(&self.blocks, queue.head as usize);
+            self.upcoming = queue.head;
+        }
     }
 
     /// Shows up to `items` elements from the head on. Returns how many of these there were not.

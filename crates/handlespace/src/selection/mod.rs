@@ -1,6 +1,7 @@
 //! A pool's selection set.
 
 pub(crate) mod blocks;
+mod keys;
 mod order;
 mod weights;
 
@@ -11,6 +12,7 @@ use weights::Weights;
 
 use crate::element::Core;
 use crate::policy::{OUT, Procedure, Standing};
+use prefetch_index::prefetch_index;
 
 /// The elements of a pool as its policy's procedure wants them.
 #[derive(Debug, Clone)]
@@ -63,8 +65,78 @@ impl Selection {
     #[inline]
     pub(crate) fn fetch(&self, blocks: &Blocks, spot: u32) {
         match self {
-            Selection::Ordered(_) => blocks.fetch(spot),
-            Selection::Weighted(weights) => weights.fetch(spot),
+            Selection::Ordered(order) => {
+                blocks.fetch(spot);
+                order.fetch(blocks);
+            }
+            Selection::Weighted(weights) => {
+                weights.fetch(spot);
+                weights.fetch(weights.len());
+            }
+        }
+    }
+
+    /// What random choices begin with.
+    pub(crate) fn sow(&mut self, seed: u64) {
+        if let Selection::Weighted(weights) = self {
+            weights.sow(seed);
+        }
+    }
+
+    /// Fetches what a selection of so many will look at first.
+    #[inline]
+    pub(crate) fn fetch_choice(&self, blocks: &Blocks, items: u32) {
+        match self {
+            Selection::Ordered(order) if items == 1 => order.fetch_front(blocks),
+            Selection::Ordered(order) => order.fetch(blocks),
+            Selection::Weighted(weights) => (0..items).for_each(|nth| weights.fetch_draw(nth)),
+        }
+    }
+
+    /// Fetches what it will look at next.
+    #[inline]
+    pub(crate) fn fetch_further(&self, blocks: &Blocks, items: u32) {
+        if let Selection::Ordered(order) = self {
+            order.fetch_next(blocks, items as usize);
+        }
+    }
+
+    /// Fetches the elements that will be selected.
+    #[inline]
+    pub(crate) fn fetch_chosen(&self, blocks: &Blocks, cores: &[Core], items: u32) {
+        let fetch = |slot| prefetch_index(cores, slot as usize);
+        match self {
+            Selection::Ordered(order) => {
+                order.first(blocks, items as usize, fetch);
+            }
+            Selection::Weighted(weights) => {
+                weights.next_drawn(items as usize, fetch);
+            }
+        }
+    }
+
+    /// Fetches what an insertion will look at.
+    #[inline]
+    pub(crate) fn fetch_end(&self, blocks: &Blocks) {
+        match self {
+            Selection::Ordered(order) => order.fetch(blocks),
+            Selection::Weighted(weights) => weights.fetch(weights.len()),
+        }
+    }
+
+    /// Fetches where those go that get another key.
+    #[inline]
+    pub(crate) fn fetch_tails(&self, blocks: &Blocks) {
+        if let Selection::Ordered(order) = self {
+            order.fetch_tails(blocks);
+        }
+    }
+
+    /// Fetches the elements that may move when one comes, leaves or changes.
+    #[inline]
+    pub(crate) fn fetch_movers(&self, cores: &[Core]) {
+        if let Selection::Weighted(weights) = self {
+            weights.movers(|slot| prefetch_index(cores, slot as usize));
         }
     }
 

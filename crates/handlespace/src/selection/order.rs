@@ -1,7 +1,7 @@
 //! Elements in a policy's sorting order: a queue for each key, the queue of the lowest key at hand.
 
 use super::blocks::{Blocks, Queue};
-use std::collections::BTreeMap;
+use super::keys::Keys;
 
 /// The queues of a pool, by key.
 #[derive(Debug, Clone, Default)]
@@ -10,7 +10,7 @@ pub(crate) struct Order {
     /// The lowest key's: what is selected from, and all there is where every key is the same.
     front: Option<(u64, Queue)>,
     /// All others.
-    later: BTreeMap<u64, Queue>,
+    later: Keys,
 }
 
 impl Order {
@@ -30,7 +30,7 @@ impl Order {
                 self.front = Some((key, queue));
                 spot
             }
-            Some(_) => match self.later.get_mut(&key) {
+            Some(_) => match self.later.get_mut(key) {
                 Some(queue) => blocks.push(queue, slot),
                 None => {
                     let (queue, spot) = blocks.start(slot);
@@ -59,14 +59,50 @@ impl Order {
                 }
             }
             _ => {
-                let Some(queue) = self.later.get_mut(&key) else {
+                let Some(queue) = self.later.get_mut(key) else {
                     unreachable!("an element's key has a queue");
                 };
                 if !blocks.remove(queue, spot) {
-                    self.later.remove(&key);
+                    self.later.remove(key);
                 }
             }
         }
+    }
+
+    /// Fetches the ends of what is selected from.
+    #[inline]
+    pub(crate) fn fetch_front(&self, blocks: &Blocks) {
+        if let Some((_, queue)) = &self.front {
+            blocks.fetch_ends(queue);
+        }
+    }
+
+    /// Fetches the ends of what is selected from, and where the other queues' are.
+    #[inline]
+    pub(crate) fn fetch(&self, blocks: &Blocks) {
+        self.fetch_front(blocks);
+        self.later.fetch();
+    }
+
+    /// Fetches where the queues behind the first one begin, up to so many.
+    #[inline]
+    pub(crate) fn fetch_next(&self, blocks: &Blocks, mut items: usize) {
+        self.later.each(|queue| {
+            items = items.saturating_sub(1);
+            if items > 0 {
+                blocks.fetch_ends(&queue);
+            }
+            items > 0
+        });
+    }
+
+    /// Fetches where all queues end, if they are few.
+    #[inline]
+    pub(crate) fn fetch_tails(&self, blocks: &Blocks) {
+        self.later
+            .few()
+            .iter()
+            .for_each(|(_, queue)| blocks.fetch_tail(queue));
     }
 
     /// Puts the first element behind its equals; returns its slot and its new spot.
@@ -84,18 +120,15 @@ impl Order {
         };
         let mut left = blocks.first_of(front, items, &mut show);
         if left > 0 {
-            for &queue in self.later.values() {
+            self.later.each(|queue| {
                 left = blocks.first_of(queue, left, &mut show);
-                if left == 0 {
-                    break;
-                }
-            }
+                left > 0
+            });
         }
         items - left
     }
 
     pub(crate) fn heap_bytes(&self) -> usize {
-        // A node of the standard library's map has eleven places, and two of three are taken.
-        self.later.len() * (size_of::<u64>() + size_of::<Queue>()) * 3 / 2
+        self.later.heap_bytes()
     }
 }

@@ -8,6 +8,14 @@
 use prefetch_index::prefetch_index;
 use smallvec::SmallVec;
 
+/// What splitmix64 adds for the next number.
+const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
+
+/// How many draws ahead elements are fetched; and twice as many, what says which they are.
+const AHEAD: u32 = 8;
+/// With fewer members there is nothing to fetch so far ahead.
+const MANY: usize = 64;
+
 const ROW_BITS: u32 = 2;
 /// Of weight 0, never chosen; behind all others.
 const OUT: u32 = u32::MAX;
@@ -34,6 +42,8 @@ pub(crate) struct Weights {
     mass: u64,
     members: Vec<Member>,
     rows: SmallVec<[Row; 4]>,
+    /// How far the random numbers have come.
+    random: u64,
 }
 
 /// A point of the line, in an element's part.
@@ -45,10 +55,70 @@ pub(crate) struct Point {
 }
 
 impl Weights {
-    /// The length of the line, of which a point is to be drawn; 0 if none can be chosen.
+    /// What the random numbers begin with.
+    pub(crate) fn sow(&mut self, seed: u64) {
+        self.random = seed;
+    }
+
+    /// A random point, of the line. Which are the next ones is known: splitmix64 numbers the random numbers.
     #[inline]
-    pub(crate) fn mass(&self) -> u64 {
-        self.mass
+    pub(crate) fn draw(&mut self) -> Point {
+        self.random = self.random.wrapping_add(GOLDEN);
+        self.draw_of(self.random)
+    }
+
+    /// Fetches what the draw after so many others will read.
+    #[inline]
+    pub(crate) fn fetch_draw(&self, ahead: u32) {
+        if self.mass > 0 {
+            self.fetch(self.upcoming(ahead).position);
+        }
+    }
+
+    /// The element of the draw after so many others, if it is one that is not in vain.
+    #[inline]
+    fn peek(&self, ahead: u32) -> Option<u32> {
+        let point = (self.mass > 0).then(|| self.upcoming(ahead))?;
+        self.at(point)
+    }
+
+    /// Shows the elements that will be drawn next, up to `items`.
+    #[inline]
+    pub(crate) fn next_drawn(&self, items: usize, show: impl FnMut(u32)) {
+        let draws = 0..2 * items as u32 + 1;
+        let drawn = draws.filter_map(|ahead| self.peek(ahead));
+        drawn.take(items).for_each(show);
+    }
+
+    /// After so many draws: fetches what later ones will read, and shows elements that come before these. In a
+    /// small pool all that is near is fetched at once.
+    #[inline]
+    pub(crate) fn look_ahead(&self, draws: u32, mut show: impl FnMut(u32)) {
+        if self.members.len() < MANY {
+            return;
+        }
+        for draw in 0..draws {
+            self.fetch_draw(2 * AHEAD + draw);
+            if let Some(slot) = self.peek(AHEAD + draw) {
+                show(slot);
+            }
+        }
+    }
+
+    #[inline]
+    fn upcoming(&self, ahead: u32) -> Point {
+        let steps = u64::from(ahead) + 1;
+        self.draw_of(self.random.wrapping_add(steps.wrapping_mul(GOLDEN)))
+    }
+
+    #[inline]
+    fn draw_of(&self, seed: u64) -> Point {
+        let mut mixed = seed;
+        mixed = (mixed ^ mixed >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+        mixed ^= mixed >> 31;
+        let product = u128::from(mixed) * u128::from(self.mass);
+        self.point((product >> 64) as u64)
     }
 
     /// Where a number below [`mass`](Self::mass) lies.
@@ -77,6 +147,23 @@ impl Weights {
     pub(crate) fn at(&self, point: Point) -> Option<u32> {
         let member = self.members[point.position as usize];
         (point.rest < u64::from(member.weight)).then_some(member.slot)
+    }
+
+    /// Shows the members at the rows' ends: those who move when another one leaves or changes.
+    #[inline]
+    pub(crate) fn movers(&self, mut show: impl FnMut(u32)) {
+        for row in &self.rows {
+            let end = row.end as usize;
+            for member in [end.wrapping_sub(1), end].map(|at| self.members.get(at)) {
+                member.into_iter().for_each(|member| show(member.slot));
+            }
+        }
+    }
+
+    /// How many members there are.
+    #[inline]
+    pub(crate) fn len(&self) -> u32 {
+        self.members.len() as u32
     }
 
     /// Fetches what there is at a position.
@@ -226,7 +313,7 @@ mod tests {
     /// Every point of the line is an element's, and each element has as many as its weight.
     fn shares(weights: &Weights) -> HashMap<u32, u32> {
         let mut shares = HashMap::new();
-        for number in 0..weights.mass() {
+        for number in 0..weights.mass {
             if let Some(slot) = weights.at(weights.point(number)) {
                 *shares.entry(slot).or_default() += 1;
             }

@@ -55,7 +55,7 @@ impl Default for Timer {
 pub(crate) const NEVER: u64 = u64::MAX;
 
 /// How many entries ahead their elements are fetched.
-const AHEAD: usize = 16;
+const AHEAD: usize = 32;
 /// If more than this came in late, what is sorted covers too much time.
 const NEAR_MAX: usize = 4 * SMALL_ENTRIES;
 /// Entries of no timer are cleared out when they are half of all, and more than this.
@@ -206,6 +206,9 @@ impl Timers {
     /// Drops the entries that have come out for no timer, and gives those of moved timers their new times.
     fn sift(&mut self, cores: &mut [Core]) {
         let mut kept = 0;
+        for &entry in self.due.iter().take(AHEAD) {
+            prefetch_index(&*cores, slot(entry) as usize);
+        }
         for index in 0..self.due.len() {
             if let Some(&ahead) = self.due.get(index + AHEAD) {
                 prefetch_index(&*cores, slot(ahead) as usize);

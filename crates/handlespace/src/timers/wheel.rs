@@ -15,6 +15,8 @@ const LEVELS: usize = 4;
 const SPAN_BITS: u32 = DIGIT_BITS * LEVELS as u32;
 /// A bucket of up to this many entries comes out whole.
 pub(super) const SMALL_ENTRIES: usize = 256;
+/// Several buckets come out at once while they have no more than this.
+const LITTLE_ENTRIES: usize = 64;
 const PLACES: usize = 15;
 const NONE: u32 = u32::MAX;
 
@@ -40,6 +42,8 @@ struct Chunk {
     entries: [Entry; PLACES],
     /// The bucket's next one, which is full; or the next free one.
     after: u32,
+    /// The one after that: to be fetched while this one is read.
+    beyond: u32,
 }
 
 /// Entries in no order. All chunks but the first are full.
@@ -139,14 +143,14 @@ impl Wheel {
                 }
                 return Some(start);
             };
-            let Bucket { chunk, len } = self.empty(bucket);
             let level = bucket / BUCKETS;
-            if level == 0 || len as usize <= SMALL_ENTRIES {
-                self.reached = start | ((1 << (DIGIT_BITS * level as u32)) - 1);
-                self.gather(chunk, len, |_, entries| due.extend_from_slice(entries));
+            if level == 0 || self.buckets[bucket].len as usize <= SMALL_ENTRIES {
+                self.take_whole(bucket, start, due);
+                self.take_neighbours(level, now, due);
                 return Some(start);
             }
             self.reached = start;
+            let Bucket { chunk, len } = self.empty(bucket);
             self.gather(chunk, len, |wheel, entries| {
                 for &entry in entries {
                     wheel.lower(entry, due);
@@ -155,6 +159,25 @@ impl Wheel {
             if !due.is_empty() {
                 return Some(start);
             }
+        }
+    }
+
+    /// Takes out a bucket with all below it.
+    fn take_whole(&mut self, bucket: usize, start: u64, due: &mut Vec<Entry>) {
+        let level = (bucket / BUCKETS) as u32;
+        self.reached = start | ((1 << (DIGIT_BITS * level)) - 1);
+        let Bucket { chunk, len } = self.empty(bucket);
+        self.gather(chunk, len, |_, entries| due.extend_from_slice(entries));
+    }
+
+    /// Takes out the next buckets of a level too, as long as all is little: to come once for each is dearer than to sort more.
+    fn take_neighbours(&mut self, level: usize, now: u64, due: &mut Vec<Entry>) {
+        while let Some((Some(bucket), start)) = self.first()
+            && bucket / BUCKETS == level
+            && start <= now
+            && due.len() + self.buckets[bucket].len as usize <= LITTLE_ENTRIES
+        {
+            self.take_whole(bucket, start, due);
         }
     }
 
@@ -251,8 +274,12 @@ impl Wheel {
             rest => rest,
         };
         while chunk != NONE {
-            let Chunk { entries, after } = self.chunks[chunk as usize].clone();
-            prefetch_index(&self.chunks, after as usize);
+            let Chunk {
+                entries,
+                after,
+                beyond,
+            } = self.chunks[chunk as usize].clone();
+            self.fetch(beyond);
             self.chunks[chunk as usize].after = self.free;
             self.free = chunk;
             take(self, &entries[..places]);
@@ -261,11 +288,22 @@ impl Wheel {
         }
     }
 
+    /// Fetches both lines of a chunk.
+    #[inline]
+    fn fetch(&self, chunk: u32) {
+        if let Some(chunk) = self.chunks.get(chunk as usize) {
+            prefetch_index(chunk.entries.as_slice(), 0);
+            prefetch_index(chunk.entries.as_slice(), 8);
+        }
+    }
+
     fn allocate(&mut self, after: u32) -> u32 {
+        let beyond = self.chunks.get(after as usize);
+        let beyond = beyond.map_or(NONE, |chunk| chunk.after);
         if let Some(chunk) = self.chunks.get_mut(self.free as usize) {
             let number = self.free;
             self.free = chunk.after;
-            chunk.after = after;
+            (chunk.after, chunk.beyond) = (after, beyond);
             return number;
         }
         let number = u32::try_from(self.chunks.len()).ok();
@@ -273,6 +311,7 @@ impl Wheel {
         self.chunks.push(Chunk {
             entries: [0; PLACES],
             after,
+            beyond,
         });
         number.expect("more timers than there are numbers for")
     }

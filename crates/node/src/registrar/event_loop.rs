@@ -149,13 +149,27 @@ impl Daemon {
     fn receive(&mut self, now: Duration, protocol: Protocol) -> io::Result<()> {
         let mut events = std::mem::take(&mut self.events);
         self.end(protocol).recv_batch(&mut events)?;
-        for event in events.drain(..) {
+        let mut coming = events.drain(..);
+        for ahead in 0..Registrar::AHEAD {
+            self.expect(protocol, coming.as_slice().get(ahead));
+        }
+        while let Some(event) = coming.next() {
+            let ahead = coming.as_slice().get(Registrar::AHEAD - 1);
+            self.expect(protocol, ahead);
             self.feed(now, protocol, event);
             // At once: a number may belong to another association after the next event.
             self.carry_out();
         }
+        drop(coming);
         self.events = events;
         Ok(())
+    }
+
+    fn expect(&mut self, protocol: Protocol, event: Option<&Event>) {
+        self.machine.expect(match event {
+            Some(Event::Message { message, .. }) => Some((protocol, &message.data)),
+            _ => None,
+        });
     }
 
     fn feed(&mut self, now: Duration, protocol: Protocol, event: Event) {

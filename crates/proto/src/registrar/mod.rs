@@ -46,8 +46,10 @@ use associations::Associations;
 use bytes::Bytes;
 use dial::Dials;
 use entry::Entry;
-use holdfast_handlespace::{ElementKey, Handlespace};
-use holdfast_wire::rserpool::{PoolElement, RegistrarId, asap as asap_wire, enrp as enrp_wire};
+use holdfast_handlespace::{Coming, ElementKey, Handlespace};
+use holdfast_wire::rserpool::{
+    PoolElement, RegistrarId, asap as asap_wire, enrp as enrp_wire, peek,
+};
 use outbox::Outbox;
 use peers::Peer;
 use rand::SeedableRng;
@@ -307,6 +309,25 @@ impl Registrar {
                 Timer::Claimed(association) => self.claims_end(now, association),
             }
         }
+    }
+
+    /// How many messages ahead one is best announced.
+    pub const AHEAD: usize = Handlespace::<Entry>::AHEAD;
+
+    /// Announces the message that comes [`AHEAD`](Self::AHEAD) messages after the next one, if it is known: what it will touch is fetched from
+    /// memory meanwhile. To be called once for each message, and nothing depends on it.
+    #[inline]
+    pub fn expect(&mut self, coming: Option<(Protocol, &[u8])>) {
+        let subject = coming.and_then(|(protocol, message)| match protocol {
+            Protocol::Asap => peek::asap(message),
+            Protocol::Enrp => peek::enrp(message),
+        });
+        let items = self.config.settings.resolution_items;
+        self.space.expect(subject.map(|about| match about.id {
+            Some(id) if about.leaves => Coming::Deregistration(about.handle, id),
+            Some(id) => Coming::Registration(about.handle, id),
+            None => Coming::Resolution(about.handle, items),
+        }));
     }
 
     /// The next thing to do; none: nothing until the next input.

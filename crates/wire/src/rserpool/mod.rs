@@ -13,6 +13,7 @@ mod element;
 pub mod enrp;
 mod id;
 mod parameter;
+pub mod peek;
 mod policy;
 mod read;
 mod transport;

@@ -2,8 +2,10 @@
 
 use crate::codec::Message;
 use bytes::Bytes;
-use holdfast_wire::rserpool::enrp::{self, Body};
-use holdfast_wire::rserpool::{CauseCode, ErrorKind, PeChecksum, RegistrarId};
+use holdfast_wire::rserpool::enrp::{self, Body, UpdateAction};
+use holdfast_wire::rserpool::{
+    CauseCode, ElementId, ErrorKind, PeChecksum, PoolHandle, RegistrarId, asap, peek,
+};
 use serde::Deserialize;
 use std::collections::{HashMap, HashSet};
 
@@ -92,6 +94,67 @@ fn every_type_is_among_the_vectors() {
     let asap = (0x01..=0x0e).map(|number| (11, number));
     let enrp = (0x01..=0x0a).map(|number| (12, number));
     assert_eq!(types, asap.chain(enrp).collect::<Vec<_>>());
+}
+
+/// What is seen before a message is read is what is read then; and of no beginning of a message more than is there.
+#[test]
+fn a_peek_sees_the_subject() {
+    let mut seen = 0;
+    for Vector { ppid, hex, .. } in vectors() {
+        let input = bytes(&hex);
+        let peek = if ppid == asap::PPID {
+            peek::asap
+        } else {
+            peek::enrp
+        };
+        for end in 0..input.len() {
+            peek(&input[..end]);
+        }
+        let Ok(parsed) = Message::parse(ppid, &input) else {
+            continue;
+        };
+        let expected = subject(&parsed.message);
+        seen += u32::from(expected.is_some());
+        let peeked = peek(&input);
+        let peeked = peeked.map(|seen| {
+            let handle = PoolHandle(Bytes::copy_from_slice(seen.handle));
+            (handle, seen.id, seen.leaves)
+        });
+        assert_eq!(peeked, expected, "{hex}");
+    }
+    assert!(seen > 100, "{seen} of them have a subject");
+}
+
+fn subject(message: &Message) -> Option<(PoolHandle, Option<ElementId>, bool)> {
+    use asap::Message::*;
+    let leaves = match message {
+        Message::Asap(Deregistration { .. }) => true,
+        Message::Enrp(enrp) => matches!(
+            enrp.body,
+            Body::HandleUpdate {
+                action: UpdateAction::Delete,
+                ..
+            }
+        ),
+        _ => false,
+    };
+    let (handle, id) = match message {
+        Message::Asap(Registration { handle, element }) => (handle, Some(element.id)),
+        Message::Asap(HandleResolution { handle, .. }) => (handle, None),
+        Message::Asap(
+            Deregistration { handle, id }
+            | EndpointKeepAliveAck { handle, id }
+            | EndpointUnreachable { handle, id },
+        ) => (handle, Some(*id)),
+        Message::Enrp(enrp) => match &enrp.body {
+            Body::HandleUpdate {
+                handle, element, ..
+            } => (handle, Some(element.id)),
+            _ => return None,
+        },
+        _ => return None,
+    };
+    Some((handle.clone(), id, leaves))
 }
 
 #[test]

@@ -8,9 +8,9 @@ use std::time::Duration;
 use anyhow::Result;
 use holdfast_wire::rserpool::PolicyKind;
 
-use super::load::{ELEMENTS, World, notes, push};
+use super::load::{ELEMENTS, World, outcome, panel, stated};
 use crate::registrar::Kind;
-use crate::repro::{Experiment, Figure, Outcome, Panel, Point, Series, Settings};
+use crate::repro::{Experiment, Outcome, Series, Settings};
 
 pub(crate) const EXPERIMENT: Experiment = Experiment {
     name: "rserpool-overhead/fig8",
@@ -23,32 +23,24 @@ const INTERVALS_MS: [u64; 3] = [250, 500, 1000];
 const SIZES: [u32; 5] = [500, 1000, 1500, 2000, 3000];
 const REGISTRARS: [u32; 6] = [1, 2, 3, 4, 5, 6];
 
-/// What the text says of a registrar: its number, elements, registrars, interval, per cent.
-const STATED: [(usize, u32, u32, u64, f64); 6] = [
-    (1, 2000, 2, 250, 90.0),
-    (1, 3000, 2, 1000, 25.0),
-    (2, 2000, 2, 250, 15.0),
-    (2, 3000, 2, 1000, 25.0),
-    (1, 1000, 1, 250, 20.0),
-    (1, 1000, 6, 250, 60.0),
+/// What the text says of a registrar: its number, elements, registrars, interval; per cent.
+const STATED: [((usize, u32, u32, u64), f64); 6] = [
+    ((1, 2000, 2, 250), 90.0),
+    ((1, 3000, 2, 1000), 25.0),
+    ((2, 2000, 2, 250), 15.0),
+    ((2, 3000, 2, 1000), 25.0),
+    ((1, 1000, 1, 250), 20.0),
+    ((1, 1000, 6, 250), 60.0),
 ];
-
-fn stated(place: usize, elements: u32, registrars: u32, interval: u64) -> Option<f64> {
-    let wanted = (place, elements, registrars, interval);
-    let is_wanted = |s: &&(usize, u32, u32, u64, f64)| (s.0, s.1, s.2, s.3) == wanted;
-    STATED.iter().find(is_wanted).map(|stated| stated.4)
-}
 
 fn run(settings: &Settings) -> Result<Outcome> {
     let mut by_elements = Vec::new();
     for elements in settings.sizes_or(&SIZES) {
-        eprintln!("{elements} elements, 2 registrars");
         one(settings, elements, 2, elements, &mut by_elements)?;
     }
     let mut by_registrars = Vec::new();
     let elements = settings.elements.unwrap_or(ELEMENTS);
     for registrars in REGISTRARS {
-        eprintln!("{elements} elements, {registrars} registrars");
         one(
             settings,
             elements,
@@ -57,22 +49,12 @@ fn run(settings: &Settings) -> Result<Outcome> {
             &mut by_registrars,
         )?;
     }
-    let panel = |title: &str, x: &str, series| Panel {
-        title: title.to_owned(),
-        x: x.to_owned(),
-        y: "CPU utilisation".to_owned(),
-        unit: "% of a core".to_owned(),
-        y_log: false,
-        series,
-    };
-    let figure = Figure {
-        title: "Registrar CPU utilisation for pool maintenance".to_owned(),
-        panels: vec![
-            panel("2 registrars", "elements", by_elements),
-            panel(&format!("{elements} elements"), "registrars", by_registrars),
-        ],
-    };
-    Ok(Outcome::of_figure(figure, notes(settings)))
+    let panels = vec![
+        panel("2 registrars", "elements", by_elements),
+        panel(format!("{elements} elements"), "registrars", by_registrars),
+    ];
+    let title = "Registrar CPU utilisation for pool maintenance";
+    Ok(outcome(settings, title, panels))
 }
 
 /// All intervals with so many elements and registrars.
@@ -83,19 +65,10 @@ fn one(
     x: u32,
     series: &mut Vec<Series>,
 ) -> Result<()> {
+    eprintln!("{elements} elements, {registrars} registrars");
     let mut world = World::start(settings, registrars as usize)?;
     world.add(Kind::Elements, elements, 0, PolicyKind::RoundRobin)?;
-    for interval in INTERVALS_MS {
-        let shares = world.measure(Duration::from_millis(interval), Duration::ZERO)?;
-        for (place, ours) in (1..).zip(shares) {
-            let name = format!("registrar #{place}, every {interval} ms");
-            let point = Point {
-                x: x.into(),
-                ours,
-                paper: stated(place, elements, registrars, interval),
-            };
-            push(series, &name, point);
-        }
-    }
-    Ok(())
+    let paper = |place, interval| stated(&STATED, &(place, elements, registrars, interval));
+    let asks = |interval| (interval, Duration::ZERO);
+    world.points(&INTERVALS_MS, asks, (x, ""), paper, series)
 }

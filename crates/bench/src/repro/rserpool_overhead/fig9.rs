@@ -8,9 +8,9 @@ use std::time::Duration;
 use anyhow::Result;
 use holdfast_wire::rserpool::PolicyKind;
 
-use super::load::{ELEMENTS, World, notes, push};
+use super::load::{ELEMENTS, World, outcome, panel, stated};
 use crate::registrar::Kind;
-use crate::repro::{Experiment, Figure, Outcome, Panel, Point, Series, Settings};
+use crate::repro::{Experiment, Outcome, Series, Settings};
 
 pub(crate) const EXPERIMENT: Experiment = Experiment {
     name: "rserpool-overhead/fig9",
@@ -25,20 +25,14 @@ const SIZES: [u32; 4] = [500, 1000, 1500, 2000];
 /// "deterministic policies (solid lines) and randomized policies (dotted lines)".
 const POLICIES: [PolicyKind; 2] = [PolicyKind::RoundRobin, PolicyKind::Random];
 
-/// What the text says: where users resolve, of which registrar, users, interval, per cent. Of the deterministic
+/// What the text says: where users resolve, of which registrar, users, interval; per cent. Of the deterministic
 /// policy, where it does not say which.
-const STATED: [(usize, usize, u32, u64, f64); 4] = [
-    (1, 1, 2000, 500, 25.0),
-    (1, 1, 1000, 100, 80.0),
-    (2, 2, 1500, 100, 80.0),
-    (2, 1, 1500, 100, 10.0),
+const STATED: [((usize, usize, u32, u64), f64); 4] = [
+    ((1, 1, 2000, 500), 25.0),
+    ((1, 1, 1000, 100), 80.0),
+    ((2, 2, 1500, 100), 80.0),
+    ((2, 1, 1500, 100), 10.0),
 ];
-
-fn stated(at: usize, place: usize, users: u32, interval: u64) -> Option<f64> {
-    let wanted = (at, place, users, interval);
-    let is_wanted = |s: &&(usize, usize, u32, u64, f64)| (s.0, s.1, s.2, s.3) == wanted;
-    STATED.iter().find(is_wanted).map(|stated| stated.4)
-}
 
 fn run(settings: &Settings) -> Result<Outcome> {
     let mut panels = Vec::new();
@@ -49,24 +43,13 @@ fn run(settings: &Settings) -> Result<Outcome> {
         let mut series = Vec::new();
         for policy in POLICIES {
             for users in settings.sizes_or(&SIZES) {
-                eprintln!("{users} users at registrar #{at}, {policy}");
                 one(settings, policy, users, at, &mut series)?;
             }
         }
-        panels.push(Panel {
-            title: title.to_owned(),
-            x: "users".to_owned(),
-            y: "CPU utilisation".to_owned(),
-            unit: "% of a core".to_owned(),
-            y_log: false,
-            series,
-        });
+        panels.push(panel(title, "users", series));
     }
-    let title = "Registrar CPU utilisation for handle resolution".to_owned();
-    Ok(Outcome::of_figure(
-        Figure { title, panels },
-        notes(settings),
-    ))
+    let title = "Registrar CPU utilisation for handle resolution";
+    Ok(outcome(settings, title, panels))
 }
 
 /// All intervals with so many users at registrar `at`, counted from 1.
@@ -77,22 +60,15 @@ fn one(
     at: usize,
     series: &mut Vec<Series>,
 ) -> Result<()> {
+    eprintln!("{users} users at registrar #{at}, {policy}");
     let elements = settings.elements.unwrap_or(ELEMENTS);
     let mut world = World::start(settings, 2)?;
     world.add(Kind::Elements, elements, 0, policy)?;
     world.add(Kind::Users, users, at - 1, policy)?;
-    for interval in INTERVALS_MS {
-        let shares = world.measure(REREGISTRATION, Duration::from_millis(interval))?;
-        for (place, ours) in (1..).zip(shares) {
-            let name = format!("registrar #{place}, {policy}, every {interval} ms");
-            let is_papers = policy == PolicyKind::RoundRobin && elements == ELEMENTS;
-            let point = Point {
-                x: users.into(),
-                ours,
-                paper: stated(at, place, users, interval).filter(|_| is_papers),
-            };
-            push(series, &name, point);
-        }
-    }
-    Ok(())
+    let is_papers = policy == PolicyKind::RoundRobin && elements == ELEMENTS;
+    let paper =
+        |place, interval| stated(&STATED, &(at, place, users, interval)).filter(|_| is_papers);
+    let asks = |interval| (REREGISTRATION, interval);
+    let of = format!(", {policy}");
+    world.points(&INTERVALS_MS, asks, (users, &of), paper, series)
 }

@@ -8,7 +8,7 @@ use holdfast_wire::rserpool::PolicyKind;
 use crate::registrar::measure::{Group, GroupSpec, Windows, measure};
 use crate::registrar::scope::{Scope, ScopeSpec, Target};
 use crate::registrar::{Carrier, Kind};
-use crate::repro::{Estimate, Point, Series, Settings};
+use crate::repro::{Estimate, Figure, Outcome, Panel, Point, Series, Settings};
 
 /// Elements of a pool whose size is not varied.
 pub(super) const ELEMENTS: u32 = 1000;
@@ -71,9 +71,34 @@ impl World {
         Ok(())
     }
 
+    /// A point at `x` of each registrar's curve for each interval: `asks` says how often elements and users ask then, `paper` what
+    /// the paper states of a registrar, counted from 1. The curves' names say what they are `of`.
+    pub(super) fn points(
+        &mut self,
+        intervals_ms: &[u64],
+        asks: impl Fn(Duration) -> (Duration, Duration),
+        (x, of): (u32, &str),
+        paper: impl Fn(usize, u64) -> Option<f64>,
+        series: &mut Vec<Series>,
+    ) -> Result<()> {
+        for &interval in intervals_ms {
+            let (elements, users) = asks(Duration::from_millis(interval));
+            for (place, ours) in (1..).zip(self.measure(elements, users)?) {
+                let name = format!("registrar #{place}{of}, every {interval} ms");
+                let point = Point {
+                    x: x.into(),
+                    ours,
+                    paper: paper(place, interval),
+                };
+                push(series, &name, point);
+            }
+        }
+        Ok(())
+    }
+
     /// How much of a core the first and the second registrar use, in percent, while each element and user asks once in its
     /// interval.
-    pub(super) fn measure(&mut self, elements: Duration, users: Duration) -> Result<Vec<Estimate>> {
+    fn measure(&mut self, elements: Duration, users: Duration) -> Result<Vec<Estimate>> {
         let interval = |kind: Kind| match kind {
             Kind::Elements => elements,
             Kind::Users => users,
@@ -109,7 +134,7 @@ fn windows(settings: &Settings) -> Windows {
 }
 
 /// What a reader must know.
-pub(super) fn notes(settings: &Settings) -> Vec<String> {
+fn notes(settings: &Settings) -> Vec<String> {
     let Windows { length, count, .. } = windows(settings);
     vec![
         format!(
@@ -128,8 +153,32 @@ pub(super) fn notes(settings: &Settings) -> Vec<String> {
     ]
 }
 
+/// What the paper states of a point, by what tells it apart.
+pub(super) fn stated<K: PartialEq>(table: &[(K, f64)], point: &K) -> Option<f64> {
+    let found = table.iter().find(|(stated, _)| stated == point);
+    found.map(|&(_, percent)| percent)
+}
+
+/// A panel of utilisations.
+pub(super) fn panel(title: impl Into<String>, x: &str, series: Vec<Series>) -> Panel {
+    Panel {
+        title: title.into(),
+        x: x.to_owned(),
+        y: "CPU utilisation".to_owned(),
+        unit: "% of a core".to_owned(),
+        y_log: false,
+        series,
+    }
+}
+
+/// All of a figure.
+pub(super) fn outcome(settings: &Settings, title: &str, panels: Vec<Panel>) -> Outcome {
+    let title = title.to_owned();
+    Outcome::of_figure(Figure { title, panels }, notes(settings))
+}
+
 /// Adds a point to the curve of that name, which may be a new one.
-pub(super) fn push(series: &mut Vec<Series>, name: &str, point: Point) {
+fn push(series: &mut Vec<Series>, name: &str, point: Point) {
     match series.iter_mut().find(|each| each.name == name) {
         Some(each) => each.points.push(point),
         None => series.push(Series {

@@ -1,0 +1,240 @@
+//! What is about to be asked for is fetched from memory while other things are done.
+//!
+//! A registrar has many messages at hand when it handles one. An operation alone waits for its bucket of the index, then for the
+//! record that the bucket names, then for what the record names. Announced some operations ahead, it waits for nothing:
+//! each [`expect`](Handlespace::expect) makes one step for every operation announced before, and steps of one operation are so
+//! far apart that each finds what the one before has asked for.
+
+use crate::ownership::mix;
+use crate::policy::Procedure;
+use crate::pool;
+use crate::space::Handlespace;
+use holdfast_wire::rserpool::ElementId;
+
+/// An operation to come, by its pool's handle.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Coming<'a> {
+    /// An element is registered, anew or again.
+    Registration(&'a [u8], ElementId),
+    /// An element is deregistered.
+    Deregistration(&'a [u8], ElementId),
+    /// An element is found, and its timer set.
+    Timer(&'a [u8], ElementId),
+    /// A pool's handle is resolved to so many elements.
+    Resolution(&'a [u8], usize),
+}
+
+/// What happens to an element.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Deed {
+    Registration,
+    Deregistration,
+    Timer,
+}
+
+/// Operations between two steps.
+const APART: usize = 6;
+const STEPS: usize = 5;
+const ITEMS_MAX: usize = 4;
+const RING: usize = (APART * STEPS).next_power_of_two();
+
+/// How much of an operation's way is known.
+#[derive(Debug, Clone, Copy, Default)]
+enum Sight {
+    #[default]
+    Nothing,
+    /// Hashes of the element and of its handle.
+    Element(u64, u64, Deed),
+    Slot(u32, Deed),
+    /// The pool of an element that is not registered yet.
+    Newcomer(u32),
+    Handle(u64, u32),
+    /// A pool, and how many elements are to be selected.
+    Pool(u32, u32),
+}
+
+/// The operations announced.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Expected {
+    ring: [Sight; RING],
+    next: usize,
+}
+
+impl Expected {
+    /// What is known of the operation whose turn it is.
+    #[inline]
+    fn present(&self) -> Sight {
+        self.ring[self.next.wrapping_sub(1 + APART * STEPS) % RING]
+    }
+}
+
+impl<T> Handlespace<T> {
+    /// How many operations ahead one is best announced.
+    pub const AHEAD: usize = APART * STEPS;
+
+    /// Announces the operation that comes [`AHEAD`](Self::AHEAD) operations after the next one, if it is known. Nothing depends on whether it
+    /// comes. To be called once for each operation.
+    #[inline]
+    pub fn expect(&mut self, coming: Option<Coming<'_>>) {
+        let next = self.expected.next;
+        self.expected.next = next.wrapping_add(1);
+        let place = |steps: usize| next.wrapping_sub(steps * APART) % RING;
+        self.expected.ring[place(0)] = match coming {
+            Some(coming) => self.sight(coming),
+            None => Sight::Nothing,
+        };
+        self.expected.ring[place(1)] = self.find_record(self.expected.ring[place(1)]);
+        self.fetch_sets(self.expected.ring[place(2)]);
+        self.fetch_places(self.expected.ring[place(3)]);
+        self.fetch_neighbours(self.expected.ring[place(4)]);
+    }
+
+    /// The slot of the operation announced for now, if this is its element.
+    #[inline]
+    pub(crate) fn expected_slot(&self, handle: &[u8], id: ElementId) -> Option<u32> {
+        let Sight::Slot(slot, _) = self.expected.present() else {
+            return None;
+        };
+        let is_its = self.elements.is_used(slot) && self.is_element(slot, handle, id);
+        is_its.then_some(slot)
+    }
+
+    /// The pool of the operation announced for now, if this is its handle.
+    #[inline]
+    pub(crate) fn expected_pool(&self, handle: &[u8]) -> Option<u32> {
+        let (Sight::Pool(number, _) | Sight::Newcomer(number)) = self.expected.present() else {
+            return None;
+        };
+        let pool = &self.pools[number as usize];
+        (pool.len > 0 && pool.is(handle)).then_some(number)
+    }
+
+    #[inline]
+    fn sight(&self, coming: Coming<'_>) -> Sight {
+        let (handle, id, deed) = match coming {
+            Coming::Registration(handle, id) => (handle, id, Deed::Registration),
+            Coming::Deregistration(handle, id) => (handle, id, Deed::Deregistration),
+            Coming::Timer(handle, id) => (handle, id, Deed::Timer),
+            Coming::Resolution(handle, items) => {
+                let hash = self.hash(handle);
+                self.pool_index.fetch(hash);
+                return Sight::Handle(hash, items.min(ITEMS_MAX) as u32);
+            }
+        };
+        let of_pool = self.hash(handle);
+        let hash = mix(of_pool, id.0);
+        self.element_index.fetch(hash);
+        Sight::Element(hash, of_pool, deed)
+    }
+
+    #[inline]
+    fn find_record(&self, sight: Sight) -> Sight {
+        let pool = |hash: u64, lines: usize| {
+            let number = self.pool_index.guess(hash)?;
+            pool::fetch(&self.pools, number, lines);
+            Some(number)
+        };
+        match sight {
+            Sight::Element(hash, of_pool, deed) => match self.element_index.guess(hash) {
+                Some(slot) => {
+                    self.elements.fetch(slot, deed != Deed::Timer);
+                    Sight::Slot(slot, deed)
+                }
+                None => pool(of_pool, 3).map_or(Sight::Nothing, Sight::Newcomer),
+            },
+            Sight::Handle(hash, items) => {
+                let found = pool(hash, 2);
+                found.map_or(Sight::Nothing, |number| Sight::Pool(number, items))
+            }
+            _ => Sight::Nothing,
+        }
+    }
+
+    #[inline]
+    fn fetch_sets(&self, sight: Sight) {
+        match sight {
+            Sight::Slot(slot, deed) => {
+                let core = &self.elements.cores[slot as usize];
+                let lines = match deed {
+                    Deed::Timer => 1,
+                    Deed::Registration => 2,
+                    Deed::Deregistration => 3,
+                };
+                pool::fetch(&self.pools, core.pool, lines);
+                if deed == Deed::Deregistration {
+                    self.ownership.fetch_group(core.group);
+                }
+            }
+            Sight::Newcomer(pool) => {
+                let pool = &self.pools[pool as usize];
+                pool.selection.fetch_end(&self.blocks);
+                self.ownership.fetch_group(pool.group);
+            }
+            Sight::Pool(pool, items) => {
+                let pool = &self.pools[pool as usize];
+                // What is moved by its selection goes to another key.
+                let further = u32::from(pool.procedure != Procedure::First);
+                pool.selection.fetch_choice(&self.blocks, items + further);
+            }
+            _ => {}
+        }
+    }
+
+    #[inline]
+    fn fetch_places(&self, sight: Sight) {
+        match sight {
+            Sight::Slot(_, Deed::Timer) => {}
+            Sight::Slot(slot, deed) => {
+                let core = &self.elements.cores[slot as usize];
+                let pool = &self.pools[core.pool as usize];
+                if deed == Deed::Deregistration {
+                    self.ownership.fetch_member(core);
+                } else if pool.is_alike() {
+                    return;
+                }
+                pool.selection.fetch(&self.blocks, core.spot);
+            }
+            Sight::Newcomer(pool) => {
+                self.ownership.fetch_end(self.pools[pool as usize].group);
+            }
+            Sight::Pool(pool, items) => {
+                let pool = &self.pools[pool as usize];
+                pool.selection.fetch_further(&self.blocks, items);
+                if pool.procedure != Procedure::First {
+                    pool.selection.fetch_tails(&self.blocks);
+                }
+            }
+            _ => {}
+        }
+    }
+
+    #[inline]
+    fn fetch_neighbours(&self, sight: Sight) {
+        let cores = &self.elements.cores;
+        match sight {
+            Sight::Slot(_, Deed::Timer) => {}
+            Sight::Slot(slot, deed) => {
+                let core = &cores[slot as usize];
+                let pool = &self.pools[core.pool as usize];
+                if deed == Deed::Deregistration {
+                    self.ownership.fetch_last(cores, core.group);
+                } else if pool.is_alike() {
+                    return;
+                } else {
+                    pool.selection.fetch_tails(&self.blocks);
+                }
+                pool.selection.fetch_movers(cores);
+            }
+            Sight::Newcomer(pool) => {
+                let selection = &self.pools[pool as usize].selection;
+                selection.fetch_tails(&self.blocks);
+                selection.fetch_movers(cores);
+            }
+            Sight::Pool(pool, items) => {
+                let selection = &self.pools[pool as usize].selection;
+                selection.fetch_chosen(&self.blocks, cores, items);
+            }
+            _ => {}
+        }
+    }
+}
