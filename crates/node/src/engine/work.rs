@@ -16,10 +16,10 @@ use super::Engine;
 use super::faults::Moment;
 
 /// How long a slice takes, roughly; what is more urgent waits for it.
-const SLICE: Duration = Duration::from_micros(100);
+const SLICE: Duration = Duration::from_micros(60);
 
 /// The most flows in a slice: as many as are looked at together.
-const FLOWS_MAX: usize = 16;
+const FLOWS_MAX: usize = 8;
 
 /// Commands that are carried out slice by slice, in order.
 #[derive(Default)]
