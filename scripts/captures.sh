@@ -1,30 +1,38 @@
 #!/usr/bin/env bash
-# Our own traffic under other eyes: tests that speak SCTP run in a network namespace of their own under tcpdump, and tshark
-# reads what they said.
+# Our own traffic under other eyes: tests that speak SCTP run in a network namespace of their own under tcpdump, or in a lab
+# whose hosts are captured (crates/bench/src/pools/captures.rs), and tshark reads what they said.
 #
 #   captures.sh run PROGRAM ARGUMENTS...   what cargo runs a test program by: captures it if it is one of those below and
 #                                          HOLDFAST_CAPTURES names a folder
-#   captures.sh check FOLDER               fails unless the captures there have ASAP and ENRP messages, and nothing malformed
+#   captures.sh check FOLDER               fails unless there are captures of all of them with SCTP and ASAP, of some with ENRP,
+#                                          and nothing malformed
 set -euo pipefail
 
 # Package folder and test program. Others speak no SCTP, or speak nonsense on purpose.
-captured=(node/registrar node/pool)
+captured=(node/registrar node/pool bench/registrar)
+# The same, in labs.
+labs=(bench/sessions bench/pool_commands)
 # Seconds until the capture has to have begun.
 patience=60
 # `_ws.expert.severity` of an error; notes tell of retransmissions.
 severity_error=8388608
-# SCTP is inside UDP at any port but those of the announces.
+# SCTP is inside UDP at any port but those of the announces; in labs at its own.
 decode=(-d udp.port==1-3862,sctp -d udp.port==3864-9900,sctp -d udp.port==9902-65535,sctp)
+decode_lab=(-d udp.port==9899,sctp)
 
 run() {
     local program=$1 name
     name=$(basename "$program")
     # Cargo adds a hyphen and a hash.
     name=$(basename "$PWD")/${name%-*}
-    if [[ -z ${HOLDFAST_CAPTURES:-} || " ${captured[*]} " != *" $name "* ]]; then
+    if [[ -z ${HOLDFAST_CAPTURES:-} ]]; then
         exec "$@"
+    elif [[ " ${labs[*]} " == *" $name "* ]]; then
+        HOLDFAST_CAPTURE=${name//\//-} exec "$@"
+    elif [[ " ${captured[*]} " == *" $name "* ]]; then
+        exec unshare --net "$0" inside "$HOLDFAST_CAPTURES/${name//\//-}.pcap" "$@"
     fi
-    exec unshare --net "$0" inside "$HOLDFAST_CAPTURES/${name//\//-}.pcap" "$@"
+    exec "$@"
 }
 
 inside() {
@@ -52,21 +60,25 @@ inside() {
 
 check() {
     local folder=$1 file
-    local files=("$folder"/*.pcap)
-    if [[ ! -e ${files[0]} ]]; then
-        echo "captures: there is none in $folder" >&2
-        exit 1
-    fi
-    for file in "${files[@]}"; do
-        tshark -n -o sctp.checksum:CRC-32C "${decode[@]}" -r "$file" -T fields -E separator=/t \
+    local names=("${captured[@]}" "${labs[@]}")
+    for file in "$folder"/*.pcap; do
+        # A lab's is called NAME@LAB.HOST.pcap.
+        local ports=("${decode[@]}")
+        [[ $file == *@* ]] && ports=("${decode_lab[@]}")
+        [[ -e $file ]] || continue
+        tshark -n -o sctp.checksum:CRC-32C "${ports[@]}" -r "$file" -T fields -E separator=/t \
             -e frame.number -e asap.message_type -e enrp.message_type \
-            -e _ws.malformed -e _ws.expert.severity -e _ws.expert.message |
-            sed "s|^|$(basename "$file")\t|"
-    done | awk -F '\t' -v error="$severity_error" '
+            -e _ws.malformed -e _ws.expert.severity -e _ws.expert.message -e sctp.verification_tag |
+            sed "s|^|$(basename "$file" .pcap)\t|"
+    done | awk -F '\t' -v error="$severity_error" -v names="${names[*]//\//-}" '
         function count(list, parts) { return list == "" ? 0 : split(list, parts, ",") }
         {
+            name = $1
+            sub(/@.*/, "", name)
             packets++
-            asap += count($3)
+            sctp[name] += $8 != ""
+            asap[name] += count($3)
+            asap_all += count($3)
             enrp += count($4)
             bad = $5 != ""
             for (i = split($6, severities, ","); i > 0; i--) {
@@ -77,8 +89,14 @@ check() {
             }
         }
         END {
-            printf "captures: %d packets, %d ASAP and %d ENRP messages, %d packets malformed\n", packets, asap, enrp, malformed
-            exit !(asap > 0 && enrp > 0 && malformed == 0)
+            for (i = split(names, all, " "); i > 0; i--) {
+                if (!sctp[all[i]] || !asap[all[i]]) {
+                    printf "captures: no SCTP with ASAP in what there is of %s\n", all[i]
+                    missing++
+                }
+            }
+            printf "captures: %d packets, %d ASAP and %d ENRP messages, %d packets malformed\n", packets, asap_all, enrp, malformed
+            exit !(enrp > 0 && malformed == 0 && missing == 0)
         }'
 }
 

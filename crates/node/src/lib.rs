@@ -2,12 +2,14 @@
 #![forbid(unsafe_code)]
 
 pub mod app;
+mod asap;
 pub mod channel;
 pub mod config;
 pub mod control;
 pub mod dataplane;
 pub mod engine;
 mod entries;
+mod limit;
 pub mod logs;
 mod mailbox;
 pub mod metrics;

@@ -1,14 +1,14 @@
 //! `holdfastd`: the daemon of a node, a registrar, or a pool daemon.
 #![forbid(unsafe_code)]
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::{Parser, ValueEnum};
-use holdfast_node::config::pool::{PoolConfig, parse_registrar};
+use holdfast_node::config::pool::{PoolConfig, RegistrarAt};
 use holdfast_node::config::registrar::{RegistrarConfig, RegistrarPeer};
-use holdfast_node::config::{Config, LogConfig};
+use holdfast_node::config::{Config, LogConfig, TlsConfig};
 use holdfast_node::pid_file::PidFile;
 use holdfast_node::{engine, logs, pool, registrar};
 
@@ -41,8 +41,21 @@ struct Arguments {
     #[arg(long, value_name = "ADDRESS[:PORT]", value_parser = RegistrarPeer::parse)]
     peer: Vec<RegistrarPeer>,
     /// A registrar that a pool daemon asks, instead of those of the file; several times for several.
-    #[arg(long, value_name = "ADDRESS[:PORT]", value_parser = parse_registrar)]
-    registrar: Vec<SocketAddr>,
+    /// Written as ADDRESS[:PORT], tcp://ADDRESS[:PORT] or tls://[NAME@]ADDRESS[:PORT].
+    #[arg(long, value_name = "REGISTRAR")]
+    registrar: Vec<RegistrarAt>,
+    /// The group's authority, for a pool daemon's registrars over TLS; with --tls-cert and --tls-key instead of the file's [tls].
+    #[arg(long, value_name = "FILE", requires = "tls_cert")]
+    tls_ca: Option<PathBuf>,
+    /// The pool daemon's certificate.
+    #[arg(long, value_name = "FILE", requires = "tls_key")]
+    tls_cert: Option<PathBuf>,
+    /// Its private key.
+    #[arg(long, value_name = "FILE", requires = "tls_ca")]
+    tls_key: Option<PathBuf>,
+    /// The authority's revocation list.
+    #[arg(long, value_name = "FILE", requires = "tls_ca")]
+    tls_crl: Option<PathBuf>,
     /// A pool daemon believes registrars that announce themselves by multicast.
     #[arg(long)]
     announces: bool,
@@ -98,6 +111,9 @@ fn run_pool(arguments: &Arguments) -> Result<(), Box<dyn std::error::Error>> {
     if !arguments.registrar.is_empty() {
         config.registrars.clone_from(&arguments.registrar);
     }
+    if let Some(tls) = arguments.tls() {
+        config.tls = Some(tls);
+    }
     config.announces.believed |= arguments.announces;
     config.check(arguments.source())?;
     match arguments.goes_on("pool daemon", &config.log)? {
@@ -118,6 +134,16 @@ impl Arguments {
         if let Some(filter) = &self.log {
             log.filter.clone_from(filter);
         }
+    }
+
+    /// What a pool daemon speaks TLS with; clap sees to it that none of the three is alone.
+    fn tls(&self) -> Option<TlsConfig> {
+        Some(TlsConfig {
+            ca: self.tls_ca.clone()?,
+            cert: self.tls_cert.clone()?,
+            key: self.tls_key.clone()?,
+            crl: self.tls_crl.clone(),
+        })
     }
 
     /// Whom a mistake is put down to.

@@ -1,9 +1,12 @@
-//! TLS between nodes: version 1.3 only, certificates on both sides, checked against the group's authority.
+//! TLS between nodes, and between registrars, elements and users: version 1.3 only, certificates on both sides, checked against
+//! the group's authority.
 //!
 //! A node's identity is the DNS name `NAME.node` in its certificate (`holdfast_api::ca`). The dialling side lets TLS
 //! check it; the accepting side reads it with [`node_name`] once the greeting says who claims to be there.
 //!
 //! Sessions are never resumed: a resumed session skips the certificate, and with it the revocation list.
+
+mod member;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -22,6 +25,7 @@ use rustls::{
 };
 
 use crate::config::{Config, TlsConfig};
+use member::AnyMember;
 
 /// Why certificates cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -42,6 +46,9 @@ pub enum TlsError {
         /// What it should hold.
         what: &'static str,
     },
+    /// The certificate is nobody's of a group.
+    #[error("{}: has no name that `holdfast ca issue` gives; issue one", .0.display())]
+    Nameless(PathBuf),
     /// The certificate is another node's.
     #[error("{}: is the certificate of {theirs}, not of node `{ours}`; issue one for it", .path.display())]
     OtherName {
@@ -88,13 +95,20 @@ impl Tls {
                 theirs: theirs.map_or("no node".to_owned(), |name| format!("node `{name}`")),
             });
         }
-        let key = PrivateKeyDer::from_pem_file(&config.key).map_err(file_error(&config.key))?;
-        let mut roots = RootCertStore::empty();
-        for authority in certificates(&config.ca)? {
-            roots.add(authority).map_err(unfit)?;
+        build(config, chain, false)
+    }
+
+    /// Reads the files of `config` for whoever's they are, to speak with any member of the group: ask
+    /// [`Security::name`](holdfast_sys::transport::Security::name) whom.
+    ///
+    /// # Errors
+    /// A file is missing or damaged, the certificate has no name, or the files do not fit each other.
+    pub fn of_member(config: &TlsConfig) -> Result<Tls, TlsError> {
+        let chain = certificates(&config.cert)?;
+        match chain.first().and_then(node_name) {
+            Some(_) => build(config, chain, true),
+            None => Err(TlsError::Nameless(config.cert.clone())),
         }
-        let crls = config.crl.as_deref().map_or(Ok(Vec::new()), revocations)?;
-        build(chain, key, Arc::new(roots), crls)
     }
 
     /// A connection to the node called `name`.
@@ -139,12 +153,19 @@ pub fn node_name(certificate: &CertificateDer<'_>) -> Option<String> {
         .find_map(|name| name.strip_suffix(&suffix).map(str::to_owned))
 }
 
+/// `any`: the other side of a connection that is made here may be any member of the group.
 fn build(
+    config: &TlsConfig,
     chain: Vec<CertificateDer<'static>>,
-    key: PrivateKeyDer<'static>,
-    roots: Arc<RootCertStore>,
-    crls: Vec<CertificateRevocationListDer<'static>>,
+    any: bool,
 ) -> Result<Tls, TlsError> {
+    let key = PrivateKeyDer::from_pem_file(&config.key).map_err(file_error(&config.key))?;
+    let mut roots = RootCertStore::empty();
+    for authority in certificates(&config.ca)? {
+        roots.add(authority).map_err(unfit)?;
+    }
+    let roots = Arc::new(roots);
+    let crls = config.crl.as_deref().map_or(Ok(Vec::new()), revocations)?;
     let provider: Arc<CryptoProvider> = Arc::new(rustls::crypto::ring::default_provider());
     let verifier = WebPkiClientVerifier::builder_with_provider(roots.clone(), provider.clone())
         .with_crls(crls.clone())
@@ -154,13 +175,20 @@ fn build(
         .with_crls(crls)
         .build()
         .map_err(unfit)?;
-    let mut client = ClientConfig::builder_with_provider(provider.clone())
+    let client = ClientConfig::builder_with_provider(provider.clone())
         .with_protocol_versions(&[&TLS13])
-        .map_err(unfit)?
-        .with_webpki_verifier(server_verifier)
+        .map_err(unfit)?;
+    let client = match any {
+        true => client
+            .dangerous()
+            .with_custom_certificate_verifier(Arc::new(AnyMember(server_verifier))),
+        false => client.with_webpki_verifier(server_verifier),
+    };
+    let mut client = client
         .with_client_auth_cert(chain.clone(), key.clone_key())
         .map_err(unfit)?;
     client.resumption = Resumption::disabled();
+    client.enable_sni = !any;
     let mut server = ServerConfig::builder_with_provider(provider)
         .with_protocol_versions(&[&TLS13])
         .map_err(unfit)?

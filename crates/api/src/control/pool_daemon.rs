@@ -23,8 +23,8 @@ pub struct PoolDaemonStatus {
     pub encapsulation_port: Option<u16>,
     /// Where registrars reach it.
     pub asap: Vec<SocketAddr>,
-    /// Registrars that it knows beforehand.
-    pub registrars: Vec<SocketAddr>,
+    /// Registrars that it knows beforehand: `ADDRESS:PORT` over SCTP, `tcp://ADDRESS:PORT`, `tls://[NAME@]ADDRESS:PORT`.
+    pub registrars: Vec<String>,
     /// Whether announces by multicast are believed.
     pub announces: bool,
     /// The number of the registrar that answers resolutions, if it has said so.

@@ -27,6 +27,12 @@ pub struct RegistrarStatus {
     pub encapsulation_port: Option<u16>,
     /// Where elements and users reach it.
     pub asap: Vec<SocketAddr>,
+    /// The same over TCP, without TLS.
+    #[serde(default)]
+    pub tcp: Vec<SocketAddr>,
+    /// The same with TLS.
+    #[serde(default)]
+    pub tls: Vec<SocketAddr>,
     /// Where other registrars reach it.
     pub enrp: Vec<SocketAddr>,
     /// Associations that are up or coming up.
@@ -83,6 +89,10 @@ pub struct RegistrarCounters {
     pub reports_unheeded: u64,
     /// Associations refused because there are too many.
     pub associations_refused: u64,
+    /// Connections over TCP that were not let in: too many, too slow, without TLS where it is spoken, or with a certificate that
+    /// admits to nothing.
+    #[serde(default)]
+    pub connections_refused: u64,
     /// Associations ended for what was sent on them, or because nothing was.
     pub aborted: u64,
     /// Datagrams that came by multicast and were not believed.

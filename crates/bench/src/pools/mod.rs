@@ -1,5 +1,7 @@
 //! Registrars, pool elements and pool users as processes in a lab's hosts, one kind a host.
 
+mod captures;
+
 use std::fs::{self, File};
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
@@ -15,6 +17,7 @@ use nix::unistd::Pid;
 use tempfile::TempDir;
 
 use crate::cluster::find_program;
+use captures::Captures;
 
 /// From one look to the next.
 const LOOK: Duration = Duration::from_millis(20);
@@ -25,6 +28,7 @@ const LINES_SHOWN: usize = 20;
 pub struct PoolLab {
     // Before the lab: they end with it.
     children: Vec<(String, Child)>,
+    captures: Captures,
     lab: Option<Lab>,
     directory: TempDir,
 }
@@ -40,10 +44,12 @@ impl PoolLab {
             .nodes(nodes)
             .clients(1)
             .program(find_program("holdfast")?);
+        let lab = Lab::up(&spec)?;
         Ok(PoolLab {
             children: Vec::new(),
+            captures: Captures::start(&lab)?,
             directory: directory.context("a directory for logs")?,
-            lab: Some(Lab::up(&spec)?),
+            lab: Some(lab),
         })
     }
 
@@ -246,6 +252,7 @@ association_retransmissions = 3
 
 impl Drop for PoolLab {
     fn drop(&mut self) {
+        drop(std::mem::take(&mut self.captures));
         // Kills everything in it.
         drop(self.lab.take());
         for (_, child) in &mut self.children {
@@ -279,4 +286,18 @@ pub fn system_program(name: &str, package: &str) -> Result<PathBuf> {
 fn search_path() -> String {
     let own = std::env::var("PATH").unwrap_or_default();
     format!("{own}:/usr/sbin:/sbin")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::system_program;
+
+    #[test]
+    fn what_is_missing_is_named_with_its_package() {
+        assert!(system_program("sh", "dash").is_ok());
+        let error = system_program("holdfast-has-no-such", "some-package").unwrap_err();
+        let wanted =
+            "there is no holdfast-has-no-such; install it with `apt-get install some-package`";
+        assert_eq!(error.to_string(), wanted);
+    }
 }

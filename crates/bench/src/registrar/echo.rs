@@ -18,10 +18,10 @@ use serde::{Deserialize, Serialize};
 
 use super::process::{Processors, Role, pin, transport_name};
 
-/// ASAP's payload protocol identifier.
-const PPID: u32 = 11;
+/// A payload protocol identifier of nobody: what is echoed has no form.
+const PPID: u32 = 0x4846_0001;
 /// Asks the server for its processor time.
-const PPID_CPU: u32 = 99;
+const PPID_CPU: u32 = 0x4846_0002;
 /// How long associations may take to come up.
 const PATIENCE: Duration = Duration::from_secs(60);
 

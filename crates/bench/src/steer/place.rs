@@ -12,6 +12,8 @@ use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sched::{CloneFlags, CpuSet, sched_setaffinity, setns};
 use nix::unistd::Pid;
 
+use crate::pools::system_program;
+
 /// The processor that generates.
 pub const GENERATOR_CPU: usize = 0;
 /// The processor that forwards, and receives at the owner.
@@ -81,8 +83,11 @@ impl Place {
     /// Makes the namespaces and the links.
     ///
     /// # Errors
-    /// `ip` or `ethtool` fails.
+    /// `ip` or `ethtool` is missing or fails.
     pub fn new() -> Result<Self> {
+        // Before anything is made: `ip netns exec` would only say that it could not.
+        system_program("ip", "iproute2")?;
+        system_program("ethtool", "ethtool")?;
         remove_remains();
         let prefix = format!("hfs{}", std::process::id());
         let pins = Path::new(PINS).join(&prefix);

@@ -26,15 +26,48 @@ pub struct PoolDaemon {
     /// own
     #[arg(long, value_name = "DIRECTORY", default_value = "/run/holdfast")]
     run_dir: PathBuf,
-    /// A registrar, several times for several [default: the one of this host]. Starts a daemon of the command's own
-    #[arg(long, value_name = "ADDRESS[:PORT]")]
+    /// A registrar, several times for several [default: the one of this host]: ADDRESS[:PORT] over SCTP, tcp://ADDRESS[:PORT], or
+    /// tls://[NAME@]ADDRESS[:PORT], with the name in its certificate. Starts a daemon of the command's own
+    #[arg(long, value_name = "REGISTRAR")]
     registrar: Vec<String>,
+    #[command(flatten)]
+    tls: TlsFiles,
     /// Believe registrars that announce themselves by multicast. Starts a daemon of the command's own
     #[arg(long)]
     announces: bool,
     /// The configuration file of a daemon of the command's own; docs/configuration.md describes it
     #[arg(long, value_name = "FILE")]
     daemon_config: Option<PathBuf>,
+}
+
+/// What a daemon of the command's own speaks TLS with
+#[derive(Clone, Debug, Args)]
+struct TlsFiles {
+    /// For tls:// registrars: the group's authority (`holdfast ca`)
+    #[arg(long, value_name = "FILE", requires = "tls_cert")]
+    tls_ca: Option<PathBuf>,
+    /// The certificate of who registers or resolves
+    #[arg(long, value_name = "FILE", requires = "tls_key")]
+    tls_cert: Option<PathBuf>,
+    /// Its private key
+    #[arg(long, value_name = "FILE", requires = "tls_ca")]
+    tls_key: Option<PathBuf>,
+    /// The authority's revocation list
+    #[arg(long, value_name = "FILE", requires = "tls_ca")]
+    tls_crl: Option<PathBuf>,
+}
+
+impl TlsFiles {
+    fn words(&self) -> impl Iterator<Item = (&'static str, &Path)> {
+        let files = [
+            ("--tls-ca", &self.tls_ca),
+            ("--tls-cert", &self.tls_cert),
+            ("--tls-key", &self.tls_key),
+            ("--tls-crl", &self.tls_crl),
+        ];
+        let files = files.into_iter();
+        files.filter_map(|(flag, file)| Some((flag, file.as_deref()?)))
+    }
 }
 
 /// A daemon that answers.
@@ -57,8 +90,10 @@ impl PoolDaemon {
     /// # Errors
     /// There is no `holdfastd`, or it does not start; it says why itself.
     pub fn reach(&self) -> Result<Running> {
-        let wants_own =
-            !self.registrar.is_empty() || self.announces || self.daemon_config.is_some();
+        let wants_own = !self.registrar.is_empty()
+            || self.announces
+            || self.daemon_config.is_some()
+            || self.tls.tls_ca.is_some();
         if !wants_own && UnixStream::connect(self.run_dir.join("pool.sock")).is_ok() {
             return Ok(Running {
                 directory: self.run_dir.clone(),
@@ -83,6 +118,9 @@ impl PoolDaemon {
         }
         for registrar in &self.registrar {
             command.arg("--registrar").arg(registrar);
+        }
+        for (flag, file) in self.tls.words() {
+            command.arg(flag).arg(file);
         }
         if self.announces {
             command.arg("--announces");

@@ -19,7 +19,6 @@ mod dial;
 mod error;
 mod events;
 mod greet;
-mod limit;
 mod link;
 mod listen;
 mod peer;

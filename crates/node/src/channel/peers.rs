@@ -9,10 +9,10 @@ use holdfast_wire::{Frame, NodeId};
 use tokio::task::AbortHandle;
 
 use super::events::Queue;
-use super::limit::LogLimit;
 use super::link::encoded;
 use super::peer::Peer;
 use super::{LinkError, Options, PeerStats, SendError};
+use crate::limit::LogLimit;
 use crate::metrics::Metrics;
 use crate::tls::Tls;
 

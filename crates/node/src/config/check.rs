@@ -14,7 +14,7 @@ use super::raw::{
 };
 use super::{
     AppConfig, ChannelConfig, Config, ConfigError, DEFAULT_PORT, GroupConfig, LogConfig,
-    NodeConfig, Peer, Placement, Reach, Service, TlsConfig,
+    NodeConfig, Peer, Placement, Reach, Service,
 };
 
 const NAME_LENGTH_MAX: usize = 40;
@@ -54,12 +54,7 @@ impl<'a> Check<'a> {
         let group = self.group(&raw.group, &ids)?;
         let services = self.services(&raw.service, &ids, &node, &peers)?;
         Ok(Config {
-            tls: TlsConfig {
-                ca: self.beside(raw.tls.ca),
-                cert: self.beside(raw.tls.cert),
-                key: self.beside(raw.tls.key),
-                crl: raw.tls.crl.map(|path| self.beside(path)),
-            },
+            tls: raw.tls.beside(self.file),
             channel: self.channel(&raw.channel)?,
             app: AppConfig {
                 group: raw.app.group,
@@ -380,10 +375,6 @@ impl<'a> Check<'a> {
 
     fn fail_at(&self, span: Range<usize>, problem: String, what_to_do: &str) -> ConfigError {
         ConfigError::at(self.file, self.text, span, problem, what_to_do)
-    }
-
-    fn beside(&self, path: PathBuf) -> PathBuf {
-        self.file.parent().unwrap_or(Path::new("")).join(path)
     }
 }
 

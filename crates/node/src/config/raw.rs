@@ -2,12 +2,12 @@
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
 use toml::Spanned;
 
-use super::LogFormat;
+use super::{LogFormat, TlsConfig};
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -68,6 +68,19 @@ pub(super) struct RawTls {
     pub cert: PathBuf,
     pub key: PathBuf,
     pub crl: Option<PathBuf>,
+}
+
+impl RawTls {
+    /// The files, where relative paths are relative to the file at `path`.
+    pub(super) fn beside(self, path: &Path) -> TlsConfig {
+        let beside = |file: PathBuf| path.parent().unwrap_or(Path::new("")).join(file);
+        TlsConfig {
+            ca: beside(self.ca),
+            cert: beside(self.cert),
+            key: beside(self.key),
+            crl: self.crl.map(beside),
+        }
+    }
 }
 
 #[derive(Deserialize)]

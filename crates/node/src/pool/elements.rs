@@ -15,7 +15,7 @@ use holdfast_wire::rserpool::{Cause, Policy, PoolHandle, SctpTransport, Transpor
 use super::event_loop::Daemon;
 use super::links::{Owner, Place};
 use super::policy;
-use crate::config::pool::{PoolConfig, cookie_keys};
+use crate::config::pool::{PoolConfig, RegistrarAt, cookie_keys};
 use crate::entries::handle_of;
 use crate::sctp::{data_transport, reached_at, source_towards};
 
@@ -137,7 +137,7 @@ impl Daemon {
             return Ok(*own);
         }
         if let Some(first) = self.config.known_registrars().first() {
-            return source_towards(*first)
+            return source_towards(first.address)
                 .map_err(|error| format!("no way to the registrar {first}: {error}"));
         }
         let own = reached_at(self.own.as_ref());
@@ -361,7 +361,15 @@ impl Daemon {
 /// Where registrars are, for a machine.
 pub(super) fn hunt(config: &PoolConfig) -> HuntConfig {
     let known = config.known_registrars();
-    let transport = |at: &SocketAddr| Transport::Sctp(data_transport(&[*at]));
+    let transport = |at: &RegistrarAt| match at.over {
+        None => Transport::Sctp(data_transport(&[at.address])),
+        // Whether with TLS is for the daemon to know.
+        Some(_) => Transport::Tcp {
+            port: at.address.port(),
+            usage: TransportUse::DataOnly,
+            address: at.address.ip(),
+        },
+    };
     let mut hunt = HuntConfig::new(known.iter().map(transport).collect());
     hunt.trust_announces = config.announces.believed;
     hunt

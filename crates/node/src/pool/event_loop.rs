@@ -20,6 +20,7 @@ use super::requests::Request;
 use super::roles::Programs;
 use super::streams::StreamHandle;
 use super::users::Users;
+use crate::asap::Refusals;
 use crate::config::pool::PoolConfig;
 use crate::mailbox::{Inbox, Mailbox};
 use crate::multicast::Groups;
@@ -59,6 +60,8 @@ pub(super) struct Daemon {
     /// When the daemon ends, elements or not.
     pub(super) ends_at: Option<Duration>,
     pub(super) events: Vec<Event>,
+    /// Registrars over TCP that were not reached.
+    pub(super) refusals: Refusals,
 }
 
 /// Which descriptors have something.
@@ -191,6 +194,7 @@ impl Daemon {
             }
             // An association that loses messages ends, or its registrar does not answer: either is noticed.
             Event::SendFailed { .. } | Event::Path { .. } => {}
+            Event::Refused { remote, why } => self.refusals.tell(remote, &why),
         }
     }
 
@@ -258,6 +262,7 @@ impl Daemon {
                     }
                     self.ends_at = Some(self.now() + LEAVE);
                 }
+                Request::Secure(security) => self.own.secure_anew(security),
                 request => self.answer(request),
             }
             self.settle();

@@ -1,6 +1,6 @@
 //! Which machine has which association, under the names that each knows it by.
 //!
-//! Machines have links of their own; between two SCTP endpoints there is one association. So an association with a registrar
+//! Machines have links of their own; between two SCTP endpoints there is one association, and to a registrar one connection. So an association with a registrar
 //! may be a link of many elements and of the user. An association that the other end made is named by its serial number.
 
 use std::collections::{HashMap, VecDeque};
@@ -21,7 +21,7 @@ pub(super) enum Owner {
     Service(u64),
 }
 
-/// An association: of which endpoint (0 is the daemon's own, another the element's of that number), and the endpoint's name
+/// An association, or a connection to a registrar: of which endpoint (0 is the daemon's own, another the element's of that number), and the endpoint's name
 /// of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) struct Place {
@@ -67,8 +67,8 @@ pub(super) enum Detached {
 #[derive(Debug, Default)]
 pub(super) struct Links {
     associations: HashMap<Place, Association>,
-    /// Those that several may have.
-    by_address: HashMap<SocketAddr, Place>,
+    /// Those that several may have: whether over TCP, and the other end's address.
+    by_address: HashMap<(bool, SocketAddr), Place>,
     targets: HashMap<(Owner, Link), Target>,
     streams: HashMap<u64, (Owner, Link)>,
     serials: u64,
@@ -96,7 +96,7 @@ impl Links {
         {
             let each = association.addresses.iter();
             self.by_address
-                .extend(each.map(|address| (*address, place)));
+                .extend(each.map(|address| ((place.assoc.is_stream(), *address), place)));
         }
     }
 
@@ -105,8 +105,9 @@ impl Links {
             return;
         };
         for address in &association.addresses {
-            if self.by_address.get(address) == Some(&place) {
-                self.by_address.remove(address);
+            let key = (place.assoc.is_stream(), *address);
+            if self.by_address.get(&key) == Some(&place) {
+                self.by_address.remove(&key);
             }
         }
     }
@@ -127,8 +128,14 @@ impl Links {
 
     /// A shared association with one of these addresses, and whether it is up.
     pub(super) fn find(&self, addresses: &[SocketAddr]) -> Option<(Place, bool)> {
-        let known = |address: &SocketAddr| self.by_address.get(address).copied();
+        let known = |address: &SocketAddr| self.by_address.get(&(false, *address)).copied();
         let place = addresses.iter().find_map(known)?;
+        Some((place, self.associations.get(&place)?.is_up))
+    }
+
+    /// A connection over TCP to that address, and whether it is up.
+    pub(super) fn find_stream(&self, address: SocketAddr) -> Option<(Place, bool)> {
+        let place = *self.by_address.get(&(true, address))?;
         Some((place, self.associations.get(&place)?.is_up))
     }
 

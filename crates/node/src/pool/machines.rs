@@ -1,5 +1,6 @@
 //! The machines' inputs and outputs.
 
+use std::io;
 use std::net::SocketAddr;
 
 use bytes::{Bytes, BytesMut};
@@ -179,6 +180,9 @@ impl Daemon {
             Transport::Tcp { port, address, .. } if session => {
                 self.connect_stream(owner, link, Kind::Tcp, SocketAddr::new(*address, *port));
             }
+            Transport::Tcp { port, address, .. } => {
+                self.connect_registrar(owner, link, SocketAddr::new(*address, *port));
+            }
             Transport::Udp { port, address } if session => {
                 self.connect_stream(owner, link, Kind::Udp, SocketAddr::new(*address, *port));
             }
@@ -226,6 +230,32 @@ impl Daemon {
         }
     }
 
+    /// A registrar over TCP or TLS: only those that are configured, and as they are.
+    fn connect_registrar(&mut self, owner: Owner, link: Link, address: SocketAddr) {
+        if let Some((place, is_up)) = self.links.find_stream(address) {
+            self.links.attach(owner, link, place);
+            if is_up {
+                self.inputs.push_back(Input::Connected(owner, link));
+            }
+            return;
+        }
+        let mut known = self.config.registrars.iter();
+        let known = known.find(|at| at.address == address && at.over.is_some());
+        let over = known.and_then(|at| at.over.clone());
+        let over = over.ok_or_else(|| io::Error::from(io::ErrorKind::PermissionDenied));
+        match over.and_then(|over| self.own.connect_stream(address, &over)) {
+            Ok(assoc) => {
+                let place = Place { endpoint: 0, assoc };
+                self.links.begun(place, vec![address], true);
+                self.links.attach(owner, link, place);
+            }
+            Err(error) => {
+                tracing::debug!(%error, %address, "connecting");
+                self.inputs.push_back(Input::Lost(owner, link));
+            }
+        }
+    }
+
     /// The UDP port to reach a host at; none: over IP itself.
     fn way(&self, addresses: &[SocketAddr]) -> Option<u16> {
         let (is_raw, own_port) = (self.own.is_raw(), self.own.encapsulation_port());
@@ -251,7 +281,7 @@ impl Daemon {
 
     /// A host that did not answer is tried the other way next: over IP itself, or inside UDP.
     pub(super) fn remember_way(&mut self, place: Place) {
-        if self.links.is_up(place) || place.endpoint != 0 {
+        if self.links.is_up(place) || place.endpoint != 0 || place.assoc.is_stream() {
             return;
         }
         if let Some(first) = self.links.addresses(place).first().copied() {

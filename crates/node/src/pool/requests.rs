@@ -9,6 +9,7 @@ use holdfast_api::control::{
     OwnElementList, PoolDaemonStatus, Reported, Resolution, ResolveQuery, UnreachableReport,
 };
 use holdfast_api::pool::{FromPool, ToPool};
+use holdfast_sys::transport::Security;
 use tokio::sync::{OwnedSemaphorePermit, mpsc};
 
 use crate::mailbox::Reply;
@@ -36,6 +37,8 @@ pub(super) enum Request {
     Select(String, Reply<Resolution>),
     /// An element was not reached.
     Unreachable(UnreachableReport, Reply<Reported>),
+    /// The certificates were read anew.
+    Secure(Arc<dyn Security>),
     /// End, in order.
     Stop,
 }

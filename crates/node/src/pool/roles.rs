@@ -97,7 +97,7 @@ impl Daemon {
                 send(reply, answer);
             }
             // The event loop's own.
-            Request::Stop => {}
+            Request::Secure(_) | Request::Stop => {}
         }
     }
 

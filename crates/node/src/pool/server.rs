@@ -5,9 +5,12 @@ use std::io::{self, Read};
 use holdfast_api::app::Listener;
 use tokio::net::UnixListener;
 use tokio::runtime::{Builder, Handle, Runtime};
+use tokio::signal::unix::{SignalKind, signal};
 
 use super::requests::Request;
 use super::{control, programs};
+use crate::asap::security;
+use crate::config::TlsConfig;
 use crate::config::pool::PoolConfig;
 use crate::control::serve;
 use crate::mailbox::{Mailbox, asked_to_stop};
@@ -46,6 +49,9 @@ impl Server {
         runtime.spawn(serve(axum::serve(listener, control::router(to.clone()))));
         runtime.spawn(programs::accept(programs, to.clone()));
         runtime.spawn(stop_on_signal(to.clone()));
+        if let Some(tls) = config.tls.clone() {
+            runtime.spawn(secure_on_signal(to.clone(), tls));
+        }
         if with_parent {
             let to = to.clone();
             std::thread::Builder::new()
@@ -77,6 +83,27 @@ impl Server {
 async fn stop_on_signal(to: Mailbox<Request>) {
     asked_to_stop().await;
     to.send(Request::Stop).await;
+}
+
+/// Reads the certificates anew with each SIGHUP. A mistake in them changes nothing.
+async fn secure_on_signal(to: Mailbox<Request>, tls: TlsConfig) {
+    let mut hangup = match signal(SignalKind::hangup()) {
+        Ok(hangup) => hangup,
+        Err(error) => {
+            tracing::error!(%error, "signals: certificates change with a restart only");
+            return;
+        }
+    };
+    while hangup.recv().await.is_some() {
+        match security(Some(&tls)) {
+            Ok(Some(security)) => {
+                tracing::info!("the certificates were read anew");
+                to.send(Request::Secure(security)).await;
+            }
+            Ok(None) => {}
+            Err(error) => tracing::error!(%error, "the certificates stay as they were"),
+        }
+    }
 }
 
 /// Ends the daemon when nobody has the other end of its standard input any more.

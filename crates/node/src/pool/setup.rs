@@ -7,8 +7,10 @@ use std::time::Instant;
 use holdfast_proto::pool_user::{Config as UserConfig, PoolUser};
 use holdfast_sys::caps::keep_only;
 use holdfast_sys::transport::{
-    self, Config as EndpointConfig, ENCAPSULATION_PORT, Endpoint, Provider, provider,
+    self, Config as EndpointConfig, ENCAPSULATION_PORT, Endpoint, Joined, Provider, StreamConfig,
+    StreamLimits, Streams, provider,
 };
+use holdfast_wire::rserpool::LENGTH_MAX;
 
 use super::elements::hunt;
 use super::event_loop::Daemon;
@@ -16,6 +18,7 @@ use super::links::Links;
 use super::roles::Programs;
 use super::server::Server;
 use super::users::Users;
+use crate::asap::{Refusals, rules, security};
 use crate::config::pool::{Encapsulation, PoolConfig};
 use crate::mailbox::mailbox;
 use crate::multicast::Groups;
@@ -27,7 +30,7 @@ use crate::start::{StartError, failed};
 /// It cannot start, or the transport's sockets became unusable.
 pub fn run(config: &PoolConfig, with_parent: bool) -> Result<(), StartError> {
     let (to_self, requests) = mailbox().map_err(failed("an event descriptor"))?;
-    let own = open(config)?;
+    let own = with_streams(config, open(config)?)?;
     let wanted = [((), config.announces.group)];
     let wanted = &wanted[..usize::from(config.announces.believed)];
     let groups =
@@ -38,7 +41,7 @@ pub fn run(config: &PoolConfig, with_parent: bool) -> Result<(), StartError> {
     // Its files go with it.
     let (_paths, tasks) = server.run().map_err(failed("the control thread"))?;
     tracing::info!(
-        registrars = ?config.known_registrars(),
+        registrars = ?config.known_registrars().iter().map(ToString::to_string).collect::<Vec<_>>(),
         announces = config.announces.believed,
         raw = own.is_raw(),
         encapsulation_port = own.encapsulation_port(),
@@ -67,6 +70,7 @@ pub fn run(config: &PoolConfig, with_parent: bool) -> Result<(), StartError> {
         stalled: BTreeSet::new(),
         ends_at: None,
         events: Vec::new(),
+        refusals: Refusals::default(),
     };
     daemon.run().map_err(failed("the transport"))
 }
@@ -85,6 +89,32 @@ fn open(config: &PoolConfig) -> Result<Box<dyn Endpoint>, StartError> {
     };
     let what = || format!("SCTP at {:?} (pool.listen)", endpoint.local);
     transport::open(&endpoint).map_err(|error| failed(what())(error))
+}
+
+/// The endpoint with registrars over TCP and TLS, where such are configured.
+fn with_streams(
+    config: &PoolConfig,
+    sctp: Box<dyn Endpoint>,
+) -> Result<Box<dyn Endpoint>, StartError> {
+    if config.registrars.iter().all(|at| at.over.is_none()) {
+        return Ok(sctp);
+    }
+    let security = security(config.tls.as_ref()).map_err(failed("[tls]"))?;
+    let endpoint = StreamConfig {
+        tcp: Vec::new(),
+        tls: Vec::new(),
+        source: config.listen.first().copied(),
+        rules: rules(LENGTH_MAX, security),
+        limits: StreamLimits {
+            connections: 0,
+            connections_per_host: 0,
+            handshakes_per_host: 0,
+        },
+        failure: config.failure,
+    };
+    let streams = Streams::open(endpoint).map_err(failed("TCP"))?;
+    let joined = Joined::new(sctp, streams).map_err(failed("an event descriptor"))?;
+    Ok(Box::new(joined))
 }
 
 fn encapsulation(config: &PoolConfig) -> Option<u16> {

@@ -10,6 +10,7 @@ use crate::entries::{sctp_provider, transport};
 impl Daemon {
     /// What this daemon is and does.
     pub(super) fn status(&self) -> PoolDaemonStatus {
+        let registrars = self.config.known_registrars();
         PoolDaemonStatus {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             uptime_s: self.now().as_secs(),
@@ -17,7 +18,7 @@ impl Daemon {
             raw: self.own.is_raw(),
             encapsulation_port: self.own.encapsulation_port(),
             asap: self.own.local_addresses().unwrap_or_default(),
-            registrars: self.config.known_registrars(),
+            registrars: registrars.iter().map(ToString::to_string).collect(),
             announces: self.config.announces.believed,
             home: self.user.home().map(|id| id.to_string()),
             associations: self.links.len() as u64,

@@ -1,6 +1,7 @@
 //! The registrar's control API: a thread of its own, so that no request holds up the event loop for longer than its answer takes.
 
 use std::io;
+use std::sync::Arc;
 
 use axum::Router;
 use axum::extract::rejection::QueryRejection;
@@ -12,11 +13,13 @@ use holdfast_api::control::{
     PeerList, PoolDetail, PoolList, PoolQuery, REGISTRAR_ROUTES, RegistrarStatus, openapi,
 };
 use holdfast_proto::registrar::Settings;
+use holdfast_sys::transport::Security;
 use serde::Serialize;
 use tokio::net::{TcpListener, UnixListener};
 use tokio::signal::unix::{SignalKind, signal};
 
 use super::metrics;
+use crate::asap::security;
 use crate::config::registrar::RegistrarConfig;
 use crate::control::answer::{METRICS_TYPE, bad_request, response, unknown, wrong_method};
 use crate::control::{listen, serve};
@@ -33,8 +36,8 @@ pub(super) enum ControlRequest {
     Pool(String, Reply<PoolDetail>),
     /// Which other registrars are there?
     Peers(Reply<PeerList>),
-    /// The operator has changed the settings.
-    Reload(Box<Settings>),
+    /// The operator has changed the settings, and certificates perhaps.
+    Reload(Box<Reread>),
     /// End.
     Stop,
 }
@@ -103,16 +106,29 @@ async fn reload_on_signal(to: Loop, mut current: RegistrarConfig) {
         }
     };
     while hangup.recv().await.is_some() {
-        match current.reread() {
-            Ok(Some(fresh)) => {
-                let settings = Box::new(fresh.settings.clone());
-                current.settings = fresh.settings;
-                to.send(ControlRequest::Reload(settings)).await;
+        match reread(&current) {
+            Ok(Some(reread)) => {
+                current.settings = reread.0.clone();
+                to.send(ControlRequest::Reload(Box::new(reread))).await;
             }
             Ok(None) => tracing::info!("no configuration file to read anew"),
             Err(error) => tracing::error!(%error, "the settings stay as they were"),
         }
     }
+}
+
+/// Settings, and certificates if there are any.
+pub(super) type Reread = (Settings, Option<Arc<dyn Security>>);
+
+/// What the file says now; none if there is no file. Whether there is TLS is said at the start.
+fn reread(current: &RegistrarConfig) -> Result<Option<Reread>, String> {
+    let Some(fresh) = current.reread().map_err(|error| error.to_string())? else {
+        return Ok(None);
+    };
+    let tls = current.streams.tls.as_ref();
+    let tls = tls.and(fresh.streams.tls.as_ref());
+    let security = security(tls).map_err(|error| error.to_string())?;
+    Ok(Some((fresh.settings, security)))
 }
 
 /// Every route of `holdfast_api::control::REGISTRAR_ROUTES`.

@@ -6,16 +6,17 @@ use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use holdfast_proto::registrar::{AssociationId, DialId, Output, Protocol, Registrar, Settings};
+use holdfast_proto::registrar::{AssociationId, DialId, Output, Protocol, Registrar};
 use holdfast_sys::transport::{AssocId, Endpoint, Event, Message, PathState};
 use nix::poll::{PollFd, PollFlags, ppoll};
 use nix::sys::time::TimeSpec;
 
 use super::backlog::Backlog;
-use super::control::ControlRequest;
+use super::control::{ControlRequest, Reread};
 use super::links::{Found, Links, number, of_number};
 use super::pace::Pace;
 use super::report::report;
+use super::streams::StreamsSeen;
 use crate::mailbox::Inbox;
 use crate::multicast::Groups;
 
@@ -38,6 +39,8 @@ pub(super) struct Daemon {
     pub(super) backlog: Backlog,
     pub(super) pace: Pace,
     pub(super) requests: Inbox<ControlRequest>,
+    /// TCP and TLS of `asap`.
+    pub(super) streams: StreamsSeen,
     /// Messages to elements and users that an association's buffer had no room for.
     pub(super) sends_refused: u64,
     pub(super) next_round_trips: Duration,
@@ -206,6 +209,7 @@ impl Daemon {
             Event::SendFailed { message, .. } => {
                 self.machine.handle_send_failed(protocol, &message.data);
             }
+            Event::Refused { remote, why } => self.streams.refusals.tell(remote, &why),
             Event::Path { assoc, state, .. } => {
                 use PathState::{Added, Confirmed, Removed};
                 if matches!(state, Added | Confirmed | Removed) {
@@ -235,6 +239,9 @@ impl Daemon {
         for dial in dials {
             let dial = Some(dial);
             self.machine.handle_up(now, id, protocol, &addresses, dial);
+        }
+        if let Some(name) = self.end(protocol).name(assoc) {
+            self.machine.handle_name(id, name);
         }
         self.tell_addresses(now, protocol, assoc, &addresses);
     }
@@ -369,8 +376,11 @@ impl Daemon {
         true
     }
 
-    pub(super) fn reload(&mut self, settings: Settings) {
+    pub(super) fn reload(&mut self, (settings, security): Reread) {
         tracing::info!("the settings were read anew");
+        if let Some(security) = security {
+            self.asap.secure_anew(security);
+        }
         self.machine.handle_settings(self.now(), settings);
     }
 

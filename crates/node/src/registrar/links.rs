@@ -12,7 +12,7 @@ pub(super) fn number(protocol: Protocol, assoc: AssocId) -> AssociationId {
         Protocol::Asap => 0,
         Protocol::Enrp => 1,
     };
-    // The endpoints here have no further ports, whose number would be in the bits that are lost.
+    // The highest bit, which is lost, is never set.
     AssociationId(assoc.0 << 1 | endpoint)
 }
 
@@ -178,7 +178,12 @@ mod tests {
 
     #[test]
     fn a_number_tells_the_endpoint() {
-        for (protocol, own) in [(Protocol::Asap, 7), (Protocol::Enrp, 0xffff_fffe)] {
+        let stream = 1 << 62 | 7;
+        for (protocol, own) in [
+            (Protocol::Asap, 7),
+            (Protocol::Asap, stream),
+            (Protocol::Enrp, 0xffff_fffe),
+        ] {
             let id = number(protocol, AssocId(own));
             assert_eq!(of_number(id), (protocol, AssocId(own)));
         }

@@ -99,7 +99,7 @@ fn counters(status: &RegistrarStatus) -> [(&'static str, &'static str, u64); 15]
 }
 
 /// What was not done for those who asked for it.
-fn refused(status: &RegistrarStatus) -> [(&'static str, &'static str, u64); 6] {
+fn refused(status: &RegistrarStatus) -> [(&'static str, &'static str, u64); 7] {
     let counted = &status.counters;
     [
         ("denied", "Messages of who may not", counted.denied),
@@ -117,6 +117,11 @@ fn refused(status: &RegistrarStatus) -> [(&'static str, &'static str, u64); 6] {
             "associations_refused",
             "Associations refused because there are too many",
             counted.associations_refused,
+        ),
+        (
+            "connections_refused",
+            "Connections over TCP that were not let in",
+            counted.connections_refused,
         ),
         (
             "aborted",

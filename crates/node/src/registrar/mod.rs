@@ -10,6 +10,7 @@ mod metrics;
 mod pace;
 mod report;
 mod setup;
+mod streams;
 mod view;
 
 pub use crate::start::StartError;

@@ -14,6 +14,8 @@ use super::control::Server;
 use super::event_loop::Daemon;
 use super::links::Links;
 use super::pace::Pace;
+use super::streams;
+use crate::asap::security;
 use crate::config::registrar::RegistrarConfig;
 use crate::mailbox::mailbox;
 use crate::multicast::Groups;
@@ -28,7 +30,9 @@ pub fn run(config: &RegistrarConfig) -> Result<(), StartError> {
     let (to, requests) = mailbox().map_err(failed("an event descriptor"))?;
     let server = Server::bind(config, &to).map_err(failed("the control socket"))?;
     let groups = join(config).map_err(failed("[multicast]"))?;
+    let security = security(config.streams.tls.as_ref()).map_err(failed("[tls]"))?;
     let asap = open(config, config.asap_port)?;
+    let (asap, streams) = streams::join(config, asap, security)?;
     let enrp = open(config, config.enrp_port)?;
     // All sockets are open. Threads that start later have no capabilities either.
     keep_only(&[]).map_err(failed("dropping capabilities"))?;
@@ -42,6 +46,8 @@ pub fn run(config: &RegistrarConfig) -> Result<(), StartError> {
         id = %machine.id,
         asap = ?asap_at,
         enrp = ?enrp_at,
+        tcp = ?streams.at.0,
+        tls = ?streams.at.1,
         raw = asap.is_raw(),
         encapsulation_port = asap.encapsulation_port(),
         "starting"
@@ -58,6 +64,7 @@ pub fn run(config: &RegistrarConfig) -> Result<(), StartError> {
         backlog: Backlog::new(config.update_delay, config.one_send),
         pace: Pace::new(config.pause),
         requests,
+        streams,
         sends_refused: 0,
         next_round_trips: Duration::ZERO,
         events: Vec::new(),

@@ -25,7 +25,7 @@ impl Daemon {
             ControlRequest::Pools(query, reply) => send(reply, self.pools(&query)),
             ControlRequest::Pool(handle, reply) => send(reply, self.pool(&handle)),
             ControlRequest::Peers(reply) => send(reply, Ok(self.peers())),
-            ControlRequest::Reload(settings) => self.reload(*settings),
+            ControlRequest::Reload(reread) => self.reload(*reread),
             ControlRequest::Stop => return false,
         }
         true
@@ -48,6 +48,8 @@ impl Daemon {
             raw: self.asap.is_raw(),
             encapsulation_port: self.asap.encapsulation_port(),
             asap: addresses(self.asap.local_addresses())?,
+            tcp: self.streams.at.0.clone(),
+            tls: self.streams.at.1.clone(),
             enrp: addresses(self.enrp.local_addresses())?,
             associations: self.links.len() as u64,
             pools: machine.pools().count() as u64,
@@ -79,6 +81,7 @@ impl Daemon {
             over_limit: counted.over_limit,
             reports_unheeded: counted.reports_unheeded,
             associations_refused: counted.associations_refused,
+            connections_refused: self.streams.refusals.count(),
             aborted: counted.aborted,
             multicast_unheeded: counted.multicast_unheeded,
             sends_refused: self.sends_refused,

@@ -31,6 +31,8 @@ struct Home {
     id: Option<RegistrarId>,
     /// Where it was reached; none if it came by itself.
     address: Option<Transport>,
+    /// It has said something.
+    heard: bool,
 }
 
 /// A registrar that is tried.
@@ -75,6 +77,8 @@ pub(crate) struct Hunt<E> {
     attempts: BTreeMap<Link, Attempt>,
     /// Rounds that failed since there was a home: what T5 and the pause are doubled by.
     failed_rounds: u32,
+    /// Home registrars in a row that hung up without a word: no better than those that are not there.
+    wordless: usize,
     links: u64,
 }
 
@@ -88,6 +92,7 @@ impl<E> Hunt<E> {
             state: State::Idle,
             attempts: BTreeMap::new(),
             failed_rounds: 0,
+            wordless: 0,
             links: 0,
         }
     }
@@ -153,13 +158,33 @@ impl<E> Hunt<E> {
             link,
             id,
             address: Some(address),
+            heard: false,
         });
         Some(Change::Found)
     }
 
+    /// Something came over a link.
+    pub(crate) fn handle_heard(&mut self, link: Link) {
+        if let State::Home(home) = &mut self.state
+            && home.link == link
+        {
+            home.heard = true;
+            self.wordless = 0;
+        }
+    }
+
     pub(crate) fn handle_lost(&mut self, now: Duration, link: Link) -> Option<Change> {
-        if self.home() == Some(link) {
-            self.failed(now);
+        if let State::Home(home) = &self.state
+            && home.link == link
+        {
+            self.wordless += usize::from(!home.heard);
+            let known = self.servers.len().max(1);
+            let rounds = self.wordless / known;
+            let in_vain = !home.heard && self.wordless.is_multiple_of(known);
+            match in_vain {
+                true => self.rest(now, rounds),
+                false => self.failed(now),
+            }
             return Some(Change::Lost);
         }
         // SH4: "If an association or connection establishment fails, the ASAP Endpoint SHOULD try to establish an
@@ -198,7 +223,12 @@ impl<E> Hunt<E> {
         let address = self.attempts.remove(&link).map(|attempt| attempt.address);
         self.abandon();
         let id = Some(id);
-        self.settle(Home { link, id, address });
+        self.settle(Home {
+            link,
+            id,
+            address,
+            heard: true,
+        });
         Some(Change::Found)
     }
 
@@ -317,6 +347,14 @@ impl<E> Hunt<E> {
             let until = now + self.config.attempt_timeout;
             self.attempts.insert(link, Attempt { address, until });
         }
+    }
+
+    /// All have hung up, so many times: they are not called again at once.
+    fn rest(&mut self, now: Duration, rounds: usize) {
+        let doubled = 1 << (rounds - 1).min(16);
+        self.state = State::Pausing {
+            until: now + (self.config.pause * doubled).min(self.config.pause_max),
+        };
     }
 
     fn abandon(&mut self) {

@@ -45,6 +45,10 @@ impl Servers {
         }
     }
 
+    pub(super) fn len(&self) -> usize {
+        self.known.len()
+    }
+
     pub(super) fn id(&self, address: &Transport) -> Option<RegistrarId> {
         self.known.get(address)?.id
     }

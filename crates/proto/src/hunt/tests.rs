@@ -84,6 +84,31 @@ fn t5_doubles_up_to_its_most_and_goes_back_once_a_registrar_is_found() {
     assert_eq!(hunt.poll_timeout(), Some(now + first));
 }
 
+/// A registrar that lets nobody in, such as one whose TLS does not believe the certificate, says so after the handshake only.
+#[test]
+fn a_registrar_that_hangs_up_on_everybody_is_not_called_without_pause() {
+    let mut hunt = hunt(1);
+    hunt.start(START);
+    let mut now = START;
+    for times in [1, 2, 4, 8, 16, 25, 25] {
+        let (tried, _) = outputs(&mut hunt);
+        assert_eq!(tried.len(), 1);
+        assert_eq!(hunt.handle_connected(tried[0].0), Some(Change::Found));
+        assert_eq!(hunt.handle_lost(now, tried[0].0), Some(Change::Lost));
+        assert!(outputs(&mut hunt).0.is_empty());
+        let due = hunt.poll_timeout().expect("a pause");
+        assert_eq!(due - now, hunt.config.pause * times);
+        now = due;
+        assert_eq!(hunt.handle_timeout(now), None);
+    }
+    // One that has said something is called again at once.
+    let (tried, _) = outputs(&mut hunt);
+    hunt.handle_connected(tried[0].0);
+    hunt.handle_heard(tried[0].0);
+    hunt.handle_lost(now, tried[0].0);
+    assert_eq!(outputs(&mut hunt).0.len(), 1);
+}
+
 #[test]
 fn a_silent_registrar_holds_up_a_hunt_for_one_attempt_only() {
     for seed in 0..20 {

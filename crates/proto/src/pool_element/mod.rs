@@ -124,6 +124,7 @@ impl PoolElement {
 
     /// A message from a registrar.
     pub fn handle_message(&mut self, now: Duration, link: Link, message: Message) {
+        self.hunt.handle_heard(link);
         match message {
             Message::EndpointKeepAlive {
                 home,

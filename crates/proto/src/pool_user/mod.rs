@@ -185,6 +185,7 @@ impl PoolUser {
         if self.hunt.home() != Some(link) {
             return;
         }
+        self.hunt.handle_heard(link);
         match message {
             Message::HandleResolutionResponse {
                 updates,

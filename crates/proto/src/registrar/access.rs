@@ -1,4 +1,4 @@
-//! Who may do what, by address (RFC 5355): the associations below authenticate addresses, TLS or IPsec more.
+//! Who may do what (RFC 5355), by address or by certificate: SCTP and TCP authenticate the former, TLS the latter.
 
 use std::net::IpAddr;
 use std::str::FromStr;
@@ -12,7 +12,7 @@ pub struct Prefix {
 
 /// The text is no prefix.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("`{0}` is no address prefix; write one such as 10.1.0.0/16 or 2001:db8::/32")]
+#[error("`{0}` is no address prefix; write one such as 10.1.0.0/16 or 2001:db8::/32, or tls:NAME")]
 pub struct PrefixError(String);
 
 /// An IPv4 address is seen as the IPv6 address that maps it.
@@ -66,22 +66,63 @@ impl FromStr for Prefix {
     }
 }
 
-/// Which addresses may do something.
+/// Somebody who may do something.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Who {
+    /// Whoever is at an address that begins so.
+    At(Prefix),
+    /// Whoever has a certificate with this name, written as `tls:NAME`.
+    Named(String),
+    /// Whoever has a certificate, written as `tls:*`.
+    Certified,
+}
+
+impl FromStr for Who {
+    type Err = PrefixError;
+
+    fn from_str(text: &str) -> Result<Who, PrefixError> {
+        match text.strip_prefix("tls:") {
+            None => text.parse().map(Who::At),
+            Some("*") => Ok(Who::Certified),
+            Some("") => Err(PrefixError(text.to_owned())),
+            Some(name) => Ok(Who::Named(name.to_owned())),
+        }
+    }
+}
+
+/// Who may do something.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Allow {
     /// All.
     Everybody,
-    /// Those with one of these prefixes.
-    Only(Vec<Prefix>),
+    /// These.
+    Only(Vec<Who>),
 }
 
 impl Allow {
-    /// Whether this address may.
+    /// Whether whoever is at this address may.
     pub fn contains(&self, address: IpAddr) -> bool {
         match self {
             Allow::Everybody => true,
-            Allow::Only(prefixes) => prefixes.iter().any(|prefix| prefix.contains(address)),
+            Allow::Only(who) => who
+                .iter()
+                .any(|who| matches!(who, Who::At(prefix) if prefix.contains(address))),
         }
+    }
+
+    /// Whether whoever has a certificate with this name may, wherever that is.
+    pub fn names(&self, name: &str) -> bool {
+        let named = |who: &Who| match who {
+            Who::At(_) => false,
+            Who::Named(wanted) => wanted == name,
+            Who::Certified => true,
+        };
+        matches!(self, Allow::Only(who) if who.iter().any(named))
+    }
+
+    /// Whether certificates are asked for.
+    pub fn asks_for_certificates(&self) -> bool {
+        matches!(self, Allow::Only(who) if who.iter().any(|who| !matches!(who, Who::At(_))))
     }
 }
 
@@ -109,6 +150,19 @@ impl Default for Access {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_certificate_counts_by_its_name() {
+        let only =
+            |texts: &[&str]| Allow::Only(texts.iter().map(|text| text.parse().unwrap()).collect());
+        let one = only(&["10.0.0.1", "tls:web"]);
+        assert!(one.names("web") && !one.names("db") && one.asks_for_certificates());
+        assert!(one.contains("10.0.0.1".parse().unwrap()));
+        assert!(!one.contains("10.0.0.2".parse().unwrap()));
+        assert!(only(&["tls:*"]).names("db"));
+        assert!(!only(&["0.0.0.0/0"]).asks_for_certificates());
+        assert!("tls:".parse::<Who>().is_err());
+    }
 
     #[test]
     fn a_prefix_holds_what_begins_so_and_nothing_else() {

@@ -1,5 +1,6 @@
 //! The associations of elements, users and registrars.
 
+use super::access::{Access, Allow};
 use super::config::{Limits, Settings};
 use super::hosts::Hosts;
 use super::table::Download;
@@ -20,6 +21,8 @@ pub(super) struct Association {
     pub(super) claimed: Addresses,
     /// Registrations that wait for claimed addresses to be confirmed.
     pub(super) parked: Vec<Bytes>,
+    /// Whose certificate the other side has shown.
+    pub(super) name: Option<String>,
     /// The host that it counts for.
     pub(super) host: IpAddr,
     pub(super) protocol: Protocol,
@@ -51,13 +54,16 @@ impl Association {
             .any(|address| self.transport.addresses.contains(address))
     }
 
-    /// Sets what it may do. Any of its addresses says who it is: it is reached at all of them.
+    /// Sets what it may do. Any of its addresses says who it is, since it is reached at all of them, and so does its certificate.
     pub(super) fn admit(&mut self, settings: &Settings, mentors: &[Vec<SocketAddr>]) {
         let own = &self.transport.addresses;
         let any = |may: &dyn Fn(IpAddr) -> bool| own.iter().any(|address| may(*address));
-        let access = &settings.access;
-        self.may_register = any(&|address| access.register.contains(address));
-        self.may_resolve = any(&|address| access.resolve.contains(address));
+        let named = |who: &Allow| self.name.as_deref().is_some_and(|name| who.names(name));
+        let Access {
+            register, resolve, ..
+        } = &settings.access;
+        self.may_register = any(&|address| register.contains(address)) || named(register);
+        self.may_resolve = any(&|address| resolve.contains(address)) || named(resolve);
         self.may_be_registrar = any(&|address| is_registrar(address, settings, mentors));
     }
 }
@@ -119,6 +125,7 @@ impl Associations {
             transport,
             claimed: Addresses::new(),
             parked: Vec::new(),
+            name: None,
             host,
             protocol,
             may_register: false,

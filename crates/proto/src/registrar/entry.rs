@@ -193,10 +193,14 @@ impl Registrar {
             return;
         };
         let id = entry.element.id;
-        if matches!(why, Gone::Expired | Gone::Forbidden)
+        let asked_for = why == Gone::Deregistered;
+        if !asked_for
+            && why != Gone::Reported
             && let Some((association, _)) = entry.link
         {
-            // RFC 5352 section 3.2: "an ASAP_DEREGISTRATION_RESPONSE message is sent to the PE's ASAP Endpoint".
+            // RFC 5352 section 3.2: "an ASAP_DEREGISTRATION_RESPONSE message is sent to the PE's ASAP Endpoint". One whose answers
+            // to keep-alives were late or lost learns so too that it is to register again; one that users cannot reach is not
+            // asked back.
             let forbidden = (why == Gone::Forbidden).then_some(CauseCode::REJECTED_FOR_SECURITY);
             let message = asap::Message::DeregistrationResponse {
                 handle: handle.clone(),

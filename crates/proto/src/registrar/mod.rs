@@ -37,7 +37,7 @@ mod table;
 mod takeover;
 mod view;
 
-pub use access::{Access, Allow, Prefix, PrefixError};
+pub use access::{Access, Allow, Prefix, PrefixError, Who};
 pub use config::{Config, LifeUnit, Limits, Settings, TakeoverRace};
 pub use event::{Counters, Event, Gone};
 pub use peers::PeerStatus;
@@ -212,6 +212,14 @@ impl Registrar {
         }
         if let Some(dial) = dial {
             self.dialled(now, dial, association);
+        }
+    }
+
+    /// The other side of an association has shown a certificate with this name.
+    pub fn handle_name(&mut self, association: AssociationId, name: String) {
+        if let Some(known) = self.associations.get_mut(association) {
+            known.name = Some(name);
+            known.admit(&self.config.settings, &self.config.mentors);
         }
     }
 

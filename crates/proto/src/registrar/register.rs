@@ -228,6 +228,13 @@ impl Registrar {
         };
         let entry = view.payload();
         let linked = entry.link.is_some_and(|(linked, _)| linked == from);
+        // While whoever registered it is there, a certificate says more than an address.
+        let holder = entry
+            .link
+            .and_then(|(linked, _)| self.associations.get(linked));
+        if let Some(name) = holder.and_then(|holder| holder.name.as_ref()) {
+            return linked || association.name.as_ref() == Some(name);
+        }
         let element = &entry.element;
         // One of which a peer did not say where its endpoint is has an address of its service at least.
         let addresses = match &element.asap_transport {

@@ -53,6 +53,62 @@ fn only_the_allowed_register_and_resolve_and_operators_change_who() {
 }
 
 #[test]
+fn a_certificate_s_name_admits_wherever_its_owner_is() {
+    let only = |text: &str| Allow::Only(vec![text.parse().unwrap()]);
+    let mut config: Config = config();
+    config.settings.access.register = only("tls:web");
+    config.settings.access.resolve = only("tls:*");
+    let mut bench = Bench::new(config);
+    let (web, db, bare) = (bench.up(9), bench.up(8), bench.up(7));
+    for (id, name) in [(web, "web"), (db, "db")] {
+        let name = name.to_owned();
+        bench.machine.handle_name(AssociationId(id), name);
+    }
+    let denied = [CauseCode::REJECTED_FOR_SECURITY];
+    assert_eq!(causes(&bench.register(web, element(1, 9, RR))), []);
+    assert_eq!(causes(&bench.register(db, element(2, 8, RR))), denied);
+    assert_eq!(causes(&bench.register(bare, element(3, 7, RR))), denied);
+    assert_eq!(causes(&bench.asap(db, &resolution())), []);
+    assert_eq!(causes(&bench.asap(bare, &resolution())), denied);
+}
+
+/// An address can be forged, or shared; a certificate cannot.
+#[test]
+fn an_element_with_a_certificate_is_no_other_s_at_its_address() {
+    let mut bench = Bench::new(config());
+    let at = [SocketAddr::from(([10, 1, 0, 9], 5001))];
+    let web = bench.up(9);
+    let mut again = |id: u64, name: Option<&str>| {
+        let id = AssociationId(id);
+        let now = bench.now;
+        bench.machine.handle_up(now, id, Protocol::Asap, &at, None);
+        if let Some(name) = name {
+            bench.machine.handle_name(id, name.to_owned());
+        }
+        id.0
+    };
+    let (bare, db, same) = (
+        again(100, None),
+        again(101, Some("db")),
+        again(102, Some("web")),
+    );
+    bench
+        .machine
+        .handle_name(AssociationId(web), "web".to_owned());
+    assert_eq!(causes(&bench.register(web, element(1, 9, RR))), []);
+    let taken = [CauseCode::NON_UNIQUE_ELEMENT_ID];
+    assert_eq!(causes(&bench.register(bare, element(1, 9, RR))), taken);
+    assert_eq!(causes(&bench.register(db, element(1, 9, RR))), taken);
+    let leave = Asap::Deregistration {
+        handle: handle(),
+        id: ElementId(1),
+    };
+    let denied = [CauseCode::REJECTED_FOR_SECURITY];
+    assert_eq!(causes(&bench.asap(bare, &leave)), denied);
+    assert_eq!(causes(&bench.register(same, element(1, 9, RR))), []);
+}
+
+#[test]
 fn who_may_not_be_a_registrar_changes_nothing_and_is_cut_off() {
     let mut bench = Bench::new(config());
     let id = AssociationId(1066);

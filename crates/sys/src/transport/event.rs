@@ -4,11 +4,24 @@ use bytes::Bytes;
 use std::net::SocketAddr;
 
 /// An association of one endpoint: the number of the local port it belongs to (0 is the endpoint's own) in the upper half, that
-/// of the stack in the lower. A number may be used again after [`Event::Down`].
+/// of the stack in the lower. A number may be used again after [`Event::Down`]. The highest bit is never set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct AssocId(pub u64);
 
+/// In the place of a local port: a connection of [`Streams`](super::Streams). No port's number is as large.
+const STREAM: u32 = 1 << 30;
+
 impl AssocId {
+    pub(super) fn of_stream(number: u32) -> Self {
+        Self::new(STREAM, number)
+    }
+
+    /// Whether it is a connection over TCP, with TLS or without.
+    #[must_use]
+    pub fn is_stream(self) -> bool {
+        self.port() == STREAM
+    }
+
     pub(super) fn new(port: u32, id: u32) -> Self {
         Self(u64::from(port) << 32 | u64::from(id))
     }
@@ -96,6 +109,13 @@ pub enum Event {
         message: Message,
         /// Whether some of it was sent: the peer may have it.
         sent: bool,
+    },
+    /// A connection over TCP did not come up, or was let in no longer. If it was told of, or begun here, [`Event::Down`] follows.
+    Refused {
+        /// The other side.
+        remote: SocketAddr,
+        /// Why.
+        why: String,
     },
 }
 

@@ -1,7 +1,8 @@
-//! Transports of Reliable Server Pooling: SCTP for the standard's own protocols, multicast for announces. A pool's service is spoken
-//! over whatever its servers speak; where that is TCP or UDP, the standard library's sockets are all there is to it.
+//! Transports of Reliable Server Pooling: SCTP for the standard's own protocols, TCP and TLS for ASAP, multicast for announces. A
+//! pool's service is spoken over whatever its servers speak; where that is TCP or UDP, the standard library's sockets are all
+//! there is to it.
 //!
-//! SCTP comes from the kernel where it has it, else from libusrsctp; both stand behind [`Endpoint`]. An endpoint is a
+//! [`Streams`] are connections over TCP behind the same face as SCTP, [`Joined`] is both in one. SCTP comes from the kernel where it has it, else from libusrsctp; both stand behind [`Endpoint`]. An endpoint is a
 //! one-to-many socket (RFC 6458, section 3) for an event loop:
 //!
 //! 1. wait until [`Endpoint::fd`] is readable,
@@ -14,18 +15,25 @@
 mod assembly;
 mod config;
 mod event;
+mod joined;
 mod kernel;
 mod layout;
 mod multicast;
+mod stream;
 mod usrsctp;
 
 pub use config::{Config, ENCAPSULATION_PORT, Failure};
 pub use event::{AssocId, DownReason, Event, Message, PathState};
+pub use joined::Joined;
 pub use multicast::{Announced, Multicast};
+pub use stream::{
+    Frames, MessageLength, Over, Rules, Security, StreamConfig, StreamLimits, Streams,
+};
 
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::BorrowedFd;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// Whose SCTP there is.
@@ -86,6 +94,27 @@ pub trait Endpoint: Send {
         remote: &[SocketAddr],
         encapsulation: Option<u16>,
     ) -> io::Result<AssocId>;
+
+    /// Starts a connection over TCP or TLS, where the endpoint has such; [`Event::Up`] or [`Event::Down`] follows.
+    ///
+    /// # Errors
+    /// `Unsupported`; no such route, or no certificates.
+    fn connect_stream(&mut self, remote: SocketAddr, over: &Over) -> io::Result<AssocId> {
+        let _ = (remote, over);
+        Err(io::ErrorKind::Unsupported.into())
+    }
+
+    /// Whose certificate the other side of an association has shown.
+    fn name(&self, assoc: AssocId) -> Option<String> {
+        let _ = assoc;
+        None
+    }
+
+    /// Other certificates, or others are admitted: new connections go by that, and those whose other side is admitted no
+    /// longer end.
+    fn secure_anew(&mut self, security: Arc<dyn Security>) {
+        let _ = security;
+    }
 
     /// Smoothed round-trip time of the primary path, in whole milliseconds (usrsctp) or ticks of the kernel (1 to 10 ms); 0 also
     /// before the first measurement.

@@ -1,8 +1,11 @@
 //! The configuration of a pool daemon: a TOML file in which every key may be absent, as may the file.
 
 mod raw;
+mod registrar_at;
 #[cfg(test)]
 mod tests;
+
+pub use registrar_at::{RegistrarAt, RegistrarAtError};
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
@@ -10,11 +13,11 @@ use std::time::Duration;
 
 use holdfast_proto::pool_element::{CookieKey, LifeUnit};
 use holdfast_proto::registrar::Prefix;
-use holdfast_sys::transport::Failure;
+use holdfast_sys::transport::{Failure, Over};
 use holdfast_wire::rserpool::asap;
 
 use super::registrar::{ASAP_GROUP, PATH_MTU, PATH_MTU_RANGE};
-use super::{ConfigError, IF_NONE_IS_NEEDED, LogConfig, LogFormat, read};
+use super::{ConfigError, IF_NONE_IS_NEEDED, LogConfig, LogFormat, TlsConfig, read};
 
 /// A checked configuration of a pool daemon.
 #[derive(Debug, Clone)]
@@ -36,13 +39,15 @@ pub struct PoolConfig {
     /// Sockets; emptied by a reboot.
     pub run_dir: PathBuf,
     /// Registrars; none and no announces believed: the one of this host.
-    pub registrars: Vec<SocketAddr>,
+    pub registrars: Vec<RegistrarAt>,
     /// Who may be a registrar of elements here, besides `registrars`.
     pub allowed: Vec<Prefix>,
     /// What a registration's life is counted in.
     pub life_unit: LifeUnit,
     /// How long a registration holds, where a program does not say.
     pub life: Duration,
+    /// Certificates, for registrars over TLS.
+    pub tls: Option<TlsConfig>,
     /// Announces by multicast.
     pub announces: Announces,
     /// Form and filter of the log.
@@ -71,17 +76,6 @@ pub struct Announces {
     pub interfaces: Vec<String>,
 }
 
-/// A registrar's address, from `ADDRESS` or `ADDRESS:PORT`.
-///
-/// # Errors
-/// The text is neither.
-pub fn parse_registrar(text: &str) -> Result<SocketAddr, std::net::AddrParseError> {
-    match text.parse::<IpAddr>() {
-        Ok(address) => Ok(SocketAddr::new(address, asap::PORT)),
-        Err(_) => text.parse(),
-    }
-}
-
 impl Default for PoolConfig {
     fn default() -> PoolConfig {
         PoolConfig {
@@ -97,6 +91,7 @@ impl Default for PoolConfig {
             allowed: Vec::new(),
             life_unit: LifeUnit::Milliseconds,
             life: Duration::from_secs(300),
+            tls: None,
             announces: Announces {
                 believed: false,
                 group: ASAP_GROUP,
@@ -146,7 +141,7 @@ impl PoolConfig {
     }
 
     /// The registrars that are known beforehand: the one of this host, if nothing is said of any.
-    pub fn known_registrars(&self) -> Vec<SocketAddr> {
+    pub fn known_registrars(&self) -> Vec<RegistrarAt> {
         if !self.registrars.is_empty() || self.announces.believed {
             return self.registrars.clone();
         }
@@ -154,11 +149,14 @@ impl PoolConfig {
             Some(IpAddr::V6(_)) => IpAddr::V6(std::net::Ipv6Addr::LOCALHOST),
             _ => IpAddr::V4(Ipv4Addr::LOCALHOST),
         };
-        vec![SocketAddr::new(local, asap::PORT)]
+        vec![RegistrarAt {
+            address: SocketAddr::new(local, asap::PORT),
+            over: None,
+        }]
     }
 
-    /// Whether a host with these addresses may be a registrar of elements here. Where announces are believed, anybody may: any host
-    /// can announce itself.
+    /// Whether a host with these addresses may be a registrar of elements here, over SCTP. Where announces are believed, anybody may: any
+    /// host can announce itself. One that is known over TLS only may not: over SCTP anybody could be at its address.
     pub fn admits_registrar(&self, addresses: &[SocketAddr]) -> bool {
         if self.announces.believed {
             return true;
@@ -166,8 +164,8 @@ impl PoolConfig {
         let known = self.known_registrars();
         let admitted = |address: &SocketAddr| {
             let ip = address.ip();
-            known.iter().any(|known| known.ip() == ip)
-                || self.allowed.iter().any(|prefix| prefix.contains(ip))
+            let is_it = |known: &RegistrarAt| known.over.is_none() && known.address.ip() == ip;
+            known.iter().any(is_it) || self.allowed.iter().any(|prefix| prefix.contains(ip))
         };
         addresses.iter().any(admitted)
     }
@@ -188,11 +186,12 @@ impl PoolConfig {
         if self
             .registrars
             .iter()
-            .any(|at| Some(at.is_ipv4()) != first || at.port() == 0)
+            .any(|at| Some(at.address.is_ipv4()) != first || at.address.port() == 0)
         {
             let advice = "name addresses of the family of pool.listen, with a port other than 0";
             return fail("a registrar cannot be reached from pool.listen", advice);
         }
+        self.check_registrars(path)?;
         if !self.raw && self.encapsulation == Encapsulation::Off {
             let advice = "leave one of raw and encapsulation on";
             return fail("SCTP neither over IP nor inside UDP", advice);
@@ -206,6 +205,40 @@ impl PoolConfig {
         }
         if self.life < Duration::from_secs(1) {
             return fail("pool.life_ms is too short", "use 1000 or more");
+        }
+        Ok(())
+    }
+}
+
+impl PoolConfig {
+    fn check_registrars(&self, path: &Path) -> Result<(), ConfigError> {
+        let fail =
+            |problem: &str, advice| Err(ConfigError::whole_file(path, problem.to_owned(), advice));
+        let needs_tls = |at: &RegistrarAt| matches!(at.over, Some(Over::Tls(_)));
+        if self.registrars.iter().any(needs_tls) {
+            if self.tls.is_none() {
+                let advice = "give [tls] ca, cert and key; `holdfast ca issue` makes them";
+                return fail("a registrar over TLS, and no certificate", advice);
+            }
+            if self.announces.believed {
+                let advice =
+                    "name all registrars, or carry them over IPsec or WireGuard instead of TLS";
+                return fail(
+                    "announces are believed, which anybody can send without TLS",
+                    advice,
+                );
+            }
+        }
+        let same = |(index, at): (usize, &RegistrarAt)| {
+            let others = &self.registrars[..index];
+            let alike = |other: &&RegistrarAt| other.over.is_some() == at.over.is_some();
+            others
+                .iter()
+                .filter(alike)
+                .any(|other| other.address == at.address)
+        };
+        if self.registrars.iter().enumerate().any(same) {
+            return fail("a registrar is named twice", "name each address once");
         }
         Ok(())
     }

@@ -9,8 +9,8 @@ use holdfast_proto::registrar::Prefix;
 use serde::Deserialize;
 use toml::Spanned;
 
-use super::{ConfigError, Encapsulation, PoolConfig, parse_registrar};
-use crate::config::raw::RawLog;
+use super::{ConfigError, Encapsulation, PoolConfig, RegistrarAt};
+use crate::config::raw::{RawLog, RawTls};
 use crate::config::registrar::raw::{RawLifeUnit, RawSctp, set};
 
 #[derive(Deserialize, Default)]
@@ -20,6 +20,7 @@ pub(super) struct Raw {
     access: RawAccess,
     multicast: RawMulticast,
     sctp: RawSctp,
+    tls: Option<RawTls>,
     log: RawLog,
 }
 
@@ -56,8 +57,8 @@ impl Raw {
     pub(super) fn checked(self, path: &Path, text: &str) -> Result<PoolConfig, ConfigError> {
         let mut config = PoolConfig::default();
         let registrar = |written: &Spanned<String>| {
-            parse_registrar(written.get_ref()).map_err(|error| {
-                let advice = "write ADDRESS or ADDRESS:PORT";
+            written.get_ref().parse::<RegistrarAt>().map_err(|error| {
+                let advice = "a port is 3863 if it is not named, with TLS 3864";
                 ConfigError::at(path, text, written.span(), error.to_string(), advice)
             })
         };
@@ -81,6 +82,7 @@ impl Raw {
             .collect::<Result<_, _>>()?;
         self.pool.apply(&mut config);
         self.sctp.apply(&mut config.failure, &mut config.path_mtu);
+        config.tls = self.tls.map(|tls| tls.beside(path));
         config.announces.believed = self.multicast.announces;
         set(&mut config.announces.group, self.multicast.group);
         config.announces.interfaces = self.multicast.interfaces;

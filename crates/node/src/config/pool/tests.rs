@@ -13,7 +13,7 @@ fn an_empty_file_is_the_default_and_knows_the_registrar_of_this_host() {
     let (empty, none) = (parse("").unwrap(), PoolConfig::load(None).unwrap());
     assert_eq!(format!("{empty:?}"), format!("{none:?}"));
     let local: SocketAddr = "127.0.0.1:3863".parse().unwrap();
-    assert_eq!(none.known_registrars(), [local]);
+    assert_eq!(none.known_registrars(), ["127.0.0.1".parse().unwrap()]);
     assert!(none.admits_registrar(&[local]));
     assert!(!none.admits_registrar(&["10.0.0.1:3863".parse().unwrap()]));
 }
@@ -39,7 +39,7 @@ init_retransmissions = 2
     let config = parse(text).unwrap();
     assert_eq!((config.listen.len(), config.raw), (2, false));
     assert_eq!(config.encapsulation, Encapsulation::Port(7000));
-    let known = ["10.0.0.2:3863", "10.0.0.3:4000"].map(|at| at.parse().unwrap());
+    let known = ["10.0.0.2:3863", "10.0.0.3:4000"].map(|at| at.parse::<RegistrarAt>().unwrap());
     assert_eq!(config.known_registrars(), known);
     assert!(config.admits_registrar(&["10.0.0.3:9".parse().unwrap()]));
     assert!(config.admits_registrar(&["10.9.1.1:9".parse().unwrap()]));
@@ -55,6 +55,23 @@ fn announces_alone_are_enough() {
     let config = parse("[multicast]\nannounces = true\n").unwrap();
     assert!(config.known_registrars().is_empty());
     assert!(config.admits_registrar(&["10.8.1.1:9".parse().unwrap()]));
+}
+
+#[test]
+fn a_registrar_over_tls_wants_certificates_and_is_none_over_sctp() {
+    let tls = "[tls]\nca = \"ca.pem\"\ncert = \"/etc/web.pem\"\nkey = \"web.key\"\n";
+    let one = "[pool]\nregistrars = [\"tls://r1@10.0.0.2\"]\n";
+    let config = parse(&format!("{one}{tls}")).unwrap();
+    let files = config.tls.as_ref().expect("certificates");
+    assert_eq!(files.cert, Path::new("/etc/web.pem"));
+    assert!(!config.admits_registrar(&["10.0.0.2:3863".parse().unwrap()]));
+    assert!(refused(one).contains("no certificate"));
+    let announced = format!("{one}{tls}[multicast]\nannounces = true\n");
+    assert!(refused(&announced).contains("announces are believed"));
+    let twice = "[pool]\nregistrars = [\"tcp://10.0.0.2\", \"tcp://10.0.0.2:3863\"]\n";
+    assert!(refused(twice).contains("named twice"));
+    let beside = "[pool]\nregistrars = [\"10.0.0.2\", \"tcp://10.0.0.2\"]\n";
+    assert!(parse(beside).is_ok());
 }
 
 #[test]

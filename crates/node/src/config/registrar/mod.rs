@@ -1,8 +1,11 @@
 //! The configuration of a registrar: a TOML file in which every key may be absent, as may the file.
 
 pub(super) mod raw;
+mod streams;
 #[cfg(test)]
 mod tests;
+
+pub use streams::StreamsConfig;
 
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -64,6 +67,8 @@ pub struct RegistrarConfig {
     pub run_dir: PathBuf,
     /// Registrars to begin with.
     pub peers: Vec<RegistrarPeer>,
+    /// ASAP over TCP and TLS.
+    pub streams: StreamsConfig,
     /// Announces.
     pub multicast: MulticastConfig,
     /// What the machine heeds.
@@ -129,6 +134,7 @@ impl Default for RegistrarConfig {
             update_delay: UPDATE_DELAY,
             run_dir: PathBuf::from("/run/holdfast"),
             peers: Vec::new(),
+            streams: StreamsConfig::default(),
             multicast: MulticastConfig {
                 asap_group: ASAP_GROUP,
                 enrp_group: ENRP_GROUP,
@@ -242,6 +248,7 @@ impl RegistrarConfig {
             let advice = "allow at least 1, or use [access] to keep everybody out";
             return fail("limits.messages_per_second is 0", advice);
         }
+        self.streams.check(&self.settings.access, path)?;
         let rto = &self.failure;
         if rto.rto_min > rto.rto_max || !(rto.rto_min..=rto.rto_max).contains(&rto.rto_initial) {
             let advice = "make rto_min_ms the least and rto_max_ms the largest of the three";

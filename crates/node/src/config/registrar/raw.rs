@@ -4,14 +4,15 @@ use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use holdfast_proto::registrar::{Allow, LifeUnit, Limits, Prefix, Settings, TakeoverRace};
+use holdfast_proto::registrar::{Allow, LifeUnit, Limits, Settings, TakeoverRace, Who};
 use holdfast_sys::transport::Failure;
 use holdfast_wire::rserpool::enrp;
 use serde::Deserialize;
 use toml::Spanned;
 
+use super::streams::RawTcp;
 use super::{ConfigError, RegistrarConfig, RegistrarPeer};
-use crate::config::raw::{RawLog, RawMetrics};
+use crate::config::raw::{RawLog, RawMetrics, RawTls};
 
 #[derive(Deserialize, Default)]
 #[serde(deny_unknown_fields, default)]
@@ -21,6 +22,8 @@ pub(super) struct Raw {
     access: RawAccess,
     limits: RawLimits,
     sctp: RawSctp,
+    tcp: RawTcp,
+    tls: Option<RawTls>,
     multicast: RawMulticast,
     metrics: RawMetrics,
     log: RawLog,
@@ -140,7 +143,7 @@ pub(in crate::config) fn set<T>(target: &mut T, value: Option<T>) {
     }
 }
 
-fn set_ms(target: &mut Duration, value: Option<u64>) {
+pub(in crate::config) fn set_ms(target: &mut Duration, value: Option<u64>) {
     set(target, value.map(Duration::from_millis));
 }
 
@@ -151,6 +154,7 @@ impl Raw {
         self.registrar.endpoints(&mut config);
         self.limits.apply(&mut config.settings.limits);
         self.sctp.apply(&mut config.failure, &mut config.path_mtu);
+        self.tcp.apply(self.tls, path, &mut config.streams);
         let access = &mut config.settings.access;
         let each = [
             (&mut access.register, self.access.register),
@@ -186,14 +190,14 @@ pub(in crate::config) fn allow(
     text: &str,
     list: Vec<Spanned<String>>,
 ) -> Result<Allow, ConfigError> {
-    let prefix = |written: Spanned<String>| {
-        written.get_ref().parse::<Prefix>().map_err(|error| {
+    let who = |written: Spanned<String>| {
+        written.get_ref().parse::<Who>().map_err(|error| {
             let advice = "an address alone is a prefix too";
             ConfigError::at(path, text, written.span(), error.to_string(), advice)
         })
     };
-    let prefixes: Result<_, _> = list.into_iter().map(prefix).collect();
-    Ok(Allow::Only(prefixes?))
+    let who: Result<_, _> = list.into_iter().map(who).collect();
+    Ok(Allow::Only(who?))
 }
 
 impl RawPeer {

@@ -74,6 +74,24 @@ init_retransmissions = 2
 }
 
 #[test]
+fn tcp_and_tls_are_off_unless_configured() {
+    let none = parse("").unwrap().streams;
+    assert!(!none.is_on());
+    let tls = "[tls]\nca = \"ca.pem\"\ncert = \"/etc/r1.pem\"\nkey = \"r1.key\"\n";
+    let streams = parse(tls).unwrap().streams;
+    assert_eq!((streams.tcp_port, streams.tls_port), (None, 3864));
+    assert!(streams.is_on());
+    let names = "[access]\nregister = [\"tls:web\"]\n";
+    assert!(parse(&format!("{tls}{names}")).is_ok());
+    assert!(refused(names).contains("there is no TLS"));
+    let registrar = format!("{tls}[access]\nregistrar = [\"tls:r2\"]\n");
+    assert!(refused(&registrar).contains("access.registrar"));
+    let same = format!("{tls}[tcp]\nport = 3864\n");
+    assert!(refused(&same).contains("the same"));
+    assert!(refused("[tcp]\nhandshake_ms = 0\n").contains("handshake_ms"));
+}
+
+#[test]
 fn what_cannot_be_is_refused_and_named() {
     let prefix = refused("[access]\nregister = [\"10.0.0.0/33\"]\n");
     assert!(

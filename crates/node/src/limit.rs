@@ -8,7 +8,7 @@ const WINDOW: Duration = Duration::from_secs(10);
 
 /// Admits 20 lines in ten seconds.
 #[derive(Debug)]
-pub(super) struct LogLimit {
+pub(crate) struct LogLimit {
     window: Cell<Instant>,
     lines: Cell<u32>,
 }
@@ -24,7 +24,7 @@ impl Default for LogLimit {
 
 impl LogLimit {
     /// Whether one more line may be written.
-    pub(super) fn admits(&self) -> bool {
+    pub(crate) fn admits(&self) -> bool {
         self.admits_at(Instant::now())
     }
 

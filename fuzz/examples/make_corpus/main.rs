@@ -1,6 +1,8 @@
 //! Writes the corpus: one frame of each kind, streams of several, flows and packets.
 #![forbid(unsafe_code)]
 
+mod pools;
+
 use bytes::Bytes;
 use holdfast_api::app;
 use holdfast_fuzz::handoff::flow;
@@ -48,8 +50,10 @@ fn main() -> std::io::Result<()> {
     packets()?;
     states()?;
     messages()?;
-    rserpool()?;
-    registrar()?;
+    pools::pool()?;
+    pools::rserpool()?;
+    pools::registrar()?;
+    pools::asap_stream()?;
     held()
 }
 
@@ -326,51 +330,6 @@ fn held() -> std::io::Result<()> {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus/packet");
         let packet = std::fs::read(folder.join(name))?;
         write("vnet", name, &[&header.to_bytes()[..], &packet].concat())?;
-    }
-    Ok(())
-}
-
-/// A life, and each of rsplib's messages of those two folders, some in a stream.
-fn registrar() -> std::io::Result<()> {
-    write("registrar", "life", &holdfast_fuzz::registrar::life())?;
-    let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus");
-    for (protocol, from) in [("asap", 1), ("enrp", 5)] {
-        let mut files = std::fs::read_dir(corpus.join(protocol))?
-            .map(|entry| Ok(entry?.path()))
-            .collect::<std::io::Result<Vec<_>>>()?;
-        files.sort();
-        for (index, some) in files.chunks(8).enumerate() {
-            let mut stream = Vec::new();
-            for file in some {
-                let message = std::fs::read(file)?;
-                stream.extend(holdfast_fuzz::registrar::record(from, 7, &message));
-            }
-            write("registrar", &format!("{protocol}-{index}"), &stream)?;
-        }
-    }
-    Ok(())
-}
-
-/// The first of each type, flags and length among rsplib's messages.
-fn rserpool() -> std::io::Result<()> {
-    let vectors = include_str!("../../crates/wire/tests/vectors/rserpool.jsonl");
-    let mut seen = std::collections::HashSet::new();
-    for line in vectors.lines() {
-        let protocol = if line.starts_with("{\"ppid\":11,") {
-            "asap"
-        } else {
-            "enrp"
-        };
-        let hex = line
-            .split('"')
-            .rfind(|text| text.len() >= 16)
-            .expect("a message");
-        let byte = |at| u8::from_str_radix(&hex[at..at + 2], 16).expect("hexadecimal digits");
-        let bytes: Vec<u8> = (0..hex.len()).step_by(2).map(byte).collect();
-        let name = format!("{:02x}-{}-{}", bytes[0], bytes[1], bytes.len());
-        if seen.insert((protocol, name.clone())) {
-            write(protocol, &name, &bytes)?;
-        }
     }
     Ok(())
 }

@@ -1,0 +1,99 @@
+//! Where a registrar is, and what it is spoken with over.
+
+use std::fmt;
+use std::net::{IpAddr, SocketAddr};
+use std::str::FromStr;
+
+use holdfast_sys::transport::Over;
+use holdfast_wire::rserpool::asap;
+
+use crate::asap::TLS_PORT;
+
+/// A registrar's address, written as `[sctp://]ADDRESS[:PORT]`, `tcp://ADDRESS[:PORT]` or `tls://[NAME@]ADDRESS[:PORT]`. The
+/// name is that of its certificate.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RegistrarAt {
+    /// Its address.
+    pub address: SocketAddr,
+    /// How a connection is made; none: SCTP.
+    pub over: Option<Over>,
+}
+
+/// The text is no registrar's address.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "`{0}` is no registrar's address; write ADDRESS[:PORT], tcp://ADDRESS[:PORT] or tls://[NAME@]ADDRESS[:PORT]"
+)]
+pub struct RegistrarAtError(String);
+
+impl FromStr for RegistrarAt {
+    type Err = RegistrarAtError;
+
+    fn from_str(text: &str) -> Result<RegistrarAt, RegistrarAtError> {
+        let error = || RegistrarAtError(text.chars().take(100).collect());
+        let (scheme, rest) = text.split_once("://").unwrap_or(("sctp", text));
+        let (name, rest) = match rest.split_once('@') {
+            Some(("", _)) => return Err(error()),
+            Some((name, rest)) => (Some(name.to_owned()), rest),
+            None => (None, rest),
+        };
+        let (over, port) = match (scheme, name) {
+            ("sctp", None) => (None, asap::PORT),
+            ("tcp", None) => (Some(Over::Tcp), asap::PORT),
+            ("tls", name) => (Some(Over::Tls(name)), TLS_PORT),
+            _ => return Err(error()),
+        };
+        let bare = rest
+            .strip_prefix('[')
+            .and_then(|rest| rest.strip_suffix(']'));
+        let address = match bare.unwrap_or(rest).parse::<IpAddr>() {
+            Ok(address) => SocketAddr::new(address, port),
+            Err(_) => rest.parse().map_err(|_| error())?,
+        };
+        Ok(RegistrarAt { address, over })
+    }
+}
+
+impl fmt::Display for RegistrarAt {
+    fn fmt(&self, text: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let address = self.address;
+        match &self.over {
+            None => write!(text, "{address}"),
+            Some(Over::Tcp) => write!(text, "tcp://{address}"),
+            Some(Over::Tls(None)) => write!(text, "tls://{address}"),
+            Some(Over::Tls(Some(name))) => write!(text, "tls://{name}@{address}"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_address_is_written_and_read() {
+        for (written, shown) in [
+            ("10.0.0.1", "10.0.0.1:3863"),
+            ("sctp://10.0.0.1:7", "10.0.0.1:7"),
+            ("tcp://10.0.0.1", "tcp://10.0.0.1:3863"),
+            ("tls://10.0.0.1", "tls://10.0.0.1:3864"),
+            ("tls://r1@[fd00::1]:9", "tls://r1@[fd00::1]:9"),
+            ("tls://[fd00::1]", "tls://[fd00::1]:3864"),
+            ("fd00::1", "[fd00::1]:3863"),
+        ] {
+            let read: RegistrarAt = written.parse().expect(written);
+            assert_eq!(read.to_string(), shown);
+            assert_eq!(shown.parse(), Ok(read));
+        }
+        for wrong in [
+            "",
+            "tls://",
+            "tls://@10.0.0.1",
+            "tcp://a@10.0.0.1",
+            "http://10.0.0.1",
+            "10.0.0",
+        ] {
+            assert!(wrong.parse::<RegistrarAt>().is_err(), "{wrong}");
+        }
+    }
+}

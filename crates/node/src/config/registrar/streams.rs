@@ -1,0 +1,111 @@
+//! `[tcp]` and `[tls]`: ASAP over TCP, with TLS and without.
+
+use std::path::Path;
+use std::time::Duration;
+
+use holdfast_proto::registrar::Access;
+use holdfast_sys::transport::StreamLimits;
+use serde::Deserialize;
+
+use super::ConfigError;
+use super::raw::{set, set_ms};
+use crate::asap::{HANDSHAKE, MESSAGE, TLS_PORT};
+use crate::config::TlsConfig;
+use crate::config::raw::RawTls;
+
+/// ASAP over TCP and TLS; off unless configured.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct StreamsConfig {
+    /// The port without TLS, if that is spoken; 0 lets the system choose.
+    pub tcp_port: Option<u16>,
+    /// The port with TLS, if there are certificates; 0 lets the system choose.
+    pub tls_port: u16,
+    /// Certificates.
+    pub tls: Option<TlsConfig>,
+    /// What others may use.
+    pub limits: StreamLimits,
+    /// How long it may take until a connection is up.
+    pub handshake: Duration,
+    /// How long a message may take from its first byte to its last, and a peer to take what it is sent.
+    pub message: Duration,
+}
+
+impl Default for StreamsConfig {
+    fn default() -> StreamsConfig {
+        StreamsConfig {
+            tcp_port: None,
+            tls_port: TLS_PORT,
+            tls: None,
+            limits: StreamLimits {
+                connections: 10_000,
+                connections_per_host: 1_000,
+                handshakes_per_host: 50,
+            },
+            handshake: HANDSHAKE,
+            message: MESSAGE,
+        }
+    }
+}
+
+#[derive(Deserialize, Default)]
+#[serde(deny_unknown_fields, default)]
+pub(super) struct RawTcp {
+    port: Option<u16>,
+    tls_port: Option<u16>,
+    connections: Option<usize>,
+    connections_per_host: Option<usize>,
+    handshakes_per_host: Option<usize>,
+    handshake_ms: Option<u64>,
+    message_ms: Option<u64>,
+}
+
+impl RawTcp {
+    pub(super) fn apply(self, tls: Option<RawTls>, path: &Path, config: &mut StreamsConfig) {
+        config.tcp_port = self.port;
+        set(&mut config.tls_port, self.tls_port);
+        config.tls = tls.map(|tls| tls.beside(path));
+        let limits = &mut config.limits;
+        set(&mut limits.connections, self.connections);
+        set(&mut limits.connections_per_host, self.connections_per_host);
+        set(&mut limits.handshakes_per_host, self.handshakes_per_host);
+        set_ms(&mut config.handshake, self.handshake_ms);
+        set_ms(&mut config.message, self.message_ms);
+    }
+}
+
+impl StreamsConfig {
+    /// Whether anything is spoken but SCTP.
+    pub fn is_on(&self) -> bool {
+        self.tcp_port.is_some() || self.tls.is_some()
+    }
+
+    pub(super) fn check(&self, access: &Access, path: &Path) -> Result<(), ConfigError> {
+        let fail =
+            |problem: &str, advice| Err(ConfigError::whole_file(path, problem.to_owned(), advice));
+        if access.registrar.asks_for_certificates() {
+            let advice = "registrars speak SCTP with each other, which has no TLS: list addresses";
+            return fail("access.registrar names certificates", advice);
+        }
+        let asks =
+            access.register.asks_for_certificates() || access.resolve.asks_for_certificates();
+        if asks && self.tls.is_none() {
+            let advice = "give [tls] ca, cert and key, or list addresses";
+            return fail("[access] names certificates, and there is no TLS", advice);
+        }
+        let ports = (self.tcp_port, self.tls.as_ref().map(|_| self.tls_port));
+        if ports.0 == ports.1 && ports.0.is_some_and(|port| port != 0) {
+            return fail(
+                "tcp.port and tcp.tls_port are the same",
+                "use 3863 and 3864",
+            );
+        }
+        let zero = Duration::ZERO;
+        if self.handshake == zero || self.message == zero {
+            return fail(
+                "tcp.handshake_ms or tcp.message_ms is 0",
+                "allow some seconds",
+            );
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,88 @@
+//! Members of the group, whoever they are.
+
+use std::fmt;
+use std::sync::Arc;
+
+use holdfast_api::ca::node_dns_name;
+use holdfast_sys::transport::Security;
+use rustls::client::WebPkiServerVerifier;
+use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
+use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
+use rustls::{
+    CertificateError, ClientConnection, DigitallySignedStruct, Error, ServerConnection,
+    SignatureScheme,
+};
+
+use super::{Tls, node_name};
+
+/// Admits any member of the group, by the name that its certificate says; whose that is is for the caller to look at.
+#[derive(Debug)]
+pub(super) struct AnyMember(pub(super) Arc<WebPkiServerVerifier>);
+
+fn own_name(certificate: &CertificateDer<'_>) -> Result<ServerName<'static>, Error> {
+    let name = node_name(certificate).map(|name| ServerName::try_from(node_dns_name(&name)));
+    let name = name.and_then(Result::ok);
+    name.ok_or(Error::InvalidCertificate(CertificateError::NotValidForName))
+}
+
+impl ServerCertVerifier for AnyMember {
+    fn verify_server_cert(
+        &self,
+        first: &CertificateDer<'_>,
+        rest: &[CertificateDer<'_>],
+        _: &ServerName<'_>,
+        ocsp_response: &[u8],
+        now: UnixTime,
+    ) -> Result<ServerCertVerified, Error> {
+        let name = own_name(first)?;
+        self.0
+            .verify_server_cert(first, rest, &name, ocsp_response, now)
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        self.0
+            .verify_tls12_signature(message, certificate, signature)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        self.0
+            .verify_tls13_signature(message, certificate, signature)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.0.supported_verify_schemes()
+    }
+}
+
+impl Security for Tls {
+    fn dial(&self) -> Result<ClientConnection, Error> {
+        // Neither sent nor looked at: see `AnyMember`.
+        Tls::dial(self, "any")
+    }
+
+    fn accept(&self) -> Result<ServerConnection, Error> {
+        Tls::accept(self)
+    }
+
+    fn name(&self, chain: &[CertificateDer<'_>]) -> Result<String, String> {
+        self.admits(chain).map_err(|error| error.to_string())?;
+        let name = chain.first().and_then(node_name);
+        name.ok_or_else(|| "the certificate has no name of the group's".to_owned())
+    }
+}
+
+impl fmt::Debug for Tls {
+    fn fmt(&self, text: &mut fmt::Formatter<'_>) -> fmt::Result {
+        text.write_str("Tls")
+    }
+}

@@ -1,0 +1,174 @@
+//! Registrars and pool daemons in processes of their own, that speak TLS with certificates of one group.
+
+use std::io::Write;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+
+use holdfast_api::ca::{Authority, NODE_DAYS};
+use holdfast_api::control::{BlockingClient, ClientError, Resolution, ResolveQuery};
+use holdfast_api::pool::{Element, Registration, Service};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use tempfile::TempDir;
+
+use crate::daemon::Daemon as Registrar;
+use crate::until;
+
+/// An authority, and where all files are.
+pub struct Group {
+    directory: TempDir,
+    authority: Authority,
+}
+
+impl Group {
+    pub fn new() -> Group {
+        let directory = tempfile::tempdir().expect("a directory");
+        let authority = Authority::init(&directory.path().join("ca"), "pools");
+        Group {
+            authority: authority.expect("an authority"),
+            directory,
+        }
+    }
+
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.directory.path().join(name)
+    }
+
+    /// Issues a certificate.
+    pub fn issue(&self, name: &str) {
+        let issued = self.authority.issue(name, &[], NODE_DAYS);
+        issued.expect("a certificate");
+    }
+
+    /// Revokes it; its files are kept, as its owner would.
+    pub fn revoke(&self, name: &str) {
+        let ca = self.path("ca");
+        for extension in ["pem", "key"] {
+            let from = ca.join(format!("{name}.{extension}"));
+            std::fs::copy(&from, ca.join(format!("kept-{name}.{extension}"))).expect("a copy");
+        }
+        self.authority.revoke(name).expect("a revocation");
+        for extension in ["pem", "key"] {
+            let to = ca.join(format!("{name}.{extension}"));
+            std::fs::copy(ca.join(format!("kept-{name}.{extension}")), to).expect("a copy");
+        }
+    }
+
+    /// `[tls]` with the certificate called so.
+    pub fn tls(&self, name: &str) -> String {
+        let ca = self.path("ca");
+        let file = |file: &str| ca.join(file).display().to_string();
+        format!(
+            "[tls]\nca = \"{}\"\ncert = \"{}\"\nkey = \"{}\"\ncrl = \"{}\"\n",
+            file("ca.pem"),
+            file(&format!("{name}.pem")),
+            file(&format!("{name}.key")),
+            file("ca.crl"),
+        )
+    }
+
+    /// A registrar with this certificate, on ports that the system chooses.
+    pub fn registrar(&self, name: &str, more: &str) -> Registrar {
+        self.issue(name);
+        let (tls, directory) = (self.tls(name), self.path(&format!("{name}.run")));
+        let text = format!(
+            r#"
+[registrar]
+listen = ["127.0.0.1"]
+asap_port = 0
+enrp_port = 0
+raw = false
+encapsulation_port = 0
+run_dir = {directory:?}
+keep_alive_interval_ms = 500
+heartbeat_cycle_ms = 500
+last_heard_max_ms = 10000
+[access]
+register = ["tls:web"]
+resolve = ["tls:*", "127.0.0.7"]
+registrar = ["127.0.0.1"]
+[tcp]
+port = 0
+tls_port = 0
+handshake_ms = 2000
+message_ms = 2000
+{tls}{more}"#
+        );
+        let registrar = Registrar::configured(&directory, &text);
+        until("a registrar that serves", || {
+            registrar.status().filter(|status| status.ready).map(drop)
+        });
+        registrar
+    }
+}
+
+/// Where a registrar is reached with TLS, and without.
+pub fn tls_of(registrar: &Registrar) -> SocketAddr {
+    registrar.status().expect("a registrar").tls[0]
+}
+
+pub fn tcp_of(registrar: &Registrar) -> SocketAddr {
+    registrar.status().expect("a registrar").tcp[0]
+}
+
+/// A pool daemon; ends with the test.
+pub struct Pool {
+    child: Child,
+    directory: PathBuf,
+    client: BlockingClient,
+}
+
+impl Pool {
+    /// One at the address `listen` that knows these registrars; `more` has its certificates.
+    pub fn start(directory: &Path, listen: &str, registrars: &[String], more: &str) -> Pool {
+        std::fs::create_dir_all(directory).expect("a directory");
+        let config = directory.join("pool.toml");
+        let text = format!(
+            "[pool]\nlisten = [\"{listen}\"]\nraw = false\nencapsulation_port = 0\nregistrars = {registrars:?}\nrun_dir = {directory:?}\n{more}"
+        );
+        let mut file = std::fs::File::create(&config).expect("a file");
+        file.write_all(text.as_bytes()).expect("a file");
+        let child = Command::new(env!("CARGO_BIN_EXE_holdfastd"))
+            .args(["--role", "pool", "--with-parent", "--config"])
+            .arg(config)
+            .stdin(Stdio::piped())
+            .spawn()
+            .expect("holdfastd");
+        let pool = Pool {
+            child,
+            directory: directory.to_owned(),
+            client: BlockingClient::new(directory.join("pool.sock")).expect("a client"),
+        };
+        until("a pool daemon", || {
+            let there = |name: &str| directory.join(name).exists();
+            (there("pool.sock") && there("pool-app.sock")).then_some(())
+        });
+        pool
+    }
+
+    pub fn register(&self, at: &str) -> Element {
+        let service = Service::Tcp(at.parse().expect("an address"));
+        let registration = Registration::new("web", service);
+        Element::register(self.directory.join("pool-app.sock"), registration).expect("a channel")
+    }
+
+    /// Asks a registrar.
+    pub fn resolve(&self) -> Result<Resolution, ClientError> {
+        let query = ResolveQuery::default();
+        self.client
+            .run(|client| Box::pin(async move { client.resolve("web", &query).await }))
+    }
+
+    pub fn hang_up(&self) {
+        let id = Pid::from_raw(self.child.id().cast_signed());
+        kill(id, Signal::SIGHUP).expect("a signal");
+    }
+}
+
+impl Drop for Pool {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}

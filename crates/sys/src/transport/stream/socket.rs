@@ -1,0 +1,101 @@
+//! TCP sockets that never block.
+
+use crate::tcp_info::TcpInfo;
+use crate::transport::Failure;
+use rustix::io::Errno;
+use rustix::net::{
+    AddressFamily, SocketAddrAny, SocketFlags, SocketType, acceptfrom_with, bind, connect as dial,
+    getsockname, listen as begin_listening, socket_with, sockopt,
+};
+use std::io;
+use std::net::{IpAddr, SocketAddr, TcpStream};
+use std::os::fd::{AsFd, OwnedFd};
+use std::time::Duration;
+
+/// Those who may wait to be let in; the system has a bound of its own.
+const BACKLOG: i32 = 4096;
+
+fn open(family_of: SocketAddr) -> io::Result<OwnedFd> {
+    let family = match family_of {
+        SocketAddr::V4(_) => AddressFamily::INET,
+        SocketAddr::V6(_) => AddressFamily::INET6,
+    };
+    let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+    Ok(socket_with(family, SocketType::STREAM, flags, None)?)
+}
+
+/// A socket that listens, and where.
+pub(super) fn listen(at: SocketAddr) -> io::Result<(OwnedFd, SocketAddr)> {
+    let socket = open(at)?;
+    sockopt::set_socket_reuseaddr(&socket, true)?;
+    bind(&socket, &at)?;
+    begin_listening(&socket, BACKLOG)?;
+    let at = internet(getsockname(&socket)?)?;
+    Ok((socket, at))
+}
+
+/// The next who waits, if there is one.
+///
+/// # Errors
+/// There are no descriptors or no memory.
+pub(super) fn accept(listener: &OwnedFd) -> io::Result<Option<(TcpStream, SocketAddr)>> {
+    loop {
+        let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+        match acceptfrom_with(listener, flags) {
+            Ok((socket, Some(from))) => {
+                return Ok(Some((socket.into(), internet(from)?)));
+            }
+            Err(Errno::AGAIN) => return Ok(None),
+            Err(error @ (Errno::MFILE | Errno::NFILE | Errno::NOBUFS | Errno::NOMEM)) => {
+                return Err(error.into());
+            }
+            // That one is gone again, or its network: see accept(2).
+            Ok((_, None)) | Err(_) => {}
+        }
+    }
+}
+
+/// A connection in the making.
+pub(super) fn connect(to: SocketAddr, from: Option<IpAddr>) -> io::Result<TcpStream> {
+    let socket = open(to)?;
+    if let Some(from) = from.filter(|from| !from.is_unspecified()) {
+        bind(&socket, &SocketAddr::new(from, 0))?;
+    }
+    match dial(&socket, &to) {
+        Ok(()) | Err(Errno::INPROGRESS) => Ok(socket.into()),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Messages leave at once, and a silent peer is noticed.
+pub(super) fn prepare(socket: &TcpStream, failure: &Failure) -> io::Result<()> {
+    let seconds = |time: Duration| Duration::from_secs(time.as_secs_f64().ceil().max(1.0) as u64);
+    let (idle, again) = (seconds(failure.heartbeat), seconds(failure.rto_max));
+    let count = u32::from(failure.association_retransmissions.clamp(1, 127));
+    let given_up = idle + again * count;
+    sockopt::set_tcp_nodelay(socket, true)?;
+    sockopt::set_socket_keepalive(socket, true)?;
+    sockopt::set_tcp_keepidle(socket, idle)?;
+    sockopt::set_tcp_keepintvl(socket, again)?;
+    sockopt::set_tcp_keepcnt(socket, count)?;
+    let given_up_ms = given_up.as_millis().try_into().unwrap_or(u32::MAX);
+    sockopt::set_tcp_user_timeout(socket, given_up_ms)?;
+    Ok(())
+}
+
+/// The other side sees at once that the connection is no more.
+pub(super) fn reset_on_close(socket: &TcpStream) {
+    // If it does not, it sees it a little later.
+    let _ = sockopt::set_socket_linger(socket, Some(Duration::ZERO));
+}
+
+/// The smoothed round trip.
+pub(super) fn round_trip(socket: &TcpStream) -> io::Result<Duration> {
+    let info = TcpInfo::read(socket.as_fd())?;
+    Ok(Duration::from_micros(info.rtt_us.into()))
+}
+
+fn internet(address: SocketAddrAny) -> io::Result<SocketAddr> {
+    let internet = SocketAddr::try_from(address);
+    internet.map_err(|_| io::Error::from(io::ErrorKind::InvalidData))
+}

@@ -1,0 +1,123 @@
+//! Reliable Server Pooling: messages, streams of them, a registrar's life, what programs and the pool daemon say.
+
+use crate::write;
+use holdfast_api::app;
+use holdfast_api::control::PolicyDetail;
+use holdfast_api::pool::{
+    Departure, ElementEvent, FromPool, Registration, Service, SessionEvent, ToPool,
+};
+use std::path::Path;
+
+pub fn pool() -> std::io::Result<()> {
+    let service = Service::Sctp(vec!["10.0.0.1:80".parse().expect("an address")]);
+    let mut registration = Registration::new("web", service);
+    registration.policy.weight = Some(3);
+    registration.cookie_keys.push([7; 32]);
+    let load = PolicyDetail {
+        name: "LU".to_owned(),
+        load: Some(0.5),
+        ..PolicyDetail::default()
+    };
+    let (session, handle) = (1, "web".to_owned());
+    let to_pool = [
+        ToPool::Register(registration),
+        ToPool::Policy(load),
+        ToPool::Open { handle },
+        ToPool::Data {
+            session,
+            bytes: b"data".to_vec(),
+        },
+        ToPool::Keep {
+            session,
+            state: b"state".to_vec(),
+        },
+        ToPool::Finish,
+    ];
+    for (index, message) in to_pool.iter().enumerate() {
+        let bytes = app::encode(message).expect("small");
+        write("pool", &format!("to-{index}"), &bytes)?;
+    }
+    let reason = "why".to_owned();
+    let up = SessionEvent::Up {
+        element: "00000011".to_owned(),
+        transport: "tcp".to_owned(),
+        addresses: vec!["[fd00::1]:80".parse().expect("an address")],
+        resumed: true,
+    };
+    let from_pool = [
+        FromPool::Element(ElementEvent::Left(Departure::Refused { reason })),
+        FromPool::Element(ElementEvent::Data {
+            session,
+            bytes: b"data".to_vec(),
+        }),
+        FromPool::Session(up),
+        FromPool::Error("why".to_owned()),
+    ];
+    for (index, message) in from_pool.iter().enumerate() {
+        let bytes = app::encode(message).expect("small");
+        write("pool", &format!("from-{index}"), &bytes)?;
+    }
+    Ok(())
+}
+
+/// A life, and each of rsplib's messages of those two folders, some in a stream.
+pub fn registrar() -> std::io::Result<()> {
+    write("registrar", "life", &holdfast_fuzz::registrar::life())?;
+    let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus");
+    for (protocol, from) in [("asap", 1), ("enrp", 5)] {
+        let mut files = std::fs::read_dir(corpus.join(protocol))?
+            .map(|entry| Ok(entry?.path()))
+            .collect::<std::io::Result<Vec<_>>>()?;
+        files.sort();
+        for (index, some) in files.chunks(8).enumerate() {
+            let mut stream = Vec::new();
+            for file in some {
+                let message = std::fs::read(file)?;
+                stream.extend(holdfast_fuzz::registrar::record(from, 7, &message));
+            }
+            write("registrar", &format!("{protocol}-{index}"), &stream)?;
+        }
+    }
+    Ok(())
+}
+
+/// Some of rsplib's messages, one after another, in pieces of different lengths.
+pub fn asap_stream() -> std::io::Result<()> {
+    let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus/asap");
+    let mut files = std::fs::read_dir(corpus)?
+        .map(|entry| Ok(entry?.path()))
+        .collect::<std::io::Result<Vec<_>>>()?;
+    files.sort();
+    for (index, some) in files.chunks(8).enumerate() {
+        let mut stream = vec![index as u8 * 7];
+        for file in some {
+            stream.extend(std::fs::read(file)?);
+        }
+        write("stream", &format!("{index}"), &stream)?;
+    }
+    Ok(())
+}
+
+/// The first of each type, flags and length among rsplib's messages.
+pub fn rserpool() -> std::io::Result<()> {
+    let vectors = include_str!("../../../crates/wire/tests/vectors/rserpool.jsonl");
+    let mut seen = std::collections::HashSet::new();
+    for line in vectors.lines() {
+        let protocol = if line.starts_with("{\"ppid\":11,") {
+            "asap"
+        } else {
+            "enrp"
+        };
+        let hex = line
+            .split('"')
+            .rfind(|text| text.len() >= 16)
+            .expect("a message");
+        let byte = |at| u8::from_str_radix(&hex[at..at + 2], 16).expect("hexadecimal digits");
+        let bytes: Vec<u8> = (0..hex.len()).step_by(2).map(byte).collect();
+        let name = format!("{:02x}-{}-{}", bytes[0], bytes[1], bytes.len());
+        if seen.insert((protocol, name.clone())) {
+            write(protocol, &name, &bytes)?;
+        }
+    }
+    Ok(())
+}
