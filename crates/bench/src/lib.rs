@@ -1,6 +1,7 @@
 //! See the package description.
 #![forbid(unsafe_code)]
 
+pub mod arena;
 pub mod capture;
 pub mod cluster;
 pub mod demo;
