@@ -13,3 +13,4 @@ pub mod registrar;
 pub mod repro;
 pub mod steer;
 mod trees;
+pub mod zone;

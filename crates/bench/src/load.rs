@@ -18,6 +18,15 @@ pub const MESSAGE: usize = 256;
 /// How long a connection may be silent before it counts as hung.
 pub const HUNG: Duration = Duration::from_secs(20);
 
+/// Connections from here on exchange twice a second instead of 20 times.
+const MANY: usize = 5_000;
+
+/// From one message of a connection to the next, where there are so many.
+#[must_use]
+pub fn interval(connections: usize) -> Duration {
+    Duration::from_millis(if connections >= MANY { 500 } else { 50 })
+}
+
 /// What was compared, and the sign to stop.
 #[derive(Debug, Default)]
 pub struct Compared {
@@ -41,6 +50,11 @@ impl Compared {
     /// A message had no answer.
     pub fn lost(&self) {
         self.wrong.fetch_add(MESSAGE as u64, Ordering::Relaxed);
+    }
+
+    /// Bytes that differed, or never came, up to now.
+    pub fn wrong_bytes(&self) -> u64 {
+        self.wrong.load(Ordering::Relaxed)
     }
 
     /// Whether the load is to end.
