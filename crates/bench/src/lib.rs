@@ -9,6 +9,7 @@ pub mod handlespace;
 pub mod handoff;
 pub mod load;
 pub mod pools;
+pub mod programs;
 pub mod registrar;
 pub mod repro;
 pub mod steer;

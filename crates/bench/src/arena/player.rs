@@ -12,7 +12,7 @@ pub fn command(player: u16, turn: u64, server_time_ms: i32) -> UserCommand {
     let phase = turn + u64::from(player) * 37;
     // A full circle in some four seconds, now left, now right.
     let turned = (phase * 272) as u16;
-    let yaw = if phase / 300 % 2 == 0 {
+    let yaw = if (phase / 300).is_multiple_of(2) {
         turned
     } else {
         turned.wrapping_neg()
@@ -22,7 +22,11 @@ pub fn command(player: u16, turn: u64, server_time_ms: i32) -> UserCommand {
         angles: [0, yaw, 0],
         steps: [
             FULL,
-            if phase / 90 % 3 == 0 { FULL } else { 0 },
+            if (phase / 90).is_multiple_of(3) {
+                FULL
+            } else {
+                0
+            },
             if phase % 75 < 5 { FULL } else { 0 },
         ],
         // Whoever was killed comes back by the trigger.
@@ -34,5 +38,7 @@ pub fn command(player: u16, turn: u64, server_time_ms: i32) -> UserCommand {
 /// What it says then, if anything.
 pub fn speech(player: u16, turn: u64) -> Option<String> {
     let phase = turn + u64::from(player) * 5;
-    (phase % SPEECH == 0).then(|| format!("say player {player} at turn {turn}"))
+    phase
+        .is_multiple_of(SPEECH)
+        .then(|| format!("say player {player} at turn {turn}"))
 }
