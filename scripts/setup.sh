@@ -11,6 +11,11 @@ guest_packages=(kmod iproute2 jq)
 # whose game is machine code needs the engine, that game and the maps (41 MB).
 game_packages=(openarena-server ioquake3-server openarena-081-maps)
 
+database_packages=(mariadb-server-core)
+# Go is the largest of them, 450 MB.
+program_packages=(redis-server redis-tools nginx wrk mosquitto mosquitto-clients memcached python3 nodejs node-ws
+    openjdk-17-jre-headless openjdk-17-jdk-headless golang-go)
+
 declare -A package_reason=(
     [build]="to build: C compiler, clang and headers for the eBPF programs, SCTP for kernels without"
     [lab]="for the lab: namespaces, links, captures"
@@ -18,6 +23,8 @@ declare -A package_reason=(
     [guest]="for the tests over a kernel's SCTP: modules of User-mode Linux, answers in JSON"
     [pool]="for the demonstration of pools, stock servers; installed without being started"
     [game]="for OpenArena's dedicated server as a load, the one of paper 002; unpacked beside the build, not installed"
+    [database]="for the database of the zone server, the load of paper 002; nothing of it is started"
+    [program]="for the real programs that are put under load; installed without being started"
     [proof]="for the bare Debian in which ./x proves itself"
 )
 
@@ -142,7 +149,7 @@ unpack_packages() {
 apt_install() {
     export DEBIAN_FRONTEND=noninteractive
     local policy=/usr/sbin/policy-rc.d own_policy=
-    if [[ " $* " == *" nginx "* && ! -e $policy ]]; then
+    if [[ " $* " =~ " "(nginx|redis-server|mosquitto|memcached)" " && ! -e $policy ]]; then
         own_policy=$policy
         printf '#!/bin/sh\nexit 101\n' >"$policy"
         chmod +x "$policy"

@@ -23,13 +23,12 @@ pub const PROGRAMS: &[Program] = &[
         load: Load::Tools(&[Tool {
             program: "redis-benchmark",
             package: "redis-tools",
-            // It tells of errors only when asked (-e). It ends when a connection breaks; that it keeps them (-k) is its default.
+            // It ends at once when a connection breaks or the server says that something is wrong.
             words: &[
                 "-h",
                 "{host}",
                 "-p",
                 "{port}",
-                "-e",
                 "-k",
                 "1",
                 "-c",
@@ -255,7 +254,7 @@ fn go(scene: &Scene) -> Result<Vec<String>> {
     compile.args(["build", "-o", &program, &file]);
     // Neither modules nor another version from afar.
     compile.envs([("GO111MODULE", "off"), ("GOTOOLCHAIN", "local")]);
-    build(compile.env("GOCACHE", folder.join("go-cache")))?;
+    build(&mut compile)?;
     Ok(vec![program, scene.address.to_string()])
 }
 
