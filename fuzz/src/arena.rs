@@ -24,62 +24,11 @@ pub fn run(data: &[u8]) -> bool {
 /// Inputs to begin with, by name.
 #[must_use]
 pub fn examples() -> Vec<(&'static str, Vec<u8>)> {
-    let mut gamestate = Writer::default();
-    gamestate.long(0);
-    gamestate.byte(2);
-    gamestate.long(3);
-    gamestate.byte(3);
-    gamestate.number(1, 16);
-    gamestate.text("\\sv_serverid\\9");
-    // An entity that differs in its first field.
-    gamestate.byte(4);
-    gamestate.number(5, 10);
-    gamestate.number(0b10, 2);
-    gamestate.byte(1);
-    gamestate.number(0b11, 2);
-    gamestate.long(1234);
-    gamestate.byte(8);
-    gamestate.long(0);
-    gamestate.long(55);
-    gamestate.byte(8);
-    let mut snapshot = Writer::default();
-    snapshot.long(1);
-    snapshot.byte(5);
-    snapshot.long(1);
-    snapshot.text("print \"hello\"");
-    snapshot.byte(7);
-    snapshot.long(1000);
-    // Of no other, no flags, one area, two fields: a time and a whole number.
-    for byte in [0, 0, 1, 9, 2] {
-        snapshot.byte(byte);
-    }
-    snapshot.number(1, 1);
-    snapshot.long(990);
-    snapshot.number(0b01, 2);
-    snapshot.number(4196, 13);
-    let step = |server_time_ms| UserCommand {
-        server_time_ms,
-        steps: [127, 0, 0],
-        ..UserCommand::default()
-    };
-    let client = ClientMessage {
-        head: Head::default(),
-        commands: vec![(1, "say hello".into())],
-        moves: Some((Base::Acknowledged, vec![step(400), step(425)])),
-    };
-    let client = client.write(Secret {
-        checksum_feed: 99,
-        command: "cs 1",
-    });
-    let (gamestate, snapshot) = (gamestate.into_bytes(), snapshot.into_bytes());
+    let (gamestate, snapshot, client) = (gamestate(), snapshot(), client_message());
     let plain = [&1u32.to_le_bytes()[..], &snapshot].concat();
-    let head = [
-        0,
-        0,
-        (gamestate.len() & 255) as u8,
-        (gamestate.len() >> 8) as u8,
-    ];
-    let fragment = [&(2 | 1u32 << 31).to_le_bytes()[..], &head, &gamestate].concat();
+    let length = (gamestate.len() as u16).to_le_bytes();
+    let number = (2 | 1u32 << 31).to_le_bytes();
+    let fragment = [&number[..], &[0, 0], &length, &gamestate].concat();
     let mut datagrams = vec![0];
     for datagram in [plain, fragment] {
         datagrams.extend((datagram.len() as u16).to_le_bytes());
@@ -91,6 +40,65 @@ pub fn examples() -> Vec<(&'static str, Vec<u8>)> {
         ("snapshot", [&[1], &snapshot[..]].concat()),
         ("client", [&[2], &client[..]].concat()),
     ]
+}
+
+/// One setting, and an entity that differs in its first field.
+fn gamestate() -> Vec<u8> {
+    let mut writer = Writer::default();
+    writer.long(0);
+    writer.byte(2);
+    writer.long(3);
+    writer.byte(3);
+    writer.number(1, 16);
+    writer.text("\\sv_serverid\\9");
+    writer.byte(4);
+    writer.number(5, 10);
+    writer.number(0b10, 2);
+    writer.byte(1);
+    writer.number(0b11, 2);
+    writer.long(1234);
+    writer.byte(8);
+    writer.long(0);
+    writer.long(55);
+    writer.byte(8);
+    writer.into_bytes()
+}
+
+/// A command, and a snapshot with two fields of the player: a time and a whole number.
+fn snapshot() -> Vec<u8> {
+    let mut writer = Writer::default();
+    writer.long(1);
+    writer.byte(5);
+    writer.long(1);
+    writer.text("print \"hello\"");
+    writer.byte(7);
+    writer.long(1000);
+    // Of no other, no flags, one area.
+    for byte in [0, 0, 1, 9, 2] {
+        writer.byte(byte);
+    }
+    writer.number(1, 1);
+    writer.long(990);
+    writer.number(0b01, 2);
+    writer.number(4196, 13);
+    writer.into_bytes()
+}
+
+fn client_message() -> Vec<u8> {
+    let step = |server_time_ms| UserCommand {
+        server_time_ms,
+        steps: [127, 0, 0],
+        ..UserCommand::default()
+    };
+    let message = ClientMessage {
+        head: Head::default(),
+        commands: vec![(1, "say hello".into())],
+        moves: Some((Base::Acknowledged, vec![step(400), step(425)])),
+    };
+    message.write(Secret {
+        checksum_feed: 99,
+        command: "cs 1",
+    })
 }
 
 /// Whether a message came whole. None is longer than the protocol allows, and numbers only grow.
