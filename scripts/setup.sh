@@ -7,6 +7,14 @@ test_packages=(tshark)
 pool_packages=(nginx)
 proof_packages=(debootstrap)
 guest_packages=(kmod iproute2 jq)
+# Unpacked, not installed: openarena-server depends on 420 MB of pictures and sounds, and is started when it is installed. A server
+# whose game is machine code needs the engine, that game and the maps (41 MB).
+game_packages=(openarena-server ioquake3-server openarena-081-maps)
+
+database_packages=(mariadb-server-core)
+# Go is the largest of them, 450 MB.
+program_packages=(redis-server redis-tools nginx wrk mosquitto mosquitto-clients memcached python3 nodejs node-ws
+    openjdk-17-jre-headless openjdk-17-jdk-headless golang-go)
 
 declare -A package_reason=(
     [build]="to build: C compiler, clang and headers for the eBPF programs, SCTP for kernels without"
@@ -14,6 +22,9 @@ declare -A package_reason=(
     [test]="for the tests: a second opinion on captured packets"
     [guest]="for the tests over a kernel's SCTP: modules of User-mode Linux, answers in JSON"
     [pool]="for the demonstration of pools, stock servers; installed without being started"
+    [game]="for OpenArena's dedicated server as a load, the one of paper 002; unpacked beside the build, not installed"
+    [database]="for the database of the zone server, the load of paper 002; nothing of it is started"
+    [program]="for the real programs that are put under load; installed without being started"
     [proof]="for the bare Debian in which ./x proves itself"
 )
 
@@ -114,11 +125,31 @@ install_packages() {
     apt_install "${all[@]}"
 }
 
+# unpack_packages GROUP DIR: fetches the group's packages and unpacks them into DIR, once; nothing is installed.
+unpack_packages() {
+    local -n list=${1}_packages
+    local dir=$2
+    [[ -e $dir/complete ]] && return
+    section "Debian packages"
+    say "fetching ${list[*]} (${package_reason[$1]})"
+    say "into $dir"
+    mkdir -p "$dir"
+    (
+        cd "$dir"
+        apt-get -q download "${list[@]}" || { apt-get -q update && apt-get -q download "${list[@]}"; } || exit
+        local file
+        for file in *.deb; do
+            dpkg -x "$file" . && rm "$file" || exit
+        done
+        touch complete
+    )
+}
+
 # A server among the packages is not started: the policy that Debian asks (invoke-rc.d(8)) says no meanwhile.
 apt_install() {
     export DEBIAN_FRONTEND=noninteractive
     local policy=/usr/sbin/policy-rc.d own_policy=
-    if [[ " $* " == *" nginx "* && ! -e $policy ]]; then
+    if [[ " $* " =~ " "(nginx|redis-server|mosquitto|memcached)" " && ! -e $policy ]]; then
         own_policy=$policy
         printf '#!/bin/sh\nexit 101\n' >"$policy"
         chmod +x "$policy"

@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 pub mod app;
+pub mod arena;
 pub mod driver;
 pub mod flow;
 pub mod frame;

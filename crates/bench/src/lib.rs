@@ -1,6 +1,7 @@
 //! See the package description.
 #![forbid(unsafe_code)]
 
+pub mod arena;
 pub mod capture;
 pub mod cluster;
 pub mod demo;
@@ -8,7 +9,9 @@ pub mod handlespace;
 pub mod handoff;
 pub mod load;
 pub mod pools;
+pub mod programs;
 pub mod registrar;
 pub mod repro;
 pub mod steer;
 mod trees;
+pub mod zone;

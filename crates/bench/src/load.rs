@@ -1,8 +1,9 @@
-//! Connections to an echo server that exchange small messages all the time, each verified.
+//! Connections to a server that exchange small messages all the time, each verified.
 
 mod drive;
 
-use std::io;
+use std::borrow::Cow;
+use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -18,6 +19,15 @@ pub const MESSAGE: usize = 256;
 /// How long a connection may be silent before it counts as hung.
 pub const HUNG: Duration = Duration::from_secs(20);
 
+/// Connections from here on exchange twice a second instead of 20 times.
+const MANY: usize = 5_000;
+
+/// From one message of a connection to the next, where there are so many.
+#[must_use]
+pub fn interval(connections: usize) -> Duration {
+    Duration::from_millis(if connections >= MANY { 500 } else { 50 })
+}
+
 /// What was compared, and the sign to stop.
 #[derive(Debug, Default)]
 pub struct Compared {
@@ -30,17 +40,22 @@ pub struct Compared {
 }
 
 impl Compared {
-    /// Compares what came with what was sent.
-    pub fn compare(&self, message: &[u8; MESSAGE], answer: &[u8; MESSAGE]) {
-        let wrong = message.iter().zip(answer).filter(|(a, b)| a != b).count() as u64;
+    /// Compares an answer with what it should be, which has as many bytes.
+    pub fn compare(&self, expected: &[u8], answer: &[u8]) {
+        let wrong = expected.iter().zip(answer).filter(|(a, b)| a != b).count() as u64;
         self.wrong.fetch_add(wrong, Ordering::Relaxed);
         self.verified
-            .fetch_add(2 * MESSAGE as u64, Ordering::Relaxed);
+            .fetch_add(2 * expected.len() as u64, Ordering::Relaxed);
     }
 
     /// A message had no answer.
     pub fn lost(&self) {
         self.wrong.fetch_add(MESSAGE as u64, Ordering::Relaxed);
+    }
+
+    /// Bytes that differed, or never came, up to now.
+    pub fn wrong_bytes(&self) -> u64 {
+        self.wrong.load(Ordering::Relaxed)
     }
 
     /// Whether the load is to end.
@@ -68,6 +83,26 @@ pub fn connect(
         (0..count).map(|_| open()).collect::<io::Result<Vec<_>>>()
     })?;
     streams.context("connect to the service address")
+}
+
+/// How a server is spoken to, where it is more than an echo. Whatever it says must be known beforehand, to the byte.
+#[derive(Clone, Copy, Debug)]
+pub struct Dialect {
+    /// What is said first, and how the answer to that ends.
+    pub hello: Option<(&'static str, &'static str)>,
+    /// What brings a message of a connection to the server.
+    pub ask: fn(u64, &[u8; MESSAGE]) -> Cow<'_, [u8]>,
+    /// What the server answers.
+    pub answer: fn(u64, &[u8; MESSAGE]) -> Cow<'_, [u8]>,
+}
+
+impl Dialect {
+    /// The message alone, both ways.
+    pub const ECHO: Self = Self {
+        hello: None,
+        ask: |_, message| Cow::Borrowed(message),
+        answer: |_, message| Cow::Borrowed(message),
+    };
 }
 
 /// One connection of a load.
@@ -101,11 +136,22 @@ pub struct Load {
 }
 
 impl Load {
-    /// Every connection sends a message each `interval`, evenly spread, and waits for its answer.
+    /// Every connection to an echo server sends a message each `interval`, evenly spread, and waits for its answer.
     ///
     /// # Errors
     /// The system gives no thread, or a connection has ended.
     pub fn start(streams: Vec<TcpStream>, interval: Duration) -> Result<Self> {
+        Self::speak(streams, interval, Dialect::ECHO)
+    }
+
+    /// The same with a server of another kind.
+    ///
+    /// # Errors
+    /// As [`start`](Self::start).
+    pub fn speak(streams: Vec<TcpStream>, interval: Duration, dialect: Dialect) -> Result<Self> {
+        if let Some(hello) = dialect.hello {
+            streams.iter().try_for_each(|stream| greet(stream, hello))?;
+        }
         let compared = Arc::new(Compared::default());
         let member = |stream: &TcpStream| -> io::Result<Member> {
             Ok(Member {
@@ -118,7 +164,7 @@ impl Load {
         let thread = {
             let (compared, members) = (compared.clone(), members.clone());
             std::thread::Builder::new()
-                .spawn(move || drive::run(streams, interval, &compared, &members))?
+                .spawn(move || drive::run(streams, interval, dialect, &compared, &members))?
         };
         Ok(Self {
             compared,
@@ -143,6 +189,19 @@ impl Load {
         self.compared.stop.store(true, Ordering::Relaxed);
         self.thread.join().expect("the load does not panic")
     }
+}
+
+/// Says the first words, and reads to the end of the answer.
+fn greet(mut stream: &TcpStream, (words, end): (&str, &str)) -> io::Result<()> {
+    stream.set_read_timeout(Some(HUNG))?;
+    stream.write_all(words.as_bytes())?;
+    let mut answer = Vec::new();
+    while !answer.ends_with(end.as_bytes()) {
+        let mut byte = [0];
+        stream.read_exact(&mut byte)?;
+        answer.extend(byte);
+    }
+    Ok(())
 }
 
 /// Bytes that no other message has.

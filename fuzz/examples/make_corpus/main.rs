@@ -47,6 +47,9 @@ fn main() -> std::io::Result<()> {
     for (index, text) in texts.iter().enumerate() {
         write("flow", &format!("{index}"), text.as_bytes())?;
     }
+    for (name, example) in holdfast_fuzz::arena::examples() {
+        write("arena", name, &example)?;
+    }
     packets()?;
     states()?;
     messages()?;

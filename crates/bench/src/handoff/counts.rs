@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use anyhow::{Context, Result};
+use holdfast_lab::Lab;
 
 use crate::cluster::Cluster;
 
@@ -27,14 +28,7 @@ impl Counts {
     pub fn read(cluster: &Cluster) -> Result<Self> {
         let mut all = Self::default();
         for host in cluster.lab().hosts() {
-            let pid = cluster.lab().init_process(&host.name)?;
-            let mut values = BTreeMap::new();
-            for file in ["snmp", "netstat"] {
-                let path = format!("/proc/{pid}/net/{file}");
-                let text =
-                    std::fs::read_to_string(&path).with_context(|| format!("read {path}"))?;
-                parse(&text, &mut values);
-            }
+            let values = of_host(cluster.lab(), &host.name)?;
             let of = |name: &str| values.get(name).copied().unwrap_or(0);
             all.resets += of("Tcp.OutRsts");
             all.retransmits += of("Tcp.RetransSegs");
@@ -53,6 +47,21 @@ impl Counts {
             timeouts: self.timeouts - earlier.timeouts,
         }
     }
+}
+
+/// All that the kernel counts of a host's protocols, such as `Tcp.OutRsts`.
+///
+/// # Errors
+/// The host is gone.
+pub fn of_host(lab: &Lab, host: &str) -> Result<BTreeMap<String, u64>> {
+    let pid = lab.init_process(host)?;
+    let mut values = BTreeMap::new();
+    for file in ["snmp", "netstat"] {
+        let path = format!("/proc/{pid}/net/{file}");
+        let text = std::fs::read_to_string(&path).with_context(|| format!("read {path}"))?;
+        parse(&text, &mut values);
+    }
+    Ok(values)
 }
 
 /// Pairs of lines: names, then values, both after a prefix.

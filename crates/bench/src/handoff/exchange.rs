@@ -12,12 +12,9 @@ use super::counts::Counts;
 use super::stats::{Quantiles, Verified};
 use super::{HOMES, Row, Sample, hand_over, row};
 use crate::cluster::{Cluster, ClusterSpec, Family, Program};
-use crate::load::{Compared, HUNG, Load, MESSAGE, connect, fill};
+use crate::load::{Compared, HUNG, Load, MESSAGE, connect, fill, interval};
 
 const PORT: u16 = 7;
-
-/// Connections from here on exchange twice a second instead of 20 times.
-const MANY: usize = 5_000;
 
 /// Let the load run before the first handoff, and between two.
 const PAUSE: Duration = Duration::from_millis(300);
@@ -35,8 +32,7 @@ pub fn run(connections: usize, repeats: usize) -> Result<Row> {
     let service = SocketAddr::new(cluster.service_address(Family::V4), PORT);
     let mut streams = connect(cluster.lab(), "c1", service, connections)?;
     let probe_stream = streams.pop().context("at least one connection")?;
-    let interval = Duration::from_millis(if connections >= MANY { 500 } else { 50 });
-    let load = Load::start(streams, interval)?;
+    let load = Load::start(streams, interval(connections))?;
     let shared = load.compared.clone();
     let probe = std::thread::spawn({
         let shared = shared.clone();

@@ -3,7 +3,7 @@
 //! The nodes are namespaces of one kernel, so freeze (from the donor's switch to the acceptor's wake) is the difference
 //! of two readings of one clock. Resets and retransmissions are the kernels' own counts, of every host together.
 
-mod counts;
+pub(crate) mod counts;
 mod exchange;
 mod full_queue;
 pub(crate) mod stats;

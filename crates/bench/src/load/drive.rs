@@ -11,7 +11,7 @@ use anyhow::Result;
 use nix::errno::Errno;
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 
-use super::{Compared, HUNG, MESSAGE, Member, fill};
+use super::{Compared, Dialect, HUNG, MESSAGE, Member, fill};
 
 /// Events taken at a time.
 const EVENTS: usize = 256;
@@ -26,9 +26,11 @@ const LOOK: Duration = Duration::from_secs(1);
 struct Connection {
     stream: TcpStream,
     turn: u64,
-    message: [u8; MESSAGE],
-    answer: [u8; MESSAGE],
-    /// Bytes of the message that have left, and of its answer that have come.
+    /// What brings the message to the server, what the answer should be, and what it is.
+    asked: Vec<u8>,
+    expected: Vec<u8>,
+    answer: Vec<u8>,
+    /// Bytes of what is asked that have left, and of its answer that have come.
     sent: usize,
     received: usize,
     /// When it was begun, while its answer is awaited.
@@ -45,6 +47,7 @@ struct Drive<'a> {
     /// Those that wait for nothing but their time.
     due: BinaryHeap<Reverse<(Instant, usize)>>,
     interval: Duration,
+    dialect: Dialect,
     compared: &'a Compared,
     members: &'a [Member],
 }
@@ -53,10 +56,11 @@ struct Drive<'a> {
 pub(super) fn run(
     streams: Vec<TcpStream>,
     interval: Duration,
+    dialect: Dialect,
     compared: &Compared,
     members: &[Member],
 ) -> Result<()> {
-    let mut drive = Drive::new(streams, interval, compared, members)?;
+    let mut drive = Drive::new(streams, interval, dialect, compared, members)?;
     let mut look = Instant::now() + LOOK;
     loop {
         let now = Instant::now();
@@ -79,6 +83,7 @@ impl<'a> Drive<'a> {
     fn new(
         streams: Vec<TcpStream>,
         interval: Duration,
+        dialect: Dialect,
         compared: &'a Compared,
         members: &'a [Member],
     ) -> io::Result<Self> {
@@ -98,6 +103,7 @@ impl<'a> Drive<'a> {
             connections,
             due,
             interval,
+            dialect,
             compared,
             members,
         })
@@ -122,7 +128,7 @@ impl<'a> Drive<'a> {
             if stopped && connection.since.is_none() {
                 continue;
             }
-            match connection.send(number as u64, now, self.interval) {
+            match connection.send(number as u64, now, self.interval, self.dialect) {
                 Ok(true) => {}
                 Ok(false) => self.due.push(Reverse((now + TICK, number))),
                 Err(_) => self.end(number),
@@ -153,8 +159,8 @@ impl<'a> Drive<'a> {
         };
         match connection.receive() {
             Ok(true) => {
-                let (message, answer) = (&connection.message, &connection.answer);
-                self.compared.compare(message, answer);
+                let (expected, answer) = (&connection.expected, &connection.answer);
+                self.compared.compare(expected, answer);
                 self.members[number].turns.fetch_add(1, Ordering::Relaxed);
                 self.due.push(Reverse((connection.due, number)));
             }
@@ -186,8 +192,9 @@ impl Connection {
         Self {
             stream,
             turn: 0,
-            message: [0; MESSAGE],
-            answer: [0; MESSAGE],
+            asked: Vec::new(),
+            expected: vec![0; MESSAGE],
+            answer: vec![0; MESSAGE],
             sent: 0,
             received: 0,
             since: None,
@@ -197,21 +204,35 @@ impl Connection {
 
     /// Begins the next message, or goes on with it; false if some of it is left. The one after it is due an interval
     /// after this one was, or after it left, if that was late.
-    fn send(&mut self, number: u64, now: Instant, interval: Duration) -> io::Result<bool> {
+    fn send(
+        &mut self,
+        number: u64,
+        now: Instant,
+        interval: Duration,
+        dialect: Dialect,
+    ) -> io::Result<bool> {
         if self.since.is_none() {
-            fill(&mut self.message, number, self.turn);
+            let mut message = [0; MESSAGE];
+            fill(&mut message, number, self.turn);
+            self.asked.clear();
+            self.asked
+                .extend_from_slice(&(dialect.ask)(number, &message));
+            self.expected.clear();
+            self.expected
+                .extend_from_slice(&(dialect.answer)(number, &message));
+            self.answer.resize(self.expected.len(), 0);
             self.turn += 1;
             (self.sent, self.received) = (0, 0);
             self.since = Some(now);
             let next = self.due + interval;
             self.due = if next > now { next } else { now + interval };
         }
-        match self.stream.write(&self.message[self.sent..]) {
+        match self.stream.write(&self.asked[self.sent..]) {
             Ok(count) => self.sent += count,
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
             Err(error) => return Err(error),
         }
-        Ok(self.sent == MESSAGE)
+        Ok(self.sent == self.asked.len())
     }
 
     /// Takes what has come; true if the answer is complete.
@@ -223,7 +244,7 @@ impl Connection {
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(false),
             Err(error) => return Err(error),
         }
-        if self.received < MESSAGE {
+        if self.received < self.expected.len() {
             return Ok(false);
         }
         self.since = None;

@@ -39,12 +39,20 @@ impl PoolLab {
     /// # Errors
     /// The machine lacks something.
     pub fn up(name: &str, nodes: u16) -> Result<PoolLab> {
-        let directory = tempfile::Builder::new().prefix("holdfast-pools-").tempdir();
         let spec = Spec::new(name)
             .nodes(nodes)
             .clients(1)
             .program(find_program("holdfast")?);
-        let lab = Lab::up(&spec)?;
+        PoolLab::with(&spec)
+    }
+
+    /// A lab as the specification says, with nothing in it yet.
+    ///
+    /// # Errors
+    /// The machine lacks something.
+    pub fn with(spec: &Spec) -> Result<PoolLab> {
+        let directory = tempfile::Builder::new().prefix("holdfast-pools-").tempdir();
+        let lab = Lab::up(spec)?;
         Ok(PoolLab {
             children: Vec::new(),
             captures: Captures::start(&lab)?,

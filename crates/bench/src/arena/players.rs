@@ -1,0 +1,228 @@
+//! Players with sockets, driven by one thread.
+
+use std::io::{self, ErrorKind, IoSliceMut};
+use std::net::{SocketAddr, UdpSocket};
+use std::os::fd::{AsFd, AsRawFd};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::{JoinHandle, sleep};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use anyhow::{Context, Result, bail};
+use holdfast_lab::Lab;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::socket::{ControlMessageOwned, MsgFlags, recvmsg, setsockopt, sockopt};
+use nix::sys::time::TimeSpec;
+
+use super::client::{Client, Phase, Settings};
+use super::trace::Trace;
+
+/// The longest datagram.
+const DATAGRAM_MAX: usize = 65536;
+/// The thread looks at least so often whether it is to end.
+const LOOK: Duration = Duration::from_millis(50);
+
+/// The time by the machine's clock, since the beginning of the epoch: as traces have it.
+#[must_use]
+pub fn now() -> Duration {
+    SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .unwrap_or_default()
+}
+
+/// Players of one server. They leave when this is dropped.
+#[derive(Debug)]
+pub struct Players {
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<Result<()>>>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    clients: Mutex<Vec<Client>>,
+    stop: AtomicBool,
+}
+
+impl Shared {
+    fn clients(&self) -> MutexGuard<'_, Vec<Client>> {
+        self.clients.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// What became of a player.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Report {
+    /// How far it is.
+    pub phase: Phase,
+    /// What it saw.
+    pub trace: Trace,
+}
+
+impl Players {
+    /// Lets one player join from each of these hosts, the first with number 1 and so on.
+    ///
+    /// # Errors
+    /// There is no such host, or the system gives no socket.
+    pub fn join(
+        lab: &Lab,
+        hosts: &[String],
+        server: SocketAddr,
+        settings: impl Fn(u16) -> Settings,
+    ) -> Result<Self> {
+        let open = || -> io::Result<UdpSocket> {
+            let socket = UdpSocket::bind("0.0.0.0:0")?;
+            socket.connect(server)?;
+            socket.set_nonblocking(true)?;
+            setsockopt(&socket, sockopt::ReceiveTimestampns, &true)?;
+            Ok(socket)
+        };
+        let sockets = hosts.iter().map(|host| {
+            let opened = lab.in_net(host, open)?;
+            opened.with_context(|| format!("a socket in {host}"))
+        });
+        let sockets: Vec<UdpSocket> = sockets.collect::<Result<_>>()?;
+        let clients = (1..).take(sockets.len());
+        let clients = clients.map(|number| Client::new(settings(number), now()));
+        let shared = Arc::new(Shared {
+            clients: Mutex::new(clients.collect()),
+            stop: AtomicBool::new(false),
+        });
+        let thread = {
+            let shared = shared.clone();
+            std::thread::Builder::new()
+                .name("players".into())
+                .spawn(move || run(&sockets, &shared))?
+        };
+        Ok(Self {
+            shared,
+            thread: Some(thread),
+        })
+    }
+
+    /// Waits until all play.
+    ///
+    /// # Errors
+    /// One is refused, or it takes longer than `limit`.
+    pub fn wait_until_all_play(&self, limit: Duration) -> Result<()> {
+        let deadline = Instant::now() + limit;
+        loop {
+            let phases: Vec<Phase> = self.shared.clients().iter().map(Client::phase).collect();
+            let refused = phases
+                .iter()
+                .find(|phase| matches!(phase, Phase::Disconnected(_)));
+            if let Some(phase) = refused {
+                bail!("a player is not let in: {phase:?}");
+            }
+            let playing = phases.iter().filter(|phase| **phase == Phase::Playing);
+            let playing = playing.count();
+            if playing == phases.len() {
+                return Ok(());
+            }
+            if Instant::now() > deadline {
+                bail!("after {limit:?} {playing} of {} play", phases.len());
+            }
+            sleep(Duration::from_millis(20));
+        }
+    }
+
+    /// What became of each up to now.
+    #[must_use]
+    pub fn reports(&self) -> Vec<Report> {
+        let clients = self.shared.clients();
+        let report = |client: &Client| Report {
+            phase: client.phase(),
+            trace: client.trace().clone(),
+        };
+        clients.iter().map(report).collect()
+    }
+
+    /// Ends them.
+    ///
+    /// # Errors
+    /// The system failed a socket on the way.
+    pub fn leave(mut self) -> Result<Vec<Report>> {
+        self.end()?;
+        Ok(self.reports())
+    }
+
+    fn end(&mut self) -> Result<()> {
+        self.shared.stop.store(true, Ordering::Relaxed);
+        match self.thread.take().map(JoinHandle::join) {
+            Some(Ok(ended)) => ended,
+            Some(Err(panic)) => std::panic::resume_unwind(panic),
+            None => Ok(()),
+        }
+    }
+}
+
+impl Drop for Players {
+    fn drop(&mut self) {
+        if !std::thread::panicking() {
+            // Who wants to know calls `leave`.
+            let _ = self.end();
+        }
+    }
+}
+
+fn run(sockets: &[UdpSocket], shared: &Shared) -> Result<()> {
+    let mut buffer = vec![0; DATAGRAM_MAX];
+    while !shared.stop.load(Ordering::Relaxed) {
+        let mut wake = now() + LOOK;
+        for (socket, client) in sockets.iter().zip(shared.clients().iter_mut()) {
+            while let Some((at, length)) = receive(socket, &mut buffer)? {
+                client.handle_datagram(at, &buffer[..length]);
+            }
+            client.handle_timeout(now());
+            while let Some(datagram) = client.poll_transmit() {
+                send(socket, &datagram)?;
+            }
+            wake = client.poll_timeout().map_or(wake, |due| due.min(wake));
+        }
+        let left = wake.saturating_sub(now()).as_micros().div_ceil(1000);
+        let mut waiting: Vec<PollFd<'_>> = sockets
+            .iter()
+            .map(|socket| PollFd::new(socket.as_fd(), PollFlags::POLLIN))
+            .collect();
+        poll(
+            &mut waiting,
+            PollTimeout::try_from(left).unwrap_or(PollTimeout::ZERO),
+        )?;
+    }
+    Ok(())
+}
+
+/// A datagram, and when the kernel had it.
+fn receive(socket: &UdpSocket, buffer: &mut [u8]) -> Result<Option<(Duration, usize)>> {
+    let mut parts = [IoSliceMut::new(buffer)];
+    let mut control = nix::cmsg_space!(TimeSpec);
+    let flags = MsgFlags::empty();
+    let received = match recvmsg::<()>(socket.as_raw_fd(), &mut parts, Some(&mut control), flags) {
+        Ok(received) => received,
+        Err(error) => return passing(error.into()).map(|()| None),
+    };
+    let stamp = received.cmsgs()?.find_map(|message| match message {
+        ControlMessageOwned::ScmTimestampns(time) => Some(Duration::from(time)),
+        _ => None,
+    });
+    Ok(Some((stamp.unwrap_or_else(now), received.bytes)))
+}
+
+fn send(socket: &UdpSocket, datagram: &[u8]) -> Result<()> {
+    match socket.send(datagram) {
+        Ok(_) => Ok(()),
+        Err(error) => passing(error),
+    }
+}
+
+/// What says nothing about the socket: that nothing is there, or that a network or a host is away for now. A player whose
+/// server is gone learns it from its silence.
+fn passing(error: io::Error) -> Result<()> {
+    match error.kind() {
+        ErrorKind::WouldBlock
+        | ErrorKind::Interrupted
+        | ErrorKind::ConnectionRefused
+        | ErrorKind::HostUnreachable
+        | ErrorKind::NetworkUnreachable => Ok(()),
+        _ => Err(error.into()),
+    }
+}

@@ -1,0 +1,163 @@
+//! Streams of bits: whole bytes by the fixed code, what is left of a number's bits before them as they are.
+
+use super::{Malformed, code};
+
+/// The longest text, its end included.
+const TEXT_MAX: usize = 8192;
+
+/// Reads a stream.
+#[derive(Clone, Debug)]
+pub struct Reader<'a> {
+    bytes: &'a [u8],
+    /// Bits that were read.
+    at: usize,
+}
+
+impl<'a> Reader<'a> {
+    /// From its first bit.
+    #[must_use]
+    pub fn new(bytes: &'a [u8]) -> Self {
+        Self { bytes, at: 0 }
+    }
+
+    /// One bit as it is.
+    ///
+    /// # Errors
+    /// There is none left.
+    pub fn bit(&mut self) -> Result<bool, Malformed> {
+        let byte = self.bytes.get(self.at / 8).ok_or(Malformed::Short)?;
+        let bit = byte >> (self.at % 8) & 1;
+        self.at += 1;
+        Ok(bit == 1)
+    }
+
+    /// A number of so many bits, 1 to 32.
+    ///
+    /// # Errors
+    /// The stream ends before, or has bits that are no code.
+    pub fn number(&mut self, bits: u32) -> Result<u32, Malformed> {
+        let raw = bits % 8;
+        let mut value = 0;
+        for place in 0..raw {
+            value |= u32::from(self.bit()?) << place;
+        }
+        for place in (raw..bits).step_by(8) {
+            value |= u32::from(self.byte()?) << place;
+        }
+        Ok(value)
+    }
+
+    /// A byte by its code.
+    ///
+    /// # Errors
+    /// As [`number`](Self::number).
+    pub fn byte(&mut self) -> Result<u8, Malformed> {
+        let left = self.bytes.len() * 8 - self.at;
+        let (byte, count) = code::find(self.ahead()).ok_or(Malformed::Unknown)?;
+        if count as usize > left {
+            return Err(Malformed::Short);
+        }
+        self.at += count as usize;
+        Ok(byte)
+    }
+
+    /// A number of 32 bits with its sign.
+    ///
+    /// # Errors
+    /// As [`number`](Self::number).
+    pub fn long(&mut self) -> Result<i32, Malformed> {
+        Ok(self.number(32)? as i32)
+    }
+
+    /// A text up to its zero byte. What is no ASCII comes as a full stop, a percent sign too, since both sides take it so.
+    ///
+    /// # Errors
+    /// As [`number`](Self::number), or it is too long.
+    pub fn text(&mut self) -> Result<String, Malformed> {
+        let mut text = String::new();
+        loop {
+            match self.byte()? {
+                0 => return Ok(text),
+                _ if text.len() + 1 >= TEXT_MAX => return Err(Malformed::TooLong),
+                byte => text.push(char::from(harmless(byte))),
+            }
+        }
+    }
+
+    /// At least the next 11 bits, with zeros behind the last.
+    fn ahead(&self) -> u32 {
+        let mut bytes = [0; 4];
+        let rest = self.bytes.get(self.at / 8..).unwrap_or_default();
+        let count = rest.len().min(bytes.len());
+        bytes[..count].copy_from_slice(&rest[..count]);
+        u32::from_le_bytes(bytes) >> (self.at % 8)
+    }
+}
+
+/// Writes a stream.
+#[derive(Clone, Debug, Default)]
+pub struct Writer {
+    bytes: Vec<u8>,
+    /// Bits that were written.
+    at: usize,
+}
+
+impl Writer {
+    /// The lowest bits of a number, 1 to 32 of them.
+    pub fn number(&mut self, value: u32, bits: u32) {
+        let raw = bits % 8;
+        self.raw(value, raw);
+        for place in (raw..bits).step_by(8) {
+            self.byte((value >> place) as u8);
+        }
+    }
+
+    /// A byte by its code.
+    pub fn byte(&mut self, byte: u8) {
+        let (bits, count) = code::of(byte);
+        self.raw(bits, count);
+    }
+
+    /// A number of 32 bits with its sign.
+    pub fn long(&mut self, value: i32) {
+        self.number(value as u32, 32);
+    }
+
+    /// A text and its end.
+    pub fn text(&mut self, text: &str) {
+        let bytes = text.bytes().filter(|byte| *byte != 0);
+        for byte in bytes.take(TEXT_MAX - 1) {
+            self.byte(harmless(byte));
+        }
+        self.byte(0);
+    }
+
+    /// The stream. There is one byte more where the last is full: so the protocol counts.
+    #[must_use]
+    pub fn into_bytes(mut self) -> Vec<u8> {
+        self.bytes.resize(self.at / 8 + 1, 0);
+        self.bytes
+    }
+
+    /// Bits as they are, the lowest first.
+    fn raw(&mut self, value: u32, count: u32) {
+        for place in 0..count {
+            if self.at.is_multiple_of(8) {
+                self.bytes.push(0);
+            }
+            if let Some(last) = self.bytes.last_mut() {
+                *last |= ((value >> place & 1) as u8) << (self.at % 8);
+            }
+            self.at += 1;
+        }
+    }
+}
+
+/// How either side takes a byte of a text.
+pub(super) fn harmless(byte: u8) -> u8 {
+    if byte.is_ascii() && byte != b'%' {
+        byte
+    } else {
+        b'.'
+    }
+}

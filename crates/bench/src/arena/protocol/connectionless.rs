@@ -1,0 +1,121 @@
+//! Datagrams outside a connection: four bytes of ones and a text.
+
+use super::adaptive;
+
+const MARK: [u8; 4] = [0xff; 4];
+
+/// What a server says outside a connection.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Said {
+    /// The number with which a client may connect.
+    Challenge(i32),
+    /// The client is connected.
+    Connected,
+    /// The connection has ended.
+    Disconnect,
+    /// For the user to read: mostly why there is no connection.
+    Print(String),
+    /// Its settings, and the players.
+    Status(Status),
+    /// Something else.
+    Other,
+}
+
+/// A server's answer to `getstatus`.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Status {
+    /// Names of settings and their values.
+    pub settings: Vec<(String, String)>,
+    /// Who plays.
+    pub players: Vec<Player>,
+}
+
+/// A line of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Player {
+    /// Points.
+    pub score: i32,
+    /// Round trip, milliseconds; 999 for one who has not entered.
+    pub ping_ms: i32,
+    /// Name.
+    pub name: String,
+}
+
+/// Reads a datagram; none if it belongs to a connection.
+#[must_use]
+pub fn parse(datagram: &[u8]) -> Option<Said> {
+    let text = String::from_utf8_lossy(datagram.strip_prefix(&MARK)?);
+    let (first, rest) = text.split_once('\n').unwrap_or((&text, ""));
+    let mut words = first.split_ascii_whitespace();
+    Some(match words.next().unwrap_or_default() {
+        "challengeResponse" => words
+            .next()
+            .and_then(|number| number.parse().ok())
+            .map_or(Said::Other, Said::Challenge),
+        "connectResponse" => Said::Connected,
+        "disconnect" => Said::Disconnect,
+        "print" => Said::Print(rest.trim_end().to_owned()),
+        "statusResponse" => Said::Status(status(rest)),
+        _ => Said::Other,
+    })
+}
+
+fn status(text: &str) -> Status {
+    let mut lines = text.lines();
+    let settings = settings(lines.next().unwrap_or_default());
+    let players = lines.filter_map(|line| {
+        let (score, rest) = line.split_once(' ')?;
+        let (ping, name) = rest.split_once(' ')?;
+        Some(Player {
+            score: score.parse().ok()?,
+            ping_ms: ping.parse().ok()?,
+            name: name.trim_matches('"').to_owned(),
+        })
+    });
+    Status {
+        players: players.collect(),
+        settings,
+    }
+}
+
+/// Reads `\name\value\name\value`.
+#[must_use]
+pub fn settings(text: &str) -> Vec<(String, String)> {
+    let parts: Vec<&str> = text
+        .strip_prefix('\\')
+        .unwrap_or(text)
+        .split('\\')
+        .collect();
+    let pairs = parts.chunks_exact(2);
+    pairs
+        .map(|pair| (pair[0].to_owned(), pair[1].to_owned()))
+        .collect()
+}
+
+/// Asks for a challenge.
+#[must_use]
+pub fn get_challenge() -> Vec<u8> {
+    say("getchallenge")
+}
+
+/// Asks for the status.
+#[must_use]
+pub fn get_status() -> Vec<u8> {
+    say("getstatus")
+}
+
+/// Asks to be connected. All behind the first word is compressed with a tree that grows on the way.
+#[must_use]
+pub fn connect(user: &[(&str, &str)]) -> Vec<u8> {
+    let info: String = user
+        .iter()
+        .map(|(name, value)| format!("\\{name}\\{value}"))
+        .collect();
+    let mut datagram = say("connect ");
+    datagram.extend(adaptive::compress(format!("\"{info}\"").as_bytes()));
+    datagram
+}
+
+fn say(text: &str) -> Vec<u8> {
+    [&MARK, text.as_bytes()].concat()
+}

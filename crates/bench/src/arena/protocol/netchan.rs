@@ -1,0 +1,90 @@
+//! Numbered messages in datagrams: a message of 1300 bytes or more comes in fragments, the last of which is shorter.
+//!
+//! Nothing is sent again here. A gap in the numbers is a message that was lost.
+
+use super::Malformed;
+
+/// Marks the number of a fragment.
+const FRAGMENT: u32 = 1 << 31;
+/// Bytes of each fragment but the last.
+pub const FRAGMENT_BYTES: usize = 1300;
+/// Bytes of the longest message.
+pub const MESSAGE_MAX: usize = 16384;
+
+/// A datagram of a client: its message's number, the client's own number behind one address, the message.
+#[must_use]
+pub fn from_client(sequence: u32, client: u16, message: &[u8]) -> Vec<u8> {
+    let mut datagram = Vec::with_capacity(6 + message.len());
+    datagram.extend(sequence.to_le_bytes());
+    datagram.extend(client.to_le_bytes());
+    datagram.extend(message);
+    datagram
+}
+
+/// What comes from the server.
+#[derive(Clone, Debug, Default)]
+pub struct Incoming {
+    /// Number of the newest whole message.
+    sequence: u32,
+    fragments: Vec<u8>,
+    /// The message they are of.
+    fragments_of: u32,
+    /// Messages that never came whole.
+    pub lost: u64,
+    /// Datagrams that came twice, or after a later one.
+    pub late: u64,
+}
+
+impl Incoming {
+    /// Number of the newest whole message.
+    #[must_use]
+    pub fn sequence(&self) -> u32 {
+        self.sequence
+    }
+
+    /// Takes a datagram; gives a message's number and bytes where it is whole.
+    ///
+    /// # Errors
+    /// It is shorter than its header says, or the message too long.
+    pub fn handle(&mut self, datagram: &[u8]) -> Result<Option<(u32, Vec<u8>)>, Malformed> {
+        let (head, rest) = datagram.split_first_chunk().ok_or(Malformed::Short)?;
+        let number = u32::from_le_bytes(*head);
+        let sequence = number & !FRAGMENT;
+        if sequence <= self.sequence {
+            self.late += 1;
+            return Ok(None);
+        }
+        let message = if number & FRAGMENT == 0 {
+            rest.to_vec()
+        } else if let Some(whole) = self.fragment(sequence, rest)? {
+            whole
+        } else {
+            return Ok(None);
+        };
+        self.lost += u64::from(sequence - self.sequence - 1);
+        self.sequence = sequence;
+        self.fragments.clear();
+        Ok(Some((sequence, message)))
+    }
+
+    fn fragment(&mut self, sequence: u32, rest: &[u8]) -> Result<Option<Vec<u8>>, Malformed> {
+        let (start, rest) = rest.split_first_chunk().ok_or(Malformed::Short)?;
+        let (length, bytes) = rest.split_first_chunk().ok_or(Malformed::Short)?;
+        let start = usize::from(u16::from_le_bytes(*start));
+        let length = usize::from(u16::from_le_bytes(*length));
+        let bytes = bytes.get(..length).ok_or(Malformed::Short)?;
+        if self.fragments_of != sequence {
+            self.fragments_of = sequence;
+            self.fragments.clear();
+        }
+        if start + length > MESSAGE_MAX {
+            return Err(Malformed::TooLong);
+        }
+        // One between was lost: the message never gets whole, and counts as lost when the next one comes.
+        if start != self.fragments.len() {
+            return Ok(None);
+        }
+        self.fragments.extend(bytes);
+        Ok((length < FRAGMENT_BYTES).then(|| std::mem::take(&mut self.fragments)))
+    }
+}

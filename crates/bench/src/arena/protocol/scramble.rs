@@ -1,0 +1,18 @@
+//! Messages are combined with a key that changes from byte to byte along a text both sides know.
+
+use super::bits::harmless;
+
+/// Bytes of a client's message that stay as they are.
+pub const CLIENT_CLEAR: usize = 12;
+/// Bytes of a server's message that stay as they are.
+pub const SERVER_CLEAR: usize = 4;
+
+/// Scrambles a message's bytes from `clear` on, or makes them readable again.
+pub fn scramble(message: &mut [u8], clear: usize, key: i32, text: &str) {
+    let mut key = key as u8;
+    let mut letters = text.bytes().map(harmless).cycle();
+    for (index, byte) in message.iter_mut().enumerate().skip(clear) {
+        key ^= letters.next().unwrap_or(0) << (index & 1);
+        *byte ^= key;
+    }
+}

@@ -1,0 +1,156 @@
+//! Loads: connections of ours, or tools that come with a program.
+
+use std::fs::{self, File};
+use std::path::PathBuf;
+use std::process::{Child, Stdio};
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail, ensure};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+use super::{CLIENTS, Scene};
+use crate::load::{self, Dialect, connect};
+use crate::pools::system_program;
+
+/// From one message of a connection to the next.
+const INTERVAL: Duration = Duration::from_millis(20);
+
+/// How a program is put under load.
+#[derive(Debug)]
+pub enum Load {
+    /// Connections whose every byte is compared.
+    Ours(Dialect),
+    /// Tools, started in this order.
+    Tools(&'static [Tool]),
+}
+
+/// A tool that loads a program until it is told to end.
+#[derive(Debug)]
+pub struct Tool {
+    /// Its file.
+    pub program: &'static str,
+    /// The Debian package that has it.
+    pub package: &'static str,
+    /// Its words; `{host}` and `{port}` stand for the program's address.
+    pub words: &'static [&'static str],
+    /// How it is told to end.
+    pub end: Signal,
+    /// Reads in what it printed whether all went well, and says how much it was.
+    pub judge: fn(&str) -> Result<String>,
+}
+
+/// A load that has begun.
+pub enum Started {
+    /// Connections of ours.
+    Ours(load::Load),
+    /// Tools.
+    Tools(Vec<Run>),
+}
+
+/// A tool that runs.
+pub struct Run {
+    tool: &'static Tool,
+    child: Child,
+    log: PathBuf,
+}
+
+impl Load {
+    /// Begins.
+    pub(super) fn start(&self, scene: &Scene, connections: usize) -> Result<Started> {
+        match self {
+            Self::Ours(dialect) => {
+                let lab = scene.lab.lab();
+                let streams = connect(lab, CLIENTS, scene.address, connections)?;
+                Ok(Started::Ours(load::Load::speak(
+                    streams, INTERVAL, *dialect,
+                )?))
+            }
+            Self::Tools(tools) => {
+                let runs = tools.iter().map(|tool| tool.start(scene));
+                Ok(Started::Tools(runs.collect::<Result<_>>()?))
+            }
+        }
+    }
+}
+
+impl Started {
+    /// Ends it; it must have been well to the end.
+    pub(super) fn end(self) -> Result<String> {
+        match self {
+            Self::Ours(load) => {
+                let compared = load.compared.clone();
+                let turns: u64 = load.members().iter().map(load::Member::turns).sum();
+                let broken = load.members().iter().filter(|member| member.is_broken());
+                let broken = broken.count();
+                load.stop()?;
+                let wrong = compared.wrong_bytes();
+                ensure!(
+                    broken == 0 && wrong == 0,
+                    "{broken} connections broke, {wrong} bytes were wrong"
+                );
+                Ok(format!("{turns} answers"))
+            }
+            Self::Tools(runs) => {
+                // The last one begun ends first; every one ends, whatever the others say.
+                let ended: Vec<_> = runs.into_iter().rev().map(Run::end).collect();
+                let said: Vec<String> = ended.into_iter().collect::<Result<_>>()?;
+                Ok(said.join(", "))
+            }
+        }
+    }
+}
+
+impl Tool {
+    fn start(&'static self, scene: &Scene) -> Result<Run> {
+        let program = system_program(self.program, self.package)?;
+        let log = scene
+            .lab
+            .directory()
+            .join(format!("{}.load.log", self.program));
+        let file = File::create(&log)?;
+        let (host, port) = (scene.address.ip(), scene.address.port());
+        let words = self.words.iter().map(|word| {
+            let word = word.replace("{host}", &host.to_string());
+            word.replace("{port}", &port.to_string())
+        });
+        let child = scene
+            .lab
+            .lab()
+            .command(CLIENTS)?
+            .arg(program)
+            .args(words)
+            .stdin(Stdio::null())
+            .stdout(file.try_clone()?)
+            .stderr(file)
+            .spawn()
+            .with_context(|| format!("start {}", self.program))?;
+        Ok(Run {
+            tool: self,
+            child,
+            log,
+        })
+    }
+}
+
+impl Run {
+    fn end(mut self) -> Result<String> {
+        let name = self.tool.program;
+        let early = self.child.try_wait()?;
+        if early.is_none() {
+            kill(Pid::from_raw(self.child.id() as i32), self.tool.end)?;
+            self.child.wait()?;
+        }
+        let said = fs::read_to_string(&self.log)?;
+        if let Some(status) = early {
+            bail!("{name} has ended by itself ({status}): {}", last(&said));
+        }
+        (self.tool.judge)(&said).with_context(|| format!("{name}: {}", last(&said)))
+    }
+}
+
+/// The last lines.
+fn last(said: &str) -> String {
+    let lines: Vec<&str> = said.split(['\n', '\r']).collect();
+    lines[lines.len().saturating_sub(12)..].join("\n")
+}

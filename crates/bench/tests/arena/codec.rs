@@ -1,0 +1,219 @@
+//! The protocol's bytes, and a client beside a server of a few lines, without sockets.
+
+use std::time::Duration;
+
+use holdfast_bench::arena::protocol::bits::{Reader, Writer};
+use holdfast_bench::arena::protocol::from_client::{
+    Base, ClientMessage, Head, Secret, UserCommand, cipher,
+};
+use holdfast_bench::arena::protocol::netchan::{FRAGMENT_BYTES, Incoming};
+use holdfast_bench::arena::protocol::{Malformed, connectionless, from_server};
+use holdfast_bench::arena::{Client, Phase, Settings};
+use proptest::prelude::*;
+
+/// A message in the datagrams in which a server sends it.
+fn datagrams(sequence: u32, message: &[u8]) -> Vec<Vec<u8>> {
+    if message.len() < FRAGMENT_BYTES {
+        return vec![[&sequence.to_le_bytes(), message].concat()];
+    }
+    let mut all = Vec::new();
+    for start in (0..=message.len()).step_by(FRAGMENT_BYTES) {
+        let piece = &message[start..message.len().min(start + FRAGMENT_BYTES)];
+        let mut datagram = (sequence | 1 << 31).to_le_bytes().to_vec();
+        datagram.extend((start as u16).to_le_bytes());
+        datagram.extend((piece.len() as u16).to_le_bytes());
+        datagram.extend(piece);
+        all.push(datagram);
+    }
+    all
+}
+
+fn user_command() -> impl Strategy<Value = UserCommand> {
+    let parts = (
+        0..1_000_000,
+        any::<[u16; 3]>(),
+        any::<[i8; 3]>(),
+        any::<(u16, u8)>(),
+    );
+    parts.prop_map(
+        |(server_time_ms, angles, steps, (buttons, weapon))| UserCommand {
+            server_time_ms,
+            angles,
+            steps,
+            buttons,
+            weapon,
+        },
+    )
+}
+
+proptest! {
+    #[test]
+    fn numbers_are_read_back(numbers in prop::collection::vec((any::<u32>(), 1u32..=32), 0..50), text in "[ -$&-~]{0,40}") {
+        let mut writer = Writer::default();
+        for (value, bits) in &numbers {
+            writer.number(*value, *bits);
+        }
+        writer.text(&text);
+        let bytes = writer.into_bytes();
+        let mut reader = Reader::new(&bytes);
+        for (value, bits) in numbers {
+            prop_assert_eq!(reader.number(bits), Ok(value & (u32::MAX >> (32 - bits))));
+        }
+        prop_assert_eq!(reader.text(), Ok(text));
+    }
+
+    #[test]
+    fn a_clients_message_is_read_back(
+        head in any::<[i32; 3]>(),
+        challenge: i32,
+        checksum_feed: i32,
+        command in "[ -$&-~]{0,40}",
+        said in prop::collection::vec((any::<i32>(), "[ -$&-~]{0,20}"), 0..5),
+        moves in prop::option::of(prop::collection::vec(user_command(), 0..5)),
+    ) {
+        let head = Head { server_id: head[0], message: head[1], command: head[2] };
+        let message = ClientMessage { head, commands: said, moves: moves.map(|moves| (Base::None, moves)) };
+        let secret = Secret { checksum_feed, command: &command };
+        let mut bytes = message.write(secret);
+        cipher(&mut bytes, challenge, head, &command);
+        cipher(&mut bytes, challenge, head, &command);
+        prop_assert_eq!(ClientMessage::parse(&bytes, secret), Ok(message));
+    }
+
+    #[test]
+    fn messages_come_whole_and_what_is_lost_is_counted(
+        sizes in prop::collection::vec(4usize..6000, 1..12),
+        losses in prop::collection::vec(any::<bool>(), 60),
+    ) {
+        let mut incoming = Incoming::default();
+        let (mut expected, mut complete, mut last) = (0, 0u32, 0);
+        let mut losses = losses.into_iter().cycle();
+        for (sequence, size) in (1u32..).zip(&sizes) {
+            let message = vec![sequence as u8; *size];
+            let pieces = datagrams(sequence, &message);
+            let lost: Vec<bool> = pieces.iter().map(|_| losses.next().unwrap()).collect();
+            for (piece, lost) in pieces.iter().zip(&lost) {
+                if *lost {
+                    continue;
+                }
+                if let Some((number, bytes)) = incoming.handle(piece).unwrap() {
+                    prop_assert_eq!((number, &bytes), (sequence, &message));
+                    complete += 1;
+                    last = sequence;
+                }
+            }
+            expected += u32::from(!lost.contains(&true));
+        }
+        prop_assert_eq!(complete, expected);
+        prop_assert_eq!(incoming.lost, u64::from(last - complete));
+    }
+
+    #[test]
+    fn nothing_makes_a_parser_panic(bytes in prop::collection::vec(any::<u8>(), 0..200), command in ".{0,20}") {
+        let _ = connectionless::parse(&bytes);
+        let _ = from_server::parse(&bytes);
+        let _ = ClientMessage::parse(&bytes, Secret { checksum_feed: 7, command: &command });
+        let _ = Incoming::default().handle(&bytes);
+    }
+}
+
+const CHALLENGE: i32 = 77;
+
+fn ms(ms: u64) -> Duration {
+    Duration::from_millis(ms)
+}
+
+fn connected() -> Client {
+    let settings = Settings {
+        name: "p".into(),
+        number: 1,
+        interval: ms(25),
+        snapshots: 20,
+        silence: ms(1000),
+    };
+    let mut client = Client::new(settings, ms(0));
+    client.handle_timeout(ms(0));
+    assert!(client.poll_transmit().unwrap().ends_with(b"getchallenge"));
+    // What is lost is asked again.
+    client.handle_timeout(ms(500));
+    assert!(client.poll_transmit().unwrap().ends_with(b"getchallenge"));
+    client.handle_datagram(ms(501), b"\xff\xff\xff\xffchallengeResponse 77 0 71");
+    client.handle_timeout(ms(501));
+    assert!(
+        client
+            .poll_transmit()
+            .unwrap()
+            .starts_with(b"\xff\xff\xff\xffconnect ")
+    );
+    client.handle_datagram(ms(502), b"\xff\xff\xff\xffconnectResponse 77");
+    client
+}
+
+/// A message with what `body` says in it; the client has said nothing, so only the challenge scrambles it.
+fn message(sequence: u32, body: impl Fn(&mut Writer)) -> Vec<u8> {
+    let mut writer = Writer::default();
+    writer.long(0);
+    body(&mut writer);
+    writer.byte(8);
+    let mut bytes = writer.into_bytes();
+    let key = (CHALLENGE ^ sequence as i32) as u8;
+    bytes.iter_mut().skip(4).for_each(|byte| *byte ^= key);
+    datagrams(sequence, &bytes).remove(0)
+}
+
+fn snapshot(sequence: u32, server_time_ms: i32) -> Vec<u8> {
+    message(sequence, |writer| {
+        writer.byte(7);
+        writer.long(server_time_ms);
+        // Of no other snapshot, no flags, no areas, no field of the player.
+        (0..4).for_each(|_| writer.byte(0));
+    })
+}
+
+#[test]
+fn a_client_counts_what_it_misses_and_notices_silence() {
+    let mut client = connected();
+    for (sequence, at) in [(1, 600), (2, 650), (4, 750), (4, 751), (5, 820)] {
+        client.handle_datagram(ms(at), &snapshot(sequence, at as i32));
+    }
+    assert_eq!(client.phase(), Phase::Playing);
+    let trace = client.trace();
+    assert_eq!((trace.lost_in, trace.late_in, trace.malformed), (1, 1, 0));
+    assert_eq!(trace.added_delay(ms(0)..=ms(9000), ms(50)), Some(ms(50)));
+    client.handle_timeout(ms(1821));
+    assert!(matches!(client.phase(), Phase::Disconnected(why) if why.contains("silent")));
+    assert_eq!(client.poll_timeout(), None);
+}
+
+#[test]
+fn a_client_knows_why_it_is_out() {
+    let mut client = connected();
+    let kick = message(1, |writer| {
+        writer.byte(5);
+        writer.long(1);
+        writer.text("disconnect \"kicked\"");
+    });
+    client.handle_datagram(ms(600), &kick);
+    assert!(matches!(client.phase(), Phase::Disconnected(why) if why.contains("kicked")));
+
+    let mut client = connected();
+    let gap = message(1, |writer| {
+        writer.byte(5);
+        writer.long(2);
+        writer.text("print");
+    });
+    client.handle_datagram(ms(600), &gap);
+    assert!(matches!(client.phase(), Phase::Disconnected(why) if why.contains("command 1")));
+}
+
+#[test]
+fn text_that_is_too_long_is_an_error_and_not_memory() {
+    let mut writer = Writer::default();
+    for _ in 0..9000 {
+        writer.byte(b'a');
+    }
+    assert_eq!(
+        Reader::new(&writer.into_bytes()).text(),
+        Err(Malformed::TooLong)
+    );
+}

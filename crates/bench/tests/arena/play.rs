@@ -1,0 +1,94 @@
+//! The real server: needs root and OpenArena's packages, so `./x test-real` runs these.
+
+use std::time::Duration;
+
+use holdfast_bench::arena::{Game, Match, Phase, now};
+
+const PLAYERS: u16 = 24;
+/// Snapshots a second: the paper's and the server's default.
+const SNAPSHOTS: u32 = 20;
+/// User commands a second.
+const COMMANDS: u32 = 40;
+/// How long the server may be silent.
+const SILENCE: Duration = Duration::from_secs(3);
+/// How long they play.
+const PLAY: Duration = Duration::from_secs(5);
+
+fn a_match(name: &str, seats: u16) -> Match {
+    let game = Game::find().unwrap();
+    let name = format!("arena-{name}-{}", std::process::id());
+    Match::up(&name, &game, 2, seats, SNAPSHOTS).unwrap()
+}
+
+#[test]
+#[ignore = "needs OpenArena's server: ./x test-real fetches it and runs this"]
+fn twenty_four_players_play_and_nothing_is_lost() {
+    let arena = a_match("play", PLAYERS);
+    let players = arena.join(COMMANDS, SILENCE).unwrap();
+    let begin = now();
+    std::thread::sleep(PLAY);
+    let window = begin..=now();
+    let status = arena.status("c1").unwrap();
+    let reports = players.leave().unwrap();
+
+    let mut longest = Duration::ZERO;
+    for (report, number) in reports.iter().zip(1..) {
+        assert_eq!(report.phase, Phase::Playing, "player {number}");
+        let trace = &report.trace;
+        let lost = (trace.lost_in, trace.late_in, trace.malformed);
+        assert_eq!(lost, (0, 0, 0), "player {number}");
+        let median = trace.median_gap(window.clone()).unwrap();
+        let off = median.abs_diff(arena.interval());
+        assert!(off < arena.interval() / 4, "player {number}: {median:?}");
+        // The game carries out what the player does, and the player gets somewhere.
+        let newest = trace.arrivals.last().unwrap().server_time_ms;
+        let behind = newest - trace.command_time_ms;
+        assert!(behind < 500, "player {number}: {behind} ms behind");
+        assert!(trace.steps > 20, "player {number}: {} steps", trace.steps);
+        // It hears what the others say, and its own words are heard.
+        assert!(trace.commands_done > 0, "player {number}");
+        assert!(
+            trace.server_commands > u64::from(PLAYERS) / 2,
+            "player {number}"
+        );
+        let name = format!("player{number}");
+        assert!(
+            status.players.iter().any(|player| player.name == name),
+            "{name}"
+        );
+        longest = longest.max(trace.added_delay(window.clone(), arena.interval()).unwrap());
+    }
+    assert_eq!(status.players.len(), usize::from(PLAYERS));
+    assert_eq!(arena.missed().unwrap(), 0, "{}", arena.lab().logs());
+    eprintln!("longest delay of any player: {longest:?}");
+}
+
+#[test]
+#[ignore = "needs OpenArena's server: ./x test-real fetches it and runs this"]
+fn a_player_that_is_cut_off_is_disconnected_and_what_it_missed_is_seen() {
+    let arena = a_match("cut", 2);
+    let players = arena.join(COMMANDS, SILENCE).unwrap();
+    let lab = arena.lab();
+    // For a moment: the player goes on, and both sides see what was lost.
+    lab.lab().cut("c2").unwrap();
+    std::thread::sleep(Duration::from_secs(1));
+    let begin = now();
+    lab.lab().heal("c2").unwrap();
+    lab.until("both sides count what was lost", PLAY * 10, || {
+        let trace = &players.reports()[1].trace;
+        (trace.lost_in > 5 && arena.missed().ok()? > 5).then_some(())
+    })
+    .unwrap();
+    let report = players.reports()[1].clone();
+    assert_eq!(report.phase, Phase::Playing);
+    let delay = report.trace.added_delay(begin..=now(), arena.interval());
+    assert!(delay.unwrap() > Duration::from_millis(500), "{delay:?}");
+    // For good.
+    lab.lab().cut("c2").unwrap();
+    lab.until("the player is gone", PLAY * 10, || {
+        matches!(players.reports()[1].phase, Phase::Disconnected(_)).then_some(())
+    })
+    .unwrap();
+    assert_eq!(players.reports()[0].phase, Phase::Playing);
+    assert_eq!(players.reports()[0].trace.lost_in, 0);
+}

@@ -1,0 +1,140 @@
+//! Clients, served by one thread with epoll: what comes goes back.
+
+use std::collections::HashMap;
+use std::io::{self, ErrorKind, Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+
+use anyhow::Result;
+use rustix::event::epoll;
+use rustix::fd::{AsRawFd, OwnedFd};
+
+use crate::status::{Counts, add, less};
+
+/// How much is read at once.
+const BUFFER_BYTES: usize = 16 * 1024;
+/// How many connections may have news at once.
+const EVENTS: usize = 1024;
+const LISTENER: u64 = u64::MAX;
+
+/// A listener and its epoll.
+pub struct Clients {
+    listener: TcpListener,
+    epoll: OwnedFd,
+}
+
+struct Client {
+    stream: TcpStream,
+    /// Read, and not yet written back.
+    pending: Vec<u8>,
+}
+
+impl Clients {
+    /// Begins to listen.
+    pub fn listen(address: SocketAddr) -> io::Result<Self> {
+        let listener = TcpListener::bind(address)?;
+        listener.set_nonblocking(true)?;
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        let data = epoll::EventData::new_u64(LISTENER);
+        epoll::add(&epoll, &listener, data, epoll::EventFlags::IN)?;
+        Ok(Self { listener, epoll })
+    }
+
+    /// Serves for ever.
+    pub fn serve(self, counts: &Counts) -> Result<()> {
+        let mut clients: HashMap<u64, Client> = HashMap::new();
+        let mut events = Vec::with_capacity(EVENTS);
+        loop {
+            events.clear();
+            match epoll::wait(
+                &self.epoll,
+                rustix::buffer::spare_capacity(&mut events),
+                None,
+            ) {
+                Ok(_) | Err(rustix::io::Errno::INTR) => {}
+                Err(error) => return Err(error.into()),
+            }
+            for event in &events {
+                let key = event.data.u64();
+                if key == LISTENER {
+                    self.accept(&mut clients, counts)?;
+                    continue;
+                }
+                let Some(client) = clients.get_mut(&key) else {
+                    continue;
+                };
+                let was_empty = client.pending.is_empty();
+                match client.serve(counts) {
+                    Ok(true) => self.look_for(key, client, was_empty)?,
+                    // Closing takes it out of the epoll. One that broke is as gone as one that ended.
+                    Ok(false) | Err(_) => {
+                        clients.remove(&key);
+                        less(&counts.connections, 1);
+                    }
+                }
+            }
+        }
+    }
+
+    fn accept(&self, clients: &mut HashMap<u64, Client>, counts: &Counts) -> io::Result<()> {
+        loop {
+            let stream = match self.listener.accept() {
+                Ok((stream, _)) => stream,
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(()),
+                // A client that went before it was accepted.
+                Err(error) if error.kind() == ErrorKind::ConnectionAborted => continue,
+                Err(error) => return Err(error),
+            };
+            stream.set_nonblocking(true)?;
+            stream.set_nodelay(true)?;
+            let key = stream.as_raw_fd() as u64;
+            let data = epoll::EventData::new_u64(key);
+            epoll::add(&self.epoll, &stream, data, epoll::EventFlags::IN)?;
+            let pending = Vec::new();
+            clients.insert(key, Client { stream, pending });
+            add(&counts.connections, 1);
+        }
+    }
+
+    /// Waits for room where something is pending, else for more.
+    fn look_for(&self, key: u64, client: &Client, was_empty: bool) -> io::Result<()> {
+        if client.pending.is_empty() == was_empty {
+            return Ok(());
+        }
+        let flags = match client.pending.is_empty() {
+            true => epoll::EventFlags::IN,
+            false => epoll::EventFlags::OUT,
+        };
+        let data = epoll::EventData::new_u64(key);
+        Ok(epoll::modify(&self.epoll, &client.stream, data, flags)?)
+    }
+}
+
+impl Client {
+    /// Sends back what is pending, or what has come; false at the end.
+    fn serve(&mut self, counts: &Counts) -> io::Result<bool> {
+        let mut buffer = [0; BUFFER_BYTES];
+        if self.pending.is_empty() {
+            match self.stream.read(&mut buffer) {
+                Ok(0) => return Ok(false),
+                Ok(length) => self.pending.extend(&buffer[..length]),
+                Err(error) => return passing(error),
+            }
+        }
+        match self.stream.write(&self.pending) {
+            Ok(length) => {
+                self.pending.drain(..length);
+                add(&counts.bytes, length as u64);
+                Ok(true)
+            }
+            Err(error) => passing(error),
+        }
+    }
+}
+
+/// What a socket says that has nothing or no room, or whose thread was stopped.
+fn passing(error: io::Error) -> io::Result<bool> {
+    match error.kind() {
+        ErrorKind::WouldBlock | ErrorKind::Interrupted => Ok(true),
+        _ => Err(error),
+    }
+}

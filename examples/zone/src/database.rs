@@ -1,0 +1,160 @@
+//! A session to a MariaDB or MySQL server: its protocol as far as a few queries need it.
+//!
+//! <https://mariadb.com/kb/en/clientserver-protocol/>
+
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::thread::sleep;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail, ensure};
+
+use crate::status::{Counts, add};
+
+/// The protocol of 4.1, its secure connection, named ways of authentication, and transactions' states.
+const CAPABILITIES: u32 = 0x0000_0200 | 0x0000_8000 | 0x0008_0000 | 0x0000_2000;
+const QUERY: u8 = 3;
+const ERROR: u8 = 0xff;
+const END: u8 = 0xfe;
+/// How long an answer may take.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// A session.
+pub struct Session {
+    stream: TcpStream,
+}
+
+impl Session {
+    /// Opens it as a user without a password, with a table that ends with it.
+    pub fn open(address: SocketAddr) -> Result<Self> {
+        let stream = TcpStream::connect(address)?;
+        stream.set_nodelay(true)?;
+        stream.set_read_timeout(Some(PATIENCE))?;
+        let mut session = Self { stream };
+        let greeting = session.receive()?;
+        ensure!(
+            greeting.0.first() == Some(&10),
+            "not a greeting of version 10"
+        );
+        let mut answer = CAPABILITIES.to_le_bytes().to_vec();
+        answer.extend((1u32 << 24).to_le_bytes());
+        // UTF-8, and what is reserved.
+        answer.push(33);
+        answer.extend([0; 23]);
+        answer.extend(b"zone\0");
+        // No password.
+        answer.push(0);
+        answer.extend(b"mysql_native_password\0");
+        session.send(greeting.1.wrapping_add(1), &answer)?;
+        session.done()?;
+        for statement in [
+            "CREATE DATABASE IF NOT EXISTS world",
+            "CREATE TEMPORARY TABLE world.zone (turn BIGINT, connections BIGINT)",
+            "INSERT INTO world.zone VALUES (0, 0)",
+        ] {
+            session.execute(statement)?;
+        }
+        Ok(session)
+    }
+
+    /// Changes the table and reads it, for ever: the turn must be the next one, which only this very session knows. After an
+    /// error it says so, and does not begin another.
+    pub fn keep_asking(mut self, pause: Duration, counts: &Counts) {
+        for turn in 1.. {
+            let connections = counts
+                .connections
+                .load(std::sync::atomic::Ordering::Relaxed);
+            match self.transaction(turn, connections) {
+                Ok(()) => add(&counts.queries, 1),
+                Err(error) => {
+                    eprintln!("zone: the database: {error:#}");
+                    return add(&counts.query_errors, 1);
+                }
+            }
+            sleep(pause);
+        }
+    }
+
+    fn transaction(&mut self, turn: u64, connections: u64) -> Result<()> {
+        let update = "UPDATE world.zone SET turn = turn + 1, connections =";
+        self.execute(&format!("{update} {connections}"))?;
+        let row = self.row("SELECT turn, connections FROM world.zone")?;
+        let expected = [turn.to_string(), connections.to_string()];
+        ensure!(row == expected, "{row:?} instead of {expected:?}");
+        Ok(())
+    }
+
+    fn execute(&mut self, statement: &str) -> Result<()> {
+        self.ask(statement)?;
+        self.done().with_context(|| statement.to_owned())
+    }
+
+    /// The texts of the only row of an answer.
+    fn row(&mut self, query: &str) -> Result<Vec<String>> {
+        self.ask(query)?;
+        let columns = usize::from(*self.answer()?.first().context("an empty answer")?);
+        // What the columns are.
+        for _ in 0..columns {
+            self.answer()?;
+        }
+        ensure!(is_end(&self.answer()?), "columns without end");
+        let row = self.answer()?;
+        ensure!(is_end(&self.answer()?), "more than one row");
+        texts(&row).context("a row that ends early")
+    }
+
+    fn ask(&mut self, query: &str) -> Result<()> {
+        self.send(0, &[&[QUERY], query.as_bytes()].concat())
+    }
+
+    /// An answer that says it is done.
+    fn done(&mut self) -> Result<()> {
+        match self.answer()?.first() {
+            Some(0) => Ok(()),
+            other => bail!("{other:?} instead of an OK"),
+        }
+    }
+
+    /// A packet that is no error.
+    fn answer(&mut self) -> Result<Vec<u8>> {
+        let (packet, _) = self.receive()?;
+        if packet.first() == Some(&ERROR) {
+            bail!(
+                "{}",
+                String::from_utf8_lossy(packet.get(3..).unwrap_or_default())
+            );
+        }
+        Ok(packet)
+    }
+
+    /// A packet and its number.
+    fn receive(&mut self) -> Result<(Vec<u8>, u8)> {
+        let mut head = [0; 4];
+        self.stream.read_exact(&mut head)?;
+        let [a, b, c, number] = head;
+        let mut packet = vec![0; u32::from_le_bytes([a, b, c, 0]) as usize];
+        self.stream.read_exact(&mut packet)?;
+        Ok((packet, number))
+    }
+
+    fn send(&mut self, number: u8, packet: &[u8]) -> Result<()> {
+        let [a, b, c, _] = (packet.len() as u32).to_le_bytes();
+        let whole = [&[a, b, c, number], packet].concat();
+        Ok(self.stream.write_all(&whole)?)
+    }
+}
+
+fn is_end(packet: &[u8]) -> bool {
+    packet.first() == Some(&END) && packet.len() < 9
+}
+
+/// Texts of less than 251 bytes each.
+fn texts(mut row: &[u8]) -> Option<Vec<String>> {
+    let mut all = Vec::new();
+    while let Some((length, rest)) = row.split_first() {
+        let (text, behind) = rest.split_at_checked(usize::from(*length))?;
+        all.push(String::from_utf8_lossy(text).into_owned());
+        row = behind;
+    }
+    Some(all)
+}

@@ -1,0 +1,137 @@
+//! Memory that is written all the time, and looked at before each writing.
+
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use crate::status::{Counts, add};
+
+/// Words of a page of 4 KiB.
+const WORDS: usize = 512;
+const PAGES_PER_MIB: usize = 256;
+/// From one portion to the next.
+const PORTION: Duration = Duration::from_millis(10);
+
+type Page = [u64; WORDS];
+
+/// Pages, and in which order they are written.
+pub struct Memory {
+    pages: Vec<Page>,
+    /// How often each was written.
+    writings: Vec<u32>,
+    order: Vec<u32>,
+    /// Of the next page in that order.
+    next: usize,
+    random: u64,
+}
+
+impl Memory {
+    /// So much of it, each page with content of its own.
+    pub fn new(mib: usize) -> Self {
+        let count = mib * PAGES_PER_MIB;
+        let mut memory = Self {
+            pages: vec![[0; WORDS]; count],
+            writings: vec![0; count],
+            order: (0..count as u32).collect(),
+            next: 0,
+            random: 0x9e37_79b9_7f4a_7c15,
+        };
+        for (number, page) in memory.pages.iter_mut().enumerate() {
+            write(page, number, 0);
+        }
+        memory.shuffle();
+        memory
+    }
+
+    /// Writes so much a second, for ever.
+    pub fn keep_writing(mut self, mib_per_s: u64, counts: &Counts) {
+        let pages_per_s = mib_per_s * PAGES_PER_MIB as u64;
+        if self.pages.is_empty() || pages_per_s == 0 {
+            return;
+        }
+        let mut owed = Duration::ZERO;
+        let mut last = Instant::now();
+        loop {
+            sleep(PORTION);
+            // After a stop nothing is made up for.
+            owed += last.elapsed().min(2 * PORTION);
+            last = Instant::now();
+            let pages = owed.as_micros() as u64 * pages_per_s / 1_000_000;
+            owed -= Duration::from_micros(pages * 1_000_000 / pages_per_s);
+            for _ in 0..pages {
+                let right = self.write_next();
+                add(&counts.pages_wrong, u64::from(!right));
+            }
+            add(&counts.pages, pages);
+        }
+    }
+
+    /// Writes the next page; says whether it held what it should.
+    fn write_next(&mut self) -> bool {
+        if self.next == self.order.len() {
+            self.shuffle();
+            self.next = 0;
+        }
+        let number = self.order[self.next] as usize;
+        self.next += 1;
+        let (page, writing) = (&mut self.pages[number], &mut self.writings[number]);
+        let right = is(page, number, *writing);
+        *writing += 1;
+        write(page, number, *writing);
+        right
+    }
+
+    fn shuffle(&mut self) {
+        for end in (1..self.order.len()).rev() {
+            self.random = step(self.random);
+            self.order
+                .swap(end, (self.random % (end as u64 + 1)) as usize);
+        }
+    }
+}
+
+/// The words of a page: no two pages and no two writings have the same.
+fn words(number: usize, writing: u32) -> impl Iterator<Item = u64> {
+    let seed = (number as u64) << 32 | u64::from(writing);
+    let first = step(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
+    std::iter::successors(Some(first), |word| Some(step(*word)))
+}
+
+fn write(page: &mut Page, number: usize, writing: u32) {
+    for (word, value) in page.iter_mut().zip(words(number, writing)) {
+        *word = value;
+    }
+}
+
+fn is(page: &Page, number: usize, writing: u32) -> bool {
+    page.iter().copied().eq(words(number, writing).take(WORDS))
+}
+
+fn step(mut state: u64) -> u64 {
+    state ^= state << 13;
+    state ^= state >> 7;
+    state ^ (state << 17)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_round_writes_every_page_once() {
+        let mut memory = Memory::new(1);
+        for round in 1..4 {
+            for _ in 0..PAGES_PER_MIB {
+                assert!(memory.write_next());
+            }
+            assert!(memory.writings.iter().all(|writings| *writings == round));
+        }
+    }
+
+    #[test]
+    fn a_page_that_was_changed_is_noticed() {
+        let mut memory = Memory::new(1);
+        memory.pages[7][511] ^= 1;
+        let wrong = (0..PAGES_PER_MIB).filter(|_| !memory.write_next()).count();
+        assert_eq!(wrong, 1);
+    }
+}

@@ -1,0 +1,136 @@
+//! What a client of OpenArena's server reads, and the client itself.
+
+#[path = "../../crates/bench/src/arena/protocol/mod.rs"]
+#[allow(dead_code, reason = "clients write more than is read here")]
+mod protocol;
+
+use protocol::bits::Writer;
+use protocol::from_client::{Base, ClientMessage, Head, Secret, UserCommand};
+use protocol::netchan::Incoming;
+use protocol::{connectionless, from_server};
+
+/// The first byte says what the rest is: datagrams with two bytes of length each before them, a message of the server's, or one of a client's.
+pub fn run(data: &[u8]) -> bool {
+    let Some((&choice, rest)) = data.split_first() else {
+        return false;
+    };
+    match choice % 3 {
+        0 => datagrams(rest),
+        1 => from_server::parse(rest).is_ok(),
+        _ => client(rest),
+    }
+}
+
+/// Inputs to begin with, by name.
+#[must_use]
+pub fn examples() -> Vec<(&'static str, Vec<u8>)> {
+    let (gamestate, snapshot, client) = (gamestate(), snapshot(), client_message());
+    let plain = [&1u32.to_le_bytes()[..], &snapshot].concat();
+    let length = (gamestate.len() as u16).to_le_bytes();
+    let number = (2 | 1u32 << 31).to_le_bytes();
+    let fragment = [&number[..], &[0, 0], &length, &gamestate].concat();
+    let mut datagrams = vec![0];
+    for datagram in [plain, fragment] {
+        datagrams.extend((datagram.len() as u16).to_le_bytes());
+        datagrams.extend(datagram);
+    }
+    vec![
+        ("datagrams", datagrams),
+        ("gamestate", [&[1], &gamestate[..]].concat()),
+        ("snapshot", [&[1], &snapshot[..]].concat()),
+        ("client", [&[2], &client[..]].concat()),
+    ]
+}
+
+/// One setting, and an entity that differs in its first field.
+fn gamestate() -> Vec<u8> {
+    let mut writer = Writer::default();
+    writer.long(0);
+    writer.byte(2);
+    writer.long(3);
+    writer.byte(3);
+    writer.number(1, 16);
+    writer.text("\\sv_serverid\\9");
+    writer.byte(4);
+    writer.number(5, 10);
+    writer.number(0b10, 2);
+    writer.byte(1);
+    writer.number(0b11, 2);
+    writer.long(1234);
+    writer.byte(8);
+    writer.long(0);
+    writer.long(55);
+    writer.byte(8);
+    writer.into_bytes()
+}
+
+/// A command, and a snapshot with two fields of the player: a time and a whole number.
+fn snapshot() -> Vec<u8> {
+    let mut writer = Writer::default();
+    writer.long(1);
+    writer.byte(5);
+    writer.long(1);
+    writer.text("print \"hello\"");
+    writer.byte(7);
+    writer.long(1000);
+    // Of no other, no flags, one area.
+    for byte in [0, 0, 1, 9, 2] {
+        writer.byte(byte);
+    }
+    writer.number(1, 1);
+    writer.long(990);
+    writer.number(0b01, 2);
+    writer.number(4196, 13);
+    writer.into_bytes()
+}
+
+fn client_message() -> Vec<u8> {
+    let step = |server_time_ms| UserCommand {
+        server_time_ms,
+        steps: [127, 0, 0],
+        ..UserCommand::default()
+    };
+    let message = ClientMessage {
+        head: Head::default(),
+        commands: vec![(1, "say hello".into())],
+        moves: Some((Base::Acknowledged, vec![step(400), step(425)])),
+    };
+    message.write(Secret {
+        checksum_feed: 99,
+        command: "cs 1",
+    })
+}
+
+/// Whether a message came whole. None is longer than the protocol allows, and numbers only grow.
+fn datagrams(mut rest: &[u8]) -> bool {
+    let mut incoming = Incoming::default();
+    let mut newest = 0;
+    while let Some((length, behind)) = rest.split_first_chunk() {
+        let length = usize::from(u16::from_le_bytes(*length)).min(behind.len());
+        let (datagram, behind) = behind.split_at(length);
+        rest = behind;
+        let _ = connectionless::parse(datagram);
+        let Ok(Some((number, message))) = incoming.handle(datagram) else {
+            continue;
+        };
+        assert!(number > newest && message.len() <= 65536);
+        assert_eq!(incoming.sequence(), number);
+        newest = number;
+        let _ = from_server::parse(&message);
+    }
+    newest > 0
+}
+
+/// What is read is written as what is read again.
+fn client(bytes: &[u8]) -> bool {
+    let secret = Secret {
+        checksum_feed: 99,
+        command: "cs 1",
+    };
+    let Ok(message) = ClientMessage::parse(bytes, secret) else {
+        return false;
+    };
+    let again = ClientMessage::parse(&message.write(secret), secret);
+    assert_eq!(again.as_ref(), Ok(&message));
+    true
+}
