@@ -27,3 +27,4 @@ pub use fdinfo::{EpollLine, FdInfo, InotifyLine, Lease};
 pub use image::Image;
 pub use image::changes::Changes;
 pub use inspect::inspect;
+pub use kinds::terminal::take_terminal;

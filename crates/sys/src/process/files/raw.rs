@@ -77,13 +77,6 @@ pub fn set_owner_signal(fd: BorrowedFd<'_>, signal: i32) -> io::Result<()> {
     check(unsafe { libc::fcntl(fd.as_raw_fd(), F_SETSIG, signal) })
 }
 
-/// Whether a lease is held.
-pub fn has_lease(fd: BorrowedFd<'_>) -> io::Result<bool> {
-    // SAFETY: no pointers are passed.
-    let lease = unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_GETLEASE) };
-    check(lease).map(|()| lease != libc::F_UNLCK)
-}
-
 /// Sets status flags from their numbers (`F_SETFL`).
 pub fn set_status(fd: BorrowedFd<'_>, flags: u32) -> io::Result<()> {
     // SAFETY: no pointers are passed.

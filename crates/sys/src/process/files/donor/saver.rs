@@ -180,11 +180,6 @@ impl<'a> Saver<'a> {
         found.map(|holder| holder.inner)
     }
 
-    /// What the draft has of an object.
-    pub fn drafted(&self) -> Option<&'a Image> {
-        self.draft.map(|draft| &draft.image)
-    }
-
     fn number_all(&mut self) {
         for class in self.ids.len()..self.pool.classes.len() {
             let known = self.known_id(class).filter(|id| !self.taken.contains(id));

@@ -108,9 +108,11 @@ pub fn make(kind: &Kind, flags: u32) -> Result<OwnedFd, FilesError> {
             timerfd_create(clock, TimerfdFlags::CLOEXEC).at("timerfd_create")?
         }
         Kind::Signal { mask } => raw::signalfd(*mask).at("signalfd")?,
-        Kind::Inotify { .. } => {
+        Kind::Inotify { watches } => {
             let flags = rustix::fs::inotify::CreateFlags::CLOEXEC;
-            rustix::fs::inotify::init(flags).at("inotify_init")?
+            let fd = rustix::fs::inotify::init(flags).at("inotify_init")?;
+            inotify::fill(&fd, watches)?;
+            fd
         }
         _ => {
             let flags = rustix::event::epoll::CreateFlags::CLOEXEC;

@@ -108,7 +108,8 @@ pub fn make(
         stock.keeper(content, fd)?;
     }
     let path = format!("/proc/self/fd/{}", stock.keepers[&content].as_raw_fd());
-    let fd = super::named::open(&path, flags)?;
+    // The flags that made a file without a name are still among them.
+    let fd = super::named::open(&path, flags & !(libc::O_TMPFILE as u32))?;
     stock.keep(id, fd)
 }
 

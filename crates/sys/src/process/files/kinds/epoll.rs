@@ -51,8 +51,8 @@ fn find(saver: &Saver<'_>, subject: &Subject, line: &EpollLine, nth: u32) -> Opt
     let others = pool.with_inode(line.inode);
     for class in alike.chain(others.iter().copied()) {
         let candidate = &pool.classes[class];
-        // No other file has this inode: no need to ask.
-        if others.len() == 1 {
+        // No other file has this inode, which is not the one of all files without: no need to ask.
+        if others.len() == 1 && line.inode != set.info.inode {
             return Some(class);
         }
         let (file, set) = (candidate.place.address(), set.place.address());

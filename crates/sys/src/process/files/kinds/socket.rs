@@ -8,7 +8,8 @@ use crate::process::files::raw;
 use crate::sockopt::{check, get_bytes, get_int, set_bytes};
 use libc::SOL_SOCKET;
 use rustix::fs::Stat;
-use rustix::io::ioctl_fionread;
+use rustix::io::Errno;
+use rustix::net::{RecvFlags, recv};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
 /// `linux/netlink.h`.
@@ -53,7 +54,8 @@ pub fn save(saver: &mut Saver<'_>, subject: &Subject, stat: &Stat) -> Saved<Kind
 
 fn save_netlink(saver: &Saver<'_>, subject: &Subject, socket: i32) -> Saved<Kind> {
     let fd = subject.fd();
-    if saver.frozen && ioctl_fionread(&subject.copy).at("FIONREAD")? > 0 {
+    let look = RecvFlags::PEEK | RecvFlags::DONTWAIT;
+    if saver.frozen && recv(&subject.copy, &mut [0u8; 1], look) != Err(Errno::AGAIN) {
         return Err(Reason::NetlinkUnread.into());
     }
     let mut address = [0u8; 12];

@@ -9,7 +9,7 @@ use crate::process::files::raw;
 use rustix::fs::{AtFlags, CWD};
 use rustix::fs::{Gid, Mode, OFlags, Stat, Uid, chmodat, chownat, open, stat};
 use rustix::io::ioctl_fionread;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 /// null, zero, full, random, urandom; the controlling terminal, whichever that is.
 const EVERYWHERE: [(u32, u32); 6] = [(1, 3), (1, 5), (1, 7), (1, 8), (1, 9), (5, 0)];
@@ -219,7 +219,7 @@ pub fn finish(master: &OwnedFd, terminal: &Terminal) -> Result<(), FilesError> {
 ///
 /// # Errors
 /// The kernel's refusal.
-pub fn control(terminal: &OwnedFd, group: i32) -> Result<(), FilesError> {
+pub fn take_terminal(terminal: BorrowedFd<'_>, group: i32) -> Result<(), FilesError> {
     rustix::process::ioctl_tiocsctty(terminal).at("TIOCSCTTY")?;
     let group = rustix::process::Pid::from_raw(group);
     let group = group.ok_or_else(|| std::io::Error::from(std::io::ErrorKind::InvalidInput));

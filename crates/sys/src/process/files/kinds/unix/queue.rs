@@ -20,24 +20,29 @@ pub struct Peeked {
     pub from: Vec<u8>,
 }
 
-/// Copies everything and leaves it in the queue.
+/// Copies everything and leaves it in the queue. Of a stream, the kernel does not show where bytes end that were sent
+/// without descriptors just before bytes with some: the descriptors come with the first of them.
 pub fn peek(socket: BorrowedFd<'_>, stream: bool) -> io::Result<Vec<Peeked>> {
     let offset = get_int(socket, SOL_SOCKET, libc::SO_PEEK_OFF)?;
     let pass = get_int(socket, SOL_SOCKET, libc::SO_PASSCRED)?;
     set_int(socket, SOL_SOCKET, libc::SO_PEEK_OFF, 0)?;
     set_int(socket, SOL_SOCKET, libc::SO_PASSCRED, 1)?;
-    let mut found = Vec::new();
-    let outcome = loop {
-        match receive(socket) {
-            Ok(message) if message.bytes.is_empty() && stream => break Ok(found),
-            Ok(message) => found.push(message),
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => break Ok(found),
-            Err(error) => break Err(error),
-        }
-    };
+    let outcome = peek_all(socket, stream);
     set_int(socket, SOL_SOCKET, libc::SO_PASSCRED, pass)?;
     set_int(socket, SOL_SOCKET, libc::SO_PEEK_OFF, offset)?;
     outcome
+}
+
+fn peek_all(socket: BorrowedFd<'_>, stream: bool) -> io::Result<Vec<Peeked>> {
+    let mut found = Vec::new();
+    loop {
+        match receive(socket) {
+            Ok(message) if message.bytes.is_empty() && stream => return Ok(found),
+            Ok(message) => found.push(message),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(found),
+            Err(error) => return Err(error),
+        }
+    }
 }
 
 fn receive(socket: BorrowedFd<'_>) -> io::Result<Peeked> {

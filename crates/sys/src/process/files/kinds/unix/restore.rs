@@ -87,7 +87,7 @@ fn make_pair(
     let other = socket_of(stock, peer)?;
     let dgram = socket.socket == libc::SOCK_DGRAM;
     // A name that came from a listener cannot be bound again: connect and accept.
-    let accepted = |one: &UnixSocket| !dgram && has_inherited_name(one);
+    let accepted = |one: &UnixSocket| !dgram && has_inherited_name(stock, one);
     let (fd, peer_fd) = if accepted(socket) {
         let (client, server) = connect_and_accept(stock, &other, socket)?;
         (server, client)
@@ -105,11 +105,18 @@ fn make_pair(
 }
 
 /// A connected socket with a name mostly has it from the listener that accepted it.
-fn has_inherited_name(socket: &UnixSocket) -> bool {
+fn has_inherited_name(stock: &Stock, socket: &UnixSocket) -> bool {
     match &socket.name {
         UnixName::None => false,
-        UnixName::Abstract(_) => true,
-        UnixName::Path { file, .. } => file.is_none(),
+        UnixName::Abstract(_) | UnixName::Path { file: None, .. } => true,
+        UnixName::Path { .. } => {
+            let name = raw_name(&socket.name);
+            let alike = stock.image.files.values().filter(|file| match &file.kind {
+                Kind::Unix(other) => raw_name(&other.name) == name,
+                _ => false,
+            });
+            alike.count() > 1
+        }
     }
 }
 
@@ -131,6 +138,7 @@ fn connect_and_accept(
             }
             _ => None,
         });
+    let listener_is_ours = listener.is_none();
     let (listener, file) = match listener {
         Some(id) => {
             make(stock, id)?;
@@ -139,8 +147,13 @@ fn connect_and_accept(
             (listener, file)
         }
         None => {
+            let mut server = server.clone();
+            // The name is given back at once: others may have had it from the same listener.
+            if let UnixName::Path { file, .. } = &mut server.name {
+                *file = None;
+            }
             let listener = new_socket(libc::AF_UNIX, server.socket, 0).at("socket")?;
-            bind(stock, listener.as_fd(), server)?;
+            bind_for(stock, listener.as_fd(), &server, false)?;
             listen(&listener, 1).at("listen")?;
             (listener, final_path(&server.name))
         }
@@ -151,6 +164,13 @@ fn connect_and_accept(
     at_name(stock, &server.name, &file, |_| {
         address::connect(fd.as_fd(), &name)
     })?;
+    if let Some(stage) = stock
+        .stages
+        .iter()
+        .find(|stage| listener_is_ours && stage.is_for(directory(&file)))
+    {
+        stage.discard(&file);
+    }
     let flags = rustix::net::SocketFlags::CLOEXEC;
     let accepted = accept_with(&listener, flags).at("accept")?;
     Ok((fd, accepted))
@@ -185,7 +205,7 @@ fn at_name<R: Send>(
     let UnixName::Path { name, .. } = name else {
         return work(None).at("a socket's name");
     };
-    let directory = file.parent().unwrap_or(Path::new("/"));
+    let directory = directory(file);
     let at = match stock
         .stages
         .iter()
@@ -201,14 +221,28 @@ fn at_name<R: Send>(
     stage.inside(name, file, || work(Some(stage))).at(name)
 }
 
+fn directory(file: &Path) -> &Path {
+    file.parent().unwrap_or(Path::new("/"))
+}
+
 fn bind(stock: &mut Stock, fd: BorrowedFd<'_>, socket: &UnixSocket) -> Result<(), FilesError> {
+    bind_for(stock, fd, socket, true)
+}
+
+/// Binds a socket; `for_good` unless its file is still needed for a moment, though it was removed.
+fn bind_for(
+    stock: &mut Stock,
+    fd: BorrowedFd<'_>,
+    socket: &UnixSocket,
+    for_good: bool,
+) -> Result<(), FilesError> {
     let name = raw_name(&socket.name);
     if name.is_empty() {
         return Ok(());
     }
     let file = final_path(&socket.name);
     let outcome = at_name(stock, &socket.name, &file, |_| address::bind(fd, &name));
-    let directory = file.parent().unwrap_or(Path::new("/"));
+    let directory = directory(&file);
     let stage = stock
         .stages
         .iter_mut()
@@ -230,7 +264,7 @@ fn bind(stock: &mut Stock, fd: BorrowedFd<'_>, socket: &UnixSocket) -> Result<()
             Some(stage),
         ) => stage.add(&file, *access),
         // The file was removed: the next socket may be bound by this name.
-        (UnixName::Path { .. }, Some(stage)) => {
+        (UnixName::Path { .. }, Some(stage)) if for_good => {
             stage.discard(&file);
             Ok(())
         }

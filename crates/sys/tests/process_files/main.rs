@@ -1,0 +1,9 @@
+//! Descriptors of a process that stands still, saved from outside, restored in another one, and used there.
+
+mod blockers;
+mod events;
+mod files;
+mod harness;
+mod image;
+mod sockets;
+mod terminals;
