@@ -194,10 +194,8 @@ fn a_lease() {
         let file = OwnedFd::from(File::open(&path).expect("open"));
         let raw = std::os::fd::AsRawFd::as_raw_fd(&file);
         // SAFETY: no pointers are passed.
-        assert_eq!(
-            unsafe { libc::fcntl(raw, libc::F_SETLEASE, libc::F_RDLCK) },
-            0
-        );
+        let outcome = unsafe { libc::fcntl(raw, libc::F_SETLEASE, libc::F_RDLCK) };
+        assert_eq!(outcome, 0);
         file
     });
     only(&found, "Lease");
@@ -263,5 +261,29 @@ fn all_blockers_are_named_at_once() {
     assert!(
         found[1].contains("descriptor 12 (anon_inode:[fanotify])"),
         "{found:?}"
+    );
+}
+
+#[test]
+fn a_terminal_with_something_to_read() {
+    use rustix::pty::{OpenptFlags, openpt};
+    let donor = Donor::new(|| {
+        put(
+            openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).expect("a terminal"),
+            10,
+        );
+        stop();
+        rustix::io::write(crate::harness::at(10), b"typed\n").expect("written");
+        stop();
+    });
+    let draft = donor.draft();
+    donor.run_on();
+    let error = draft
+        .save_frozen(&donor.pids())
+        .expect_err("refused")
+        .to_string();
+    assert!(
+        error.contains("input or output that was not read"),
+        "{error}"
     );
 }

@@ -143,22 +143,10 @@ impl Saved {
     }
 
     fn accept(self, enter: impl FnOnce(), check: impl Fn(usize)) -> String {
-        let (mut reader, writer) = std::io::pipe().expect("a pipe");
-        let pid = match fork() {
-            None => child(
-                || {
-                    enter();
-                    self.act(check)
-                },
-                Some(writer.into()),
-            ),
-            Some(pid) => pid,
-        };
-        drop(writer);
-        let mut said = String::new();
-        reader.read_to_string(&mut said).expect("read");
-        waitpid(Some(pid), WaitOptions::empty()).expect("reaped");
-        said
+        in_child(|| {
+            enter();
+            self.act(check);
+        })
     }
 
     fn act(self, check: impl Fn(usize)) {
@@ -200,6 +188,20 @@ fn settle(stock: Stock, table: u32) {
         .unwrap_or_else(|error| panic!("{error}"));
     let outcome = image.take_locks(table);
     outcome.unwrap_or_else(|error| panic!("{error}"));
+}
+
+/// Runs `work` in a new process, which has what the test has lifted, and says what it said.
+pub fn in_child(work: impl FnOnce()) -> String {
+    let (mut reader, writer) = std::io::pipe().expect("a pipe");
+    let pid = match fork() {
+        None => child(work, Some(writer.into())),
+        Some(pid) => pid,
+    };
+    drop(writer);
+    let mut said = String::new();
+    reader.read_to_string(&mut said).expect("read");
+    waitpid(Some(pid), WaitOptions::empty()).expect("reaped");
+    said
 }
 
 /// Stops the calling process until it is told to go on.

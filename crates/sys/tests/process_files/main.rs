@@ -5,5 +5,7 @@ mod events;
 mod files;
 mod harness;
 mod image;
+mod sets;
 mod sockets;
+mod tables;
 mod terminals;

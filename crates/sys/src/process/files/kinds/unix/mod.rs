@@ -2,6 +2,7 @@
 
 mod address;
 mod list;
+mod naming;
 mod queue;
 mod restore;
 mod save;
