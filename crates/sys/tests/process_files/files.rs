@@ -206,6 +206,35 @@ fn memory_files_keep_name_and_seals() {
 }
 
 #[test]
+fn an_image_cannot_empty_a_file() {
+    let dir = directory();
+    let path = dir.path().join("precious");
+    fs::write(&path, "content").expect("written");
+    let donor = Donor::new(|| {
+        let file = File::options().read(true).write(true).open(&path);
+        put(file.expect("open"), 10);
+        stop();
+    });
+    let mut image = donor.draft().image;
+    let named: Vec<_> = image.paths().filter(|(_, write)| *write).collect();
+    assert!(
+        named.contains(&(path.to_str().expect("text"), true)),
+        "{named:?}"
+    );
+    for file in image.files.values_mut() {
+        file.flags |= (libc::O_TRUNC | libc::O_CREAT) as u32;
+    }
+    let said = crate::harness::in_child(|| {
+        use holdfast_sys::process::files::{Given, Stock};
+        Stock::prepare(image, Given::default()).expect("prepared");
+    });
+    assert_eq!(
+        (said.as_str(), fs::read(&path).expect("read")),
+        ("", b"content".to_vec())
+    );
+}
+
+#[test]
 fn another_name_of_a_file_is_found() {
     let dir = directory();
     let (first, second) = (dir.path().join("first"), dir.path().join("deep/second"));

@@ -1,6 +1,6 @@
 //! A donor that holds descriptors and stands still, and an acceptor that gets them.
 
-use holdfast_sys::process::files::{Changes, Draft, FilesError, Image, Limits, Sockets, Stock};
+use holdfast_sys::process::files::{Changes, Draft, FilesError, Given, Image, Limits, Stock};
 use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
 use std::fs;
 use std::io::{Read, Write};
@@ -151,8 +151,8 @@ impl Saved {
 
     fn act(self, check: impl Fn(usize)) {
         let stock = (|| {
-            let mut stock = Stock::prepare(self.image, Sockets::new())?;
-            stock.finish(self.changes, Sockets::new())?;
+            let mut stock = Stock::prepare(self.image, Given::default())?;
+            stock.finish(self.changes, Given::default())?;
             stock.publish()?;
             Ok::<_, FilesError>(stock)
         })();

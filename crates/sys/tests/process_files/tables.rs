@@ -1,10 +1,11 @@
 //! Whole tables: shared ones, large ones, processes that are named by descriptors, sockets that are handed through.
 
 use crate::harness::{Donor, at, fork, put, read, stop};
-use holdfast_sys::process::files::image::Kind;
-use holdfast_sys::process::files::{Sockets, Stock};
+use holdfast_sys::process::files::image::{FileId, Kind};
+use holdfast_sys::process::files::{Draft, Given, Limits, Stock};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fs::{Mode, OFlags, open};
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::net::{TcpListener, UdpSocket};
 use std::os::fd::OwnedFd;
@@ -180,22 +181,25 @@ fn sockets_of_the_internet_are_handed_through() {
 fn restored_with(
     image: holdfast_sys::process::files::Image,
     changes: holdfast_sys::process::files::Changes,
-    sockets: Sockets,
+    sockets: BTreeMap<FileId, OwnedFd>,
 ) -> String {
     Stock::raise_limit().expect("limit");
-    let lifted: Sockets = sockets
+    let lifted: BTreeMap<FileId, OwnedFd> = sockets
         .into_iter()
         .map(|(id, fd)| (id, Stock::lift_own(fd).expect("lifted")))
         .collect();
     crate::harness::in_child(|| {
-        let mut stock = Stock::prepare(image, Sockets::new()).expect("prepared");
+        let mut stock = Stock::prepare(image, Given::default()).expect("prepared");
         let absent = stock.arrangement(0).expect("nothing to do for no table");
         assert_eq!(absent.len(), 1);
-        let sockets: Sockets = lifted
+        let sockets = lifted
             .iter()
-            .map(|(id, fd)| (*id, OwnedFd::try_clone(fd).expect("dup")))
-            .collect();
-        stock.finish(changes, sockets).expect("finished");
+            .map(|(id, fd)| (*id, OwnedFd::try_clone(fd).expect("dup")));
+        let given = Given {
+            sockets: sockets.collect(),
+            ..Given::default()
+        };
+        stock.finish(changes, given).expect("finished");
         let table = *stock.image().tables.keys().next().expect("a table");
         stock.arrange(table).expect("arranged");
         let listener = TcpListener::from(at(10).try_clone_to_owned().expect("dup"));
@@ -211,4 +215,85 @@ fn restored_with(
                 .is_ok()
         );
     })
+}
+
+#[test]
+fn sockets_that_are_in_each_others_places_change_them() {
+    let many = 20;
+    let donor = Donor::new(|| {
+        for number in 0..many {
+            put(UdpSocket::bind("127.0.0.1:0").expect("bound"), 10 + number);
+        }
+        stop();
+    });
+    let draft = donor.draft();
+    let said = crate::harness::in_child(|| {
+        let table = draft.image.tables.values().next().expect("a table");
+        let mut given = Given::default();
+        let mut expected = Vec::new();
+        // Each in the place of the next but two.
+        for number in 0..many {
+            let place = 10 + (number + 3) % many;
+            put(UdpSocket::bind("127.0.0.1:0").expect("bound"), place);
+            expected.push(rustix::net::getsockname(at(place)).expect("name"));
+            // SAFETY: the number is given up to the stock here.
+            let fd = unsafe { std::os::fd::FromRawFd::from_raw_fd(place) };
+            given
+                .sockets
+                .insert(table.slots[&(10 + number as u32)].file, fd);
+        }
+        let stock = Stock::prepare(draft.image.clone(), given).expect("prepared");
+        stock
+            .arrange(*draft.image.tables.keys().next().expect("a table"))
+            .expect("arranged");
+        for (number, expected) in expected.iter().enumerate() {
+            let name = rustix::net::getsockname(at(10 + number as i32)).expect("name");
+            assert_eq!(name, *expected);
+        }
+    });
+    assert_eq!(said, "");
+}
+
+#[test]
+fn memory_that_moves_with_its_mappings_is_handed_in() {
+    let donor = Donor::new(|| {
+        let memory =
+            rustix::fs::memfd_create("mapped", rustix::fs::MemfdFlags::CLOEXEC).expect("made");
+        rustix::io::write(&memory, b"donor's").expect("written");
+        put(memory, 10);
+        stop();
+    });
+    let stat = rustix::fs::stat(format!("/proc/{}/fd/10", donor.pids()[0])).expect("stat");
+    let limits = Limits {
+        elsewhere: [(stat.st_dev, stat.st_ino)].into(),
+        ..Limits::default()
+    };
+    let draft = Draft::save(&donor.pids(), &limits).expect("saved");
+    let frozen = draft.save_frozen(&donor.pids()).expect("saved");
+    let (id, content) = draft.image.contents.iter().next().expect("content");
+    assert_eq!(content.elsewhere, Some((stat.st_dev, stat.st_ino)));
+    assert!(content.chunks.is_empty());
+    let changes = frozen.image.changes_since(&draft.image);
+    let said = crate::harness::in_child(|| {
+        let absent = Stock::prepare(draft.image.clone(), Given::default());
+        let absent = absent.expect_err("refused").to_string();
+        assert!(absent.contains("was not restored"), "{absent}");
+        let memory =
+            rustix::fs::memfd_create("mapped", rustix::fs::MemfdFlags::CLOEXEC).expect("made");
+        rustix::io::write(&memory, b"restorer's").expect("written");
+        let given = Given {
+            contents: [(*id, memory)].into(),
+            ..Given::default()
+        };
+        let mut stock = Stock::prepare(draft.image.clone(), given).expect("prepared");
+        stock.finish(changes, Given::default()).expect("finished");
+        let table = *stock.image().tables.keys().next().expect("a table");
+        stock.arrange(table).expect("arranged");
+        assert_eq!(
+            rustix::fs::seek(at(10), rustix::fs::SeekFrom::Current(-7)),
+            Ok(0)
+        );
+        assert_eq!(read(10), b"restorer's");
+    });
+    assert_eq!(said, "");
 }

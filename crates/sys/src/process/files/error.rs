@@ -184,6 +184,9 @@ pub enum Refusal {
     /// More descriptors than this process may have.
     #[error("the tree needs {0} descriptors at once, more than RLIMIT_NOFILE allows the restorer")]
     TooMany(u64),
+    /// Memory that moves with its mappings was not handed in.
+    #[error("memory {0} of the image was not restored")]
+    ContentAbsent(u32),
     /// A socket was not handed in.
     #[error("socket {0} of the image was not restored")]
     SocketAbsent(u32),

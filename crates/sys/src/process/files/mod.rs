@@ -8,6 +8,10 @@
 //! At the acceptor, a [`Stock`] verifies the image, makes every open file once ([`Stock::prepare`]), brings it to its final
 //! state ([`Stock::finish`]), and says for each descriptor table which numbers to give them ([`Stock::arrangement`]).
 //!
+//! What a program could notice, since the kernel does not show or take it: an edge-triggered or one-shot entry of epoll
+//! may be reported once more; the PID in `SO_PEERCRED` and `F_GETLK` is the restorer's; of a stream, descriptors in flight
+//! may come with bytes that were sent just before them without; a timer stands still during the freeze.
+//!
 //! TCP and UDP sockets are handed through: a copy at the donor ([`Frozen::sockets`]), a slot at the acceptor.
 
 mod acceptor;
@@ -20,7 +24,7 @@ mod kinds;
 mod raw;
 mod survey;
 
-pub use acceptor::{Sockets, Step, Stock};
+pub use acceptor::{Given, Step, Stock};
 pub use donor::{Draft, Frozen, Limits};
 pub use error::{Blocker, FilesError, Reason, Refusal};
 pub use fdinfo::{EpollLine, FdInfo, InotifyLine, Lease};

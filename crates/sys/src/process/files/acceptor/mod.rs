@@ -8,9 +8,15 @@ mod verify;
 pub use arrange::Step;
 pub use stock::Stock;
 
-use super::image::FileId;
+use super::image::{FileId, ObjectId};
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 
-/// TCP and UDP sockets by the number of their open file.
-pub type Sockets = BTreeMap<FileId, OwnedFd>;
+/// What is restored elsewhere and handed in.
+#[derive(Debug, Default)]
+pub struct Given {
+    /// TCP and UDP sockets, at whatever numbers.
+    pub sockets: BTreeMap<FileId, OwnedFd>,
+    /// Memory that moves with its mappings ([`super::image::Content::elsewhere`]), open for reading and writing.
+    pub contents: BTreeMap<ObjectId, OwnedFd>,
+}

@@ -1,6 +1,6 @@
 //! The open files of an image, made once, at numbers where they are in nobody's way.
 
-use super::{Sockets, verify};
+use super::{Given, verify};
 use crate::process::files::error::{At, FilesError, Refusal};
 use crate::process::files::image::{FileId, Image, Kind, ObjectId};
 use crate::process::files::kinds::{self, epoll, unix::Stage};
@@ -36,13 +36,13 @@ pub struct Stock {
 
 impl Stock {
     /// Verifies an image, then makes all its open files as far as that is possible while the donor still runs. Nothing of it
-    /// can be seen by others but abstract socket names. `sockets` are those that have been made already; others may come
-    /// with [`Self::finish`].
+    /// can be seen by others but abstract socket names. `given` are sockets that have been made already (others may come
+    /// with [`Self::finish`]) and all memory that is restored elsewhere.
     ///
     /// # Errors
     /// [`FilesError::Refused`] by name for whatever is missing or differs here; [`FilesError::Kernel`]. The donor is not
     /// concerned.
-    pub fn prepare(image: Image, sockets: Sockets) -> Result<Self, FilesError> {
+    pub fn prepare(image: Image, given: Given) -> Result<Self, FilesError> {
         verify::verify(&image)?;
         let homes = homes(&image);
         let mut stock = Self {
@@ -57,7 +57,7 @@ impl Stock {
         };
         stock.make_room()?;
         let ids: BTreeSet<FileId> = stock.image.files.keys().copied().collect();
-        stock.make(&ids, sockets)?;
+        stock.make(&ids, given)?;
         epoll::finish(&mut stock, &BTreeMap::new(), &ids)?;
         Ok(stock)
     }
@@ -116,16 +116,11 @@ impl Stock {
     }
 
     /// Makes these files, in place of what they were.
-    pub(super) fn make(
-        &mut self,
-        ids: &BTreeSet<FileId>,
-        sockets: Sockets,
-    ) -> Result<(), FilesError> {
-        for (id, fd) in sockets {
-            if self.image.files.contains_key(&id) {
-                self.keep(id, fd)?;
-            }
+    pub(super) fn make(&mut self, ids: &BTreeSet<FileId>, given: Given) -> Result<(), FilesError> {
+        for (id, fd) in given.contents {
+            self.keeper(id, fd)?;
         }
+        self.keep_sockets(given.sockets)?;
         // A terminal is opened when its master is there.
         let is_slave =
             |image: &Image, id: &FileId| matches!(image.files[id].kind, Kind::TerminalSlave { .. });
@@ -136,6 +131,30 @@ impl Stock {
                     kinds::make(self, *id, &file)?;
                 }
             }
+        }
+        Ok(())
+    }
+
+    /// Takes sockets into the stock, which may be in each other's places.
+    fn keep_sockets(&mut self, mut given: BTreeMap<FileId, OwnedFd>) -> Result<(), FilesError> {
+        given.retain(|id, _| self.image.files.contains_key(id));
+        let places = given.iter().map(|(id, fd)| (fd.as_raw_fd() as u32, *id));
+        let mut places: HashMap<u32, FileId> = places.collect();
+        let mut next = None;
+        while let Some(id) = next.take().or_else(|| given.keys().next().copied()) {
+            let Some(fd) = given.remove(&id) else {
+                continue;
+            };
+            places.remove(&(fd.as_raw_fd() as u32));
+            let home = self.homes.get(&id).copied();
+            // Who is in its place goes aside, and comes to its own next.
+            if let Some(other) = home.and_then(|home| places.remove(&home))
+                && let Some(there) = given.remove(&other)
+            {
+                given.insert(other, self.lift(there)?);
+                next = Some(other);
+            }
+            self.keep(id, fd)?;
         }
         Ok(())
     }

@@ -1,7 +1,7 @@
 //! The freeze at the acceptor: from what was prepared to what the tree had when it stood still.
 
 use super::stock::Stock;
-use super::{Sockets, verify};
+use super::{Given, verify};
 use crate::process::files::error::{At, FilesError, Refusal};
 use crate::process::files::image::changes::Changes;
 use crate::process::files::image::{FileId, Image, Kind, OpenFile, UnixLink, Watch};
@@ -17,11 +17,11 @@ impl Stock {
     ///
     /// # Errors
     /// As [`Self::prepare`]; [`FilesError::Malformed`] for changes that do not fit. The donor can still go on.
-    pub fn finish(&mut self, changes: Changes, sockets: Sockets) -> Result<(), FilesError> {
+    pub fn finish(&mut self, changes: Changes, given: Given) -> Result<(), FilesError> {
         let mut after = self.image.apply(changes)?;
         std::mem::swap(&mut self.image, &mut after);
         let before = after;
-        let mut remade: BTreeSet<FileId> = sockets.keys().copied().collect();
+        let mut remade: BTreeSet<FileId> = given.sockets.keys().copied().collect();
         for (id, file) in &self.image.files {
             let old = before.files.get(id);
             if old != Some(file) {
@@ -34,7 +34,7 @@ impl Stock {
         let image = &self.image;
         self.files
             .retain(|id, _| image.files.contains_key(id) && !remade.contains(id));
-        self.make(&remade, sockets)?;
+        self.make(&remade, given)?;
         self.open_pidfds()?;
         epoll::finish(self, &watches(&before), &remade)?;
         self.fill(&before)?;

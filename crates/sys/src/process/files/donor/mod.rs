@@ -9,16 +9,19 @@ use super::error::FilesError;
 use super::image::{FileId, Image, ObjectId};
 use super::survey::Key;
 use outside::Outside;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::os::fd::OwnedFd;
 
 /// How far saving goes.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Limits {
     /// Largest file without a name, or memory file, that is moved by value.
     pub content_bytes_max: u64,
     /// Directory entries that are looked at to find another name of a file.
     pub search_entries_max: usize,
+    /// Device (`st_dev`) and inode of memory files and files without a name whose content moves elsewhere, because
+    /// processes map them.
+    pub elsewhere: BTreeSet<(u64, u64)>,
 }
 
 impl Default for Limits {
@@ -26,6 +29,7 @@ impl Default for Limits {
         Self {
             content_bytes_max: 256 << 20,
             search_entries_max: 100_000,
+            elsewhere: BTreeSet::new(),
         }
     }
 }
@@ -69,7 +73,7 @@ impl Draft {
         let (image, known, _) = saver.run()?;
         Ok(Self {
             image,
-            limits: *limits,
+            limits: limits.clone(),
             known,
         })
     }

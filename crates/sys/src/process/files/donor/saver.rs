@@ -104,7 +104,7 @@ impl<'a> Saver<'a> {
         let known = draft.map(|draft| &draft.known);
         let next = |numbers: Option<u32>| numbers.map_or(0, |last| last + 1);
         Ok(Self {
-            limits: *limits,
+            limits: limits.clone(),
             frozen: draft.is_some(),
             pool: Pool::new(&survey),
             image: Image::default(),

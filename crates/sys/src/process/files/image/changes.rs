@@ -163,6 +163,7 @@ fn content_changes(before: Option<&Content>, now: &Content) -> ContentChanges {
             form: now.form.clone(),
             access: now.access,
             size: now.size,
+            elsewhere: now.elsewhere,
             chunks: BTreeMap::new(),
         },
         chunks: part(old, &now.chunks, |_, bytes| Some(bytes.clone())),

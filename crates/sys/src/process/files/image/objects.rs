@@ -61,6 +61,8 @@ pub struct Content {
     pub access: (u32, u32, u32),
     /// Bytes.
     pub size: u64,
+    /// Device and inode at the donor of memory that moves elsewhere, with its mappings: it has no chunks here.
+    pub elsewhere: Option<(u64, u64)>,
     /// What is not a hole, by offset, none longer than [`super::limits::CHUNK`].
     pub chunks: BTreeMap<u64, Bytes>,
 }

@@ -2,7 +2,7 @@
 
 use crate::process::files::acceptor::Stock;
 use crate::process::files::donor::{Saved, Saver, Subject};
-use crate::process::files::error::{At, FilesError, Reason};
+use crate::process::files::error::{At, FilesError, Reason, Refusal};
 use crate::process::files::image::limits::CHUNK;
 use crate::process::files::image::{Bytes, Content, ContentForm, FileId, Kind, ObjectId};
 use rustix::fs::{
@@ -25,17 +25,28 @@ pub fn save(saver: &mut Saver<'_>, subject: &Subject, stat: &Stat) -> Saved<Kind
     if !saver.image.contents.contains_key(&content) {
         let size = stat.st_size as u64;
         let limit = saver.limits.content_bytes_max;
-        if size > limit {
+        if size > limit && !saver.limits.elsewhere.contains(&(stat.st_dev, stat.st_ino)) {
             return Err(Reason::TooLarge { size, limit }.into());
         }
         if fstatfs(&subject.copy).at("fstatfs")?.f_type == HUGETLBFS {
             return Err(Reason::HugePages.into());
         }
+        let identity = (stat.st_dev, stat.st_ino);
+        let elsewhere = saver
+            .limits
+            .elsewhere
+            .contains(&identity)
+            .then_some(identity);
+        let chunks = match elsewhere {
+            Some(_) => BTreeMap::new(),
+            None => read(&subject.reopen_path(), size).at("content without a name")?,
+        };
         let value = Content {
             form: form(subject)?,
             access: (stat.st_uid, stat.st_gid, stat.st_mode & 0o7777),
             size,
-            chunks: read(&subject.reopen_path(), size).at("content without a name")?,
+            elsewhere,
+            chunks,
         };
         saver.image.contents.insert(content, value);
     }
@@ -103,6 +114,9 @@ pub fn make(
 ) -> Result<(), FilesError> {
     if !stock.keepers.contains_key(&content) {
         let value = stock.image.contents[&content].clone();
+        if value.elsewhere.is_some() {
+            return Err(Refusal::ContentAbsent(content).into());
+        }
         let fd = create(&value)?;
         write(&fd, &value, None)?;
         stock.keeper(content, fd)?;
@@ -150,12 +164,13 @@ fn create_deleted(path: &str) -> Result<OwnedFd, FilesError> {
 
 /// Brings content to its final state: what changed since it was made, then its seals.
 pub fn finish(fd: &OwnedFd, before: Option<&Content>, now: &Content) -> Result<(), FilesError> {
-    if before != Some(now) {
+    if before != Some(now) && now.elsewhere.is_none() {
         write(fd, now, before)?;
     }
     if let ContentForm::Memory { seals, .. } = &now.form {
         let seals = SealFlags::from_bits_retain(*seals);
-        if !seals.is_empty() {
+        let there = fcntl_get_seals(fd).at("F_GET_SEALS")?;
+        if !there.contains(seals) {
             fcntl_add_seals(fd, seals).at("F_ADD_SEALS")?;
         }
     }

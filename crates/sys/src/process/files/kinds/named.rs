@@ -116,10 +116,21 @@ fn other_name(start: &Path, file: &Stat, entries_max: usize) -> Option<PathBuf> 
     None
 }
 
-/// Opens a file, a directory, or a path only. The status flags are those of the image; those that only name what to do
-/// when opening are never in it.
+/// What `F_GETFL` can show. Other flags would make or empty files.
+const SHOWN: i32 = libc::O_ACCMODE
+    | libc::O_APPEND
+    | libc::O_NONBLOCK
+    | libc::O_SYNC
+    | libc::O_DIRECT
+    | libc::O_LARGEFILE
+    | libc::O_DIRECTORY
+    | libc::O_NOFOLLOW
+    | libc::O_NOATIME
+    | libc::O_PATH;
+
+/// Opens a file, a directory, or a path only, with those of the flags that an open file can have.
 pub fn open(path: &str, flags: u32) -> Result<OwnedFd, FilesError> {
-    let flags = OFlags::from_bits_retain(flags & !(libc::O_ASYNC as u32)) | OFlags::CLOEXEC;
+    let flags = OFlags::from_bits_retain(flags & SHOWN as u32) | OFlags::CLOEXEC;
     let outcome = open_file(path, flags | OFlags::NOCTTY, Mode::empty());
     match outcome {
         Err(rustix::io::Errno::NOENT) => Err(Refusal::Missing(path.to_string()).into()),
