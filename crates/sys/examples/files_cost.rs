@@ -1,0 +1,108 @@
+//! What saving and restoring the descriptors of a process costs: `files_cost KIND NUMBER`, with the kinds `tcp`, `event`,
+//! `pipe`, `file` and `pair`.
+
+use holdfast_sys::process::files::{Draft, Given, Limits, Stock};
+use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
+use std::os::fd::{IntoRawFd, OwnedFd};
+use std::time::Instant;
+
+fn main() {
+    let mut words = std::env::args().skip(1);
+    let kind = words.next().unwrap_or("tcp".into());
+    let number: usize = words
+        .next()
+        .and_then(|word| word.parse().ok())
+        .unwrap_or(10_000);
+    Stock::raise_limit().expect("limit");
+    // SAFETY: the program has one thread.
+    let pid = unsafe { libc::fork() };
+    if pid == 0 {
+        hold(&kind, number);
+    }
+    let donor = Pid::from_raw(pid).expect("a child");
+    waitpid(Some(donor), WaitOptions::UNTRACED).expect("stopped");
+    measure(&kind, number, pid);
+    kill_process(donor, Signal::KILL).expect("killed");
+}
+
+fn measure(kind: &str, number: usize, pid: i32) {
+    let started = Instant::now();
+    let draft = Draft::save(&[pid], &Limits::default()).expect("saved");
+    let before = started.elapsed();
+    let started = Instant::now();
+    let frozen = draft.save_frozen(&[pid]).expect("saved");
+    let in_freeze = started.elapsed();
+    let started = Instant::now();
+    let changes = frozen.image.changes_since(&draft.image);
+    let compared = started.elapsed();
+    let image = postcard::to_stdvec(&draft.image).expect("coded").len();
+    let bytes = postcard::to_stdvec(&changes).expect("coded").len();
+    println!(
+        "{kind} {number}: before the freeze {before:?} and {image} bytes; in the freeze {in_freeze:?}, compared in \
+         {compared:?}, {bytes} bytes"
+    );
+    let sockets: Vec<_> = frozen.sockets.into_iter().collect();
+    let given = Given {
+        sockets: sockets.into_iter().collect(),
+        ..Given::default()
+    };
+    // SAFETY: the program has one thread.
+    let acceptor = unsafe { libc::fork() };
+    if acceptor == 0 {
+        restore(draft.image, changes, given);
+    }
+    waitpid(Pid::from_raw(acceptor), WaitOptions::empty()).expect("ended");
+}
+
+fn restore(
+    image: holdfast_sys::process::files::Image,
+    changes: holdfast_sys::process::files::Changes,
+    given: Given,
+) -> ! {
+    // The donor's own copies stand for restored sockets; making those is not measured here.
+    let started = Instant::now();
+    let mut stock = Stock::prepare(image, Given::default()).expect("prepared");
+    let prepared = started.elapsed();
+    let started = Instant::now();
+    stock.finish(changes, given).expect("finished");
+    let finished = started.elapsed();
+    let started = Instant::now();
+    let table = *stock.image().tables.keys().next().expect("a table");
+    let steps = stock.arrangement(table).expect("arranged").len();
+    println!(
+        "  acceptor: before the freeze {prepared:?}; in it {finished:?}, and {steps} steps planned in {:?}",
+        started.elapsed()
+    );
+    std::process::exit(0);
+}
+
+fn hold(kind: &str, number: usize) -> ! {
+    let mut all: Vec<OwnedFd> = Vec::new();
+    while all.len() < number {
+        match kind {
+            "tcp" => all.push(socket()),
+            "event" => all.push(
+                rustix::event::eventfd(0, rustix::event::EventfdFlags::empty()).expect("made"),
+            ),
+            "file" => all.push(std::fs::File::open("/proc/self/exe").expect("open").into()),
+            "pair" => {
+                let (one, other) = std::os::unix::net::UnixStream::pair().expect("pair");
+                all.extend([one.into(), other.into()]);
+            }
+            _ => {
+                let (one, other) = std::io::pipe().expect("pipe");
+                all.extend([one.into(), other.into()]);
+            }
+        }
+    }
+    for fd in all {
+        let _ = fd.into_raw_fd();
+    }
+    kill_process(rustix::process::getpid(), Signal::STOP).expect("stopped");
+    std::process::exit(0)
+}
+
+fn socket() -> OwnedFd {
+    use rustix::net::{AddressFamily, SocketType};
+    rustix::net::socket(AddressFamily::INET, SocketType::STREAM, None).expect("socket")
+}

@@ -1,0 +1,22 @@
+//! Making the descriptors of a tree at the acceptor.
+
+mod arrange;
+mod stock;
+mod update;
+mod verify;
+
+pub use arrange::Step;
+pub use stock::Stock;
+
+use super::image::{FileId, ObjectId};
+use std::collections::BTreeMap;
+use std::os::fd::OwnedFd;
+
+/// What is restored elsewhere and handed in.
+#[derive(Debug, Default)]
+pub struct Given {
+    /// TCP and UDP sockets, at whatever numbers.
+    pub sockets: BTreeMap<FileId, OwnedFd>,
+    /// Memory that moves with its mappings ([`super::image::Content::elsewhere`]), open for reading and writing.
+    pub contents: BTreeMap<ObjectId, OwnedFd>,
+}

@@ -1,0 +1,275 @@
+//! The open files of an image, made once, at numbers where they are in nobody's way.
+
+use super::{Given, verify};
+use crate::process::files::error::{At, FilesError, Refusal};
+use crate::process::files::image::{FileId, Image, Kind, ObjectId};
+use crate::process::files::kinds::{self, epoll, unix::Stage};
+use crate::process::files::raw;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
+
+/// Numbers above the tree's that stay free for descriptors it opens before it stands still.
+const MARGIN: u32 = 64;
+/// Numbers at the top of what is allowed that belong to the caller.
+const CALLERS: u32 = 64;
+
+/// The open files of an image. The calling process gives its descriptor numbers up to this: its own descriptors must lie
+/// at [`Stock::callers_floor`] or above while a stock lives.
+#[derive(Debug)]
+pub struct Stock {
+    /// What has been made.
+    pub(in crate::process::files) image: Image,
+    /// Pipes and contents, kept open until they are filled.
+    pub(in crate::process::files) keepers: BTreeMap<ObjectId, OwnedFd>,
+    /// Ends of new pipes that no open file has taken yet, by access mode.
+    pub(in crate::process::files) pipe_ends: BTreeMap<(ObjectId, u32), OwnedFd>,
+    /// Other ends of Unix sockets whose peers are gone.
+    pub(in crate::process::files) ghosts: BTreeMap<FileId, OwnedFd>,
+    /// Socket files that wait to be seen.
+    pub(in crate::process::files) stages: Vec<Stage>,
+    pub(super) files: BTreeMap<FileId, OwnedFd>,
+    homes: HashMap<FileId, u32>,
+    pub(super) floor: u32,
+}
+
+impl Stock {
+    /// Verifies an image, then makes all its open files as far as that is possible while the donor still runs. Nothing of it
+    /// can be seen by others but abstract socket names. `given` are sockets that have been made already (others may come
+    /// with [`Self::finish`]) and all memory that is restored elsewhere.
+    ///
+    /// # Errors
+    /// [`FilesError::Refused`] by name for whatever is missing or differs here; [`FilesError::Kernel`]. The donor is not
+    /// concerned.
+    pub fn prepare(image: Image, given: Given) -> Result<Self, FilesError> {
+        verify::verify(&image)?;
+        let homes = homes(&image);
+        let mut stock = Self {
+            floor: image.ceiling() + MARGIN,
+            image,
+            keepers: BTreeMap::new(),
+            pipe_ends: BTreeMap::new(),
+            ghosts: BTreeMap::new(),
+            stages: Vec::new(),
+            files: BTreeMap::new(),
+            homes,
+        };
+        stock.make_room()?;
+        let ids: BTreeSet<FileId> = stock.image.files.keys().copied().collect();
+        stock.make(&ids, given)?;
+        epoll::finish(&mut stock, &BTreeMap::new(), &ids)?;
+        Ok(stock)
+    }
+
+    /// The caller's own descriptors must be here or above: see [`Self::lift_own`].
+    ///
+    /// # Errors
+    /// [`FilesError::Refused`] when the process may not have that many.
+    pub fn callers_floor() -> Result<u32, FilesError> {
+        let limit = getrlimit(Resource::Nofile).current.unwrap_or(1 << 20);
+        let floor = limit.min(1 << 20).checked_sub(u64::from(CALLERS));
+        Ok(floor.ok_or(Refusal::TooMany(limit))? as u32)
+    }
+
+    /// Raises `RLIMIT_NOFILE` as far as allowed, so that a stock has room. To be called before [`Self::lift_own`].
+    ///
+    /// # Errors
+    /// [`FilesError::Kernel`].
+    pub fn raise_limit() -> Result<(), FilesError> {
+        let limit = getrlimit(Resource::Nofile);
+        let raised = Rlimit {
+            current: limit.maximum,
+            ..limit
+        };
+        setrlimit(Resource::Nofile, raised).at("RLIMIT_NOFILE")
+    }
+
+    /// Moves a descriptor of the caller out of the tree's way, close-on-exec.
+    ///
+    /// # Errors
+    /// As [`Self::callers_floor`]; [`FilesError::Kernel`].
+    pub fn lift_own(fd: OwnedFd) -> Result<OwnedFd, FilesError> {
+        lift(fd, Self::callers_floor()?)
+    }
+
+    /// What has been made so far.
+    #[must_use]
+    pub fn image(&self) -> &Image {
+        &self.image
+    }
+
+    fn make_room(&self) -> Result<(), FilesError> {
+        let homeless = self.image.files.len() - self.homes.len();
+        let objects = self.image.pipes.len() * 3 + self.image.contents.len();
+        let ghosts = self
+            .image
+            .files
+            .values()
+            .filter(|file| matches!(file.kind, Kind::Unix(_)));
+        let high = homeless + objects + ghosts.count();
+        let needed = u64::from(self.floor) + high as u64 + u64::from(MARGIN);
+        if needed > u64::from(Self::callers_floor()?) {
+            return Err(Refusal::TooMany(needed + u64::from(CALLERS)).into());
+        }
+        Ok(())
+    }
+
+    /// Makes these files, in place of what they were.
+    pub(super) fn make(&mut self, ids: &BTreeSet<FileId>, given: Given) -> Result<(), FilesError> {
+        for (id, fd) in given.contents {
+            self.keeper(id, fd)?;
+        }
+        self.keep_sockets(given.sockets)?;
+        // A terminal is opened when its master is there.
+        let is_slave =
+            |image: &Image, id: &FileId| matches!(image.files[id].kind, Kind::TerminalSlave { .. });
+        for slaves in [false, true] {
+            for id in ids {
+                if is_slave(&self.image, id) == slaves && !self.files.contains_key(id) {
+                    let file = self.image.files[id].clone();
+                    kinds::make(self, *id, &file)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes sockets into the stock, which may be in each other's places.
+    fn keep_sockets(&mut self, mut given: BTreeMap<FileId, OwnedFd>) -> Result<(), FilesError> {
+        given.retain(|id, _| self.image.files.contains_key(id));
+        let places = given.iter().map(|(id, fd)| (fd.as_raw_fd() as u32, *id));
+        let mut places: HashMap<u32, FileId> = places.collect();
+        let mut next = None;
+        while let Some(id) = next.take().or_else(|| given.keys().next().copied()) {
+            let Some(fd) = given.remove(&id) else {
+                continue;
+            };
+            places.remove(&(fd.as_raw_fd() as u32));
+            let home = self.homes.get(&id).copied();
+            // Who is in its place goes aside, and comes to its own next.
+            if let Some(other) = home.and_then(|home| places.remove(&home))
+                && let Some(there) = given.remove(&other)
+            {
+                given.insert(other, self.lift(there)?);
+                next = Some(other);
+            }
+            self.keep(id, fd)?;
+        }
+        Ok(())
+    }
+
+    /// Takes an open file into the stock: at a number it has in the tree, where no other file of the stock has it too.
+    pub(in crate::process::files) fn keep(
+        &mut self,
+        id: FileId,
+        fd: OwnedFd,
+    ) -> Result<(), FilesError> {
+        // What it was is closed first: the number may be the same.
+        self.files.remove(&id);
+        let fd = match self.homes.get(&id) {
+            Some(home) => {
+                raw::place(fd.as_raw_fd(), *home, true).at("dup3")?;
+                if fd.as_raw_fd() as u32 == *home {
+                    fd
+                } else {
+                    // SAFETY: the number is the stock's, and was just given to this file.
+                    unsafe { OwnedFd::from_raw_fd(*home as RawFd) }
+                }
+            }
+            None => self.lift(fd)?,
+        };
+        self.files.insert(id, fd);
+        Ok(())
+    }
+
+    /// Keeps a pipe or content open, out of the tree's way.
+    pub(in crate::process::files) fn keeper(
+        &mut self,
+        id: ObjectId,
+        fd: OwnedFd,
+    ) -> Result<(), FilesError> {
+        let fd = self.lift(fd)?;
+        self.keepers.insert(id, fd);
+        Ok(())
+    }
+
+    /// Moves a descriptor above the tree's.
+    pub(in crate::process::files) fn lift(&self, fd: OwnedFd) -> Result<OwnedFd, FilesError> {
+        lift(fd, self.floor)
+    }
+
+    /// Whether a file has been made.
+    pub(in crate::process::files) fn has(&self, id: FileId) -> bool {
+        self.files.contains_key(&id)
+    }
+
+    /// A file that has been made.
+    pub(in crate::process::files) fn get(&self, id: FileId) -> Result<BorrowedFd<'_>, FilesError> {
+        let fd = self.files.get(&id).ok_or(Refusal::SocketAbsent(id))?;
+        Ok(fd.as_fd())
+    }
+
+    /// Its number.
+    pub(in crate::process::files) fn raw(&self, id: FileId) -> Result<RawFd, FilesError> {
+        self.get(id).map(|fd| fd.as_raw_fd())
+    }
+
+    /// Calls `work` while a file is at this number; what is there otherwise comes back.
+    pub(in crate::process::files) fn at_number(
+        &mut self,
+        number: u32,
+        id: FileId,
+        work: impl FnOnce(RawFd) -> io::Result<()>,
+    ) -> Result<(), FilesError> {
+        let file = self.get(id)?;
+        if file.as_raw_fd() as u32 == number {
+            return work(number as RawFd).at("epoll_ctl");
+        }
+        // SAFETY: the descriptor, if there is one, is used only here, while nothing closes it.
+        let there = unsafe { BorrowedFd::borrow_raw(number as RawFd) };
+        let aside = match rustix::io::fcntl_dupfd_cloexec(there, self.floor as RawFd) {
+            Ok(aside) => Some((rustix::io::fcntl_getfd(there).at("F_GETFD")?, aside)),
+            Err(rustix::io::Errno::BADF) => None,
+            Err(error) => return Err(error).at("F_DUPFD")?,
+        };
+        raw::place(file.as_raw_fd(), number, true).at("dup3")?;
+        let outcome = work(number as RawFd).at("epoll_ctl");
+        match aside {
+            Some((flags, aside)) => {
+                let close_on_exec = flags.contains(rustix::io::FdFlags::CLOEXEC);
+                raw::place(aside.as_raw_fd(), number, close_on_exec).at("dup3")?;
+            }
+            None => raw::close_range(number, number).at("close")?,
+        }
+        outcome
+    }
+
+    /// Gives the descriptors up to whoever has the table now: they are not closed.
+    pub(super) fn forget(&mut self) {
+        for (_, fd) in std::mem::take(&mut self.files) {
+            let _ = fd.into_raw_fd();
+        }
+    }
+}
+
+fn lift(fd: OwnedFd, floor: u32) -> Result<OwnedFd, FilesError> {
+    if fd.as_raw_fd() as u32 >= floor {
+        return Ok(fd);
+    }
+    rustix::io::fcntl_dupfd_cloexec(&fd, floor as RawFd).at("F_DUPFD_CLOEXEC")
+}
+
+/// A number for each file that has one of its own in some table.
+fn homes(image: &Image) -> HashMap<FileId, u32> {
+    let mut taken = BTreeSet::new();
+    let mut homes = HashMap::new();
+    for table in image.tables.values() {
+        for (number, slot) in &table.slots {
+            if !homes.contains_key(&slot.file) && taken.insert(*number) {
+                homes.insert(slot.file, *number);
+            }
+        }
+    }
+    homes
+}

@@ -1,0 +1,162 @@
+//! The freeze at the acceptor: from what was prepared to what the tree had when it stood still.
+
+use super::stock::Stock;
+use super::{Given, verify};
+use crate::process::files::error::{At, FilesError, Refusal};
+use crate::process::files::image::changes::Changes;
+use crate::process::files::image::{FileId, Image, Kind, OpenFile, UnixLink, Watch};
+use crate::process::files::kinds::{anonymous, content, epoll, named, pipe, terminal, unix};
+use crate::process::files::raw;
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
+use std::collections::{BTreeMap, BTreeSet};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+impl Stock {
+    /// Brings the stock to its final state. The processes of the tree must exist, since pidfds and those who are told by
+    /// signals name them.
+    ///
+    /// # Errors
+    /// As [`Self::prepare`]; [`FilesError::Malformed`] for changes that do not fit. The donor can still go on.
+    pub fn finish(&mut self, changes: Changes, given: Given) -> Result<(), FilesError> {
+        let mut after = self.image.apply(changes)?;
+        std::mem::swap(&mut self.image, &mut after);
+        let before = after;
+        let mut remade: BTreeSet<FileId> = given.sockets.keys().copied().collect();
+        for (id, file) in &self.image.files {
+            let old = before.files.get(id);
+            if old != Some(file) {
+                verify::verify_file(file, true)?;
+            }
+            if !old.is_some_and(|old| is_same_thing(old, file)) {
+                remade.insert(*id);
+            }
+        }
+        let image = &self.image;
+        self.files
+            .retain(|id, _| image.files.contains_key(id) && !remade.contains(id));
+        self.make(&remade, given)?;
+        self.open_pidfds()?;
+        epoll::finish(self, &watches(&before), &remade)?;
+        self.fill(&before)?;
+        let ids: Vec<FileId> = self.image.files.keys().copied().collect();
+        for id in ids {
+            self.set_state(id, before.files.get(&id))?;
+        }
+        self.keepers.clear();
+        self.pipe_ends.clear();
+        self.ghosts.clear();
+        Ok(())
+    }
+
+    /// Makes names of Unix sockets mean the new sockets: to be called when the move is committed.
+    ///
+    /// # Errors
+    /// [`FilesError::Kernel`].
+    pub fn publish(&mut self) -> Result<(), FilesError> {
+        self.stages.iter_mut().try_for_each(unix::Stage::publish)
+    }
+
+    fn open_pidfds(&mut self) -> Result<(), FilesError> {
+        let wanted = self
+            .image
+            .files
+            .iter()
+            .filter_map(|(id, file)| match file.kind {
+                Kind::Pidfd { pid } if !self.has(*id) => Some((*id, pid, file.flags)),
+                _ => None,
+            });
+        for (id, pid, flags) in wanted.collect::<Vec<_>>() {
+            let number = Pid::from_raw(pid).ok_or(Refusal::SocketAbsent(id))?;
+            let fd = pidfd_open(number, PidfdFlags::empty()).at(format!("process {pid}"))?;
+            raw::set_status(fd.as_fd(), flags).at("F_SETFL")?;
+            self.keep(id, fd)?;
+        }
+        Ok(())
+    }
+
+    /// Content of all that several open files share.
+    fn fill(&mut self, before: &Image) -> Result<(), FilesError> {
+        for (id, value) in &self.image.contents {
+            if let Some(keeper) = self.keepers.get(id) {
+                content::finish(keeper, before.contents.get(id), value)?;
+            }
+        }
+        for (id, value) in &self.image.pipes {
+            if let Some(keeper) = self.keepers.get(id) {
+                pipe::fill(keeper, value)?;
+            }
+        }
+        unix::fill(self)
+    }
+
+    /// What belongs to one open file.
+    fn set_state(&mut self, id: FileId, before: Option<&OpenFile>) -> Result<(), FilesError> {
+        let file = &self.image.files[&id];
+        let fd = self.files.get(&id).ok_or(Refusal::SocketAbsent(id))?;
+        match &file.kind {
+            Kind::Regular { offset, .. }
+            | Kind::Content { offset, .. }
+            | Kind::Directory { offset, .. }
+                if *offset > 0 =>
+            {
+                named::seek(fd, *offset)?;
+            }
+            Kind::Event { count, .. } => anonymous::set_count(fd, *count)?,
+            Kind::Timer(timer) => anonymous::arm(fd, timer)?,
+            Kind::TerminalMaster { terminal } => {
+                terminal::finish(fd, &self.image.terminals[terminal])?;
+            }
+            Kind::Unix(socket) => unix::settle(fd.as_fd(), socket)?,
+            _ => {}
+        }
+        set_flags(fd, file, before)
+    }
+}
+
+fn set_flags(fd: &OwnedFd, file: &OpenFile, before: Option<&OpenFile>) -> Result<(), FilesError> {
+    let fd: BorrowedFd<'_> = fd.as_fd();
+    if let Some(owner) = file.owner {
+        raw::set_owner(fd, owner.kind, owner.pid).at("F_SETOWN_EX")?;
+        raw::set_owner_signal(fd, owner.signal).at("F_SETSIG")?;
+    }
+    let path_only = file.flags & libc::O_PATH as u32 != 0;
+    let is_async = file.flags & libc::O_ASYNC as u32 != 0;
+    let inet = matches!(file.kind, Kind::Inet { .. });
+    let changed = before.is_none_or(|before| before.flags != file.flags);
+    if !path_only && (is_async || inet || changed) {
+        raw::set_status(fd, file.flags).at("F_SETFL")?;
+    }
+    Ok(())
+}
+
+fn watches(image: &Image) -> BTreeMap<FileId, Vec<Watch>> {
+    let sets = image
+        .files
+        .iter()
+        .filter_map(|(id, file)| match &file.kind {
+            Kind::Epoll { watches } => Some((*id, watches.clone())),
+            _ => None,
+        });
+    sets.collect()
+}
+
+/// Whether what was prepared for one can become the other.
+fn is_same_thing(old: &OpenFile, new: &OpenFile) -> bool {
+    let opening = (libc::O_ACCMODE | libc::O_PATH) as u32;
+    if old.flags & opening != new.flags & opening {
+        return false;
+    }
+    match (&old.kind, &new.kind) {
+        (Kind::Regular { path: old, .. }, Kind::Regular { path: new, .. })
+        | (Kind::Directory { path: old, .. }, Kind::Directory { path: new, .. }) => old == new,
+        (Kind::Content { content: old, .. }, Kind::Content { content: new, .. }) => old == new,
+        (Kind::Epoll { .. }, Kind::Epoll { .. }) => true,
+        (Kind::Event { semaphore: old, .. }, Kind::Event { semaphore: new, .. }) => old == new,
+        (Kind::Timer(old), Kind::Timer(new)) => old.clock == new.clock,
+        (Kind::Unix(old), Kind::Unix(new)) => {
+            let ended = matches!((&old.link, &new.link), (UnixLink::To(_), UnixLink::Gone));
+            (old.socket, &old.name) == (new.socket, &new.name) && (ended || old.link == new.link)
+        }
+        (old, new) => old == new,
+    }
+}

@@ -1,0 +1,36 @@
+//! Looking at what the tree needs before anything is touched.
+
+use crate::process::files::error::FilesError;
+use crate::process::files::image::{Image, Kind, OpenFile};
+use crate::process::files::kinds::{named, stamp};
+use rustix::fs::FileType;
+
+/// Every named file of the image is here and as it should be.
+pub fn verify(image: &Image) -> Result<(), FilesError> {
+    image
+        .files
+        .values()
+        .try_for_each(|file| verify_file(file, false))
+}
+
+/// The same for one file; `last` when the donor stands still.
+pub fn verify_file(file: &OpenFile, last: bool) -> Result<(), FilesError> {
+    match &file.kind {
+        Kind::Regular {
+            path,
+            stamp: Some(stamp),
+            ..
+        } => stamp::verify(path, stamp, last),
+        Kind::Regular {
+            path, stamp: None, ..
+        } => named::verify_type(path, FileType::RegularFile, "type"),
+        Kind::Directory { path, .. } => named::verify_type(path, FileType::Directory, "type"),
+        Kind::Device { path, device } => named::verify_device(path, *device),
+        Kind::Inotify { watches } => watches.values().try_for_each(|watch| {
+            let found = rustix::fs::stat(watch.path.as_str());
+            let missing = |_| super::super::error::Refusal::Missing(watch.path.clone());
+            Ok(found.map(|_| ()).map_err(missing)?)
+        }),
+        _ => Ok(()),
+    }
+}

@@ -1,0 +1,366 @@
+//! One reading of a tree: each open file once, those that are found in flight on the way too.
+
+use super::outside::Outside;
+use super::{Draft, Known, Limits};
+use crate::process::files::error::{At, Blocker, FilesError, Reason};
+use crate::process::files::fdinfo::FdInfo;
+use crate::process::files::image::{FileId, Image, Kind, ObjectId, OpenFile, Owner, Slot, Table};
+use crate::process::files::survey::{Place, Pool, Survey, inner_pid, key, own_info, survey};
+use crate::process::files::{kinds, raw};
+use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::fs;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+
+/// Why an open file was not saved.
+#[derive(Debug)]
+pub enum Stop {
+    /// It cannot move.
+    Reason(Reason),
+    /// The kernel refused a step.
+    Failed(FilesError),
+}
+
+impl From<Reason> for Stop {
+    fn from(reason: Reason) -> Self {
+        Self::Reason(reason)
+    }
+}
+
+impl From<FilesError> for Stop {
+    fn from(error: FilesError) -> Self {
+        Self::Failed(error)
+    }
+}
+
+/// What saving gives.
+pub type Saved<T> = Result<T, Stop>;
+
+/// An open file that is being saved.
+#[derive(Debug)]
+pub struct Subject {
+    /// A copy of our own; gone when this is.
+    pub copy: OwnedFd,
+    /// What `/proc/PID/fd` shows.
+    pub link: String,
+    /// `fdinfo`.
+    pub info: FdInfo,
+    /// Which, in the pool.
+    pub class: usize,
+    /// As it was in the draft.
+    pub before: Option<OpenFile>,
+}
+
+impl Subject {
+    /// The copy.
+    pub fn fd(&self) -> BorrowedFd<'_> {
+        self.copy.as_fd()
+    }
+
+    /// The path by which the copy can be opened anew.
+    pub fn reopen_path(&self) -> String {
+        format!("/proc/self/fd/{}", self.copy.as_raw_fd())
+    }
+}
+
+/// Reads a tree.
+#[derive(Debug)]
+pub struct Saver<'a> {
+    /// How far to go.
+    pub limits: Limits,
+    /// Whether the tree is stopped, so that what it sees can be read to the end.
+    pub frozen: bool,
+    /// All open files.
+    pub pool: Pool,
+    /// What is made of them.
+    pub image: Image,
+    /// Who else holds pipes and sockets.
+    pub outside: Outside,
+    /// The kernel's list of Unix sockets, once it was asked for.
+    pub unix: Option<kinds::unix::Listed>,
+    /// The caller's PIDs of the tree.
+    pub pids: Vec<i32>,
+    /// Whatever is done with Inet sockets in the freeze starts from these.
+    sockets: BTreeMap<FileId, OwnedFd>,
+    survey: Survey,
+    draft: Option<&'a Draft>,
+    ids: Vec<FileId>,
+    taken: HashSet<FileId>,
+    next_file: FileId,
+    objects: HashMap<(u32, u64), ObjectId>,
+    next_object: ObjectId,
+    processes: HashMap<i32, OwnedFd>,
+}
+
+impl<'a> Saver<'a> {
+    /// Lists the descriptors of the tree.
+    pub fn new(
+        pids: &[i32],
+        limits: &Limits,
+        draft: Option<&'a Draft>,
+        outside: Outside,
+    ) -> Result<Self, FilesError> {
+        let survey = survey(pids)?;
+        let known = draft.map(|draft| &draft.known);
+        let next = |numbers: Option<u32>| numbers.map_or(0, |last| last + 1);
+        Ok(Self {
+            limits: limits.clone(),
+            frozen: draft.is_some(),
+            pool: Pool::new(&survey),
+            image: Image::default(),
+            outside,
+            unix: None,
+            pids: pids.to_vec(),
+            sockets: BTreeMap::new(),
+            survey,
+            draft,
+            ids: Vec::new(),
+            taken: HashSet::new(),
+            next_file: next(draft.and_then(|draft| draft.image.files.keys().next_back().copied())),
+            objects: known.map(|known| known.objects.clone()).unwrap_or_default(),
+            next_object: next(known.and_then(|known| known.objects.values().max().copied())),
+            processes: HashMap::new(),
+        })
+    }
+
+    /// Saves everything.
+    pub fn run(mut self) -> Result<(Image, Known, BTreeMap<FileId, OwnedFd>), FilesError> {
+        let mut blockers = Vec::new();
+        let mut class = 0;
+        self.number_all();
+        // In-flight descriptors are found on the way and come behind.
+        while class < self.pool.classes.len() {
+            let mut link = String::new();
+            match self.save_class(class, &mut link) {
+                Ok(Some(file)) => {
+                    self.image.files.insert(self.ids[class], file);
+                }
+                Ok(None) => {}
+                Err(Stop::Failed(error)) => return Err(error),
+                Err(Stop::Reason(reason)) => blockers.push(self.blocker(class, link, reason)),
+            }
+            class += 1;
+        }
+        if !blockers.is_empty() {
+            return Err(FilesError::Blocked(blockers));
+        }
+        let known = self.fill_tables()?;
+        Ok((self.image, known, self.sockets))
+    }
+
+    /// The number of an open file of the tree.
+    pub fn id(&self, class: usize) -> FileId {
+        self.ids[class]
+    }
+
+    /// The number of an open file that is in flight; it is saved after those that are open.
+    pub fn id_in_flight(&mut self, copy: OwnedFd) -> Result<FileId, FilesError> {
+        let info = own_info(&copy).at("/proc/self/fdinfo")?;
+        let class = self.pool.add(Place::Own(copy), &info);
+        self.number_all();
+        Ok(self.ids[class])
+    }
+
+    /// The number of a pipe or content, and whether it is met for the first time in this reading.
+    pub fn object(&mut self, info: &FdInfo) -> ObjectId {
+        let next = &mut self.next_object;
+        *self
+            .objects
+            .entry((info.mount, info.inode))
+            .or_insert_with(|| {
+                *next += 1;
+                *next - 1
+            })
+    }
+
+    /// A process as the tree sees it, if it belongs to the tree.
+    pub fn inner(&self, pid: i32) -> Option<i32> {
+        let holders = self.survey.values().flat_map(|table| &table.holders);
+        let found = holders.into_iter().find(|holder| holder.pid == pid);
+        found.map(|holder| holder.inner)
+    }
+
+    fn number_all(&mut self) {
+        for class in self.ids.len()..self.pool.classes.len() {
+            let known = self.known_id(class).filter(|id| !self.taken.contains(id));
+            let id = known.unwrap_or_else(|| {
+                self.next_file += 1;
+                self.next_file - 1
+            });
+            self.taken.insert(id);
+            self.ids.push(id);
+        }
+    }
+
+    fn known_id(&self, class: usize) -> Option<FileId> {
+        let known = &self.draft?.known;
+        let class = &self.pool.classes[class];
+        let key = key(&class.info);
+        class.slots.iter().find_map(|slot| {
+            let (before, id) = known.files.get(slot)?;
+            (*before == key).then_some(*id)
+        })
+    }
+
+    /// `None` for a descriptor that a running process closed meanwhile.
+    fn save_class(&mut self, class: usize, link: &mut String) -> Saved<Option<OpenFile>> {
+        let Some(copy) = self.copy(class)? else {
+            return Ok(None);
+        };
+        let id = self.ids[class];
+        let info = self.pool.classes[class].info.clone();
+        let before = self
+            .draft
+            .and_then(|draft| draft.image.files.get(&id))
+            .cloned();
+        if let Some(file) = unchanged_socket(&info, before.as_ref()) {
+            self.sockets.insert(id, copy);
+            return Ok(Some(file));
+        }
+        let path = format!("/proc/self/fd/{}", copy.as_raw_fd());
+        let target = fs::read_link(&path).at(&path)?;
+        *link = target.to_string_lossy().into_owned();
+        let link = target
+            .into_os_string()
+            .into_string()
+            .map_err(|_| Reason::NotUtf8)?;
+        let subject = Subject {
+            copy,
+            link,
+            info,
+            class,
+            before,
+        };
+        let locks = self.locks(&subject)?;
+        let owner = owner(&subject)?;
+        let kind = kinds::save(self, &subject)?;
+        let flags = subject.info.flags;
+        if self.frozen && matches!(kind, Kind::Inet { .. }) {
+            self.sockets.insert(id, subject.copy);
+        }
+        Ok(Some(OpenFile {
+            flags,
+            owner,
+            locks,
+            kind,
+        }))
+    }
+
+    fn copy(&mut self, class: usize) -> Saved<Option<OwnedFd>> {
+        let (pid, fd) = match &self.pool.classes[class].place {
+            Place::Own(copy) => return Ok(Some(copy.try_clone().at("dup")?)),
+            Place::Process(pid, fd) => (*pid, *fd),
+        };
+        if let std::collections::hash_map::Entry::Vacant(entry) = self.processes.entry(pid) {
+            let number = Pid::from_raw(pid).ok_or(Reason::PidfdOutside)?;
+            entry.insert(pidfd_open(number, PidfdFlags::empty()).at("pidfd_open")?);
+        }
+        let process = &self.processes[&pid];
+        match pidfd_getfd(process, fd as i32, PidfdGetfdFlags::empty()) {
+            Ok(copy) => Ok(Some(copy)),
+            Err(rustix::io::Errno::BADF) if !self.frozen => Ok(None),
+            Err(error) => Err(error).at("pidfd_getfd")?,
+        }
+    }
+
+    /// Locks are shown only at descriptors of the table, or the open file, that took them.
+    fn locks(&self, subject: &Subject) -> Saved<Vec<super::super::image::Lock>> {
+        let mut locks = Vec::new();
+        for (table, fd) in &self.pool.classes[subject.class].slots {
+            let descriptors = &self.survey[table].descriptors;
+            let Ok(at) = descriptors.binary_search_by_key(fd, |(number, _)| *number) else {
+                continue;
+            };
+            for lock in descriptors[at].1.locks(*table).map_err(|_| Reason::Lease)? {
+                if !locks.contains(&lock) {
+                    locks.push(lock);
+                }
+            }
+        }
+        Ok(locks)
+    }
+
+    fn fill_tables(&mut self) -> Result<Known, FilesError> {
+        let mut known = Known::default();
+        for (class, file) in self.pool.classes.iter().zip(&self.ids) {
+            if self.image.files.contains_key(file) {
+                for slot in &class.slots {
+                    known.files.insert(*slot, (key(&class.info), *file));
+                }
+            }
+        }
+        for (number, seen) in &self.survey {
+            let slots = seen.descriptors.iter().filter_map(|(fd, info)| {
+                let (_, file) = known.files.get(&(*number, *fd))?;
+                let slot = Slot {
+                    file: *file,
+                    close_on_exec: info.close_on_exec,
+                };
+                Some((*fd, slot))
+            });
+            let table = Table {
+                pids: seen.holders.iter().map(|holder| holder.inner).collect(),
+                slots: slots.collect(),
+                descriptors_max: descriptors_max(seen.holders[0].pid)?,
+            };
+            self.image.tables.insert(*number, table);
+        }
+        known.objects = std::mem::take(&mut self.objects);
+        Ok(known)
+    }
+
+    fn blocker(&self, class: usize, path: String, reason: Reason) -> Blocker {
+        let (pid, fd) = match &self.pool.classes[class].place {
+            Place::Process(pid, fd) => (*pid, Some(*fd)),
+            Place::Own(_) => (self.pids[0], None),
+        };
+        Blocker {
+            pid,
+            fd,
+            path,
+            reason,
+        }
+    }
+}
+
+/// A TCP or UDP socket with nothing new to say here: its inode is never given to another socket while this one lives.
+fn unchanged_socket(info: &FdInfo, before: Option<&OpenFile>) -> Option<OpenFile> {
+    let before = before?;
+    let Kind::Inet { inode, .. } = before.kind else {
+        return None;
+    };
+    let quiet = before.owner.is_none() && info.flags & libc::O_ASYNC as u32 == 0;
+    (inode == info.inode && quiet).then(|| OpenFile {
+        flags: info.flags,
+        ..before.clone()
+    })
+}
+
+fn owner(subject: &Subject) -> Saved<Option<Owner>> {
+    if subject.info.flags & libc::O_PATH as u32 != 0 {
+        return Ok(None);
+    }
+    let (kind, pid) = raw::owner(subject.fd()).at("F_GETOWN_EX")?;
+    let signal = raw::owner_signal(subject.fd()).at("F_GETSIG")?;
+    if pid == 0 {
+        return Ok(None);
+    }
+    // The owner may be gone by now, or stay behind: then nobody is told, as before.
+    Ok(inner_pid(pid).map(|pid| Owner { kind, pid, signal }))
+}
+
+fn descriptors_max(pid: i32) -> Result<(u64, u64), FilesError> {
+    let path = format!("/proc/{pid}/limits");
+    let text = fs::read_to_string(&path).at(&path)?;
+    let line = text
+        .lines()
+        .find_map(|line| line.strip_prefix("Max open files"));
+    let mut numbers = line.unwrap_or("").split_whitespace();
+    let mut next = || {
+        numbers
+            .next()
+            .and_then(|word| word.parse().ok())
+            .unwrap_or(u64::MAX)
+    };
+    Ok((next(), next()))
+}

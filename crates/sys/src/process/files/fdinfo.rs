@@ -1,0 +1,253 @@
+//! What `/proc/PID/fdinfo/N` says (`proc_pid_fdinfo(5)`).
+
+use super::image::{Lock, LockHolder};
+
+/// A parsed file of `fdinfo`.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct FdInfo {
+    /// Position.
+    pub offset: u64,
+    /// Access mode and status flags, without close-on-exec.
+    pub flags: u32,
+    /// `FD_CLOEXEC`.
+    pub close_on_exec: bool,
+    /// The mount it lies on.
+    pub mount: u32,
+    /// Its inode there.
+    pub inode: u64,
+    /// The lines that its kind adds.
+    pub rest: String,
+}
+
+/// An entry of an epoll set (`tfd:`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct EpollLine {
+    /// The number it was added by.
+    pub fd: u32,
+    /// Events and modes.
+    pub events: u32,
+    /// The program's.
+    pub data: u64,
+    /// Inode of what is watched.
+    pub inode: u64,
+}
+
+/// A watch of inotify.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct InotifyLine {
+    /// Watch descriptor.
+    pub id: i32,
+    /// Device of what is watched, as the kernel numbers it inside.
+    pub device: u32,
+    /// Events and modes.
+    pub mask: u32,
+    /// Kind of the file handle, and the handle.
+    pub handle: (i32, Vec<u8>),
+}
+
+impl FdInfo {
+    /// Reads the text; `None` when it lacks what every such file has.
+    #[must_use]
+    pub fn parse(text: &str) -> Option<Self> {
+        let mut info = Self::default();
+        let mut seen = 0;
+        for line in text.lines() {
+            let (name, value) = line.split_once(':').unwrap_or((line, ""));
+            let value = value.trim();
+            let known = match name {
+                "pos" => value
+                    .parse()
+                    .map(|offset: i64| info.offset = offset.max(0) as u64)
+                    .is_ok(),
+                "flags" => u32::from_str_radix(value, 8)
+                    .map(|flags| info.flags = flags)
+                    .is_ok(),
+                "mnt_id" => value.parse().map(|mount| info.mount = mount).is_ok(),
+                "ino" => value.parse().map(|inode| info.inode = inode).is_ok(),
+                _ => {
+                    info.rest.push_str(line);
+                    info.rest.push('\n');
+                    continue;
+                }
+            };
+            if !known {
+                return None;
+            }
+            seen += 1;
+        }
+        info.close_on_exec = info.flags & libc::O_CLOEXEC as u32 != 0;
+        info.flags &= !(libc::O_CLOEXEC as u32);
+        (seen == 4).then_some(info)
+    }
+
+    /// The value of a line `name: value`.
+    #[must_use]
+    pub fn value(&self, name: &str) -> Option<&str> {
+        self.rest.lines().find_map(|line| {
+            let (found, value) = line.split_once(':')?;
+            (found.trim() == name).then(|| value.trim())
+        })
+    }
+
+    /// A number in decimal.
+    #[must_use]
+    pub fn number<T: std::str::FromStr>(&self, name: &str) -> Option<T> {
+        self.value(name)?.parse().ok()
+    }
+
+    /// A pair of numbers in parentheses, as of timers.
+    #[must_use]
+    pub fn pair(&self, name: &str) -> Option<(u64, u64)> {
+        let inside = self.value(name)?.strip_prefix('(')?.strip_suffix(')')?;
+        let (seconds, rest) = inside.split_once(',')?;
+        Some((seconds.trim().parse().ok()?, rest.trim().parse().ok()?))
+    }
+
+    /// The entries of an epoll set, in the kernel's order.
+    #[must_use]
+    pub fn epoll(&self) -> Vec<EpollLine> {
+        let lines = self.rest.lines().filter(|line| line.starts_with("tfd:"));
+        lines.filter_map(epoll_line).collect()
+    }
+
+    /// The watches of inotify.
+    #[must_use]
+    pub fn inotify(&self) -> Vec<InotifyLine> {
+        let lines = self
+            .rest
+            .lines()
+            .filter(|line| line.starts_with("inotify "));
+        lines.filter_map(inotify_line).collect()
+    }
+
+    /// Locks taken through this descriptor; those of a process belong to `table`. `Err` is a lease.
+    pub fn locks(&self, table: u32) -> Result<Vec<Lock>, Lease> {
+        let lines = self.rest.lines().filter(|line| line.starts_with("lock:"));
+        lines.filter_map(|line| lock_line(line, table)).collect()
+    }
+}
+
+/// The descriptor has a lease.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Lease;
+
+/// The word after `name` in a line of `name value` or `name:value` pairs.
+fn word<'a>(line: &'a str, name: &str) -> Option<&'a str> {
+    let start = line.find(name)? + name.len();
+    line[start..].split_whitespace().next()
+}
+
+fn epoll_line(line: &str) -> Option<EpollLine> {
+    Some(EpollLine {
+        fd: word(line, "tfd:")?.parse().ok()?,
+        events: u32::from_str_radix(word(line, "events:")?, 16).ok()?,
+        data: u64::from_str_radix(word(line, "data:")?, 16).ok()?,
+        inode: u64::from_str_radix(word(line, "ino:")?, 16).ok()?,
+    })
+}
+
+fn inotify_line(line: &str) -> Option<InotifyLine> {
+    let text = word(line, "f_handle:")?;
+    let handle: Option<Vec<u8>> = text
+        .as_bytes()
+        .chunks(2)
+        .map(|pair| u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok())
+        .collect();
+    Some(InotifyLine {
+        id: word(line, "wd:")?.parse().ok()?,
+        device: u32::from_str_radix(word(line, "sdev:")?, 16).ok()?,
+        mask: u32::from_str_radix(word(line, " mask:")?, 16).ok()?,
+        handle: (
+            i32::from_str_radix(word(line, "fhandle-type:")?, 16).ok()?,
+            handle?,
+        ),
+    })
+}
+
+/// `lock: 1: POSIX  ADVISORY  WRITE 5403 fe:00:10003342 5 14`.
+fn lock_line(line: &str, table: u32) -> Option<Result<Lock, Lease>> {
+    let mut words = line.split_whitespace().skip(2);
+    let holder = match words.next()? {
+        "FLOCK" => LockHolder::Flock,
+        "OFDLCK" => LockHolder::OpenFile,
+        "POSIX" => LockHolder::Table(table),
+        "LEASE" | "DELEG" => return Some(Err(Lease)),
+        _ => return None,
+    };
+    let write = match words.nth(1)? {
+        "WRITE" => true,
+        "READ" => false,
+        _ => return None,
+    };
+    let start = words.nth(2)?.parse().ok()?;
+    let end = match words.next()? {
+        "EOF" => None,
+        number => Some(number.parse().ok()?),
+    };
+    Some(Ok(Lock {
+        holder,
+        write,
+        start,
+        end,
+    }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn locks_are_read_as_the_kernel_writes_them() {
+        let text = "pos:\t7\nflags:\t02102002\nmnt_id:\t27\nino:\t10003342\n\
+            lock:\t1: FLOCK  ADVISORY  WRITE 21758 fe:00:10003342 0 EOF\n\
+            lock:\t2: POSIX  ADVISORY  READ 21758 fe:00:10003342 5 14\n";
+        let info = FdInfo::parse(text).expect("parsed");
+        assert_eq!((info.offset, info.mount, info.inode), (7, 27, 10_003_342));
+        assert_eq!((info.flags, info.close_on_exec), (0o102002, true));
+        let lock = |holder, write, start, end| Lock {
+            holder,
+            write,
+            start,
+            end,
+        };
+        let expected = vec![
+            lock(LockHolder::Flock, true, 0, None),
+            lock(LockHolder::Table(3), false, 5, Some(14)),
+        ];
+        assert_eq!(info.locks(3), Ok(expected));
+        let lease = FdInfo::parse(&text.replace("FLOCK  ADVISORY", "LEASE  ACTIVE"));
+        assert_eq!(lease.expect("parsed").locks(3), Err(Lease));
+    }
+
+    #[test]
+    fn epoll_and_inotify_are_read_as_the_kernel_writes_them() {
+        let text = "pos:\t0\nflags:\t02\nmnt_id:\t17\nino:\t1038\n\
+            tfd:        4 events: 80000019 data:               4d  pos:0 ino:40e sdev:10\n\
+            inotify wd:1 ino:3c4a3 sdev:fe00000 mask:80000100 ignored_mask:0 fhandle-bytes:8 \
+            fhandle-type:1 f_handle:a3c4030000000000\n";
+        let info = FdInfo::parse(text).expect("parsed");
+        let watch = EpollLine {
+            fd: 4,
+            events: 0x8000_0019,
+            data: 77,
+            inode: 1038,
+        };
+        assert_eq!(info.epoll(), vec![watch]);
+        let inotify = &info.inotify()[0];
+        assert_eq!(
+            (inotify.id, inotify.device, inotify.mask),
+            (1, 0xfe0_0000, 0x8000_0100)
+        );
+        assert_eq!(inotify.handle, (1, vec![0xa3, 0xc4, 3, 0, 0, 0, 0, 0]));
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn any_text_is_parsed_or_refused(text: String, lines in "(pos|flags|mnt_id|ino|tfd|lock|inotify wd): [a-z0-9: ]{0,40}\n") {
+            let whole = format!("pos:\t0\nflags:\t02\nmnt_id:\t17\nino:\t1\n{lines}{text}");
+            if let Some(info) = FdInfo::parse(&whole) {
+                let _ = (info.epoll(), info.inotify(), info.locks(0), info.pair("it_value"));
+            }
+        }
+    }
+}

@@ -1,0 +1,177 @@
+//! Files that the kernel makes without a path: counters, timers, signals, and those that cannot move.
+
+use super::{epoll, inotify};
+use crate::process::files::donor::{Saved, Saver, Subject};
+use crate::process::files::error::{At, FilesError, Reason};
+use crate::process::files::image::{Kind, Timer};
+use crate::process::files::raw;
+use rustix::event::{EventfdFlags, eventfd};
+use rustix::time::{
+    ClockId, Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, clock_gettime,
+    timerfd_create, timerfd_settime,
+};
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+
+const SECOND_NS: u64 = 1_000_000_000;
+/// `TFD_TIMER_ABSTIME`, `TFD_TIMER_CANCEL_ON_SET`.
+const ABSOLUTE: u32 = 1;
+const CANCEL_ON_SET: u32 = 2;
+/// `CLOCK_REALTIME_ALARM`.
+const REALTIME_ALARM: i32 = 8;
+
+/// Reads one, or says why it cannot move.
+pub fn save(saver: &mut Saver<'_>, subject: &Subject) -> Saved<Kind> {
+    let name = subject.link.trim_start_matches("anon_inode:");
+    let kind = match name {
+        "[eventfd]" => event(subject),
+        "[timerfd]" => timer(subject)?,
+        "[signalfd]" => signal(subject),
+        "[eventpoll]" => return epoll::save(saver, subject),
+        "inotify" => return inotify::save(saver, subject),
+        "[pidfd]" => return pidfd(saver, subject),
+        "[io_uring]" => return Err(Reason::IoUring.into()),
+        "[fanotify]" => return Err(Reason::Fanotify.into()),
+        "[perf_event]" => return Err(Reason::Perf.into()),
+        "[userfaultfd]" => return Err(Reason::Userfaultfd.into()),
+        name if name.contains("bpf") || name.contains("btf") => return Err(Reason::Bpf.into()),
+        _ => None,
+    };
+    Ok(kind.ok_or(Reason::Unknown)?)
+}
+
+fn event(subject: &Subject) -> Option<Kind> {
+    let count = u64::from_str_radix(subject.info.value("eventfd-count")?, 16).ok()?;
+    let semaphore = subject.info.value("eventfd-semaphore")? == "1";
+    Some(Kind::Event { count, semaphore })
+}
+
+fn signal(subject: &Subject) -> Option<Kind> {
+    let mask = u64::from_str_radix(subject.info.value("sigmask")?, 16).ok()?;
+    Some(Kind::Signal { mask })
+}
+
+fn pidfd(saver: &Saver<'_>, subject: &Subject) -> Saved<Kind> {
+    let pid = subject.info.number("Pid").ok_or(Reason::PidfdOutside)?;
+    let pid = saver.inner(pid).ok_or(Reason::PidfdOutside)?;
+    Ok(Kind::Pidfd { pid })
+}
+
+fn timer(subject: &Subject) -> Saved<Option<Kind>> {
+    let mut timer = match read_timer(subject) {
+        Some(timer) => timer,
+        None => return Ok(None),
+    };
+    if is_time_of_day(&timer) && timer.value_ns > 0 {
+        timer.value_ns = timer.value_ns.saturating_add(time_of_day_ns());
+    }
+    Ok(Some(Kind::Timer(timer)))
+}
+
+fn read_timer(subject: &Subject) -> Option<Timer> {
+    let info = &subject.info;
+    let time = |(seconds, rest): (u64, u64)| seconds.checked_mul(SECOND_NS)?.checked_add(rest);
+    Some(Timer {
+        clock: info.number("clockid")?,
+        set_flags: u32::from_str_radix(info.value("settime flags")?, 8).ok()?,
+        value_ns: time(info.pair("it_value")?)?,
+        interval_ns: time(info.pair("it_interval")?)?,
+        ticks: info.number("ticks")?,
+    })
+}
+
+/// Set to an absolute time of day, which means the same on every host. Other clocks count from a host's start.
+fn is_time_of_day(timer: &Timer) -> bool {
+    let clocks = [libc::CLOCK_REALTIME, REALTIME_ALARM];
+    timer.set_flags & ABSOLUTE != 0 && clocks.contains(&timer.clock)
+}
+
+fn time_of_day_ns() -> u64 {
+    let now = clock_gettime(ClockId::Realtime);
+    (now.tv_sec as u64) * SECOND_NS + now.tv_nsec as u64
+}
+
+/// Makes one, without its state.
+pub fn make(kind: &Kind, flags: u32) -> Result<OwnedFd, FilesError> {
+    let fd = match kind {
+        Kind::Event { semaphore, .. } => {
+            let mode = EventfdFlags::CLOEXEC;
+            let semaphore = if *semaphore {
+                EventfdFlags::SEMAPHORE
+            } else {
+                EventfdFlags::empty()
+            };
+            eventfd(0, mode | semaphore).at("eventfd")?
+        }
+        Kind::Timer(timer) => {
+            let clock = timer_clock(timer.clock)?;
+            timerfd_create(clock, TimerfdFlags::CLOEXEC).at("timerfd_create")?
+        }
+        Kind::Signal { mask } => raw::signalfd(*mask).at("signalfd")?,
+        Kind::Inotify { watches } => {
+            let flags = rustix::fs::inotify::CreateFlags::CLOEXEC;
+            let fd = rustix::fs::inotify::init(flags).at("inotify_init")?;
+            inotify::fill(&fd, watches)?;
+            fd
+        }
+        _ => {
+            let flags = rustix::event::epoll::CreateFlags::CLOEXEC;
+            rustix::event::epoll::create(flags).at("epoll_create")?
+        }
+    };
+    if flags & !(libc::O_ACCMODE as u32) != 0 {
+        raw::set_status(fd.as_fd(), flags).at("F_SETFL")?;
+    }
+    Ok(fd)
+}
+
+fn timer_clock(clock: i32) -> Result<TimerfdClockId, FilesError> {
+    Ok(match clock {
+        libc::CLOCK_REALTIME => TimerfdClockId::Realtime,
+        libc::CLOCK_MONOTONIC => TimerfdClockId::Monotonic,
+        libc::CLOCK_BOOTTIME => TimerfdClockId::Boottime,
+        REALTIME_ALARM => TimerfdClockId::RealtimeAlarm,
+        libc::CLOCK_BOOTTIME_ALARM => TimerfdClockId::BoottimeAlarm,
+        _ => Err(io::Error::from(io::ErrorKind::InvalidData)).at("timerfd_create")?,
+    })
+}
+
+/// Gives an eventfd its count.
+pub fn set_count(fd: &OwnedFd, count: u64) -> Result<(), FilesError> {
+    if count == 0 {
+        return Ok(());
+    }
+    rustix::io::write(fd, &count.to_ne_bytes())
+        .map(|_| ())
+        .at("eventfd")
+}
+
+/// Arms a timer.
+pub fn arm(fd: &OwnedFd, timer: &Timer) -> Result<(), FilesError> {
+    let time = |ns: u64| Timespec {
+        tv_sec: (ns / SECOND_NS) as i64,
+        tv_nsec: (ns % SECOND_NS) as _,
+    };
+    let mut flags = TimerfdTimerFlags::empty();
+    let mut value_ns = timer.value_ns;
+    if is_time_of_day(timer) {
+        flags |= TimerfdTimerFlags::ABSTIME;
+        if timer.set_flags & CANCEL_ON_SET != 0 {
+            flags |= TimerfdTimerFlags::CANCEL_ON_SET;
+        }
+    } else if value_ns == 0 && timer.interval_ns > 0 && timer.ticks > 0 {
+        // The period had ended when it was looked at; 0 would disarm it.
+        value_ns = timer.interval_ns;
+    }
+    if value_ns > 0 {
+        let spec = Itimerspec {
+            it_interval: time(timer.interval_ns),
+            it_value: time(value_ns),
+        };
+        timerfd_settime(fd, flags, &spec).at("timerfd_settime")?;
+    }
+    if timer.ticks > 0 {
+        raw::set_ticks(fd.as_fd(), timer.ticks).at("TFD_IOC_SET_TICKS")?;
+    }
+    Ok(())
+}

@@ -1,0 +1,84 @@
+//! Each kind of open file: how it is read at the donor, how it is made at the acceptor.
+
+pub mod anonymous;
+pub mod content;
+pub mod epoll;
+pub mod inotify;
+pub mod locks;
+pub mod named;
+pub mod pipe;
+pub mod socket;
+pub mod stamp;
+pub mod terminal;
+pub mod unix;
+
+use super::acceptor::Stock;
+use super::donor::{Saved, Saver, Subject};
+use super::error::{At, FilesError, Reason};
+use super::image::{FileId, Kind, OpenFile};
+use rustix::fs::{FileType, Stat, fstat};
+
+/// Reads an open file.
+pub fn save(saver: &mut Saver<'_>, subject: &Subject) -> Saved<Kind> {
+    let stat = fstat(&subject.copy).at("fstat")?;
+    if subject.info.flags & libc::O_PATH as u32 != 0 {
+        return named::save_path(subject, &stat);
+    }
+    if subject.link.starts_with("anon_inode:") {
+        return anonymous::save(saver, subject);
+    }
+    match FileType::from_raw_mode(stat.st_mode) {
+        FileType::RegularFile => save_regular(saver, subject, &stat),
+        FileType::Directory => named::save_directory(subject, &stat),
+        FileType::Fifo => pipe::save(saver, subject, &stat),
+        FileType::Socket => socket::save(saver, subject, &stat),
+        FileType::CharacterDevice => terminal::save_device(saver, subject, &stat),
+        FileType::BlockDevice => Err(terminal::device_reason(&stat).into()),
+        _ => Err(Reason::Unknown.into()),
+    }
+}
+
+fn save_regular(saver: &mut Saver<'_>, subject: &Subject, stat: &Stat) -> Saved<Kind> {
+    if subject.link.starts_with("/memfd:") || stat.st_nlink == 0 {
+        return content::save(saver, subject, stat);
+    }
+    if !subject.link.starts_with('/') {
+        return Err(Reason::Namespace.into());
+    }
+    named::save_regular(saver, subject, stat)
+}
+
+/// Makes an open file as far as that is possible before the tree stands still.
+pub fn make(stock: &mut Stock, id: FileId, file: &OpenFile) -> Result<(), FilesError> {
+    match &file.kind {
+        Kind::Regular { path, .. } | Kind::Directory { path, .. } | Kind::Path { path } => {
+            let fd = named::open(path, file.flags)?;
+            stock.keep(id, fd)
+        }
+        Kind::Device { path, device } => {
+            let fd = named::open_device(path, *device, file.flags)?;
+            stock.keep(id, fd)
+        }
+        Kind::Content { content, .. } => content::make(stock, id, *content, file.flags),
+        Kind::Pipe { pipe } => pipe::make(stock, id, *pipe, file.flags),
+        Kind::TerminalMaster { terminal } => {
+            terminal::make_master(stock, id, *terminal, file.flags)
+        }
+        Kind::TerminalSlave { terminal } => terminal::make_slave(stock, id, *terminal, file.flags),
+        Kind::Epoll { .. }
+        | Kind::Event { .. }
+        | Kind::Timer(_)
+        | Kind::Signal { .. }
+        | Kind::Inotify { .. } => {
+            let fd = anonymous::make(&file.kind, file.flags)?;
+            stock.keep(id, fd)
+        }
+        Kind::Unix(_) => unix::make(stock, id),
+        Kind::Netlink(netlink) => {
+            let fd = socket::make_netlink(netlink, file.flags)?;
+            stock.keep(id, fd)
+        }
+        // These are taken from the caller, and when processes exist.
+        Kind::Inet { .. } | Kind::Pidfd { .. } => Ok(()),
+    }
+}

@@ -1,0 +1,187 @@
+//! Files, directories and devices with a path.
+
+use super::stamp;
+use crate::process::files::donor::{Saved, Saver, Subject};
+use crate::process::files::error::{At, FilesError, Reason, Refusal};
+use crate::process::files::image::Kind;
+use rustix::fs::{FileType, Mode, OFlags, Stat, fstat, fstatfs, open as open_file, stat};
+use std::fs;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+/// File systems whose content is the kernel's own: proc, sysfs, cgroup2, cgroup, debugfs, tracefs (`linux/magic.h`).
+const KERNELS_OWN: [i64; 6] = [
+    0x9fa0,
+    0x6265_6572,
+    0x6367_7270,
+    0x0027_e0eb,
+    0x6462_6720,
+    0x7472_6163,
+];
+/// `HUGETLBFS_MAGIC`.
+const HUGETLBFS: i64 = 0x9584_58f6;
+
+/// A file.
+pub fn save_regular(saver: &Saver<'_>, subject: &Subject, stat: &Stat) -> Saved<Kind> {
+    let magic = fstatfs(&subject.copy).at("fstatfs")?.f_type;
+    if magic == HUGETLBFS {
+        return Err(Reason::HugePages.into());
+    }
+    let own = KERNELS_OWN.contains(&magic);
+    let path = if own {
+        subject.link.clone()
+    } else {
+        present_path(subject, stat, saver.limits.search_entries_max)?
+    };
+    let before = match subject.before.as_ref().map(|file| &file.kind) {
+        Some(Kind::Regular { stamp, .. }) => stamp.as_ref(),
+        _ => None,
+    };
+    let stamp = if own {
+        None
+    } else {
+        Some(stamp::take(&subject.copy, before).at(&path)?)
+    };
+    Ok(Kind::Regular {
+        path,
+        offset: subject.info.offset,
+        stamp,
+    })
+}
+
+/// A directory.
+pub fn save_directory(subject: &Subject, stat: &Stat) -> Saved<Kind> {
+    let path = present_path(subject, stat, 0)?;
+    let offset = subject.info.offset;
+    Ok(Kind::Directory { path, offset })
+}
+
+/// What `O_PATH` opened.
+pub fn save_path(subject: &Subject, stat: &Stat) -> Saved<Kind> {
+    let path = present_path(subject, stat, 0)?;
+    Ok(Kind::Path { path })
+}
+
+/// The path by which a file is found now: what the kernel shows, or another name of it nearby.
+fn present_path(subject: &Subject, file: &Stat, search_entries_max: usize) -> Saved<String> {
+    let shown = subject.link.as_str();
+    let path = shown.strip_suffix(" (deleted)").unwrap_or(shown);
+    let names_it =
+        |path: &Path| fs::symlink_metadata(path).is_ok_and(|found| is_same(&found, file));
+    if names_it(Path::new(shown)) {
+        return Ok(shown.to_string());
+    }
+    let start = Path::new(path).parent().unwrap_or(Path::new("/"));
+    if !path.starts_with('/') || !start.exists() {
+        return Err(Reason::Unreachable.into());
+    }
+    if search_entries_max == 0 {
+        return Err(Reason::OtherName.into());
+    }
+    let found = other_name(start, file, search_entries_max).ok_or(Reason::OtherName)?;
+    let text = found.into_os_string().into_string();
+    Ok(text.map_err(|_| Reason::NotUtf8)?)
+}
+
+fn is_same(found: &fs::Metadata, file: &Stat) -> bool {
+    (found.dev(), found.ino()) == (file.st_dev, file.st_ino)
+}
+
+/// Another name of a file: breadth first from the directory in which it was, then from those above it, on one file
+/// system.
+fn other_name(start: &Path, file: &Stat, entries_max: usize) -> Option<PathBuf> {
+    let mut left = entries_max;
+    let mut done: Option<PathBuf> = None;
+    for root in start.ancestors() {
+        let mut directories = std::collections::VecDeque::from([root.to_path_buf()]);
+        while let Some(directory) = directories.pop_front() {
+            for entry in fs::read_dir(&directory).into_iter().flatten().flatten() {
+                left = left.checked_sub(1)?;
+                let Ok(metadata) = entry.metadata() else {
+                    continue;
+                };
+                if is_same(&metadata, file) {
+                    return Some(entry.path());
+                }
+                let seen = done.as_ref() == Some(&entry.path());
+                if metadata.is_dir() && metadata.dev() == file.st_dev && !seen {
+                    directories.push_back(entry.path());
+                }
+            }
+        }
+        done = Some(root.to_path_buf());
+    }
+    None
+}
+
+/// What `F_GETFL` can show. Other flags would make or empty files.
+const SHOWN: i32 = libc::O_ACCMODE
+    | libc::O_APPEND
+    | libc::O_NONBLOCK
+    | libc::O_SYNC
+    | libc::O_DIRECT
+    | libc::O_LARGEFILE
+    | libc::O_DIRECTORY
+    | libc::O_NOFOLLOW
+    | libc::O_NOATIME
+    | libc::O_PATH;
+
+/// Opens a file, a directory, or a path only, with those of the flags that an open file can have.
+pub fn open(path: &str, flags: u32) -> Result<OwnedFd, FilesError> {
+    let flags = OFlags::from_bits_retain(flags & SHOWN as u32) | OFlags::CLOEXEC;
+    let outcome = open_file(path, flags | OFlags::NOCTTY, Mode::empty());
+    match outcome {
+        Err(rustix::io::Errno::NOENT) => Err(Refusal::Missing(path.to_string()).into()),
+        outcome => outcome.at(path),
+    }
+}
+
+/// Opens a device, if it is the one that is meant.
+pub fn open_device(path: &str, device: (u32, u32), flags: u32) -> Result<OwnedFd, FilesError> {
+    verify_device(path, device)?;
+    let fd = open(path, flags)?;
+    let opened = fstat(&fd).at(path)?;
+    require_device(path, device, &opened)?;
+    Ok(fd)
+}
+
+/// The path stands for a character device with these numbers.
+pub fn verify_device(path: &str, device: (u32, u32)) -> Result<(), FilesError> {
+    let found = stat(path).map_err(|_| Refusal::Missing(path.to_string()))?;
+    require_device(path, device, &found)
+}
+
+fn require_device(path: &str, device: (u32, u32), found: &Stat) -> Result<(), FilesError> {
+    let numbers = (
+        rustix::fs::major(found.st_rdev),
+        rustix::fs::minor(found.st_rdev),
+    );
+    let is_device = FileType::from_raw_mode(found.st_mode) == FileType::CharacterDevice;
+    if is_device && numbers == device {
+        return Ok(());
+    }
+    Err(differs(path, "device number"))
+}
+
+/// A path stands for what is meant: a file with this type.
+pub fn verify_type(path: &str, wanted: FileType, what: &'static str) -> Result<(), FilesError> {
+    let found = stat(path).map_err(|_| Refusal::Missing(path.to_string()))?;
+    if FileType::from_raw_mode(found.st_mode) == wanted {
+        return Ok(());
+    }
+    Err(differs(path, what))
+}
+
+/// A refusal.
+pub fn differs(path: &str, what: &'static str) -> FilesError {
+    let path = path.to_string();
+    Refusal::Differs { path, what }.into()
+}
+
+/// Moves the position of an open file, of a directory too.
+pub fn seek(fd: &OwnedFd, offset: u64) -> Result<(), FilesError> {
+    let seek = rustix::fs::seek(fd, rustix::fs::SeekFrom::Start(offset));
+    seek.map(|_| ()).map_err(io::Error::from).at("lseek")
+}

@@ -1,0 +1,183 @@
+//! Pipes and FIFOs.
+
+use super::named;
+use crate::process::files::acceptor::Stock;
+use crate::process::files::donor::{Saved, Saver, Subject};
+use crate::process::files::error::{At, FilesError, Reason};
+use crate::process::files::image::{Bytes, FileId, Kind, ObjectId, Pipe};
+use crate::process::files::raw;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::{Mode, OFlags, Stat, open};
+use rustix::io::{Errno, ioctl_fionread};
+use rustix::pipe::{
+    PipeFlags, SpliceFlags, fcntl_getpipe_size, fcntl_setpipe_size, pipe_with, tee,
+};
+use std::fs;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::fs::MetadataExt;
+
+/// Reads an end, and the pipe when it is met for the first time.
+pub fn save(saver: &mut Saver<'_>, subject: &Subject, stat: &Stat) -> Saved<Kind> {
+    let pipe = saver.object(&subject.info);
+    let path = fifo_path(subject, stat)?;
+    refuse_strangers(saver, subject, path.is_some())?;
+    if !saver.image.pipes.contains_key(&pipe) {
+        let capacity = fcntl_getpipe_size(&subject.copy).at("F_GETPIPE_SZ")?;
+        let packets = ends(saver, subject).any(|flags| flags & libc::O_DIRECT as u32 != 0);
+        let chunks = if saver.frozen {
+            read(subject, capacity).at("tee")?
+        } else {
+            Vec::new()
+        };
+        let value = Pipe {
+            path,
+            capacity: capacity as u32,
+            chunks,
+            packets,
+        };
+        saver.image.pipes.insert(pipe, value);
+    }
+    Ok(Kind::Pipe { pipe })
+}
+
+fn fifo_path(subject: &Subject, stat: &Stat) -> Saved<Option<String>> {
+    if subject.link.starts_with("pipe:") {
+        return Ok(None);
+    }
+    let present = fs::metadata(&subject.link)
+        .is_ok_and(|found| (found.dev(), found.ino()) == (stat.st_dev, stat.st_ino));
+    if present {
+        Ok(Some(subject.link.clone()))
+    } else {
+        Err(Reason::OtherName.into())
+    }
+}
+
+/// The flags of all ends in the tree.
+fn ends<'a>(saver: &'a Saver<'_>, subject: &Subject) -> impl Iterator<Item = u32> + 'a {
+    let alike = saver.pool.alike(&subject.info).iter();
+    alike.map(|class| saver.pool.classes[*class].info.flags)
+}
+
+/// Whoever else has the pipe open: found among the processes of the host, or betrayed by an end that is missing here and
+/// is not closed.
+fn refuse_strangers(saver: &Saver<'_>, subject: &Subject, fifo: bool) -> Saved<()> {
+    if let Some(pid) = saver.outside.holder(&subject.link) {
+        return Err(Reason::OtherEndOutside(Some(pid)).into());
+    }
+    let access = libc::O_ACCMODE as u32;
+    let has = |mode: i32| {
+        ends(saver, subject)
+            .any(|flags| flags & access == mode as u32 || flags & access == libc::O_RDWR as u32)
+    };
+    let mut ask = [PollFd::new(&subject.copy, PollFlags::empty())];
+    poll(&mut ask, Some(&Timespec::default())).at("poll")?;
+    let gone = ask[0].revents();
+    let mine = subject.info.flags & access;
+    let reader_alone = mine == libc::O_RDONLY as u32 && !has(libc::O_WRONLY);
+    let writer_alone = mine == libc::O_WRONLY as u32 && !has(libc::O_RDONLY);
+    // A FIFO that nobody has opened for writing yet shows no hangup.
+    let outside = reader_alone && !fifo && !gone.contains(PollFlags::HUP)
+        || writer_alone && !gone.contains(PollFlags::ERR);
+    if outside {
+        return Err(Reason::OtherEndOutside(None).into());
+    }
+    Ok(())
+}
+
+/// What is in the pipe. It stays there: `tee` copies it into a pipe of our own.
+fn read(subject: &Subject, capacity: usize) -> std::io::Result<Vec<Bytes>> {
+    let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let from = open(subject.reopen_path(), flags, Mode::empty())?;
+    let waiting = ioctl_fionread(&from)? as usize;
+    if waiting == 0 {
+        return Ok(Vec::new());
+    }
+    let (reader, writer) = pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK)?;
+    fcntl_setpipe_size(&writer, capacity)?;
+    tee(&from, &writer, capacity, SpliceFlags::NONBLOCK)?;
+    drop(writer);
+    let mut chunks = Vec::new();
+    let mut buffer = vec![0; waiting];
+    loop {
+        match rustix::io::read(&reader, &mut buffer) {
+            Ok(0) => break,
+            // A read ends with the packet, where there are packets.
+            Ok(length) => chunks.push(Bytes(buffer[..length].to_vec())),
+            Err(Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok(chunks)
+}
+
+/// Makes an end. The pipe is made at the first time and kept open in both directions until its content is in it.
+pub fn make(stock: &mut Stock, id: FileId, pipe: ObjectId, flags: u32) -> Result<(), FilesError> {
+    if !stock.keepers.contains_key(&pipe) {
+        let value = &stock.image.pipes[&pipe];
+        let capacity = value.capacity as usize;
+        let keeper = match &value.path {
+            Some(path) => {
+                named::verify_type(path, rustix::fs::FileType::Fifo, "type")?;
+                named::open(path, (libc::O_RDWR | libc::O_NONBLOCK) as u32)?
+            }
+            None => {
+                let (reader, writer) = pipe_with(PipeFlags::CLOEXEC).at("pipe2")?;
+                let path = format!("/proc/self/fd/{}", reader.as_raw_fd());
+                let keeper = named::open(&path, (libc::O_RDWR | libc::O_NONBLOCK) as u32)?;
+                let (reader, writer) = (stock.lift(reader)?, stock.lift(writer)?);
+                stock
+                    .pipe_ends
+                    .insert((pipe, libc::O_RDONLY as u32), reader);
+                stock
+                    .pipe_ends
+                    .insert((pipe, libc::O_WRONLY as u32), writer);
+                keeper
+            }
+        };
+        fcntl_setpipe_size(&keeper, capacity).at("F_SETPIPE_SZ")?;
+        stock.keeper(pipe, keeper)?;
+    }
+    // The ends that `pipe2` gave have just the flags that a program sees; others are opened.
+    let fd = match stock
+        .pipe_ends
+        .remove(&(pipe, flags & libc::O_ACCMODE as u32))
+    {
+        Some(end) => end,
+        None => {
+            let path = format!("/proc/self/fd/{}", stock.keepers[&pipe].as_raw_fd());
+            named::open(&path, flags & !(libc::O_DIRECT as u32))?
+        }
+    };
+    raw::set_status(fd.as_fd(), flags & !(libc::O_ASYNC as u32)).at("F_SETFL")?;
+    stock.keep(id, fd)
+}
+
+/// Puts the content in. A FIFO of the same host has it already.
+pub fn fill(keeper: &OwnedFd, pipe: &Pipe) -> Result<(), FilesError> {
+    let bytes: usize = pipe.chunks.iter().map(|chunk| chunk.0.len()).sum();
+    let there = ioctl_fionread(keeper).at("FIONREAD")? as usize;
+    match (&pipe.path, there) {
+        (_, 0) => {}
+        (Some(_), there) if there == bytes => return Ok(()),
+        (path, _) => {
+            return Err(named::differs(
+                path.as_deref().unwrap_or("pipe"),
+                "unread content",
+            ));
+        }
+    }
+    fcntl_setpipe_size(keeper, pipe.capacity as usize).at("F_SETPIPE_SZ")?;
+    let mode = OFlags::RDWR | OFlags::NONBLOCK;
+    if pipe.packets {
+        rustix::fs::fcntl_setfl(keeper, mode | OFlags::DIRECT).at("F_SETFL")?;
+    }
+    for chunk in &pipe.chunks {
+        let mut rest = chunk.0.as_slice();
+        while !rest.is_empty() {
+            let written = rustix::io::write(keeper, rest).at("pipe")?;
+            rest = &rest[written..];
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,152 @@
+//! Sockets: who is told apart, and those of netlink.
+
+use super::unix;
+use crate::process::files::donor::{Saved, Saver, Subject};
+use crate::process::files::error::{At, FilesError, Reason};
+use crate::process::files::image::{Bytes, Kind, NetlinkSocket, SocketOption};
+use crate::process::files::raw;
+use crate::sockopt::{check, get_bytes, get_int, set_bytes};
+use libc::SOL_SOCKET;
+use rustix::fs::Stat;
+use rustix::io::Errno;
+use rustix::net::{RecvFlags, recv};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+
+/// `linux/netlink.h`.
+const SOL_NETLINK: i32 = 270;
+const NETLINK_LIST_MEMBERSHIPS: i32 = 9;
+/// `NETLINK_PKTINFO`, `NETLINK_BROADCAST_ERROR`, `NETLINK_NO_ENOBUFS`, `NETLINK_LISTEN_ALL_NSID`, `NETLINK_CAP_ACK`,
+/// `NETLINK_EXT_ACK`, `NETLINK_GET_STRICT_CHK`.
+const NETLINK_FLAGS: [(i32, i32); 7] = [
+    (SOL_NETLINK, 3),
+    (SOL_NETLINK, 4),
+    (SOL_NETLINK, 5),
+    (SOL_NETLINK, 8),
+    (SOL_NETLINK, 10),
+    (SOL_NETLINK, 11),
+    (SOL_NETLINK, 12),
+];
+const NETLINK_ADD_MEMBERSHIP: i32 = 1;
+
+/// Reads a socket.
+pub fn save(saver: &mut Saver<'_>, subject: &Subject, stat: &Stat) -> Saved<Kind> {
+    let fd = subject.fd();
+    let family = get_int(fd, SOL_SOCKET, libc::SO_DOMAIN).at("SO_DOMAIN")?;
+    let socket = get_int(fd, SOL_SOCKET, libc::SO_TYPE).at("SO_TYPE")?;
+    let protocol = get_int(fd, SOL_SOCKET, libc::SO_PROTOCOL).at("SO_PROTOCOL")?;
+    match (family, socket, protocol) {
+        (libc::AF_UNIX, ..) => unix::save(saver, subject, socket),
+        (libc::AF_NETLINK, _, libc::NETLINK_ROUTE) => save_netlink(saver, subject, socket),
+        (libc::AF_INET | libc::AF_INET6, libc::SOCK_STREAM, libc::IPPROTO_TCP)
+        | (libc::AF_INET | libc::AF_INET6, libc::SOCK_DGRAM, libc::IPPROTO_UDP) => Ok(Kind::Inet {
+            family,
+            socket,
+            protocol,
+            inode: stat.st_ino,
+        }),
+        (_, _, libc::IPPROTO_MPTCP) => Err(Reason::Mptcp.into()),
+        (libc::AF_INET | libc::AF_INET6 | libc::AF_NETLINK, ..) => {
+            Err(Reason::Protocol(protocol, family).into())
+        }
+        _ => Err(Reason::Family(family).into()),
+    }
+}
+
+fn save_netlink(saver: &Saver<'_>, subject: &Subject, socket: i32) -> Saved<Kind> {
+    let fd = subject.fd();
+    let look = RecvFlags::PEEK | RecvFlags::DONTWAIT;
+    if saver.frozen && recv(&subject.copy, &mut [0u8; 1], look) != Err(Errno::AGAIN) {
+        return Err(Reason::NetlinkUnread.into());
+    }
+    let mut address = [0u8; 12];
+    let mut length = 12;
+    // SAFETY: `address` is writable for `length` bytes, the size of a `sockaddr_nl`, and both outlive the call.
+    let outcome = unsafe {
+        let address = address.as_mut_ptr().cast();
+        libc::getsockname(fd.as_raw_fd(), address, &raw mut length)
+    };
+    check(outcome).at("getsockname")?;
+    let mut memberships = [0u8; 256];
+    let length = get_bytes(fd, SOL_NETLINK, NETLINK_LIST_MEMBERSHIPS, &mut memberships);
+    let length = length
+        .at("NETLINK_LIST_MEMBERSHIPS")?
+        .min(memberships.len());
+    let groups = (0..length * 8).filter(|bit| memberships[bit / 8] >> (bit % 8) & 1 == 1);
+    Ok(Kind::Netlink(NetlinkSocket {
+        socket,
+        port: u32::from_ne_bytes([address[4], address[5], address[6], address[7]]),
+        groups: groups.map(|bit| bit as u32 + 1).collect(),
+        options: options(fd, &NETLINK_FLAGS)?,
+    }))
+}
+
+/// Makes a route netlink socket.
+pub fn make_netlink(netlink: &NetlinkSocket, flags: u32) -> Result<OwnedFd, FilesError> {
+    let fd = new_socket(libc::AF_NETLINK, netlink.socket, libc::NETLINK_ROUTE).at("socket")?;
+    if netlink.port != 0 {
+        let mut address = [0u8; 12];
+        address[..2].copy_from_slice(&(libc::AF_NETLINK as u16).to_ne_bytes());
+        address[4..8].copy_from_slice(&netlink.port.to_ne_bytes());
+        // SAFETY: `address` is a `sockaddr_nl` and outlives the call.
+        let outcome = unsafe { libc::bind(fd.as_raw_fd(), address.as_ptr().cast(), 12) };
+        check(outcome).at("bind")?;
+    }
+    for group in &netlink.groups {
+        let value = group.to_ne_bytes();
+        set_bytes(fd.as_fd(), SOL_NETLINK, NETLINK_ADD_MEMBERSHIP, &value)
+            .at("NETLINK_ADD_MEMBERSHIP")?;
+    }
+    set_options(fd.as_fd(), &NETLINK_FLAGS, &netlink.options)?;
+    raw::set_status(fd.as_fd(), flags & !(libc::O_ASYNC as u32)).at("F_SETFL")?;
+    Ok(fd)
+}
+
+/// A new socket, close-on-exec.
+pub fn new_socket(family: i32, socket: i32, protocol: i32) -> std::io::Result<OwnedFd> {
+    // SAFETY: no pointers are passed.
+    let fd = unsafe { libc::socket(family, socket | libc::SOCK_CLOEXEC, protocol) };
+    check(fd)?;
+    // SAFETY: the call succeeded, so `fd` is a new descriptor that nothing else owns.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+/// Those of the options (level, name) that this kernel knows, with their values.
+pub fn options(fd: BorrowedFd<'_>, wanted: &[(i32, i32)]) -> Result<Vec<SocketOption>, FilesError> {
+    let mut found = Vec::new();
+    for &(level, name) in wanted {
+        let mut value = [0u8; 32];
+        match get_bytes(fd, level, name, &mut value) {
+            Ok(length) => found.push(SocketOption {
+                level,
+                name,
+                value: Bytes(value[..length.min(32)].to_vec()),
+            }),
+            Err(error) => match error.raw_os_error() {
+                Some(libc::ENOPROTOOPT | libc::EOPNOTSUPP) => {}
+                _ => return Err(error).at(format!("socket option {name}")),
+            },
+        }
+    }
+    Ok(found)
+}
+
+/// Sets those options that are allowed and differ.
+pub fn set_options(
+    fd: BorrowedFd<'_>,
+    allowed: &[(i32, i32)],
+    options: &[SocketOption],
+) -> Result<(), FilesError> {
+    for option in options {
+        if !allowed.contains(&(option.level, option.name)) {
+            continue;
+        }
+        let mut value = [0u8; 32];
+        let present = get_bytes(fd, option.level, option.name, &mut value);
+        if present.is_ok_and(|length| value[..length.min(32)] == option.value.0) {
+            continue;
+        }
+        set_bytes(fd, option.level, option.name, &option.value.0)
+            .at(format!("socket option {}", option.name))?;
+    }
+    Ok(())
+}

@@ -1,0 +1,101 @@
+//! How a file is known again on another host.
+
+use crate::process::files::error::{At, FilesError, Refusal};
+use crate::process::files::image::Stamp;
+use rustix::fs::{AtFlags, Mode, OFlags, StatxFlags, fstatvfs, open, statx};
+use sha2::{Digest, Sha256};
+use std::fs::File;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::FileExt;
+
+/// Files up to this size are compared as a whole.
+const WHOLE: u64 = 16 << 20;
+/// Of larger ones, this much of both ends.
+const PART: u64 = 1 << 20;
+
+/// The stamp of an open file. A digest that was taken before is used again if the file did not change, and none is taken
+/// anew if `before` is given: then the tree stands still.
+pub fn take(fd: &OwnedFd, before: Option<&Stamp>) -> io::Result<Stamp> {
+    let wanted = StatxFlags::BASIC_STATS | StatxFlags::BTIME;
+    let stat = statx(fd, c"", AtFlags::EMPTY_PATH, wanted)?;
+    let nanoseconds = |time: rustix::fs::StatxTimestamp| {
+        time.tv_sec
+            .wrapping_mul(1_000_000_000)
+            .wrapping_add(i64::from(time.tv_nsec))
+    };
+    let mut stamp = Stamp {
+        size: stat.stx_size,
+        mode: u32::from(stat.stx_mode),
+        modified_ns: nanoseconds(stat.stx_mtime),
+        identity: (
+            fstatvfs(fd)?.f_fsid,
+            stat.stx_ino,
+            nanoseconds(stat.stx_btime),
+        ),
+        digest: None,
+    };
+    stamp.digest = match before {
+        Some(before) if (before.size, before.modified_ns) == (stamp.size, stamp.modified_ns) => {
+            before.digest
+        }
+        Some(_) => None,
+        None => Some(digest(fd, stamp.size)?),
+    };
+    Ok(stamp)
+}
+
+fn digest(fd: &OwnedFd, size: u64) -> io::Result<[u8; 32]> {
+    // Opened anew: the copy may be for writing only.
+    let path = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(fd));
+    let file = File::open(path)?;
+    let mut digest = Sha256::new();
+    let mut add = |from: u64, to: u64| {
+        let mut buffer = vec![0; 256 * 1024];
+        let mut at = from;
+        while at < to {
+            let want = buffer.len().min((to - at) as usize);
+            match file.read_at(&mut buffer[..want], at)? {
+                0 => break,
+                length => {
+                    digest.update(&buffer[..length]);
+                    at += length as u64;
+                }
+            }
+        }
+        Ok::<_, io::Error>(())
+    };
+    if size <= WHOLE {
+        add(0, size)?;
+    } else {
+        add(0, PART)?;
+        add(size - PART, size)?;
+    }
+    Ok(digest.finalize().into())
+}
+
+/// The file at `path` is the one that the stamp was taken of, or an equal one. In the freeze (`last`), the very same file
+/// must look as it looked to the donor.
+pub fn verify(path: &str, stamp: &Stamp, last: bool) -> Result<(), FilesError> {
+    let differs = |what| {
+        let path = path.to_string();
+        Err(Refusal::Differs { path, what }.into())
+    };
+    let flags = OFlags::PATH | OFlags::CLOEXEC;
+    let fd = open(path, flags, Mode::empty()).map_err(|_| Refusal::Missing(path.to_string()))?;
+    let here = take(&fd, Some(stamp)).at(path)?;
+    if here.mode != stamp.mode {
+        return differs("type or permissions");
+    }
+    let unchanged = (here.size, here.modified_ns) == (stamp.size, stamp.modified_ns);
+    if here.identity == stamp.identity && (unchanged || !last) {
+        return Ok(());
+    }
+    if here.size != stamp.size {
+        return differs("size");
+    }
+    match stamp.digest {
+        Some(expected) if digest(&fd, here.size).at(path)? == expected => Ok(()),
+        _ => differs("content"),
+    }
+}

@@ -1,0 +1,227 @@
+//! Character devices: those that are the same everywhere, and pseudo-terminals.
+
+use super::named;
+use crate::process::files::acceptor::Stock;
+use crate::process::files::donor::{Saved, Saver, Subject};
+use crate::process::files::error::{At, FilesError, Reason, Refusal};
+use crate::process::files::image::{Bytes, FileId, Kind, ObjectId, Terminal};
+use crate::process::files::raw;
+use rustix::fs::{AtFlags, CWD};
+use rustix::fs::{Gid, Mode, OFlags, Stat, Uid, chmodat, chownat, open, stat};
+use rustix::io::ioctl_fionread;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+/// null, zero, full, random, urandom; the controlling terminal, whichever that is.
+const EVERYWHERE: [(u32, u32); 6] = [(1, 3), (1, 5), (1, 7), (1, 8), (1, 9), (5, 0)];
+/// `/dev/ptmx`.
+const MASTER: (u32, u32) = (5, 2);
+/// Major numbers of `/dev/pts/N`.
+const SLAVES: std::ops::RangeInclusive<u32> = 136..=143;
+/// Bytes of `struct termios2`.
+const MODES: usize = 44;
+
+/// `asm-generic/ioctls.h`.
+const TCGETS2: u64 = 0x802c_542a;
+const TCSETS2: u64 = 0x402c_542b;
+const TIOCGPTLCK: u64 = 0x8004_5439;
+const TIOCSPTLCK: u64 = 0x4004_5431;
+const TIOCGPKT: u64 = 0x8004_5438;
+const TIOCGEXCL: u64 = 0x8004_5440;
+const TIOCGWINSZ: u64 = 0x5413;
+const TIOCSWINSZ: u64 = 0x5414;
+const TIOCPKT: u64 = 0x5420;
+const TIOCOUTQ: u64 = 0x5411;
+const TIOCGPTN: u64 = 0x8004_5430;
+
+/// A device is refused by its numbers.
+pub fn device_reason(stat: &Stat) -> Reason {
+    let (major, minor) = numbers(stat);
+    Reason::Device(major, minor)
+}
+
+fn numbers(stat: &Stat) -> (u32, u32) {
+    (
+        rustix::fs::major(stat.st_rdev),
+        rustix::fs::minor(stat.st_rdev),
+    )
+}
+
+/// Reads a character device.
+pub fn save_device(saver: &mut Saver<'_>, subject: &Subject, stat: &Stat) -> Saved<Kind> {
+    let device = numbers(stat);
+    if device == MASTER {
+        return save_master(saver, subject);
+    }
+    if SLAVES.contains(&device.0) {
+        let terminal = (device.0 - SLAVES.start()) * 256 + device.1;
+        return save_slave(saver, subject, terminal);
+    }
+    if !EVERYWHERE.contains(&device) {
+        return Err(device_reason(stat).into());
+    }
+    let path = subject.link.clone();
+    named::verify_device(&path, device).map_err(|_| Reason::Unreachable)?;
+    Ok(Kind::Device { path, device })
+}
+
+fn save_master(saver: &mut Saver<'_>, subject: &Subject) -> Saved<Kind> {
+    let fd = subject.fd();
+    let mut value = [0u8; 4];
+    raw::ioctl(fd, TIOCGPTN, &mut value).at("TIOCGPTN")?;
+    let terminal = u32::from_ne_bytes(value);
+    let mut flag = |request, name: &str| {
+        raw::ioctl(fd, request, &mut value).at(name)?;
+        Ok::<_, FilesError>(value != [0; 4])
+    };
+    let locked = flag(TIOCGPTLCK, "TIOCGPTLCK")?;
+    let packets = flag(TIOCGPKT, "TIOCGPKT")?;
+    let exclusive = flag(TIOCGEXCL, "TIOCGEXCL")?;
+    let path = format!("/dev/pts/{terminal}");
+    let file = stat(&path).map_err(|_| Reason::Unreachable)?;
+    // A master tells and is told the modes of its slave.
+    let mut modes = [0u8; MODES];
+    raw::ioctl(fd, TCGETS2, &mut modes).at("TCGETS2")?;
+    let mut window = [0u8; 8];
+    raw::ioctl(fd, TIOCGWINSZ, &mut window).at("TIOCGWINSZ")?;
+    if saver.frozen {
+        refuse_unread(subject, &path)?;
+    }
+    let word = |at: usize| u16::from_ne_bytes([window[at], window[at + 1]]);
+    let value = Terminal {
+        modes: Bytes(modes.to_vec()),
+        window: [word(0), word(2), word(4), word(6)],
+        locked,
+        packets,
+        exclusive,
+        session: session(saver, subject),
+        access: (file.st_uid, file.st_gid, file.st_mode & 0o7777),
+    };
+    saver.image.terminals.insert(terminal, value);
+    Ok(Kind::TerminalMaster { terminal })
+}
+
+/// What was written and not read cannot be copied without taking it.
+fn refuse_unread(subject: &Subject, slave: &str) -> Saved<()> {
+    if ioctl_fionread(&subject.copy).at("FIONREAD")? > 0 {
+        return Err(Reason::TerminalUnread.into());
+    }
+    let flags = OFlags::RDWR | OFlags::NOCTTY | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let Ok(slave) = open(slave, flags, Mode::empty()) else {
+        return Ok(());
+    };
+    let mut waiting = [0u8; 4];
+    raw::ioctl(slave.as_fd(), TIOCOUTQ, &mut waiting).at("TIOCOUTQ")?;
+    if ioctl_fionread(&slave).at("FIONREAD")? > 0 || waiting != [0; 4] {
+        return Err(Reason::TerminalUnread.into());
+    }
+    Ok(())
+}
+
+/// The session that the terminal controls and its foreground group, if it controls one of the tree.
+fn session(saver: &Saver<'_>, subject: &Subject) -> Option<(i32, i32)> {
+    let inner = |pid: rustix::process::Pid| saver.inner(pid.as_raw_nonzero().get());
+    let session = inner(rustix::termios::tcgetsid(&subject.copy).ok()?)?;
+    let group = rustix::termios::tcgetpgrp(&subject.copy)
+        .ok()
+        .and_then(inner);
+    Some((session, group.unwrap_or(session)))
+}
+
+fn save_slave(saver: &Saver<'_>, subject: &Subject, terminal: ObjectId) -> Saved<Kind> {
+    // Its master must move too.
+    let of_tree = saver
+        .pool
+        .classes
+        .iter()
+        .any(|class| class.info.number("tty-index") == Some(terminal));
+    if !of_tree || subject.link != format!("/dev/pts/{terminal}") {
+        return Err(Reason::TerminalOutside.into());
+    }
+    Ok(Kind::TerminalSlave { terminal })
+}
+
+/// Makes a terminal with its old number, and gives its modes back.
+pub fn make_master(
+    stock: &mut Stock,
+    id: FileId,
+    terminal: ObjectId,
+    flags: u32,
+) -> Result<(), FilesError> {
+    let fd = master_with_number(terminal)?;
+    let value = stock.image.terminals[&terminal].clone();
+    // Unlocked until its slaves are open.
+    raw::ioctl(fd.as_fd(), TIOCSPTLCK, &mut [0; 4]).at("TIOCSPTLCK")?;
+    let path = format!("/dev/pts/{terminal}");
+    let (uid, gid, mode) = value.access;
+    let (uid, gid) = (Uid::from_raw(uid), Gid::from_raw(gid));
+    chownat(CWD, path.as_str(), Some(uid), Some(gid), AtFlags::empty()).at(&path)?;
+    chmodat(
+        CWD,
+        path.as_str(),
+        Mode::from_raw_mode(mode),
+        AtFlags::empty(),
+    )
+    .at(&path)?;
+    raw::set_status(fd.as_fd(), flags & !(libc::O_ASYNC as u32)).at("F_SETFL")?;
+    stock.keep(id, fd)
+}
+
+/// The kernel gives the lowest free number: those below are taken for a moment.
+fn master_with_number(terminal: ObjectId) -> Result<OwnedFd, FilesError> {
+    let mut lower = Vec::new();
+    loop {
+        let flags = OFlags::RDWR | OFlags::NOCTTY | OFlags::CLOEXEC;
+        let fd = open("/dev/ptmx", flags, Mode::empty()).at("/dev/ptmx")?;
+        let mut number = [0u8; 4];
+        raw::ioctl(fd.as_fd(), TIOCGPTN, &mut number).at("TIOCGPTN")?;
+        match u32::from_ne_bytes(number).cmp(&terminal) {
+            std::cmp::Ordering::Less => lower.push(fd),
+            std::cmp::Ordering::Equal => return Ok(fd),
+            std::cmp::Ordering::Greater => return Err(Refusal::TerminalTaken(terminal).into()),
+        }
+    }
+}
+
+/// Opens a terminal whose master is made.
+pub fn make_slave(
+    stock: &mut Stock,
+    id: FileId,
+    terminal: ObjectId,
+    flags: u32,
+) -> Result<(), FilesError> {
+    let fd = named::open(&format!("/dev/pts/{terminal}"), flags)?;
+    stock.keep(id, fd)
+}
+
+/// Gives a terminal its state, through its master. The session is left to the process that leads it.
+pub fn finish(master: &OwnedFd, terminal: &Terminal) -> Result<(), FilesError> {
+    let fd = master.as_fd();
+    let malformed = || std::io::Error::from(std::io::ErrorKind::InvalidData);
+    let modes = terminal.modes.0.as_slice();
+    let mut modes: [u8; MODES] = modes.try_into().map_err(|_| malformed()).at("TCSETS2")?;
+    raw::ioctl(fd, TCSETS2, &mut modes).at("TCSETS2")?;
+    let mut window = [0u8; 8];
+    for (at, value) in terminal.window.iter().enumerate() {
+        window[at * 2..at * 2 + 2].copy_from_slice(&value.to_ne_bytes());
+    }
+    raw::ioctl(fd, TIOCSWINSZ, &mut window).at("TIOCSWINSZ")?;
+    let mut packets = i32::from(terminal.packets).to_ne_bytes();
+    raw::ioctl(fd, TIOCPKT, &mut packets).at("TIOCPKT")?;
+    if terminal.exclusive {
+        rustix::termios::ioctl_tiocexcl(master).at("TIOCEXCL")?;
+    }
+    let mut locked = i32::from(terminal.locked).to_ne_bytes();
+    raw::ioctl(fd, TIOCSPTLCK, &mut locked).at("TIOCSPTLCK")
+}
+
+/// Makes the terminal behind a descriptor the controlling one of the calling process, which must lead a session that has
+/// none, and `group` its foreground group.
+///
+/// # Errors
+/// The kernel's refusal.
+pub fn take_terminal(terminal: BorrowedFd<'_>, group: i32) -> Result<(), FilesError> {
+    rustix::process::ioctl_tiocsctty(terminal).at("TIOCSCTTY")?;
+    let group = rustix::process::Pid::from_raw(group);
+    let group = group.ok_or_else(|| std::io::Error::from(std::io::ErrorKind::InvalidInput));
+    rustix::termios::tcsetpgrp(terminal, group.at("TIOCSPGRP")?).at("TIOCSPGRP")
+}

@@ -1,0 +1,68 @@
+//! Names of Unix sockets as the kernel writes them: a path, or a NUL and anything, or nothing.
+
+use crate::sockopt::check;
+use std::io;
+use std::mem::offset_of;
+use std::os::fd::{AsRawFd, BorrowedFd};
+
+const PATH_AT: usize = offset_of!(libc::sockaddr_un, sun_path);
+
+/// The address with this name, and its length.
+pub fn address(name: &[u8]) -> io::Result<(libc::sockaddr_un, libc::socklen_t)> {
+    // SAFETY: all-zero bytes are a valid `sockaddr_un`.
+    let mut address: libc::sockaddr_un = unsafe { std::mem::zeroed() };
+    address.sun_family = libc::AF_UNIX as libc::sa_family_t;
+    if name.len() > address.sun_path.len() {
+        return Err(io::Error::from(io::ErrorKind::InvalidInput));
+    }
+    for (to, from) in address.sun_path.iter_mut().zip(name) {
+        *to = *from as libc::c_char;
+    }
+    // A path ends with a NUL where there is room for one.
+    let path = name.first().is_some_and(|first| *first != 0);
+    let length = PATH_AT + name.len() + usize::from(path && name.len() < address.sun_path.len());
+    Ok((address, length as libc::socklen_t))
+}
+
+/// The name in an address of this length.
+pub fn name(address: &libc::sockaddr_un, length: libc::socklen_t) -> Vec<u8> {
+    let length = (length as usize)
+        .saturating_sub(PATH_AT)
+        .min(address.sun_path.len());
+    let bytes: Vec<u8> = address.sun_path[..length]
+        .iter()
+        .map(|byte| *byte as u8)
+        .collect();
+    match bytes.first() {
+        None | Some(0) => bytes,
+        Some(_) => bytes
+            .split(|byte| *byte == 0)
+            .next()
+            .unwrap_or_default()
+            .to_vec(),
+    }
+}
+
+/// What a socket is bound to.
+pub fn own_name(fd: BorrowedFd<'_>) -> io::Result<Vec<u8>> {
+    let (mut address, _) = address(&[])?;
+    let mut length = size_of::<libc::sockaddr_un>() as libc::socklen_t;
+    let raw = (&raw mut address).cast();
+    // SAFETY: `address` is writable for `length` bytes and both outlive the call.
+    check(unsafe { libc::getsockname(fd.as_raw_fd(), raw, &raw mut length) })?;
+    Ok(name(&address, length))
+}
+
+/// `bind(2)`.
+pub fn bind(fd: BorrowedFd<'_>, name: &[u8]) -> io::Result<()> {
+    let (address, length) = address(name)?;
+    // SAFETY: `address` is readable for `length` bytes and outlives the call.
+    check(unsafe { libc::bind(fd.as_raw_fd(), (&raw const address).cast(), length) })
+}
+
+/// `connect(2)`.
+pub fn connect(fd: BorrowedFd<'_>, name: &[u8]) -> io::Result<()> {
+    let (address, length) = address(name)?;
+    // SAFETY: `address` is readable for `length` bytes and outlives the call.
+    check(unsafe { libc::connect(fd.as_raw_fd(), (&raw const address).cast(), length) })
+}

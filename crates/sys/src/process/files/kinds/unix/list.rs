@@ -1,0 +1,112 @@
+//! The kernel's list of Unix sockets (`sock_diag(7)`, `linux/unix_diag.h`).
+
+use crate::netlink::{Message, Netlink, attributes};
+use rustix::fs::{Mode, OFlags, open};
+use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
+use std::collections::HashMap;
+use std::fs;
+use std::io;
+use std::os::fd::AsFd;
+
+/// `SOCK_DIAG_BY_FAMILY`.
+const BY_FAMILY: u16 = 20;
+/// `UDIAG_SHOW_VFS`, `_PEER`, `_ICONS`, `_RQLEN`.
+const SHOW: u32 = 0x2 | 0x4 | 0x8 | 0x10;
+/// Bytes of `struct unix_diag_msg`.
+const HEAD: usize = 16;
+/// Attributes.
+const VFS: u16 = 1;
+const PEER: u16 = 2;
+const ICONS: u16 = 3;
+const QUEUES: u16 = 4;
+const SHUTDOWN: u16 = 6;
+/// `TCP_LISTEN`.
+const LISTEN: u8 = 10;
+
+/// A socket.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Entry {
+    /// It listens.
+    pub listening: bool,
+    /// Inode of its file, its lower 32 bits.
+    pub file: Option<u32>,
+    /// Inode of the socket it is connected to; 0 for one that nobody has open.
+    pub peer: Option<u32>,
+    /// Of a listener: inodes of the sockets that wait, oldest first.
+    pub waiting: Vec<u32>,
+    /// Of a listener: how many may wait.
+    pub backlog: u32,
+    /// Halves that are shut.
+    pub shutdown: u8,
+}
+
+/// All sockets of a network namespace, by inode.
+#[derive(Debug, Default)]
+pub struct Listed {
+    /// By inode.
+    pub sockets: HashMap<u32, Entry>,
+    /// Who waits: listener and place.
+    pub waiting: HashMap<u32, (u32, u32)>,
+}
+
+/// Asks the kernel, in the network namespace of a process.
+pub fn list(pid: i32) -> io::Result<Listed> {
+    let theirs = format!("/proc/{pid}/ns/net");
+    if fs::read_link(&theirs)? == fs::read_link("/proc/thread-self/ns/net")? {
+        return ask();
+    }
+    let namespace = open(theirs, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
+    let inside = || {
+        move_into_link_name_space(namespace.as_fd(), Some(LinkNameSpaceType::Network))?;
+        ask()
+    };
+    let thread = std::thread::scope(|scope| scope.spawn(inside).join());
+    thread.unwrap_or_else(|_| Err(io::Error::other("the thread that lists sockets ended")))
+}
+
+fn ask() -> io::Result<Listed> {
+    let mut request = [0u8; 24];
+    request[0] = libc::AF_UNIX as u8;
+    request[4..8].copy_from_slice(&u32::MAX.to_ne_bytes());
+    request[12..16].copy_from_slice(&SHOW.to_ne_bytes());
+    request[16..24].copy_from_slice(&[0xff; 8]);
+    let mut listed = Listed::default();
+    let message = Message::new(BY_FAMILY, 0, &request);
+    let mut netlink = Netlink::new(libc::NETLINK_SOCK_DIAG)?;
+    netlink.ask(message, libc::NLM_F_DUMP, |_, body| {
+        if let Some((inode, entry)) = parse(body) {
+            for (place, waiting) in entry.waiting.iter().enumerate() {
+                listed.waiting.insert(*waiting, (inode, place as u32));
+            }
+            listed.sockets.insert(inode, entry);
+        }
+    })?;
+    Ok(listed)
+}
+
+fn parse(body: &[u8]) -> Option<(u32, Entry)> {
+    let word = |bytes: &[u8], at: usize| {
+        let bytes = bytes.get(at..at + 4)?.try_into().ok()?;
+        Some(u32::from_ne_bytes(bytes))
+    };
+    let inode = word(body, 4)?;
+    let mut entry = Entry {
+        listening: *body.get(2)? == LISTEN,
+        ..Entry::default()
+    };
+    for (kind, value) in attributes(body.get(HEAD..)?) {
+        match kind {
+            VFS => entry.file = word(value, 0),
+            PEER => entry.peer = word(value, 0),
+            ICONS => {
+                entry.waiting = (0..value.len() / 4)
+                    .filter_map(|at| word(value, at * 4))
+                    .collect()
+            }
+            QUEUES => entry.backlog = word(value, 4)?,
+            SHUTDOWN => entry.shutdown = *value.first()?,
+            _ => {}
+        }
+    }
+    Some((inode, entry))
+}

@@ -1,0 +1,109 @@
+//! Giving Unix sockets their names, and meaning those that wait on stage.
+
+use super::address;
+use super::stage::Stage;
+use crate::process::files::acceptor::Stock;
+use crate::process::files::error::{At, FilesError, Refusal};
+use crate::process::files::image::{UnixName, UnixSocket};
+use std::io;
+use std::os::fd::BorrowedFd;
+use std::path::{Path, PathBuf};
+
+/// A name as the kernel writes it.
+pub fn raw_name(name: &UnixName) -> Vec<u8> {
+    match name {
+        UnixName::None => Vec::new(),
+        UnixName::Abstract(name) => name.0.clone(),
+        UnixName::Path { name, .. } => name.as_bytes().to_vec(),
+    }
+}
+
+/// Where the file of a name is, or would be.
+pub fn final_path(name: &UnixName) -> PathBuf {
+    match name {
+        UnixName::Path {
+            file: Some(file), ..
+        } => PathBuf::from(file),
+        UnixName::Path { name, .. } => Path::new("/tmp").join(name),
+        _ => PathBuf::from("/"),
+    }
+}
+
+/// Calls `work` where the socket's name means its file on stage; directly, where it has none.
+pub fn at_name<R: Send>(
+    stock: &mut Stock,
+    name: &UnixName,
+    file: &Path,
+    work: impl FnOnce(Option<&Stage>) -> io::Result<R> + Send,
+) -> Result<R, FilesError> {
+    let UnixName::Path { name, .. } = name else {
+        return work(None).at("a socket's name");
+    };
+    let directory = directory(file);
+    let at = match stock
+        .stages
+        .iter()
+        .position(|stage| stage.is_for(directory))
+    {
+        Some(at) => at,
+        None => {
+            stock.stages.push(Stage::new(directory)?);
+            stock.stages.len() - 1
+        }
+    };
+    let stage = &stock.stages[at];
+    stage.inside(name, file, || work(Some(stage))).at(name)
+}
+
+/// Where a file lies.
+pub fn directory(file: &Path) -> &Path {
+    file.parent().unwrap_or(Path::new("/"))
+}
+
+/// Gives a socket its name, if it has one.
+pub fn bind(stock: &mut Stock, fd: BorrowedFd<'_>, socket: &UnixSocket) -> Result<(), FilesError> {
+    bind_for(stock, fd, socket, true)
+}
+
+/// Binds a socket; `for_good` unless its file is still needed for a moment, though it was removed.
+pub fn bind_for(
+    stock: &mut Stock,
+    fd: BorrowedFd<'_>,
+    socket: &UnixSocket,
+    for_good: bool,
+) -> Result<(), FilesError> {
+    let name = raw_name(&socket.name);
+    if name.is_empty() {
+        return Ok(());
+    }
+    let file = final_path(&socket.name);
+    let outcome = at_name(stock, &socket.name, &file, |_| address::bind(fd, &name));
+    let directory = directory(&file);
+    let stage = stock
+        .stages
+        .iter_mut()
+        .find(|stage| stage.is_for(directory));
+    match outcome {
+        Err(FilesError::Kernel { source, .. }) if source.kind() == io::ErrorKind::AddrInUse => {
+            let shown = String::from_utf8_lossy(&name).replace('\0', "@");
+            return Err(Refusal::NameTaken(shown).into());
+        }
+        outcome => outcome?,
+    }
+    match (&socket.name, stage) {
+        (
+            UnixName::Path {
+                file: Some(_),
+                access,
+                ..
+            },
+            Some(stage),
+        ) => stage.add(&file, *access),
+        // The file was removed: the next socket may be bound by this name.
+        (UnixName::Path { .. }, Some(stage)) if for_good => {
+            stage.discard(&file);
+            Ok(())
+        }
+        _ => Ok(()),
+    }
+}

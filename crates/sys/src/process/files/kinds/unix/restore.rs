@@ -1,0 +1,326 @@
+//! A Unix socket at the acceptor.
+
+use super::naming::{at_name, bind, bind_for, directory, final_path, raw_name};
+use super::{BUFFERS, OPTIONS, address, queue};
+use crate::process::files::acceptor::Stock;
+use crate::process::files::error::{At, FilesError, Refusal};
+use crate::process::files::image::{FileId, Kind, UnixLink, UnixMessage, UnixName, UnixSocket};
+use crate::process::files::kinds::socket::{new_socket, set_options};
+use crate::process::files::raw;
+use crate::sockopt::{check, set_int};
+use libc::SOL_SOCKET;
+use rustix::net::{Shutdown, accept_with, listen, shutdown};
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+
+/// While queues are filled, a sender may have as much under way as they hold.
+const ROOM: i32 = 64 << 20;
+
+/// Makes a socket, with its peer where it has one.
+pub fn make(stock: &mut Stock, id: FileId) -> Result<(), FilesError> {
+    if stock.has(id) {
+        return Ok(());
+    }
+    let socket = socket_of(stock, id)?;
+    match socket.link {
+        UnixLink::To(peer) if is_mutual(stock, id, peer) => make_pair(stock, id, peer, &socket),
+        UnixLink::Gone => {
+            let (fd, ghost) = pair(socket.socket)?;
+            // The ghost is closed when the queue is filled.
+            let ghost = stock.lift(ghost)?;
+            stock.ghosts.insert(id, ghost);
+            bind(stock, fd.as_fd(), &socket)?;
+            keep(stock, id, fd)
+        }
+        _ => {
+            let fd = new_socket(libc::AF_UNIX, socket.socket, 0).at("socket")?;
+            bind(stock, fd.as_fd(), &socket)?;
+            if let UnixLink::Listening(backlog) = socket.link {
+                listen(&fd, backlog as i32).at("listen")?;
+            }
+            if let UnixLink::Service(path) = &socket.link {
+                let outcome = address::connect(fd.as_fd(), path.as_bytes());
+                outcome.map_err(|_| Refusal::Missing(path.clone()))?;
+            }
+            keep(stock, id, fd)
+        }
+    }
+}
+
+fn socket_of(stock: &Stock, id: FileId) -> Result<UnixSocket, FilesError> {
+    match stock.image.files.get(&id).map(|file| &file.kind) {
+        Some(Kind::Unix(socket)) => Ok((**socket).clone()),
+        _ => Err(Refusal::SocketAbsent(id).into()),
+    }
+}
+
+fn is_mutual(stock: &Stock, id: FileId, peer: FileId) -> bool {
+    let back = socket_of(stock, peer).map(|socket| socket.link);
+    id != peer && back.is_ok_and(|link| link == UnixLink::To(id))
+}
+
+/// Status flags, then its place in the stock.
+fn keep(stock: &mut Stock, id: FileId, fd: OwnedFd) -> Result<(), FilesError> {
+    let flags = stock.image.files[&id].flags & !(libc::O_ASYNC as u32);
+    raw::set_status(fd.as_fd(), flags).at("F_SETFL")?;
+    stock.keep(id, fd)
+}
+
+fn pair(kind: i32) -> Result<(OwnedFd, OwnedFd), FilesError> {
+    let mut fds = [0; 2];
+    let kind = kind | libc::SOCK_CLOEXEC;
+    // SAFETY: `fds` is writable for two descriptors and outlives the call.
+    check(unsafe { libc::socketpair(libc::AF_UNIX, kind, 0, fds.as_mut_ptr()) })
+        .at("socketpair")?;
+    // SAFETY: the call succeeded, so both are new descriptors that nothing else owns.
+    Ok(unsafe { (OwnedFd::from_raw_fd(fds[0]), OwnedFd::from_raw_fd(fds[1])) })
+}
+
+/// Two sockets that are connected to each other.
+fn make_pair(
+    stock: &mut Stock,
+    id: FileId,
+    peer: FileId,
+    socket: &UnixSocket,
+) -> Result<(), FilesError> {
+    let other = socket_of(stock, peer)?;
+    let dgram = socket.socket == libc::SOCK_DGRAM;
+    // A name that came from a listener cannot be bound again: connect and accept.
+    let accepted = |one: &UnixSocket| !dgram && has_inherited_name(stock, one);
+    let (fd, peer_fd) = if accepted(socket) {
+        let (client, server) = connect_and_accept(stock, &other, socket)?;
+        (server, client)
+    } else if accepted(&other) {
+        connect_and_accept(stock, socket, &other)?
+    } else {
+        let (fd, peer_fd) = pair(socket.socket)?;
+        bind(stock, fd.as_fd(), socket)?;
+        bind(stock, peer_fd.as_fd(), &other)?;
+        (fd, peer_fd)
+    };
+    let peer_fd = stock.lift(peer_fd)?;
+    keep(stock, id, fd)?;
+    keep(stock, peer, peer_fd)
+}
+
+/// A connected socket with a name mostly has it from the listener that accepted it.
+fn has_inherited_name(stock: &Stock, socket: &UnixSocket) -> bool {
+    match &socket.name {
+        UnixName::None => false,
+        UnixName::Abstract(_) | UnixName::Path { file: None, .. } => true,
+        UnixName::Path { .. } => {
+            let name = raw_name(&socket.name);
+            let alike = stock.image.files.values().filter(|file| match &file.kind {
+                Kind::Unix(other) => raw_name(&other.name) == name,
+                _ => false,
+            });
+            alike.count() > 1
+        }
+    }
+}
+
+fn connect_and_accept(
+    stock: &mut Stock,
+    client: &UnixSocket,
+    server: &UnixSocket,
+) -> Result<(OwnedFd, OwnedFd), FilesError> {
+    let listener = stock
+        .image
+        .files
+        .iter()
+        .find_map(|(id, file)| match &file.kind {
+            Kind::Unix(socket)
+                if matches!(socket.link, UnixLink::Listening(_))
+                    && raw_name(&socket.name) == raw_name(&server.name) =>
+            {
+                Some(*id)
+            }
+            _ => None,
+        });
+    let listener_is_ours = listener.is_none();
+    let (listener, file) = match listener {
+        Some(id) => {
+            make(stock, id)?;
+            let file = final_path(&socket_of(stock, id)?.name);
+            let listener = stock.get(id)?.try_clone_to_owned().at("dup")?;
+            (listener, file)
+        }
+        None => {
+            let mut server = server.clone();
+            // The name is given back at once: others may have had it from the same listener.
+            if let UnixName::Path { file, .. } = &mut server.name {
+                *file = None;
+            }
+            let listener = new_socket(libc::AF_UNIX, server.socket, 0).at("socket")?;
+            bind_for(stock, listener.as_fd(), &server, false)?;
+            listen(&listener, 1).at("listen")?;
+            (listener, final_path(&server.name))
+        }
+    };
+    let fd = new_socket(libc::AF_UNIX, client.socket, 0).at("socket")?;
+    bind(stock, fd.as_fd(), client)?;
+    let name = raw_name(&server.name);
+    at_name(stock, &server.name, &file, |_| {
+        address::connect(fd.as_fd(), &name)
+    })?;
+    if let Some(stage) = stock
+        .stages
+        .iter()
+        .find(|stage| listener_is_ours && stage.is_for(directory(&file)))
+    {
+        stage.discard(&file);
+    }
+    let flags = rustix::net::SocketFlags::CLOEXEC;
+    let accepted = accept_with(&listener, flags).at("accept")?;
+    Ok((fd, accepted))
+}
+
+/// Fills the queues of all sockets from their senders, and lets those wait that waited to be accepted.
+pub fn fill(stock: &mut Stock) -> Result<(), FilesError> {
+    let sockets = stock
+        .image
+        .files
+        .iter()
+        .filter_map(|(id, file)| match &file.kind {
+            Kind::Unix(socket) => Some((*id, (**socket).clone())),
+            _ => None,
+        });
+    let sockets: Vec<(FileId, UnixSocket)> = sockets.collect();
+    let mut waiting = Vec::new();
+    for (id, socket) in &sockets {
+        for message in &socket.queue {
+            deliver(stock, *id, socket, message)?;
+        }
+        stock.ghosts.remove(id);
+        if let UnixLink::Waiting(listener, place) = socket.link {
+            waiting.push((listener, place, *id));
+        }
+    }
+    waiting.sort_unstable();
+    for (listener, _, id) in waiting {
+        let name = socket_of(stock, listener)?.name;
+        let file = final_path(&name);
+        let fd = stock.get(id)?.try_clone_to_owned().at("dup")?;
+        let raw = raw_name(&name);
+        at_name(stock, &name, &file, |_| address::connect(fd.as_fd(), &raw))?;
+    }
+    // Datagram sockets that are connected one way only.
+    for (id, socket) in &sockets {
+        if let UnixLink::To(peer) = socket.link
+            && !is_mutual(stock, *id, peer)
+        {
+            let name = socket_of(stock, peer)?.name;
+            let file = final_path(&name);
+            let fd = stock.get(*id)?.try_clone_to_owned().at("dup")?;
+            let raw = raw_name(&name);
+            at_name(stock, &name, &file, |_| address::connect(fd.as_fd(), &raw))?;
+        }
+    }
+    Ok(())
+}
+
+fn deliver(
+    stock: &mut Stock,
+    id: FileId,
+    socket: &UnixSocket,
+    message: &UnixMessage,
+) -> Result<(), FilesError> {
+    let fds = message.files.iter().map(|file| stock.raw(*file));
+    let fds = fds.collect::<Result<Vec<_>, _>>()?;
+    let connected = match socket.link {
+        UnixLink::To(peer) if is_mutual(stock, id, peer) => Some(stock.get(peer)?.as_raw_fd()),
+        _ => stock.ghosts.get(&id).map(AsRawFd::as_raw_fd),
+    };
+    if let Some(sender) = connected {
+        // SAFETY: the stock keeps the descriptor open until this function has returned.
+        let sender = unsafe { BorrowedFd::borrow_raw(sender) };
+        set_int(sender, SOL_SOCKET, libc::SO_SNDBUFFORCE, ROOM).at("SO_SNDBUFFORCE")?;
+        return send(sender, message, &fds, None);
+    }
+    let sender = sender_named(stock, &message.from.0, socket.socket)?;
+    set_int(sender.as_fd(), SOL_SOCKET, libc::SO_SNDBUFFORCE, ROOM).at("SO_SNDBUFFORCE")?;
+    let to = raw_name(&socket.name);
+    let file = final_path(&socket.name);
+    at_name(stock, &socket.name, &file, |_| {
+        send(sender.as_fd(), message, &fds, Some(&to)).map_err(io::Error::other)
+    })
+}
+
+/// A socket of the tree with this name, or one for the moment.
+fn sender_named(stock: &mut Stock, from: &[u8], kind: i32) -> Result<OwnedFd, FilesError> {
+    let of_tree = stock
+        .image
+        .files
+        .iter()
+        .find_map(|(id, file)| match &file.kind {
+            Kind::Unix(socket) if !from.is_empty() && raw_name(&socket.name) == from => Some(*id),
+            _ => None,
+        });
+    if let Some(id) = of_tree {
+        return stock.get(id)?.try_clone_to_owned().at("dup");
+    }
+    let fd = new_socket(libc::AF_UNIX, kind, 0).at("socket")?;
+    let name = match from.first() {
+        None => return Ok(fd),
+        Some(0) => UnixName::Abstract(crate::process::files::image::Bytes(from.to_vec())),
+        Some(_) => UnixName::Path {
+            name: String::from_utf8_lossy(from).into_owned(),
+            file: None,
+            access: (0, 0, 0),
+        },
+    };
+    let socket = UnixSocket {
+        socket: kind,
+        name,
+        link: UnixLink::Alone,
+        shutdown: 0,
+        options: Vec::new(),
+        queue: Vec::new(),
+    };
+    bind(stock, fd.as_fd(), &socket)?;
+    Ok(fd)
+}
+
+fn send(
+    sender: BorrowedFd<'_>,
+    message: &UnixMessage,
+    fds: &[i32],
+    to: Option<&[u8]>,
+) -> Result<(), FilesError> {
+    let bytes = &message.bytes.0;
+    let mut credentials = message.credentials;
+    let own = std::process::id() as i32;
+    if let Some((pid @ 0, ..)) = &mut credentials {
+        *pid = own;
+    }
+    let sent = match queue::send(sender, bytes, fds, credentials, to) {
+        // The sender's process is gone, or outside.
+        Err(error) if error.raw_os_error() == Some(libc::ESRCH) => {
+            let credentials = credentials.map(|(_, user, group)| (own, user, group));
+            queue::send(sender, bytes, fds, credentials, to)
+        }
+        sent => sent,
+    };
+    let sent = sent.at("a message in a socket's queue")?;
+    if sent == bytes.len() {
+        return Ok(());
+    }
+    Err(io::Error::from(io::ErrorKind::WriteZero)).at("a message in a socket's queue")
+}
+
+/// Options and shut halves, when the queues are filled.
+pub fn settle(fd: BorrowedFd<'_>, socket: &UnixSocket) -> Result<(), FilesError> {
+    let buffers = BUFFERS.map(|(_, set)| (SOL_SOCKET, set));
+    let allowed: Vec<_> = OPTIONS.into_iter().chain(buffers).collect();
+    set_options(fd, &allowed, &socket.options)?;
+    let halves = match socket.shutdown & 3 {
+        1 => Shutdown::Read,
+        2 => Shutdown::Write,
+        3 => Shutdown::Both,
+        _ => return Ok(()),
+    };
+    match shutdown(fd, halves) {
+        Err(rustix::io::Errno::NOTCONN) => Ok(()),
+        outcome => outcome.at("shutdown"),
+    }
+}

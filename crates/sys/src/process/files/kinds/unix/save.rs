@@ -1,0 +1,195 @@
+//! A Unix socket at the donor.
+
+use super::list::{Entry, list};
+use super::queue::{Peeked, peek};
+use super::{BUFFERS, OPTIONS, address};
+use crate::process::files::donor::{Saved, Saver, Subject};
+use crate::process::files::error::{At, FilesError, Reason};
+use crate::process::files::image::{
+    Bytes, FileId, Kind, SocketOption, UnixLink, UnixMessage, UnixName, UnixSocket,
+};
+use crate::process::files::kinds::socket::options;
+use crate::sockopt::get_int;
+use libc::SOL_SOCKET;
+use rustix::io::ioctl_fionread;
+use std::fs;
+use std::os::fd::BorrowedFd;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+
+/// `SIOCOUTQ`.
+const SIOCOUTQ: u64 = 0x5411;
+
+/// Reads a socket.
+pub fn save(saver: &mut Saver<'_>, subject: &Subject, socket: i32) -> Saved<Kind> {
+    if let Some(pid) = saver.outside.holder(&subject.link) {
+        return Err(Reason::OtherEndOutside(Some(pid)).into());
+    }
+    let entry = entry(saver, subject)?;
+    let name = name(saver, subject, &entry)?;
+    let link = link(saver, subject, socket, &entry)?;
+    let queue = if saver.frozen && !entry.listening {
+        queue(saver, subject, socket)?
+    } else {
+        Vec::new()
+    };
+    let mut found = options(subject.fd(), &OPTIONS)?;
+    found.extend(buffers(subject.fd())?);
+    Ok(Kind::Unix(Box::new(UnixSocket {
+        socket,
+        name,
+        link,
+        shutdown: entry.shutdown,
+        options: found,
+        queue,
+    })))
+}
+
+/// What the kernel's list says, which is asked for anew when the socket is younger than it.
+fn entry(saver: &mut Saver<'_>, subject: &Subject) -> Saved<Entry> {
+    let inode = subject.info.inode as u32;
+    let known = |saver: &Saver<'_>| {
+        let sockets = &saver.unix.as_ref()?.sockets;
+        sockets.get(&inode).cloned()
+    };
+    if known(saver).is_none() {
+        saver.unix = Some(list(saver.pids[0]).at("sock_diag")?);
+    }
+    Ok(known(saver).ok_or(Reason::OtherNamespace)?)
+}
+
+fn name(saver: &Saver<'_>, subject: &Subject, entry: &Entry) -> Saved<UnixName> {
+    let raw = address::own_name(subject.fd()).at("getsockname")?;
+    match raw.first() {
+        None => return Ok(UnixName::None),
+        Some(0) => return Ok(UnixName::Abstract(Bytes(raw))),
+        Some(_) => {}
+    }
+    let name = String::from_utf8(raw).map_err(|_| Reason::NotUtf8)?;
+    let path = if name.starts_with('/') {
+        name.clone()
+    } else {
+        let cwd = fs::read_link(format!("/proc/{}/cwd", holder(saver, subject))).at("cwd")?;
+        cwd.join(&name).to_string_lossy().into_owned()
+    };
+    // Only a socket that was bound itself has a file; one that was accepted has the listener's name.
+    let file = fs::symlink_metadata(&path).ok();
+    let file = file.filter(|file| entry.file == Some(file.ino() as u32));
+    let access = file.as_ref().map_or((0, 0, 0), |file| {
+        (file.uid(), file.gid(), file.mode() & 0o7777)
+    });
+    let file = file.map(|_| path);
+    Ok(UnixName::Path { name, file, access })
+}
+
+fn holder(saver: &Saver<'_>, subject: &Subject) -> i32 {
+    saver.pool.classes[subject.class].place.address().0
+}
+
+fn link(saver: &Saver<'_>, subject: &Subject, socket: i32, entry: &Entry) -> Saved<UnixLink> {
+    if entry.listening {
+        return listening(saver, entry);
+    }
+    let listed = saver.unix.as_ref();
+    let inode = subject.info.inode as u32;
+    if let Some((listener, place)) = listed.and_then(|listed| listed.waiting.get(&inode)) {
+        let listener = of_tree(saver, *listener).ok_or(Reason::OtherEndOutside(None))?;
+        let mut unread = [0u8; 4];
+        super::super::super::raw::ioctl(subject.fd(), SIOCOUTQ, &mut unread).at("SIOCOUTQ")?;
+        // What the socket that waits has received cannot be read before it is accepted.
+        if saver.frozen && unread != [0; 4] {
+            return Err(Reason::Unaccepted.into());
+        }
+        return Ok(UnixLink::Waiting(listener, *place));
+    }
+    match entry.peer {
+        None => Ok(UnixLink::Alone),
+        Some(0) => Ok(UnixLink::Gone),
+        Some(peer) => match of_tree(saver, peer) {
+            Some(file) => Ok(UnixLink::To(file)),
+            None if socket == libc::SOCK_DGRAM => service(saver, subject, peer),
+            None => Err(outside(saver, peer).into()),
+        },
+    }
+}
+
+fn outside(saver: &Saver<'_>, peer: u32) -> Reason {
+    let link = format!("socket:[{peer}]");
+    Reason::OtherEndOutside(saver.outside.holder(&link))
+}
+
+fn listening(saver: &Saver<'_>, entry: &Entry) -> Saved<UnixLink> {
+    let strange = |waiting: &u32| of_tree(saver, *waiting).is_none();
+    if saver.frozen && entry.waiting.iter().any(strange) {
+        return Err(Reason::Unaccepted.into());
+    }
+    Ok(UnixLink::Listening(entry.backlog))
+}
+
+fn of_tree(saver: &Saver<'_>, inode: u32) -> Option<FileId> {
+    let alike = saver.pool.with_inode(inode.into());
+    // Other files may have the number on their mounts; sockets have none of their own.
+    let class = alike
+        .iter()
+        .find(|class| saver.pool.classes[**class].info.value("scm_fds").is_some());
+    class.map(|class| saver.id(*class))
+}
+
+/// A datagram socket that was connected to a file, such as the system log's: its name means the same on every host.
+fn service(saver: &Saver<'_>, subject: &Subject, peer: u32) -> Saved<UnixLink> {
+    let (mut address, _) = address::address(&[]).at("getpeername")?;
+    let mut length = size_of::<libc::sockaddr_un>() as libc::socklen_t;
+    let fd = std::os::fd::AsRawFd::as_raw_fd(&subject.copy);
+    // SAFETY: `address` is writable for `length` bytes and both outlive the call.
+    let outcome = unsafe { libc::getpeername(fd, (&raw mut address).cast(), &raw mut length) };
+    crate::sockopt::check(outcome).at("getpeername")?;
+    let name = String::from_utf8(address::name(&address, length)).map_err(|_| Reason::NotUtf8)?;
+    if name.starts_with('/') && Path::new(&name).exists() {
+        return Ok(UnixLink::Service(name));
+    }
+    Err(outside(saver, peer).into())
+}
+
+fn queue(saver: &mut Saver<'_>, subject: &Subject, socket: i32) -> Saved<Vec<UnixMessage>> {
+    let stream = socket != libc::SOCK_DGRAM;
+    if stream && ioctl_fionread(&subject.copy).at("FIONREAD")? == 0 {
+        return Ok(Vec::new());
+    }
+    let peeked = match peek(subject.fd(), stream) {
+        Ok(peeked) => peeked,
+        Err(error) if error.raw_os_error() == Some(libc::ENOTCONN) => return Ok(Vec::new()),
+        Err(error) => return Err(error).at("MSG_PEEK")?,
+    };
+    let mut queue = Vec::new();
+    for message in peeked {
+        queue.push(to_message(saver, message)?);
+    }
+    Ok(queue)
+}
+
+fn to_message(saver: &mut Saver<'_>, message: Peeked) -> Saved<UnixMessage> {
+    let mut files = Vec::new();
+    for fd in message.fds {
+        files.push(saver.id_in_flight(fd)?);
+    }
+    let inside = |(pid, user, group)| (saver.inner(pid).unwrap_or(0), user, group);
+    Ok(UnixMessage {
+        bytes: Bytes(message.bytes),
+        files,
+        credentials: message.credentials.map(inside),
+        from: Bytes(message.from),
+    })
+}
+
+fn buffers(fd: BorrowedFd<'_>) -> Result<Vec<SocketOption>, FilesError> {
+    let mut found = Vec::new();
+    for (get, set) in BUFFERS {
+        let doubled = get_int(fd, SOL_SOCKET, get).at("buffer size")?;
+        found.push(SocketOption {
+            level: SOL_SOCKET,
+            name: set,
+            value: Bytes((doubled / 2).to_ne_bytes().to_vec()),
+        });
+    }
+    Ok(found)
+}

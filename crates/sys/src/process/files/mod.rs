@@ -1,0 +1,34 @@
+//! The descriptors of a process tree, out of one host and into another.
+//!
+//! At the donor, [`inspect`] names what cannot move, [`Draft::save`] reads everything while the tree runs, and
+//! [`Draft::save_frozen`] reads it again while it is stopped; only the difference ([`Image::changes_since`]) crosses in the
+//! freeze. No copy of a descriptor is kept while the tree runs: it would keep connections, locks and epoll sets alive
+//! that the program closes.
+//!
+//! At the acceptor, a [`Stock`] verifies the image, makes every open file once ([`Stock::prepare`]), brings it to its final
+//! state ([`Stock::finish`]), and says for each descriptor table which numbers to give them ([`Stock::arrangement`]).
+//!
+//! What a program could notice, since the kernel does not show or take it: an edge-triggered or one-shot entry of epoll
+//! may be reported once more; the PID in `SO_PEERCRED` and `F_GETLK` is the restorer's; of a stream, descriptors in flight
+//! may come with bytes that were sent just before them without; a timer stands still during the freeze.
+//!
+//! TCP and UDP sockets are handed through: a copy at the donor ([`Frozen::sockets`]), a slot at the acceptor.
+
+mod acceptor;
+mod donor;
+mod error;
+mod fdinfo;
+pub mod image;
+mod inspect;
+mod kinds;
+mod raw;
+mod survey;
+
+pub use acceptor::{Given, Step, Stock};
+pub use donor::{Draft, Frozen, Limits};
+pub use error::{Blocker, FilesError, Reason, Refusal};
+pub use fdinfo::{EpollLine, FdInfo, InotifyLine, Lease};
+pub use image::Image;
+pub use image::changes::Changes;
+pub use inspect::inspect;
+pub use kinds::terminal::take_terminal;

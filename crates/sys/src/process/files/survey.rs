@@ -1,0 +1,261 @@
+//! Which descriptors the processes of a tree have, and which of them are the same open file.
+
+use super::error::{At, Blocker, FilesError, Reason};
+use super::fdinfo::FdInfo;
+use super::raw::{self, Ordering};
+use rustix::fs::{Mode, OFlags, RawDir, openat};
+use rustix::io::Errno;
+use std::collections::{BTreeMap, HashMap};
+use std::fs;
+use std::io;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsRawFd, OwnedFd};
+
+/// A process and the descriptor table it has.
+#[derive(Clone, Debug)]
+pub struct Holder {
+    /// As the caller sees it.
+    pub pid: i32,
+    /// As it sees itself.
+    pub inner: i32,
+}
+
+/// A descriptor table.
+#[derive(Debug)]
+pub struct TableSeen {
+    /// Its processes; the first is asked about it.
+    pub holders: Vec<Holder>,
+    /// Its descriptors.
+    pub descriptors: Vec<(u32, FdInfo)>,
+}
+
+/// The descriptor tables of a tree by the lowest inner PID that has each.
+pub type Survey = BTreeMap<u32, TableSeen>;
+
+/// Looks at all descriptors of `pids`. Zombies have none.
+///
+/// # Errors
+/// [`FilesError::Blocked`] for a thread with a table of its own; [`FilesError::Kernel`].
+pub fn survey(pids: &[i32]) -> Result<Survey, FilesError> {
+    let mut tables: Vec<Vec<Holder>> = Vec::new();
+    for &pid in pids {
+        let Some(inner) = inner_pid(pid) else {
+            continue;
+        };
+        let holder = Holder { pid, inner };
+        let found = tables.binary_search_by(|table| {
+            raw::compare_tables(table[0].pid, pid).unwrap_or(Ordering::Less)
+        });
+        match found {
+            Ok(at) => tables[at].push(holder),
+            Err(at) => tables.insert(at, vec![holder]),
+        }
+        check_threads(pid)?;
+    }
+    let mut survey = Survey::new();
+    for mut holders in tables {
+        holders.sort_by_key(|holder| holder.inner);
+        let descriptors = descriptors(holders[0].pid)?;
+        let table = TableSeen {
+            descriptors,
+            holders,
+        };
+        survey.insert(table.holders[0].inner as u32, table);
+    }
+    Ok(survey)
+}
+
+/// The PID as the process sees it itself; `None` for a zombie or one that is gone.
+pub fn inner_pid(pid: i32) -> Option<i32> {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    let line = |name: &str| status.lines().find_map(|line| line.strip_prefix(name));
+    if line("State:")?.trim_start().starts_with(['Z', 'X']) {
+        return None;
+    }
+    line("NSpid:")?.split_whitespace().next_back()?.parse().ok()
+}
+
+fn check_threads(pid: i32) -> Result<(), FilesError> {
+    for entry in fs::read_dir(format!("/proc/{pid}/task"))
+        .at("/proc/PID/task")?
+        .flatten()
+    {
+        let Some(thread) = entry
+            .file_name()
+            .to_str()
+            .and_then(|name| name.parse().ok())
+        else {
+            continue;
+        };
+        // A thread that ended meanwhile has no table.
+        let order = raw::compare_tables(pid, thread).unwrap_or(Ordering::Equal);
+        if thread != pid && order != Ordering::Equal {
+            return Err(FilesError::Blocked(vec![Blocker {
+                pid,
+                fd: None,
+                path: format!("/proc/{pid}/task/{thread}"),
+                reason: Reason::ThreadTable(thread),
+            }]));
+        }
+    }
+    Ok(())
+}
+
+/// All descriptors of a process; what is closed meanwhile is left out.
+fn descriptors(pid: i32) -> Result<Vec<(u32, FdInfo)>, FilesError> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let path = format!("/proc/{pid}/fdinfo");
+    let dir = rustix::fs::open(&path, flags, Mode::empty()).at(&path)?;
+    let mut space = vec![MaybeUninit::uninit(); 32 * 1024];
+    let mut entries = RawDir::new(&dir, &mut space);
+    let mut numbers = Vec::new();
+    while let Some(entry) = entries.next() {
+        let entry = entry.at(&path)?;
+        let name = entry.file_name().to_str().ok();
+        numbers.extend(name.and_then(|name| name.parse::<u32>().ok()));
+    }
+    let mut text = Vec::with_capacity(4096);
+    let mut found = Vec::with_capacity(numbers.len());
+    for fd in numbers {
+        match read_info(&dir, fd, &mut text) {
+            Ok(info) => found.push((fd, info)),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => return Err(error).at(format!("{path}/{fd}")),
+        }
+    }
+    found.sort_by_key(|(fd, _)| *fd);
+    Ok(found)
+}
+
+fn read_info(dir: &OwnedFd, fd: u32, text: &mut Vec<u8>) -> io::Result<FdInfo> {
+    let file = openat(
+        dir,
+        fd.to_string(),
+        OFlags::RDONLY | OFlags::CLOEXEC,
+        Mode::empty(),
+    )?;
+    text.clear();
+    loop {
+        text.reserve(4096);
+        match rustix::io::read(&file, rustix::buffer::spare_capacity(text)) {
+            Ok(0) => break,
+            Ok(_) | Err(Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    let text = String::from_utf8_lossy(text);
+    FdInfo::parse(&text).ok_or_else(|| io::Error::from(io::ErrorKind::InvalidData))
+}
+
+/// A place where an open file can be reached.
+#[derive(Debug)]
+pub enum Place {
+    /// A descriptor of a process of the tree.
+    Process(i32, u32),
+    /// A copy of our own, of a file that is in flight.
+    Own(OwnedFd),
+}
+
+impl Place {
+    /// Process and descriptor.
+    pub fn address(&self) -> (i32, u32) {
+        match self {
+            Self::Process(pid, fd) => (*pid, *fd),
+            Self::Own(fd) => (std::process::id() as i32, fd.as_raw_fd() as u32),
+        }
+    }
+}
+
+/// An open file of the tree.
+#[derive(Debug)]
+pub struct Class {
+    /// Where to reach it.
+    pub place: Place,
+    /// Its descriptors: table and number.
+    pub slots: Vec<(u32, u32)>,
+    /// What the first of them showed.
+    pub info: FdInfo,
+}
+
+/// What files that are the same have in common: mount, inode, and for an eventfd its number.
+pub type Key = (u32, u64, u32);
+
+/// The key of a file.
+pub fn key(info: &FdInfo) -> Key {
+    let event = info.number("eventfd-id").unwrap_or(0);
+    (info.mount, info.inode, event)
+}
+
+/// All open files of a tree.
+#[derive(Debug, Default)]
+pub struct Pool {
+    /// In the order in which they were found.
+    pub classes: Vec<Class>,
+    /// Those with the same key, in the order of the kernel.
+    by_key: HashMap<Key, Vec<usize>>,
+    by_inode: HashMap<u64, Vec<usize>>,
+    by_slot: HashMap<(u32, u32), usize>,
+}
+
+impl Pool {
+    /// Sorts the descriptors of a survey by what they refer to.
+    pub fn new(survey: &Survey) -> Self {
+        let mut pool = Self::default();
+        for (table, seen) in survey {
+            for (fd, info) in &seen.descriptors {
+                let place = Place::Process(seen.holders[0].pid, *fd);
+                let class = pool.add(place, info);
+                pool.classes[class].slots.push((*table, *fd));
+                pool.by_slot.insert((*table, *fd), class);
+            }
+        }
+        pool
+    }
+
+    /// The class of a file, which is made if there is none: by key first, then by the order in which the kernel compares
+    /// files, so that this costs the logarithm of the number of files with the same key.
+    pub fn add(&mut self, place: Place, info: &FdInfo) -> usize {
+        let alike = self.by_key.entry(key(info)).or_default();
+        let classes = &self.classes;
+        let found = alike.binary_search_by(|&other| {
+            // A descriptor that a running process closed meanwhile compares with nothing.
+            raw::compare_files(classes[other].place.address(), place.address())
+                .unwrap_or(Ordering::Less)
+        });
+        match found {
+            Ok(at) => alike[at],
+            Err(at) => {
+                let class = self.classes.len();
+                alike.insert(at, class);
+                self.by_inode.entry(info.inode).or_default().push(class);
+                self.classes.push(Class {
+                    place,
+                    slots: Vec::new(),
+                    info: info.clone(),
+                });
+                class
+            }
+        }
+    }
+
+    /// Files with the same key as this one, itself among them.
+    pub fn alike(&self, info: &FdInfo) -> &[usize] {
+        self.by_key.get(&key(info)).map_or(&[], Vec::as_slice)
+    }
+
+    /// Files with this inode, on whatever mount.
+    pub fn with_inode(&self, inode: u64) -> &[usize] {
+        self.by_inode.get(&inode).map_or(&[], Vec::as_slice)
+    }
+
+    /// The file behind a descriptor of a table.
+    pub fn at(&self, table: u32, fd: u32) -> Option<usize> {
+        self.by_slot.get(&(table, fd)).copied()
+    }
+}
+
+/// `fdinfo` of a descriptor of our own.
+pub fn own_info(fd: &OwnedFd) -> io::Result<FdInfo> {
+    let text = fs::read_to_string(format!("/proc/self/fdinfo/{}", fd.as_raw_fd()))?;
+    FdInfo::parse(&text).ok_or_else(|| io::Error::from(io::ErrorKind::InvalidData))
+}

@@ -1,0 +1,284 @@
+//! A donor that holds descriptors and stands still, and an acceptor that gets them.
+
+use holdfast_sys::process::files::{Changes, Draft, FilesError, Given, Image, Limits, Stock};
+use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
+use std::fs;
+use std::io::{Read, Write};
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+/// A process that stopped itself.
+pub struct Donor {
+    pub pid: Pid,
+}
+
+impl Donor {
+    /// Forks a process that has no descriptors but `/dev/null` and runs `hold`, which ends with [`stop`].
+    pub fn new(hold: impl FnOnce()) -> Self {
+        Self::start(hold, None)
+    }
+
+    /// A process that keeps a descriptor of the test's own, as its number 10.
+    pub fn keeping(fd: impl FnOnce() -> OwnedFd) -> Self {
+        let fd = fd();
+        Stock::raise_limit().expect("limit");
+        let kept = Stock::lift_own(fd).expect("lifted");
+        let number = kept.as_raw_fd();
+        Self::start(
+            || {
+                put(at(number).try_clone_to_owned().expect("dup"), 10);
+                close(number);
+                stop();
+            },
+            Some(kept),
+        )
+    }
+
+    fn start(hold: impl FnOnce(), kept: Option<OwnedFd>) -> Self {
+        let pid = match fork() {
+            None => child(hold, kept.map(OwnedFd::into_raw_fd).and(None)),
+            Some(pid) => pid,
+        };
+        let donor = Self { pid };
+        donor.wait_until_stopped();
+        donor
+    }
+
+    fn wait_until_stopped(&self) {
+        let status = waitpid(Some(self.pid), WaitOptions::UNTRACED).expect("waited");
+        let (_, status) = status.expect("a status");
+        assert!(status.stopped(), "the donor ended: {status:?}");
+    }
+
+    /// Lets it run to its next [`stop`].
+    pub fn run_on(&self) {
+        kill_process(self.pid, Signal::CONT).expect("continued");
+        self.wait_until_stopped();
+    }
+
+    /// All processes of its tree.
+    pub fn pids(&self) -> Vec<i32> {
+        let mut pids = vec![self.pid.as_raw_nonzero().get()];
+        let mut at = 0;
+        while at < pids.len() {
+            let pid = pids[at];
+            let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children"));
+            let children = children.unwrap_or_default();
+            pids.extend(
+                children
+                    .split_whitespace()
+                    .map(|pid| pid.parse::<i32>().expect("a pid")),
+            );
+            at += 1;
+        }
+        pids
+    }
+
+    pub fn draft(&self) -> Draft {
+        Draft::save(&self.pids(), &Limits::default()).unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    /// Saves it as it is, as if nothing had happened between running and standing still.
+    pub fn save(&self) -> Saved {
+        self.freeze(&self.draft())
+    }
+
+    /// Saves it against an earlier draft. What crosses is encoded and decoded.
+    pub fn freeze(&self, draft: &Draft) -> Saved {
+        let frozen = draft
+            .save_frozen(&self.pids())
+            .unwrap_or_else(|error| panic!("{error}"));
+        let changes = frozen.image.changes_since(&draft.image);
+        let image = postcard::to_stdvec(&draft.image).expect("coded");
+        let changes = postcard::to_stdvec(&changes).expect("coded");
+        Saved {
+            image: Image::decode(&image).expect("decoded"),
+            changes: Changes::decode(&changes).expect("decoded"),
+            frozen: frozen.image,
+        }
+    }
+
+    pub fn blockers(&self) -> Vec<String> {
+        let found = holdfast_sys::process::files::inspect(&self.pids(), &Limits::default());
+        let found = found.unwrap_or_else(|error| panic!("{error}"));
+        found
+            .iter()
+            .map(|blocker| format!("{:?} {blocker}", blocker.reason))
+            .collect()
+    }
+}
+
+impl Drop for Donor {
+    fn drop(&mut self) {
+        for pid in self.pids().into_iter().rev() {
+            let pid = Pid::from_raw(pid).expect("a pid");
+            kill_process(pid, Signal::KILL).expect("killed");
+        }
+        waitpid(Some(self.pid), WaitOptions::empty()).expect("reaped");
+    }
+}
+
+/// What an acceptor gets.
+pub struct Saved {
+    pub image: Image,
+    pub changes: Changes,
+    pub frozen: Image,
+}
+
+impl Saved {
+    /// Restores it in a new process and runs `check` there, once for each table: its place among the tables is given.
+    pub fn restored(self, check: impl Fn(usize)) {
+        self.restored_in(|| {}, check);
+    }
+
+    /// The same after `enter`, which makes namespaces of its own for the acceptor.
+    pub fn restored_in(self, enter: impl FnOnce(), check: impl Fn(usize)) {
+        let outcome = self.accept(enter, check);
+        assert!(outcome.is_empty(), "the acceptor says: {outcome}");
+    }
+
+    /// What the acceptor says when it refuses.
+    pub fn refused(self) -> String {
+        self.accept(|| {}, |_| {})
+    }
+
+    fn accept(self, enter: impl FnOnce(), check: impl Fn(usize)) -> String {
+        in_child(|| {
+            enter();
+            self.act(check);
+        })
+    }
+
+    fn act(self, check: impl Fn(usize)) {
+        let stock = (|| {
+            let mut stock = Stock::prepare(self.image, Given::default())?;
+            stock.finish(self.changes, Given::default())?;
+            stock.publish()?;
+            Ok::<_, FilesError>(stock)
+        })();
+        let stock = stock.unwrap_or_else(|error| panic!("{error}"));
+        assert_eq!(*stock.image(), self.frozen);
+        let tables: Vec<u32> = stock.image().tables.keys().copied().collect();
+        let mut children = Vec::new();
+        for (at, table) in tables.iter().enumerate().skip(1) {
+            match fork() {
+                Some(pid) => children.push(pid),
+                None => {
+                    let outcome = catch_unwind(AssertUnwindSafe(|| {
+                        settle(stock, *table);
+                        check(at);
+                    }));
+                    end(outcome.is_err());
+                }
+            }
+        }
+        settle(stock, tables[0]);
+        check(0);
+        for pid in children {
+            let status = waitpid(Some(pid), WaitOptions::empty()).expect("waited");
+            let (_, status) = status.expect("a status");
+            assert_eq!(status.exit_status(), Some(0), "another process of the tree");
+        }
+    }
+}
+
+fn settle(stock: Stock, table: u32) {
+    let image = stock
+        .arrange(table)
+        .unwrap_or_else(|error| panic!("{error}"));
+    let outcome = image.take_locks(table);
+    outcome.unwrap_or_else(|error| panic!("{error}"));
+}
+
+/// Runs `work` in a new process, which has what the test has lifted, and says what it said.
+pub fn in_child(work: impl FnOnce()) -> String {
+    let (mut reader, writer) = std::io::pipe().expect("a pipe");
+    let pid = match fork() {
+        None => child(work, Some(writer.into())),
+        Some(pid) => pid,
+    };
+    drop(writer);
+    let mut said = String::new();
+    reader.read_to_string(&mut said).expect("read");
+    waitpid(Some(pid), WaitOptions::empty()).expect("reaped");
+    said
+}
+
+/// Stops the calling process until it is told to go on.
+pub fn stop() {
+    rustix::process::kill_process(rustix::process::getpid(), Signal::STOP).expect("stopped");
+}
+
+/// Gives a descriptor a number.
+pub fn put(fd: impl Into<OwnedFd>, number: RawFd) {
+    let fd = fd.into();
+    if fd.as_raw_fd() == number {
+        let _ = fd.into_raw_fd();
+        return;
+    }
+    // SAFETY: the number is this process's to give, and belongs to nothing else from here on.
+    let mut place = unsafe { OwnedFd::from_raw_fd(number) };
+    rustix::io::dup2(&fd, &mut place).expect("dup2");
+    let _ = place.into_raw_fd();
+}
+
+/// The descriptor with this number.
+pub fn at(number: RawFd) -> BorrowedFd<'static> {
+    // SAFETY: tests name only numbers that they opened or got restored, and that stay open.
+    unsafe { BorrowedFd::borrow_raw(number) }
+}
+
+/// Closes a number.
+pub fn close(number: RawFd) {
+    // SAFETY: the number belongs to the test, which does not use it again.
+    drop(unsafe { OwnedFd::from_raw_fd(number) });
+}
+
+/// Everything that can be read at once.
+pub fn read(number: RawFd) -> Vec<u8> {
+    let mut buffer = vec![0; 1 << 20];
+    let length = rustix::io::read(at(number), &mut buffer).expect("read");
+    buffer.truncate(length);
+    buffer
+}
+
+/// `None` in the child.
+pub fn fork() -> Option<Pid> {
+    // SAFETY: the child goes on with memory of its own; what it calls does not wait for threads that are not there.
+    let pid = unsafe { libc::fork() };
+    assert!(pid >= 0, "fork");
+    Pid::from_raw(pid)
+}
+
+/// Runs `work` in a forked child that has `/dev/null` three times, and its own reports. Never returns.
+fn child(work: impl FnOnce(), report: Option<OwnedFd>) -> ! {
+    // Nothing here may wait for ever: a thread that is not in this process may have held what it waits for.
+    // SAFETY: no pointers are passed.
+    unsafe { libc::alarm(120) };
+    Stock::raise_limit().expect("limit");
+    let mut report = report.map(|fd| fs::File::from(Stock::lift_own(fd).expect("lifted")));
+    let null = fs::File::options()
+        .read(true)
+        .write(true)
+        .open("/dev/null")
+        .expect("null");
+    for number in 0..3 {
+        put(null.try_clone().expect("dup"), number);
+    }
+    let top = Stock::callers_floor().expect("floor");
+    // SAFETY: nothing of the parent's is used here but the report, which is above.
+    unsafe { libc::syscall(libc::SYS_close_range, 3, top - 1, 0) };
+    std::mem::forget(null);
+    let outcome = catch_unwind(AssertUnwindSafe(work));
+    if let (Err(panic), Some(report)) = (&outcome, &mut report) {
+        let text = panic.downcast_ref::<String>().cloned();
+        let text = text.or(panic.downcast_ref::<&str>().map(ToString::to_string));
+        let _ = report.write_all(text.unwrap_or("a panic".into()).as_bytes());
+    }
+    end(outcome.is_err());
+}
+
+fn end(failed: bool) -> ! {
+    // SAFETY: no pointers are passed; nothing of the parent's is flushed or run.
+    unsafe { libc::_exit(i32::from(failed)) }
+}

@@ -1,0 +1,140 @@
+//! Images are read from another node: any bytes give a value or an error, and what is read leads nowhere else.
+
+use holdfast_sys::process::files::image::{
+    Bytes, Kind, OpenFile, Pipe, Slot, Table, UnixLink, UnixName, UnixSocket, Watch,
+};
+use holdfast_sys::process::files::{Changes, Image};
+use proptest::prelude::*;
+
+fn file(kind: Kind) -> OpenFile {
+    OpenFile {
+        flags: 0,
+        owner: None,
+        locks: Vec::new(),
+        kind,
+    }
+}
+
+fn socket(link: UnixLink) -> Kind {
+    Kind::Unix(Box::new(UnixSocket {
+        socket: 1,
+        name: UnixName::None,
+        link,
+        shutdown: 0,
+        options: Vec::new(),
+        queue: Vec::new(),
+    }))
+}
+
+/// Kinds that refer to others among the first files, pipes and tables; some to what is not there.
+fn kind() -> impl Strategy<Value = Kind> {
+    prop_oneof![
+        any::<(u64, bool)>().prop_map(|(count, semaphore)| Kind::Event { count, semaphore }),
+        any::<u64>().prop_map(|mask| Kind::Signal { mask }),
+        (0u32..6).prop_map(|pipe| Kind::Pipe { pipe }),
+        (0u32..12).prop_map(|peer| socket(UnixLink::To(peer))),
+        ("/?[a-z]{0,5}", any::<u64>()).prop_map(|(path, offset)| Kind::Directory { path, offset }),
+        prop::collection::vec(
+            (0u32..2_000_000, 0u32..12, any::<u32>(), any::<u64>()),
+            0..4
+        )
+        .prop_map(|watches| Kind::Epoll {
+            watches: watches
+                .into_iter()
+                .map(|(fd, file, events, data)| Watch {
+                    fd,
+                    file,
+                    events,
+                    data
+                })
+                .collect()
+        }),
+    ]
+}
+
+fn image() -> impl Strategy<Value = Image> {
+    let slot = (0u32..10, any::<bool>()).prop_map(|(file, close_on_exec)| Slot {
+        file,
+        close_on_exec,
+    });
+    let table = (
+        prop::collection::btree_map(0u32..100, slot, 0..8),
+        any::<(u64, u64)>(),
+    );
+    let table = table.prop_map(|(slots, descriptors_max)| Table {
+        slots,
+        descriptors_max,
+        ..Table::default()
+    });
+    let pipe = prop::collection::vec(any::<Vec<u8>>(), 0..3).prop_map(|chunks| Pipe {
+        path: None,
+        capacity: 4096,
+        chunks: chunks.into_iter().map(Bytes).collect(),
+        packets: false,
+    });
+    (
+        prop::collection::btree_map(0u32..4, table, 0..3),
+        prop::collection::btree_map(0u32..10, kind().prop_map(file), 0..10),
+        prop::collection::btree_map(0u32..6, pipe, 0..4),
+    )
+        .prop_map(|(tables, files, pipes)| Image {
+            tables,
+            files,
+            pipes,
+            ..Image::default()
+        })
+}
+
+proptest! {
+    #[test]
+    fn any_bytes_decode_to_an_error_or_a_value(bytes: Vec<u8>) {
+        let _ = Image::decode(&bytes);
+        if let Ok(changes) = Changes::decode(&bytes) {
+            let _ = Image::default().apply(changes);
+        }
+    }
+
+    #[test]
+    fn an_image_survives_or_is_refused_for_what_it_refers_to(image in image()) {
+        let bytes = postcard::to_stdvec(&image).expect("coded");
+        let exists = |file: &u32| image.files.contains_key(file);
+        let slots = image.tables.values().flat_map(|table| table.slots.values());
+        let sound = slots.map(|slot| slot.file).all(|file| exists(&file))
+            && image.files.values().all(|file| match &file.kind {
+                Kind::Pipe { pipe } => image.pipes.contains_key(pipe),
+                Kind::Epoll { watches } => {
+                    watches.iter().all(|watch| exists(&watch.file) && watch.fd < 1 << 20)
+                }
+                Kind::Event { count, .. } => *count != u64::MAX,
+                Kind::Directory { path, offset } => path.starts_with('/') && *offset >> 63 == 0,
+                Kind::Unix(socket) => match socket.link {
+                    UnixLink::To(peer) => {
+                        matches!(image.files.get(&peer), Some(OpenFile { kind: Kind::Unix(_), .. }))
+                    }
+                    _ => true,
+                },
+                _ => true,
+            });
+        match Image::decode(&bytes) {
+            Ok(decoded) => {
+                prop_assert!(sound);
+                prop_assert_eq!(decoded, image);
+            }
+            Err(error) => prop_assert!(!sound, "{}", error),
+        }
+        for end in 0..bytes.len() {
+            prop_assert!(Image::decode(&bytes[..end]).is_err());
+        }
+    }
+
+    #[test]
+    fn changes_lead_from_one_image_to_another(before in image(), after in image()) {
+        let bytes = postcard::to_stdvec(&after.changes_since(&before)).expect("coded");
+        let changes = Changes::decode(&bytes).expect("decoded");
+        if let Ok(there) = before.apply(changes) {
+            prop_assert_eq!(there, after.clone());
+        }
+        let nothing = postcard::to_stdvec(&after.changes_since(&after)).expect("coded");
+        prop_assert!(nothing.len() <= 10);
+    }
+}

@@ -1,0 +1,11 @@
+//! Descriptors of a process that stands still, saved from outside, restored in another one, and used there.
+
+mod blockers;
+mod events;
+mod files;
+mod harness;
+mod image;
+mod sets;
+mod sockets;
+mod tables;
+mod terminals;

@@ -1,0 +1,78 @@
+//! Pseudo-terminals. The acceptor has a devpts of its own, so that numbers are free.
+
+use crate::harness::{Donor, at, put, read, stop};
+use rustix::fs::{Mode, OFlags, open};
+use rustix::io::write;
+use rustix::pty::{OpenptFlags, openpt, ptsname, unlockpt};
+use rustix::termios::{LocalModes, OptionalActions, Winsize, tcgetattr, tcgetwinsize};
+use rustix::termios::{tcsetattr, tcsetwinsize};
+use std::process::Command;
+
+/// Terminals of our own.
+fn own_terminals() {
+    // SAFETY: the process has one thread.
+    assert_eq!(unsafe { libc::unshare(libc::CLONE_NEWNS) }, 0);
+    let run = |arguments: &[&str]| {
+        let status = Command::new("mount")
+            .args(arguments)
+            .status()
+            .expect("mount");
+        assert!(status.success(), "mount {arguments:?}");
+    };
+    run(&["--make-rprivate", "/"]);
+    run(&[
+        "-t",
+        "devpts",
+        "-o",
+        "newinstance,ptmxmode=666",
+        "devpts",
+        "/dev/pts",
+    ]);
+}
+
+#[test]
+fn a_terminal_keeps_its_number_modes_and_size() {
+    let donor = Donor::new(|| {
+        // Another one before it, so that its number is not the first.
+        let other = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).expect("a terminal");
+        put(
+            openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).expect("a terminal"),
+            10,
+        );
+        drop(other);
+        unlockpt(at(10)).expect("unlocked");
+        let name = ptsname(at(10), Vec::new()).expect("name");
+        put(
+            open(name, OFlags::RDWR | OFlags::NOCTTY, Mode::empty()).expect("open"),
+            11,
+        );
+        let mut modes = tcgetattr(at(11)).expect("modes");
+        modes
+            .local_modes
+            .remove(LocalModes::ECHO | LocalModes::ICANON);
+        tcsetattr(at(11), OptionalActions::Now, &modes).expect("modes");
+        let size = Winsize {
+            ws_row: 33,
+            ws_col: 99,
+            ws_xpixel: 1,
+            ws_ypixel: 2,
+        };
+        tcsetwinsize(at(10), size).expect("size");
+        stop();
+    });
+    let name = std::fs::read_link(format!("/proc/{}/fd/11", donor.pids()[0])).expect("link");
+    donor.save().restored_in(own_terminals, |_| {
+        assert_eq!(std::fs::read_link("/proc/self/fd/11").expect("link"), name);
+        let modes = tcgetattr(at(11)).expect("modes").local_modes;
+        assert!(!modes.intersects(LocalModes::ECHO | LocalModes::ICANON));
+        assert!(modes.contains(LocalModes::ISIG));
+        let size = tcgetwinsize(at(11)).expect("size");
+        assert_eq!((size.ws_row, size.ws_col, size.ws_ypixel), (33, 99, 2));
+        write(at(10), b"typed").expect("written");
+        assert_eq!(read(11), b"typed");
+        write(at(11), b"shown").expect("written");
+        assert_eq!(read(10), b"shown");
+    });
+    let refused = donor.save().refused();
+    assert!(refused.contains("is in use at the acceptor"), "{refused}");
+}
