@@ -11,6 +11,7 @@ pub mod net;
 pub mod netlink;
 pub mod packet;
 pub mod priority;
+pub mod process;
 pub mod sock_diag;
 pub mod sockopt;
 pub mod sysctl;

@@ -1,0 +1,20 @@
+//! Running processes in and out: a tree of processes is saved while it runs, round by round, frozen for a moment, and
+//! recreated with the same identities in another PID, mount and network namespace (paper 002 sections III-A and V-A).
+//!
+//! The library is made of steps which a daemon calls one by one; nothing here decides when to take the next.
+
+/// Whether processes can move on this machine.
+///
+/// # Errors
+/// `Unsupported`, with the name of the architecture, on anything but x86_64.
+pub fn supported() -> std::io::Result<()> {
+    if cfg!(target_arch = "x86_64") {
+        return Ok(());
+    }
+    let arch = std::env::consts::ARCH;
+    let message = format!("processes move on x86_64 only, this machine is {arch}");
+    Err(std::io::Error::new(
+        std::io::ErrorKind::Unsupported,
+        message,
+    ))
+}
