@@ -3,6 +3,28 @@
 //!
 //! The library is made of steps which a daemon calls one by one; nothing here decides when to take the next.
 
+#[cfg(target_arch = "x86_64")]
+pub mod acceptor;
+#[cfg(target_arch = "x86_64")]
+pub mod donor;
+#[cfg(target_arch = "x86_64")]
+pub mod error;
+#[cfg(target_arch = "x86_64")]
+mod identity;
+#[cfg(target_arch = "x86_64")]
+pub mod image;
+#[cfg(target_arch = "x86_64")]
+pub mod inspect;
+#[cfg(target_arch = "x86_64")]
+pub mod procfs;
+#[cfg(target_arch = "x86_64")]
+mod ranges;
+#[cfg(target_arch = "x86_64")]
+mod trace;
+
+/// The name (`comm`) of the first process of a PID namespace that a restorer made.
+pub const REAPER_NAME: &str = "holdfast-reaper";
+
 /// Whether processes can move on this machine.
 ///
 /// # Errors

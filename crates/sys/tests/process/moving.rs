@@ -1,0 +1,138 @@
+//! Moving a tree between hosts, which here are network namespaces.
+
+use holdfast_sys::process::acceptor::{ClockOffsets, Restorer};
+use holdfast_sys::process::donor::Tracker;
+use holdfast_sys::process::error::Error;
+use std::fs::File;
+use std::os::fd::AsRawFd;
+use std::path::Path;
+use std::process::Child;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// A network namespace.
+#[derive(Clone)]
+pub struct Host(Arc<File>);
+
+impl Host {
+    /// The test's own.
+    pub fn own() -> Self {
+        Self(Arc::new(
+            File::open("/proc/thread-self/ns/net").expect("opens"),
+        ))
+    }
+
+    /// A new one.
+    pub fn new() -> Self {
+        std::thread::spawn(|| {
+            // SAFETY: no pointers are passed; only this thread moves.
+            assert_eq!(
+                unsafe { libc::unshare(libc::CLONE_NEWNET) },
+                0,
+                "needs root"
+            );
+            Self::own()
+        })
+        .join()
+        .expect("a namespace")
+    }
+
+    fn enter(&self) {
+        // SAFETY: no pointers are passed; only this thread moves.
+        assert_eq!(
+            unsafe { libc::setns(self.0.as_raw_fd(), libc::CLONE_NEWNET) },
+            0
+        );
+    }
+}
+
+/// A running tree.
+pub struct Tree {
+    pub root: i32,
+    host: Host,
+    restorer: Option<Restorer>,
+}
+
+impl Tree {
+    pub fn original(root: i32, host: &Host) -> Self {
+        Self {
+            root,
+            host: host.clone(),
+            restorer: None,
+        }
+    }
+
+    /// Waits for its root to end; gives the exit code.
+    pub fn wait(mut self, child: &mut Child, limit: Duration) -> i32 {
+        let Some(restorer) = &mut self.restorer else {
+            return child.wait().expect("a child").code().unwrap_or(-1);
+        };
+        let status = restorer.ended(limit).expect("ends");
+        if libc::WIFEXITED(status) {
+            libc::WEXITSTATUS(status)
+        } else {
+            -libc::WTERMSIG(status)
+        }
+    }
+}
+
+pub fn restorer() -> Restorer {
+    let program = Path::new(env!("CARGO_BIN_EXE_holdfast-restorer"));
+    Restorer::start(program, &[], ClockOffsets::default()).expect("a restorer")
+}
+
+/// Moves a tree in three rounds and a freeze.
+pub fn migrate(tree: Tree, to: &Host) -> Result<Tree, Error> {
+    let to = to.clone();
+    std::thread::spawn(move || migrate_here(tree, &to))
+        .join()
+        .expect("a thread")
+}
+
+fn migrate_here(tree: Tree, to: &Host) -> Result<Tree, Error> {
+    to.enter();
+    let mut restorer = restorer();
+    tree.host.enter();
+    let mut tracker = Tracker::start(tree.root)?;
+    for _ in 0..3 {
+        let mut round = tracker.round()?;
+        restorer.tree(&round.tree)?;
+        while let Some(pages) = tracker.read(&mut round, 1 << 20)? {
+            restorer.pages(&pages)?;
+        }
+    }
+    let began = Instant::now();
+    let mut stopped = tracker.freeze().map_err(|(_, error)| error)?;
+    let halted = began.elapsed();
+    restorer.tree(stopped.tree())?;
+    while let Some(pages) = stopped.read(1 << 20)? {
+        restorer.pages(&pages)?;
+    }
+    let memory = began.elapsed();
+    restorer.frozen(&stopped.state()?)?;
+    let state = began.elapsed();
+    restorer.go()?;
+    eprintln!(
+        "freeze: stopped {halted:?}, memory {memory:?}, state {state:?}, running {:?}",
+        began.elapsed()
+    );
+    stopped.release()?;
+    Ok(Tree {
+        root: outer_pid(&restorer, tree.root),
+        host: to.clone(),
+        restorer: Some(restorer),
+    })
+}
+
+/// The root's PID as the test sees it: the restorer's child that had this PID before.
+fn outer_pid(restorer: &Restorer, before: i32) -> i32 {
+    let pid = restorer.pid();
+    let children =
+        std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).expect("children");
+    let children: Vec<i32> = children
+        .split_whitespace()
+        .map(|word| word.parse().expect("a PID"))
+        .collect();
+    assert_eq!(children.len(), 1, "{before} became {children:?}");
+    children[0]
+}
