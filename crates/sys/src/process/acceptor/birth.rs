@@ -13,17 +13,13 @@ const LIMIT: Duration = Duration::from_secs(10);
 /// Where the child looks whether it is traced.
 const WAIT_NS: libc::c_long = 20_000;
 
-/// Makes the root: a copy of the restorer that has a stub and traps in it. `helper` is who it takes its session from.
-pub(super) fn root(process: &Process, stub: u64) -> Result<Husk> {
+/// Makes the root: a copy of the restorer that has a stub and traps in it. `groups` have no leader in the tree.
+pub(super) fn root(process: &Process, stub: u64, groups: &[i32]) -> Result<Husk> {
     let outside = process.session != process.pid;
-    let helper = if outside {
-        Some(session_helper(process.session)?)
-    } else {
-        None
-    };
-    let pid = match helper {
-        None => fork_with_pid(process.pid, || become_husk(stub))?,
-        Some(helper) => helper.child(process.pid, stub)?,
+    let session = process.session;
+    let pid = match outside {
+        false => fork_with_pid(process.pid, || become_husk(stub))?,
+        true => Helper { session, groups }.child(process.pid, stub)?,
     };
     Tracee::seize(pid, OPTIONS)?;
     let tracee = Tracee { tid: pid };
@@ -190,48 +186,75 @@ fn tell_traced(pid: i32) -> Result<()> {
 }
 
 /// A process with the PID of a session's leader that is not in the tree: without it the session's number cannot be.
-struct Helper {
-    pid: i32,
-    pipe: [i32; 2],
+struct Helper<'a> {
+    session: i32,
+    /// Groups in that session whose leaders are not in the tree either.
+    groups: &'a [i32],
 }
 
-fn session_helper(session: i32) -> Result<Helper> {
-    let mut pipe = [0; 2];
-    // SAFETY: `pipe` has room for two descriptors.
-    check_long(unsafe { libc::pipe2(pipe.as_mut_ptr(), libc::O_CLOEXEC) }.into())
-        .context(|| "a pipe".to_owned())?;
-    Ok(Helper { pid: session, pipe })
-}
-
-impl Helper {
-    /// Makes the leader, which makes the child and ends.
+impl Helper<'_> {
+    /// Makes the leader, which makes the child and a bearer of each group, and ends.
     fn child(self, pid: i32, stub: u64) -> Result<i32> {
-        let [reader, writer] = self.pipe;
-        let leader = fork_with_pid(self.pid, || {
-            // SAFETY: plain system calls; the byte outlives the call.
-            unsafe {
-                libc::setsid();
-                let made = clone_with_pid(pid, libc::CLONE_PARENT as u64, || become_husk(stub));
-                let byte = u8::from(made.is_ok());
-                libc::write(writer, (&raw const byte).cast(), 1);
-                libc::_exit(0);
-            }
+        let [reader, writer] = pipe()?;
+        let say = |byte: u8| {
+            // SAFETY: the byte is readable and outlives the call.
+            unsafe { libc::write(writer, (&raw const byte).cast(), 1) };
+        };
+        let parent = libc::CLONE_PARENT as u64;
+        let leader = fork_with_pid(self.session, || {
+            // SAFETY: no pointers are passed.
+            unsafe { libc::setsid() };
+            let bearers = self.groups.iter().filter(|group| **group != self.session);
+            let all = bearers.map(|group| clone_with_pid(*group, parent, || bear_group(writer)));
+            let born = all.fold(0, |born, made| born + u8::from(made.is_ok()));
+            let made = clone_with_pid(pid, parent, || become_husk(stub));
+            say(if made.is_ok() { 0x80 | born } else { 0 });
         });
+        // SAFETY: the descriptor is ours and closed once.
+        unsafe { libc::close(writer) };
+        // The leader and each bearer say one byte.
+        let (mut said, mut answer) = (0, 0u8);
         let mut byte = 0u8;
-        // SAFETY: both descriptors are ours and closed once; the byte is writable and outlives the call.
-        unsafe {
-            libc::close(writer);
-            if leader.is_ok() {
-                libc::read(reader, (&raw mut byte).cast(), 1);
-                libc::waitpid(self.pid, std::ptr::null_mut(), 0);
+        // SAFETY: the byte is writable and outlives the call; the descriptor is ours.
+        while leader.is_ok() && unsafe { libc::read(reader, (&raw mut byte).cast(), 1) } == 1 {
+            said += 1;
+            answer |= byte;
+            if answer & 0x80 != 0 && said > answer & 0x7f {
+                break;
             }
+        }
+        // SAFETY: the descriptor is ours and closed once; nothing is written through the null pointer.
+        unsafe {
             libc::close(reader);
+            libc::waitpid(self.session, std::ptr::null_mut(), 0);
         }
         leader?;
-        if byte == 1 {
-            Ok(pid)
-        } else {
-            Err(Error::Refused(format!("PID {pid} is taken")))
+        if answer & 0x80 == 0 {
+            return Err(Error::Refused(format!("PID {pid} is taken")));
+        }
+        Ok(pid)
+    }
+}
+
+/// Runs in a process that lives only so that its group exists.
+fn bear_group(writer: i32) {
+    // SAFETY: plain system calls; the byte is readable and outlives its call.
+    unsafe {
+        libc::setpgid(0, 0);
+        libc::write(writer, (&raw const BORN).cast(), 1);
+        libc::syscall(libc::SYS_close_range, 3, u32::MAX, 0);
+        loop {
+            libc::pause();
         }
     }
+}
+
+static BORN: u8 = 0;
+
+fn pipe() -> Result<[i32; 2]> {
+    let mut pipe = [0; 2];
+    // SAFETY: `pipe` has room for two descriptors.
+    let outcome = unsafe { libc::pipe2(pipe.as_mut_ptr(), libc::O_CLOEXEC) };
+    check_long(outcome.into()).context(|| "a pipe".to_owned())?;
+    Ok(pipe)
 }

@@ -19,6 +19,8 @@ pub(super) struct Restoration {
     /// By index in the tree; nothing for a zombie.
     husks: Vec<Option<Husk>>,
     stub: u64,
+    /// Processes that bear groups whose leaders are not in the tree.
+    bearers: Vec<i32>,
     frozen: Option<Frozen>,
 }
 
@@ -34,6 +36,7 @@ impl Restoration {
         self.objects.follow(&tree)?;
         if self.husks.is_empty() {
             self.stub = layout::stub_address(&tree)?;
+            self.bearers = groups_without_leader(&tree);
         } else if !layout::stub_is_free(&tree, self.stub) {
             return Err(Error::Refused(
                 "the original has taken the stub's addresses; try again".to_owned(),
@@ -100,7 +103,15 @@ impl Restoration {
             .drain(..)
             .zip(frozen.processes)
             .filter_map(|(husk, state)| husk.zip(state));
-        go::all(husks.collect())
+        go::all(husks.collect())?;
+        for bearer in &self.bearers {
+            // SAFETY: no pointers but a null one are passed; a bearer is our child alone.
+            unsafe {
+                libc::kill(*bearer, libc::SIGKILL);
+                libc::waitpid(*bearer, std::ptr::null_mut(), 0);
+            }
+        }
+        Ok(())
     }
 
     fn husk(&self, index: u32) -> Result<&Husk> {
@@ -190,7 +201,7 @@ impl Restoration {
 
     fn make(&self, tree: &Tree, process: &Process) -> Result<Husk> {
         let mut husk = match process.parent {
-            None => birth::root(process, self.stub)?,
+            None => birth::root(process, self.stub, &self.bearers)?,
             Some(parent) => {
                 let parent_process = &tree.processes[parent as usize];
                 let parent = self.husk(parent)?;
@@ -264,6 +275,20 @@ impl Restoration {
         }
         Ok(())
     }
+}
+
+/// Groups of the tree whose leaders are not in it, but for that of an outer session's leader.
+fn groups_without_leader(tree: &Tree) -> Vec<i32> {
+    let session = tree.processes.first().map_or(0, |root| root.session);
+    let is_there =
+        |pid: i32| pid == session || tree.processes.iter().any(|process| process.pid == pid);
+    let mut groups: Vec<i32> = tree.processes.iter().map(|process| process.group).collect();
+    groups.retain(|group| !is_there(*group));
+    groups.sort_unstable();
+    groups.dedup();
+    // A byte counts them.
+    groups.truncate(100);
+    groups
 }
 
 /// Programs hold addresses inside the vDSO.
