@@ -4,8 +4,10 @@
 mod moving;
 mod program;
 
+use holdfast_sys::process::donor::Tracker;
 use moving::Host;
 use program::Program;
+use std::time::Duration;
 
 /// Moves a program twice and asks it whether all is well.
 fn there_and_back(source: &str) {
@@ -22,4 +24,55 @@ fn there_and_back(source: &str) {
 #[test]
 fn memory_moves() {
     there_and_back("memory");
+}
+
+#[test]
+fn threads_move() {
+    there_and_back("threads");
+}
+
+#[test]
+fn signals_move() {
+    there_and_back("signals");
+}
+
+#[test]
+fn timers_move() {
+    there_and_back("timers");
+}
+
+#[test]
+fn identity_moves() {
+    there_and_back("identity");
+}
+
+#[test]
+fn seccomp_moves() {
+    there_and_back("seccomp");
+}
+
+#[test]
+fn a_tree_moves() {
+    there_and_back("tree");
+}
+
+/// Stopped and let go again and again, a program notices nothing.
+#[test]
+fn a_thawed_program_notices_nothing() {
+    for source in ["calls", "threads", "signals", "tree", "seccomp"] {
+        let program = Program::start(source);
+        let tree = program.tree(&Host::own());
+        let mut tracker = Tracker::start(tree.root).expect("starts");
+        for _ in 0..30 {
+            let stopped = tracker.freeze().map_err(|(_, error)| error).expect("stops");
+            stopped.state().expect("state");
+            tracker = stopped.thaw().expect("thaws");
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        let stopped = tracker.freeze().map_err(|(_, error)| error).expect("stops");
+        stopped.roll_back().expect("rolls back");
+        program.goes_on();
+        assert!(!tree.has_traces(), "{source} has something of ours");
+        program.ends_well(tree);
+    }
 }

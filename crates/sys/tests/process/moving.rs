@@ -62,6 +62,28 @@ impl Tree {
         }
     }
 
+    /// Whether a tracer, a stub or a `userfaultfd` is left in the root.
+    pub fn has_traces(&self) -> bool {
+        let read = |name: &str| {
+            std::fs::read_to_string(format!("/proc/{}/{name}", self.root)).expect("readable")
+        };
+        let watched = read("smaps")
+            .lines()
+            .any(|line| line.starts_with("VmFlags") && line.contains(" uw"));
+        // The stub is the only mapping of that size.
+        let stub = read("maps").lines().any(|line| {
+            let range = line
+                .split(' ')
+                .next()
+                .and_then(|range| range.split_once('-'));
+            let number = |text| u64::from_str_radix(text, 16).expect("an address");
+            range.is_some_and(|(start, end)| {
+                line.contains("r-xp 00000000 00:00 0") && number(end) - number(start) == 4096
+            }) && !line.contains("[v")
+        });
+        watched || stub || !read("status").contains("TracerPid:\t0")
+    }
+
     /// Waits for its root to end; gives the exit code.
     pub fn wait(mut self, child: &mut Child, limit: Duration) -> i32 {
         let Some(restorer) = &mut self.restorer else {
@@ -133,6 +155,11 @@ fn outer_pid(restorer: &Restorer, before: i32) -> i32 {
         .split_whitespace()
         .map(|word| word.parse().expect("a PID"))
         .collect();
-    assert_eq!(children.len(), 1, "{before} became {children:?}");
+    let state = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    assert_eq!(
+        children.len(),
+        1,
+        "{before} became {children:?}, reaper {state}"
+    );
     children[0]
 }

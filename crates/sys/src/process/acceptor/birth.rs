@@ -8,7 +8,12 @@ use std::io;
 use std::time::Duration;
 
 /// A husk dies with its restorer, and so do its threads and children.
-const OPTIONS: i32 = libc::PTRACE_O_EXITKILL | libc::PTRACE_O_TRACECLONE | libc::PTRACE_O_TRACEFORK;
+const OPTIONS: i32 = libc::PTRACE_O_EXITKILL
+    | libc::PTRACE_O_TRACECLONE
+    | libc::PTRACE_O_TRACEFORK
+    | SUSPEND_SECCOMP;
+/// `PTRACE_O_SUSPEND_SECCOMP`: filters that a husk has already do not hinder us.
+const SUSPEND_SECCOMP: i32 = 1 << 21;
 const LIMIT: Duration = Duration::from_secs(10);
 /// Where the child looks whether it is traced.
 const WAIT_NS: libc::c_long = 20_000;

@@ -2,7 +2,7 @@
 
 use crate::process::error::{Error, Result};
 use crate::process::procfs;
-use crate::process::trace::{Memory, Registers, Stop, Tracee};
+use crate::process::trace::{Memory, Patience, Registers, STOP_LIMIT, Stop, Tracee, look};
 
 /// `PTRACE_O_SUSPEND_SECCOMP`: filters do not apply while we make the thread call the kernel.
 const SUSPEND_SECCOMP: i32 = 1 << 21;
@@ -51,7 +51,7 @@ impl Halted {
             if self.threads.iter().any(|thread| thread.tracee.tid == tid) {
                 continue;
             }
-            match seize(tid) {
+            match Tracee::seize(tid, 0) {
                 Ok(tracee) => self.threads.push(HaltedThread {
                     tracee,
                     group_stop: None,
@@ -66,25 +66,34 @@ impl Halted {
             // A thread that ends meanwhile is found below.
             let _ = self.threads[at].tracee.interrupt();
         }
-        let mut ended = Vec::new();
-        for at in new.clone() {
-            let thread = &mut self.threads[at];
-            match thread.tracee.wait_stopped() {
-                Ok(stop) => {
-                    thread.stopped = true;
-                    thread.group_stop = if let Stop::Group(signal) = stop {
-                        Some(signal)
-                    } else {
-                        None
-                    };
+        self.wait_for_new(known)?;
+        Ok(!new.is_empty())
+    }
+
+    /// Waits for all threads from `first` on together: the first thread of a process that ends is only seen to end after
+    /// the others were.
+    fn wait_for_new(&mut self, first: usize) -> Result<()> {
+        let mut patience = Patience::new(STOP_LIMIT);
+        loop {
+            let mut waiting = None;
+            for at in (first..self.threads.len()).rev() {
+                let thread = &mut self.threads[at];
+                if thread.stopped {
+                    continue;
                 }
-                Err(Error::Gone(tid)) if tid != self.pid => ended.push(tid),
-                Err(error) => return Err(error),
+                match thread.look() {
+                    Ok(true) => {}
+                    Ok(false) => waiting = Some(thread.tracee.tid),
+                    Err(Error::Gone(tid)) if tid != self.pid => drop(self.threads.remove(at)),
+                    Err(error) => return Err(error),
+                }
+            }
+            match waiting {
+                None => return Ok(()),
+                Some(tid) if !patience.wait() => return Err(Error::WouldNotStop(tid)),
+                Some(_) => {}
             }
         }
-        self.threads
-            .retain(|thread| !ended.contains(&thread.tracee.tid));
-        Ok(!new.is_empty())
     }
 
     /// The first thread.
@@ -129,6 +138,30 @@ impl Halted {
     }
 }
 
+impl HaltedThread {
+    /// Whether it has stopped; signals that come before are delivered.
+    fn look(&mut self) -> Result<bool> {
+        let Some(stop) = look(self.tracee.tid)? else {
+            return Ok(false);
+        };
+        match stop {
+            Stop::Ended(_) => return Err(Error::Gone(self.tracee.tid)),
+            Stop::Signal(signal) => self.tracee.resume(signal)?,
+            Stop::Event(_) | Stop::Call => self.tracee.resume(0)?,
+            Stop::Interrupt | Stop::Group(_) => {
+                self.stopped = true;
+                self.group_stop = if let Stop::Group(signal) = stop {
+                    Some(signal)
+                } else {
+                    None
+                };
+                suspend_filters(self.tracee)?;
+            }
+        }
+        Ok(self.stopped)
+    }
+}
+
 impl Drop for Halted {
     fn drop(&mut self) {
         if !self.released {
@@ -137,10 +170,11 @@ impl Drop for Halted {
     }
 }
 
-/// Attaches; where the caller may not suspend filters, without: its calls may then meet a filter.
-fn seize(tid: i32) -> Result<Tracee> {
-    match Tracee::seize(tid, SUSPEND_SECCOMP) {
-        Err(Error::Kernel { .. }) => Tracee::seize(tid, 0),
+/// While it stands still and makes our calls, filters do not apply; before, they do. Where the caller may not suspend them,
+/// our calls may meet one.
+fn suspend_filters(tracee: Tracee) -> Result<()> {
+    match tracee.options(SUSPEND_SECCOMP) {
+        Err(Error::Kernel { .. }) => Ok(()),
         other => other,
     }
 }

@@ -155,6 +155,10 @@ impl Answers<'_> {
         for (timer, four) in found.iter_mut().zip(words.chunks_exact(4)) {
             timer.interval_us = four[0] * 1_000_000 + four[1];
             timer.left_us = four[2] * 1_000_000 + four[3];
+            // Its signal waits, and only when that is taken does it run again.
+            if timer.left_us == 0 {
+                timer.left_us = timer.interval_us;
+            }
         }
         Ok(found)
     }
@@ -164,6 +168,9 @@ impl Answers<'_> {
         for (timer, four) in timers.iter_mut().zip(words.chunks_exact(4)) {
             timer.interval_ns = four[0] * 1_000_000_000 + four[1];
             timer.left_ns = four[2] * 1_000_000_000 + four[3];
+            if timer.left_ns == 0 {
+                timer.left_ns = timer.interval_ns;
+            }
         }
         Ok(())
     }

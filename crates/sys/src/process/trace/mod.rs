@@ -11,4 +11,4 @@ pub use registers::Registers;
 pub(crate) use stub::{
     Batch, Call, Exit, SCRATCH, SCRATCH_BYTES, STUB_BYTES, Stub, code as stub_code,
 };
-pub(crate) use tracee::{Stop, Tracee, wait_for};
+pub(crate) use tracee::{Patience, STOP_LIMIT, Stop, Tracee, look, wait_for};

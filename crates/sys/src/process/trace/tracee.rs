@@ -7,9 +7,11 @@ use std::io;
 use std::time::{Duration, Instant};
 
 /// How long a thread may take to stop.
-const STOP_LIMIT: Duration = Duration::from_secs(2);
+pub(crate) const STOP_LIMIT: Duration = Duration::from_secs(2);
 /// How long the tracer looks again at once before it sleeps.
 const SPIN: Duration = Duration::from_millis(1);
+/// How long it sleeps then.
+const PAUSE: Duration = Duration::from_micros(100);
 /// Most bytes of extended registers (AVX-512, AMX and what may come).
 const XSTATE_MAX: usize = 16384;
 const NT_X86_XSTATE: usize = 0x202;
@@ -258,31 +260,60 @@ impl Tracee {
 
 /// Waits for the next stop of a traced thread.
 pub(crate) fn wait_for(tid: i32, limit: Duration) -> Result<Stop> {
-    let began = Instant::now();
+    let mut patience = Patience::new(limit);
+    loop {
+        if let Some(stop) = look(tid)? {
+            return Ok(stop);
+        }
+        if !patience.wait() {
+            return Err(Error::WouldNotStop(tid));
+        }
+    }
+}
+
+/// The next stop of a traced thread, if it has come.
+pub(crate) fn look(tid: i32) -> Result<Option<Stop>> {
     loop {
         let mut status = 0;
         // SAFETY: `status` is writable and outlives the call.
         let found = unsafe { libc::waitpid(tid, &raw mut status, libc::__WALL | libc::WNOHANG) };
-        if found == tid {
-            return Ok(parse(status));
+        if found >= 0 {
+            return Ok((found == tid).then(|| parse(status)));
         }
-        if found < 0 {
-            let error = io::Error::last_os_error();
-            match error.raw_os_error() {
-                Some(libc::EINTR) => continue,
-                Some(libc::ECHILD) => return Err(Error::Gone(tid)),
-                _ => return Err(error).context(|| format!("waiting for thread {tid}")),
-            }
+        let error = io::Error::last_os_error();
+        match error.raw_os_error() {
+            Some(libc::EINTR) => {}
+            Some(libc::ECHILD) => return Err(Error::Gone(tid)),
+            _ => return Err(error).context(|| format!("waiting for thread {tid}")),
         }
-        let waited = began.elapsed();
-        if waited > limit {
-            return Err(Error::WouldNotStop(tid));
+    }
+}
+
+/// Waits a little, first by looking again at once. Time in which this process itself does not run does not count.
+pub(crate) struct Patience {
+    began: Instant,
+    slept: Duration,
+    limit: Duration,
+}
+
+impl Patience {
+    pub fn new(limit: Duration) -> Self {
+        Self {
+            began: Instant::now(),
+            slept: Duration::ZERO,
+            limit,
         }
-        if waited < SPIN {
+    }
+
+    /// False when it is at its end.
+    pub fn wait(&mut self) -> bool {
+        if self.began.elapsed() < SPIN {
             std::thread::yield_now();
-        } else {
-            std::thread::sleep(Duration::from_micros(100));
+            return true;
         }
+        self.slept += PAUSE;
+        std::thread::sleep(PAUSE);
+        self.slept <= self.limit
     }
 }
 

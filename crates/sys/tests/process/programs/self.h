@@ -52,6 +52,16 @@ static int passed(void) {
     return 0;
 }
 
+static long read_all(int file, char *into, size_t room) {
+    size_t length = 0;
+    for (;;) {
+        long more = read(file, into + length, room - length);
+        if (more < 0) return -1;
+        if (!more || length + more == room) return length + more;
+        length += more;
+    }
+}
+
 /* Counts in a file how often the program has checked itself, so that a test can wait for that. */
 static void beat(void) {
     static long beats;
