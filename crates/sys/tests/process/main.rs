@@ -1,6 +1,8 @@
 //! Programs that check themselves, moved while they run, there and back, between namespaces that the tests make.
 #![cfg(target_arch = "x86_64")]
 
+mod blockers;
+mod faults;
 mod moving;
 mod program;
 
@@ -19,6 +21,13 @@ fn there_and_back(source: &str) {
     let back = moving::migrate(moved, &here).expect("moves back");
     program.goes_on();
     program.ends_well(back);
+}
+
+/// Moves a program once and ends it there.
+fn ends_elsewhere(program: Program) {
+    let moved = moving::migrate(program.tree(&Host::own()), &Host::new()).expect("moves");
+    program.goes_on();
+    program.ends_well(moved);
 }
 
 #[test]

@@ -106,44 +106,92 @@ pub fn restorer() -> Restorer {
 /// Moves a tree in three rounds and a freeze.
 pub fn migrate(tree: Tree, to: &Host) -> Result<Tree, Error> {
     let to = to.clone();
-    std::thread::spawn(move || migrate_here(tree, &to))
-        .join()
-        .expect("a thread")
+    let moving = move || migrate_until(tree, &to, Step::Released).map(|(tree, _)| tree);
+    std::thread::spawn(moving).join().expect("a thread")
 }
 
-fn migrate_here(tree: Tree, to: &Host) -> Result<Tree, Error> {
+/// How far a move goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Step {
+    Watched,
+    FirstShape,
+    FirstPages,
+    SecondRound,
+    Stopped,
+    LastShape,
+    LastPages,
+    State,
+    Gone,
+    Released,
+}
+
+impl Step {
+    pub const BEFORE_COMMIT: [Self; 8] = [
+        Self::Watched,
+        Self::FirstShape,
+        Self::FirstPages,
+        Self::SecondRound,
+        Self::Stopped,
+        Self::LastShape,
+        Self::LastPages,
+        Self::State,
+    ];
+}
+
+/// What is left of a move: the tree, wherever it is, and what was at work when it stopped.
+pub type Left = (Tree, Option<Box<dyn std::any::Any>>);
+
+/// Moves a tree from the calling thread, which is left in the tree's namespace, as far as a step.
+pub fn migrate_until(tree: Tree, to: &Host, last: Step) -> Result<Left, Error> {
     to.enter();
     let mut restorer = restorer();
     tree.host.enter();
     let mut tracker = Tracker::start(tree.root)?;
-    for _ in 0..3 {
+    for step in [Step::FirstPages, Step::SecondRound, Step::SecondRound] {
+        if last < step.min(Step::FirstShape) {
+            return Ok((tree, Some(Box::new((tracker, restorer)))));
+        }
         let mut round = tracker.round()?;
         restorer.tree(&round.tree)?;
+        if last < step {
+            return Ok((tree, Some(Box::new((tracker, restorer)))));
+        }
         while let Some(pages) = tracker.read(&mut round, 1 << 20)? {
             restorer.pages(&pages)?;
         }
     }
+    if last < Step::Stopped {
+        return Ok((tree, Some(Box::new((tracker, restorer)))));
+    }
     let began = Instant::now();
     let mut stopped = tracker.freeze().map_err(|(_, error)| error)?;
     let halted = began.elapsed();
-    restorer.tree(stopped.tree())?;
-    while let Some(pages) = stopped.read(1 << 20)? {
+    if last >= Step::LastShape {
+        restorer.tree(stopped.tree())?;
+    }
+    while last >= Step::LastPages
+        && let Some(pages) = stopped.read(1 << 20)?
+    {
         restorer.pages(&pages)?;
     }
     let memory = began.elapsed();
-    restorer.frozen(&stopped.state()?)?;
+    if last >= Step::State {
+        restorer.frozen(&stopped.state()?)?;
+    }
+    if last < Step::Gone {
+        return Ok((tree, Some(Box::new((stopped, restorer)))));
+    }
     let state = began.elapsed();
     restorer.go()?;
-    eprintln!(
-        "freeze: stopped {halted:?}, memory {memory:?}, state {state:?}, running {:?}",
-        began.elapsed()
-    );
+    let all = began.elapsed();
+    eprintln!("freeze: stopped {halted:?}, memory {memory:?}, state {state:?}, running {all:?}");
     stopped.release()?;
-    Ok(Tree {
+    let moved = Tree {
         root: outer_pid(&restorer, tree.root),
         host: to.clone(),
         restorer: Some(restorer),
-    })
+    };
+    Ok((moved, None))
 }
 
 /// The root's PID as the test sees it: the restorer's child that had this PID before.

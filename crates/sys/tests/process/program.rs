@@ -18,10 +18,16 @@ pub struct Program {
 impl Program {
     /// Compiles and starts it, and waits until it says that it is ready.
     pub fn start(source: &str) -> Self {
+        Self::start_with(source, &[])
+    }
+
+    /// The same with arguments behind the folder.
+    pub fn start_with(source: &str, arguments: &[&str]) -> Self {
         let program = compile(source);
         let folder = scratch(source);
         let child = Command::new(program)
             .arg(&folder)
+            .args(arguments)
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(Stdio::null())
@@ -35,6 +41,50 @@ impl Program {
     /// Where it is now: a child of the test.
     pub fn tree(&self, host: &Host) -> Tree {
         Tree::original(self.child.id() as i32, host)
+    }
+
+    /// Its PID before it is moved.
+    pub fn pid(&self) -> i32 {
+        self.child.id() as i32
+    }
+
+    /// How many processes run this program in this folder, children apart.
+    pub fn like_it(&self) -> usize {
+        let arguments =
+            |pid: &str| std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        let own = arguments(&self.pid().to_string());
+        let entries = std::fs::read_dir("/proc").expect("readable").flatten();
+        let names = entries.filter_map(|entry| entry.file_name().into_string().ok());
+        let parent = |pid: &str| {
+            let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+            let line = status.lines().find_map(|line| {
+                line.strip_prefix("PPid:")
+                    .map(|text| text.trim().to_owned())
+            });
+            line.unwrap_or_default()
+        };
+        names
+            .filter(|pid| {
+                pid.parse::<i32>().is_ok()
+                    && arguments(pid) == own
+                    && arguments(&parent(pid)) != own
+            })
+            .count()
+    }
+
+    /// A number that it left.
+    pub fn number(&self, name: &str) -> Option<i32> {
+        self.read(name)?.parse().ok()
+    }
+
+    /// Waits for a condition.
+    pub fn wait_until(&self, condition: impl Fn() -> bool) {
+        self.wait_for(|_| condition());
+    }
+
+    /// Whether a tracer, a stub or a `userfaultfd` is left in a process.
+    pub fn has_traces(&self, pid: i32) -> bool {
+        Tree::original(pid, &Host::own()).has_traces()
     }
 
     /// Waits until it has checked itself a few more times.

@@ -3,7 +3,7 @@
 use super::attach::{Attachment, exit_of, value};
 use super::halt::Halted;
 use super::thread_state::{self, FREE, infos};
-use crate::process::error::{Context, Result, check_long, unexpected};
+use crate::process::error::{Context, Result, unexpected};
 use crate::process::image::{
     Action, FrozenProcess, IntervalTimer, Limit, MemoryFields, PosixTimer,
 };
@@ -14,17 +14,21 @@ const ACTIONS: u64 = FREE;
 const ACTION_BYTES: u64 = 32;
 const INTERVALS: u64 = ACTIONS + 64 * ACTION_BYTES;
 const SUBREAPER: u64 = INTERVALS + 3 * 32;
-const TIMERS: u64 = SUBREAPER + 32;
+const LIMITS: u64 = SUBREAPER + 32;
+const TIMERS: u64 = LIMITS + RESOURCES * 16;
 /// Most POSIX timers whose answers fit.
 const TIMERS_MAX: usize = 1024;
 /// Number of resources (`RLIM_NLIMITS`).
-const RESOURCES: u32 = 16;
+const RESOURCES: u64 = 16;
 
 /// Reads a stopped process.
 pub(super) fn read(halted: &Halted, attachment: &Attachment) -> Result<FrozenProcess> {
     let pid = halted.pid;
     let first = halted.first();
     let mut timers = posix_timers(&procfs::read(pid, "timers")?);
+    for timer in timers.iter_mut().filter(|timer| timer.thread != 0) {
+        timer.thread = Status::read(pid, timer.thread)?.own_id();
+    }
     if timers.len() > TIMERS_MAX {
         return Err(unexpected("more than 1,024 POSIX timers"));
     }
@@ -95,6 +99,10 @@ fn questions(stub: &Stub, batch: &mut Batch, timers: &[PosixTimer]) -> usize {
             &[which, at(INTERVALS + which * 32)],
         ));
     }
+    for resource in 0..RESOURCES {
+        let place = at(LIMITS + resource * 16);
+        batch.push(Call::new(libc::SYS_prlimit64, &[0, resource, 0, place]));
+    }
     for (number, timer) in timers.iter().enumerate() {
         let place = at(TIMERS + number as u64 * 32);
         batch.push(Call::new(
@@ -126,7 +134,7 @@ impl Answers<'_> {
             pending: infos(self.halted.first().pending(true)?),
             interval_timers: self.interval_timers()?,
             memory: memory_fields(pid, answer(0) as u64)?,
-            limits: limits(pid).context(|| format!("limits of process {pid}"))?,
+            limits: self.limits()?,
             umask: status.umask,
             directory: procfs::link(pid, "cwd")?.into_bytes(),
             dumpable: answer(1) as u64,
@@ -147,6 +155,15 @@ impl Answers<'_> {
             mask: four[3],
         };
         Ok(words.chunks_exact(4).map(action).collect())
+    }
+
+    fn limits(&self) -> Result<Vec<Limit>> {
+        let words = self.words(LIMITS, RESOURCES as usize * 2)?;
+        let limit = |two: &[u64]| Limit {
+            soft: two[0],
+            hard: two[1],
+        };
+        Ok(words.chunks_exact(2).map(limit).collect())
     }
 
     fn interval_timers(&self) -> Result<[IntervalTimer; 3]> {
@@ -250,22 +267,6 @@ fn memory_fields(pid: i32, brk: u64) -> Result<MemoryFields> {
         addresses,
         auxiliary,
     })
-}
-
-fn limits(pid: i32) -> std::io::Result<Vec<Limit>> {
-    let limit = |resource: u32| {
-        let mut found = libc::rlimit64 {
-            rlim_cur: 0,
-            rlim_max: 0,
-        };
-        // SAFETY: `found` is writable and outlives the call; nothing is set.
-        let outcome = unsafe { libc::prlimit64(pid, resource, std::ptr::null(), &raw mut found) };
-        check_long(outcome.into()).map(|_| Limit {
-            soft: found.rlim_cur,
-            hard: found.rlim_max,
-        })
-    };
-    (0..RESOURCES).map(limit).collect()
 }
 
 #[cfg(test)]

@@ -25,6 +25,9 @@ pub enum Obstacle {
     /// This machine cannot do it.
     #[error("{0}")]
     Machine(String),
+    /// The caller may not look at it.
+    #[error("it cannot be looked at ({0}): run this as root")]
+    Hidden(String),
     /// A debugger is attached.
     #[error("it is traced by process {0}: detach that debugger")]
     Traced(i32),

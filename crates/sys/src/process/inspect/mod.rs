@@ -41,6 +41,9 @@ pub fn inspect(root: i32) -> Result<Report> {
     for pid in report.processes.clone() {
         match look(pid, &mut report) {
             Err(Error::Gone(gone)) if gone == pid && pid != root => {}
+            Err(Error::Kernel { what, source }) => {
+                report.block(pid, Obstacle::Hidden(format!("{what}: {source}")));
+            }
             other => other?,
         }
     }
@@ -79,6 +82,8 @@ fn look(pid: i32, report: &mut Report) -> Result<()> {
     if matches!(stat.state, 'Z' | 'X') {
         if procfs::threads(pid)?.len() > 1 {
             report.block(pid, Obstacle::FirstThreadEnded);
+        } else if report.processes.first() == Some(&pid) {
+            return Err(Error::Gone(pid));
         }
         return Ok(());
     }

@@ -38,8 +38,10 @@ static void child(void) {
 }
 
 static void leader(void) {
+    pid_t parent = getppid();
     CHECK(!setpgid(0, 0));
     while (!board[STOP]) {
+        EQUAL(getppid(), parent);
         EQUAL(getpgrp(), getpid());
         board[LEADER]++;
         nap(1);
