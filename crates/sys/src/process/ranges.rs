@@ -18,15 +18,6 @@ impl Ranges {
         self.0.iter().copied()
     }
 
-    pub fn is_empty(&self) -> bool {
-        self.0.is_empty()
-    }
-
-    /// Sum of lengths.
-    pub fn bytes(&self) -> u64 {
-        self.0.iter().map(|(start, end)| end - start).sum()
-    }
-
     /// What is in both.
     pub fn and(&self, other: &Self) -> Self {
         let mut found = Self::default();
@@ -108,7 +99,6 @@ mod tests {
             prop_assert_eq!(of(a).and(&of(b)), of(a & b));
             prop_assert_eq!(of(a).minus(&of(b)), of(a & !b));
             prop_assert_eq!(of(a).or(&of(b)), of(a | b));
-            prop_assert_eq!(of(a).bytes(), u64::from(a.count_ones()));
         }
     }
 }

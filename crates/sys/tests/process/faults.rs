@@ -23,38 +23,37 @@ fn a_donor_is_killed_at_each_step() {
     if let Ok(role) = std::env::var(ROLE) {
         return be_a_donor(&role);
     }
-    for step in 0..STEPS.len() {
-        for source in ["threads", "tree"] {
-            let program = Program::start(source);
-            let mut donor = start_donor(&format!("{step} {}", program.pid()));
-            let output = donor.stdout.take().expect("a pipe");
-            let said = BufReader::new(output)
-                .lines()
-                .map_while(Result::ok)
-                .any(|line| line.contains("stands"));
-            assert!(said, "the donor did not come to step {:?}", STEPS[step]);
-            donor.kill().expect("killed");
-            donor.wait().expect("ends");
-            program.goes_on();
-            assert_eq!(
-                program.like_it(),
-                1,
-                "{source} runs twice after {:?}",
-                STEPS[step]
-            );
-            // What the dead donor left does not hinder another one.
-            crate::ends_elsewhere(program);
-        }
+    for (step, source) in (0..STEPS.len()).zip(["threads", "tree"].into_iter().cycle()) {
+        let program = Program::start(source);
+        let mut donor = start_donor(&format!("{step} {}", program.pid()));
+        let output = donor.stdout.take().expect("a pipe");
+        let mut lines = BufReader::new(output).lines().map_while(Result::ok);
+        assert!(
+            lines.any(|line| line.contains("stands")),
+            "not at step {:?}",
+            STEPS[step]
+        );
+        donor.kill().expect("killed");
+        donor.wait().expect("ends");
+        program.goes_on();
+        assert_eq!(
+            program.like_it(),
+            1,
+            "{source} runs twice after {:?}",
+            STEPS[step]
+        );
+        // What the dead donor left does not hinder another one.
+        crate::ends_elsewhere(program);
     }
 }
 
 /// Killed at any moment, also in the middle of a step.
 #[test]
 fn a_donor_is_killed_at_any_moment() {
-    for delay in 0..40 {
+    for delay in 0..12 {
         let program = Program::start("threads");
         let mut donor = start_donor(&format!("{} {}", STEPS.len() - 1, program.pid()));
-        std::thread::sleep(Duration::from_millis(60) + Duration::from_micros(1709 * delay));
+        std::thread::sleep(Duration::from_millis(60) + Duration::from_micros(9709 * delay));
         donor.kill().expect("killed");
         donor.wait().expect("ends");
         program.goes_on();
@@ -164,9 +163,7 @@ fn restorer_that_sees(other: &str, path: &Path) -> Restorer {
     }
     let restorer = crate::moving::restorer();
     // SAFETY: no pointers are passed.
-    assert_eq!(
-        unsafe { libc::setns(mounts.as_raw_fd(), libc::CLONE_NEWNS) },
-        0
-    );
+    let back = unsafe { libc::setns(mounts.as_raw_fd(), libc::CLONE_NEWNS) };
+    assert_eq!(back, 0);
     restorer
 }

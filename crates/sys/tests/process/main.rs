@@ -73,12 +73,18 @@ fn a_thawed_program_notices_nothing() {
         let tree = program.tree(&Host::own());
         let mut tracker = Tracker::start(tree.root).expect("starts");
         for _ in 0..30 {
-            let stopped = tracker.freeze().map_err(|(_, error)| error).expect("stops");
+            let stopped = tracker
+                .freeze()
+                .map_err(|unfrozen| unfrozen.error)
+                .expect("stops");
             stopped.state().expect("state");
             tracker = stopped.thaw().expect("thaws");
             std::thread::sleep(Duration::from_millis(2));
         }
-        let stopped = tracker.freeze().map_err(|(_, error)| error).expect("stops");
+        let stopped = tracker
+            .freeze()
+            .map_err(|unfrozen| unfrozen.error)
+            .expect("stops");
         stopped.roll_back().expect("rolls back");
         program.goes_on();
         assert!(!tree.has_traces(), "{source} has something of ours");

@@ -26,11 +26,8 @@ impl Host {
     pub fn new() -> Self {
         std::thread::spawn(|| {
             // SAFETY: no pointers are passed; only this thread moves.
-            assert_eq!(
-                unsafe { libc::unshare(libc::CLONE_NEWNET) },
-                0,
-                "needs root"
-            );
+            let outcome = unsafe { libc::unshare(libc::CLONE_NEWNET) };
+            assert_eq!(outcome, 0, "needs root");
             Self::own()
         })
         .join()
@@ -39,10 +36,8 @@ impl Host {
 
     fn enter(&self) {
         // SAFETY: no pointers are passed; only this thread moves.
-        assert_eq!(
-            unsafe { libc::setns(self.0.as_raw_fd(), libc::CLONE_NEWNET) },
-            0
-        );
+        let outcome = unsafe { libc::setns(self.0.as_raw_fd(), libc::CLONE_NEWNET) };
+        assert_eq!(outcome, 0);
     }
 }
 
@@ -164,7 +159,7 @@ pub fn migrate_until(tree: Tree, to: &Host, last: Step) -> Result<Left, Error> {
         return Ok((tree, Some(Box::new((tracker, restorer)))));
     }
     let began = Instant::now();
-    let mut stopped = tracker.freeze().map_err(|(_, error)| error)?;
+    let mut stopped = tracker.freeze().map_err(|unfrozen| unfrozen.error)?;
     let halted = began.elapsed();
     if last >= Step::LastShape {
         restorer.tree(stopped.tree())?;

@@ -68,7 +68,6 @@ impl Husk {
         }
         Ok(Ran {
             results: outcome.results,
-            created: outcome.created,
         })
     }
 }
@@ -77,8 +76,6 @@ impl Husk {
 #[derive(Debug, Default)]
 pub(super) struct Ran {
     pub results: Vec<i64>,
-    /// Threads or processes that it made.
-    pub created: Vec<i32>,
 }
 
 /// Calls for a husk, with the bytes they point to.
@@ -128,11 +125,6 @@ impl Script {
     pub fn push(&mut self, name: Option<&'static str>, call: Call) {
         self.batch.push(call);
         self.names.push(name);
-    }
-
-    /// How many calls it has.
-    pub fn calls(&self) -> usize {
-        self.names.len()
     }
 
     /// Whether it is time to run it before more is added.

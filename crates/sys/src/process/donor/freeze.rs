@@ -18,12 +18,21 @@ pub struct StoppedTree {
     tracker: Tracker,
 }
 
+/// A tree that could not be stopped, and runs on.
+#[derive(Debug)]
+pub struct Unfrozen {
+    /// Watches it still.
+    pub tracker: Tracker,
+    /// Why.
+    pub error: Error,
+}
+
 impl Tracker {
     /// Stops the tree and finds what is still to be sent. On failure the tree runs on.
     ///
     /// # Errors
     /// [`Error::WouldNotStop`]; [`Error::Blocked`] if something that cannot move has appeared; [`Error::Gone`].
-    pub fn freeze(mut self) -> std::result::Result<StoppedTree, (Self, Error)> {
+    pub fn freeze(mut self) -> std::result::Result<StoppedTree, Box<Unfrozen>> {
         let mut halted = Vec::new();
         let outcome = self
             .halt_all(&mut halted)
@@ -36,7 +45,10 @@ impl Tracker {
             }),
             Err(error) => {
                 drop(halted);
-                Err((self, error))
+                Err(Box::new(Unfrozen {
+                    tracker: self,
+                    error,
+                }))
             }
         }
     }

@@ -13,8 +13,6 @@ pub(crate) struct Halted {
     pub pid: i32,
     pub memory: Memory,
     pub threads: Vec<HaltedThread>,
-    /// A stop signal was taken off the process on the way, and must be sent again.
-    pub stop_again: bool,
     released: bool,
 }
 
@@ -34,7 +32,6 @@ impl Halted {
             pid,
             memory: Memory::open(pid)?,
             threads: Vec::new(),
-            stop_again: false,
             released: false,
         };
         // Threads may still be born while the first are being stopped.
@@ -129,10 +126,6 @@ impl Halted {
                 .tracee
                 .wait_stopped()
                 .and_then(|_| thread.tracee.detach());
-        }
-        if self.stop_again {
-            // SAFETY: no pointers are passed.
-            unsafe { libc::kill(self.pid, libc::SIGSTOP) };
         }
         outcome
     }

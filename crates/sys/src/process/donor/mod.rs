@@ -17,7 +17,7 @@ mod tracker;
 mod userfault;
 
 pub(crate) use attach::{remove as remove_stub, value};
-pub use freeze::StoppedTree;
+pub use freeze::{StoppedTree, Unfrozen};
 pub use round::Round;
 pub(crate) use thread_state::SchedulingAttributes;
 pub use tracker::Tracker;

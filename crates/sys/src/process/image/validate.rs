@@ -123,7 +123,8 @@ impl Tree {
     fn check_backing(&self, mapping: &Mapping) -> Result<()> {
         let within = |offset: u64| {
             let length = mapping.end - mapping.start;
-            offset % PAGE == 0 && offset.checked_add(length).is_some_and(|end| end < 1 << 62)
+            offset.is_multiple_of(PAGE)
+                && offset.checked_add(length).is_some_and(|end| end < 1 << 62)
         };
         match &mapping.backing {
             Backing::Anonymous(name) => {
@@ -212,7 +213,8 @@ fn check_thread(thread: &FrozenThread) -> Result<()> {
         thread.scheduling.affinity.iter().all(|cpu| *cpu < 8192),
         "a processor",
     )?;
-    let filter = |code: &serde_bytes::ByteBuf| code.len() % 8 == 0 && code.len() <= 4096 * 8;
+    let filter =
+        |code: &serde_bytes::ByteBuf| code.len().is_multiple_of(8) && code.len() <= 4096 * 8;
     ensure(
         thread.filters.len() <= 1024 && thread.filters.iter().all(filter),
         "a filter",

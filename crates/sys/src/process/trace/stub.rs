@@ -167,9 +167,7 @@ impl Batch {
 pub(crate) struct Outcome {
     /// What each call returned, errors as negative numbers.
     pub results: Vec<i64>,
-    /// Threads or processes that the calls made, in the tracer's PID namespace.
-    pub created: Vec<i32>,
-    /// A stop signal that came meanwhile and must be sent again.
+    /// A stop signal came meanwhile and must be sent again.
     pub stopped: bool,
 }
 
@@ -189,6 +187,11 @@ impl Stub {
         if !matches!(done, Err(Error::Gone(_))) {
             tracee.set_registers(&before)?;
             tracee.set_mask(mask)?;
+        }
+        if let Ok(Outcome { stopped: true, .. }) = done {
+            // It waits until the thread runs on.
+            // SAFETY: no pointers are passed.
+            unsafe { libc::syscall(libc::SYS_tkill, tracee.tid, libc::SIGSTOP) };
         }
         done
     }
@@ -266,9 +269,6 @@ impl Stub {
             tracee.resume(0)?;
             match wait_for(tracee.tid, LIMIT)? {
                 Stop::Ended(_) => return Err(Error::Gone(tracee.tid)),
-                Stop::Event(libc::PTRACE_EVENT_CLONE | libc::PTRACE_EVENT_FORK) => {
-                    outcome.created.push(tracee.event_message()?);
-                }
                 Stop::Signal(libc::SIGSTOP) => outcome.stopped = true,
                 Stop::Signal(signal) => {
                     let registers = tracee.registers()?;

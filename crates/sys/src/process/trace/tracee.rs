@@ -80,13 +80,6 @@ impl Tracee {
             .or_else(|e| self.named(e, "resuming"))
     }
 
-    /// Lets it run to the next border of a system call.
-    pub fn resume_to_call(self) -> Result<()> {
-        self.ask(libc::PTRACE_SYSCALL, 0, 0)
-            .map(drop)
-            .or_else(|e| self.named(e, "resuming"))
-    }
-
     /// Lets it run one instruction.
     pub fn step(self) -> Result<()> {
         self.ask(libc::PTRACE_SINGLESTEP, 0, 0)
@@ -106,14 +99,6 @@ impl Tracee {
         self.ask(libc::PTRACE_SETOPTIONS, 0, options as usize)
             .map(drop)
             .or_else(|e| self.named(e, "setting options of"))
-    }
-
-    /// The number that goes with an event: a new thread's.
-    pub fn event_message(self) -> Result<i32> {
-        let mut message: libc::c_ulong = 0;
-        self.ask(libc::PTRACE_GETEVENTMSG, 0, (&raw mut message) as usize)
-            .or_else(|e| self.named(e, "asking the event of"))?;
-        Ok(message as i32)
     }
 
     pub fn registers(self) -> Result<Registers> {
