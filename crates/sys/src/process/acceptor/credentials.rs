@@ -2,7 +2,7 @@
 
 use super::husk::Script;
 use crate::process::error::Result;
-use crate::process::image::FrozenThread;
+use crate::process::image::{Credentials, FrozenThread};
 
 /// `SECBIT_NO_SETUID_FIXUP`: changing IDs leaves capabilities alone.
 const KEEP: u64 = 1 << 2;
@@ -12,7 +12,6 @@ const VERSION: u64 = 0x2008_0522;
 /// Calls that make a thread of the restorer's who it was, filters first: they are suspended while it is traced.
 pub(super) fn calls(thread: &FrozenThread, script: &mut Script) -> Result<()> {
     let who = &thread.credentials;
-    let prctl = |option: i32, value: u64, more: u64| [option as u64, value, more, 0, 0];
     script.call(
         "securebits",
         libc::SYS_prctl,
@@ -36,6 +35,19 @@ pub(super) fn calls(thread: &FrozenThread, script: &mut Script) -> Result<()> {
     let [real, effective, saved, filesystem] = who.uids.map(u64::from);
     script.call("setresuid", libc::SYS_setresuid, &[real, effective, saved]);
     script.call("setfsuid", libc::SYS_setfsuid, &[filesystem]);
+    capabilities(who, script)?;
+    if thread.no_new_privileges {
+        script.call(
+            "no_new_privs",
+            libc::SYS_prctl,
+            &prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0),
+        );
+    }
+    Ok(())
+}
+
+/// First with what changing the securebits takes, then exactly.
+fn capabilities(who: &Credentials, script: &mut Script) -> Result<()> {
     let [inheritable, permitted, effective, bounding, ambient] = who.capabilities;
     for number in (0..41).filter(|number| bounding & (1 << number) == 0) {
         script.call(
@@ -44,7 +56,6 @@ pub(super) fn calls(thread: &FrozenThread, script: &mut Script) -> Result<()> {
             &prctl(libc::PR_CAPBSET_DROP, number, 0),
         );
     }
-    // First with what changing the securebits takes, then exactly.
     let bits = u64::from(who.secure_bits);
     script.call(
         "securebits",
@@ -72,14 +83,11 @@ pub(super) fn calls(thread: &FrozenThread, script: &mut Script) -> Result<()> {
         );
         script.call("ambient set", libc::SYS_prctl, &raise);
     }
-    if thread.no_new_privileges {
-        script.call(
-            "no_new_privs",
-            libc::SYS_prctl,
-            &prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0),
-        );
-    }
     Ok(())
+}
+
+fn prctl(option: i32, value: u64, more: u64) -> [u64; 5] {
+    [option as u64, value, more, 0, 0]
 }
 
 fn filters(thread: &FrozenThread, script: &mut Script) -> Result<()> {

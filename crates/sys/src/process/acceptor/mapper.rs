@@ -103,50 +103,20 @@ struct Work<'a> {
 
 impl Work<'_> {
     fn map(&mut self, mapping: &Mapping, piece: (u64, u64), objects: &Objects) -> Result<()> {
-        let (start, length) = (piece.0, piece.1 - piece.0);
-        let advice = Advice(mapping.advice);
-        let growing = if advice.has(Advice::GROWS_DOWN) {
-            libc::MAP_GROWSDOWN
-        } else {
-            0
-        };
-        let reserve = if advice.has(Advice::NO_RESERVE) {
-            libc::MAP_NORESERVE
-        } else {
-            0
-        };
-        let fixed = libc::MAP_FIXED_NOREPLACE | growing | reserve;
-        let mut ask = |flags: i32, file: Option<(String, i32)>, offset: u64| -> Result<()> {
-            let arguments = [
-                start,
-                length,
-                mapping.protection as u64,
-                (fixed | flags) as u64,
-                u64::MAX,
-                offset,
-            ];
-            let call = Call::new(libc::SYS_mmap, &arguments);
-            let Some((path, mode)) = file else {
-                self.script.push(Some("mmap"), call);
-                return Ok(());
-            };
-            let path = self.script.text(path.as_bytes())?;
-            let open = Call::new(
-                libc::SYS_openat,
-                &[libc::AT_FDCWD as u64, path, (mode | libc::O_CLOEXEC) as u64],
-            );
-            self.script.push(Some("open"), open.keep());
-            self.script.push(Some("mmap"), call.kept_fifth());
-            self.script
-                .push(Some("close"), Call::new(libc::SYS_close, &[]).kept_first());
-            Ok(())
-        };
-        let offset = |offset: u64| offset + (start - mapping.start);
+        let from = |offset: u64| offset + (piece.0 - mapping.start);
         match &mapping.backing {
-            Backing::Anonymous(_) => ask(libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, None, 0)?,
+            Backing::Anonymous(name) => {
+                self.ask(
+                    mapping,
+                    piece,
+                    libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
+                    None,
+                )?;
+                self.name(name, piece)?;
+            }
             Backing::File {
                 file,
-                offset: at,
+                offset,
                 shared,
             } => {
                 let flags = if *shared {
@@ -154,33 +124,66 @@ impl Work<'_> {
                 } else {
                     libc::MAP_PRIVATE
                 };
-                ask(
-                    flags,
-                    Some((objects.file_path(*file), libc::O_RDONLY)),
-                    offset(*at),
-                )?;
+                let file = (objects.file_path(*file), libc::O_RDONLY, from(*offset));
+                self.ask(mapping, piece, flags, Some(file))?;
             }
-            Backing::Shared { object, offset: at } => {
-                ask(
-                    libc::MAP_SHARED,
-                    Some((objects.shared_path(*object), libc::O_RDWR)),
-                    offset(*at),
-                )?;
+            Backing::Shared { object, offset } => {
+                let file = (objects.shared_path(*object), libc::O_RDWR, from(*offset));
+                self.ask(mapping, piece, libc::MAP_SHARED, Some(file))?;
             }
             // In place since the husk was emptied.
             Backing::Kernel(_) => return Ok(()),
         }
-        if let Backing::Anonymous(name) = &mapping.backing
-            && !name.is_empty()
-        {
-            let name = self.script.text(name)?;
-            self.script.attempt(
-                libc::SYS_prctl,
-                &[SET_NAME[0], SET_NAME[1], start, length, name],
-            );
-        }
         self.advise(mapping.advice, 0, piece);
         self.flush()
+    }
+
+    /// Maps a piece: of nothing, or of a file (path, how to open it, offset).
+    fn ask(
+        &mut self,
+        mapping: &Mapping,
+        piece: (u64, u64),
+        flags: i32,
+        file: Option<(String, i32, u64)>,
+    ) -> Result<()> {
+        let advice = Advice(mapping.advice);
+        let when = |bit: u32, flag: i32| if advice.has(bit) { flag } else { 0 };
+        let flags = flags
+            | libc::MAP_FIXED_NOREPLACE
+            | when(Advice::GROWS_DOWN, libc::MAP_GROWSDOWN)
+            | when(Advice::NO_RESERVE, libc::MAP_NORESERVE);
+        let offset = file.as_ref().map_or(0, |(_, _, offset)| *offset);
+        let (start, length) = (piece.0, piece.1 - piece.0);
+        let arguments = [
+            start,
+            length,
+            mapping.protection as u64,
+            flags as u64,
+            u64::MAX,
+            offset,
+        ];
+        let call = Call::new(libc::SYS_mmap, &arguments);
+        let Some((path, mode, _)) = file else {
+            self.script.push(Some("mmap"), call);
+            return Ok(());
+        };
+        let path = self.script.text(path.as_bytes())?;
+        let open = [libc::AT_FDCWD as u64, path, (mode | libc::O_CLOEXEC) as u64];
+        self.script
+            .push(Some("open"), Call::new(libc::SYS_openat, &open).keep());
+        self.script.push(Some("mmap"), call.kept_fifth());
+        self.script
+            .push(Some("close"), Call::new(libc::SYS_close, &[]).kept_first());
+        Ok(())
+    }
+
+    fn name(&mut self, name: &[u8], (start, end): (u64, u64)) -> Result<()> {
+        if !name.is_empty() {
+            let name = self.script.text(name)?;
+            let arguments = [SET_NAME[0], SET_NAME[1], start, end - start, name];
+            self.script.attempt(libc::SYS_prctl, &arguments);
+        }
+        Ok(())
     }
 
     /// Protection and advice of what was there already.

@@ -188,33 +188,7 @@ fn queue(
 }
 
 fn thread_calls(pid: i32, tid: i32, thread: &FrozenThread, script: &mut Script) -> Result<()> {
-    let (address, bytes) = thread.robust_list;
-    if address != 0 {
-        script.call(
-            "set_robust_list",
-            libc::SYS_set_robust_list,
-            &[address, bytes],
-        );
-    }
-    script.call(
-        "set_tid_address",
-        libc::SYS_set_tid_address,
-        &[thread.clear_tid],
-    );
-    if let Some(rseq) = thread.rseq {
-        let arguments = [
-            rseq.address,
-            u64::from(rseq.bytes),
-            0,
-            u64::from(rseq.signature),
-        ];
-        script.call("rseq", libc::SYS_rseq, &arguments);
-    }
-    let (address, flags, bytes) = thread.alternate_stack;
-    // The kernel says so itself while a thread is on it, and takes it from nobody.
-    let flags = flags & !(libc::SS_ONSTACK as u32);
-    let stack = script.words(&[address, u64::from(flags), bytes])?;
-    script.call("sigaltstack", libc::SYS_sigaltstack, &[stack, 0]);
+    registrations(thread, script)?;
     let name = script.text(&thread.name)?;
     script.call(
         "PR_SET_NAME",
@@ -246,6 +220,38 @@ fn thread_calls(pid: i32, tid: i32, thread: &FrozenThread, script: &mut Script) 
         libc::SYS_prctl,
         &[libc::PR_SET_PDEATHSIG as u64, signal, 0, 0, 0],
     );
+    Ok(())
+}
+
+/// What a thread has told the kernel of places in its memory.
+fn registrations(thread: &FrozenThread, script: &mut Script) -> Result<()> {
+    let (address, bytes) = thread.robust_list;
+    if address != 0 {
+        script.call(
+            "set_robust_list",
+            libc::SYS_set_robust_list,
+            &[address, bytes],
+        );
+    }
+    script.call(
+        "set_tid_address",
+        libc::SYS_set_tid_address,
+        &[thread.clear_tid],
+    );
+    if let Some(rseq) = thread.rseq {
+        let arguments = [
+            rseq.address,
+            u64::from(rseq.bytes),
+            0,
+            u64::from(rseq.signature),
+        ];
+        script.call("rseq", libc::SYS_rseq, &arguments);
+    }
+    let (address, flags, bytes) = thread.alternate_stack;
+    // The kernel says so itself while a thread is on it, and takes it from nobody.
+    let flags = flags & !(libc::SS_ONSTACK as u32);
+    let stack = script.words(&[address, u64::from(flags), bytes])?;
+    script.call("sigaltstack", libc::SYS_sigaltstack, &[stack, 0]);
     Ok(())
 }
 

@@ -9,6 +9,7 @@ mod catalogue;
 mod freeze;
 pub(crate) mod gap;
 mod halt;
+mod machine;
 mod process_state;
 mod round;
 mod shared;
@@ -18,7 +19,7 @@ mod userfault;
 
 pub(crate) use attach::{remove as remove_stub, value};
 pub use freeze::{StoppedTree, Unfrozen};
+pub(crate) use machine::features;
 pub use round::Round;
 pub(crate) use thread_state::SchedulingAttributes;
 pub use tracker::Tracker;
-pub(crate) use tracker::features;

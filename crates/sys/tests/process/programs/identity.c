@@ -9,6 +9,20 @@
 
 extern char **environ;
 
+static struct __user_cap_header_struct header = { _LINUX_CAPABILITY_VERSION_3, 0 };
+static struct __user_cap_data_struct caps[2];
+
+static void check_capabilities(void) {
+    struct __user_cap_data_struct read[2];
+    CHECK(!syscall(SYS_capget, &header, read));
+    EQUAL(read[0].permitted, caps[0].permitted);
+    EQUAL(read[0].effective, caps[0].effective);
+    EQUAL(read[0].inheritable, caps[0].inheritable);
+    EQUAL(prctl(PR_CAPBSET_READ, CAP_SYS_BOOT), 0);
+    EQUAL(prctl(PR_CAPBSET_READ, CAP_CHOWN), 1);
+    EQUAL(prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_IS_SET, CAP_NET_RAW, 0, 0), 1);
+}
+
 int main(int count, char **words) {
     CHECK(count == 2);
     folder = words[1];
@@ -26,8 +40,6 @@ int main(int count, char **words) {
     CHECK(!sched_setaffinity(0, sizeof set, &set));
     CHECK(!prctl(PR_CAPBSET_DROP, CAP_SYS_BOOT) && !prctl(PR_SET_KEEPCAPS, 1));
     CHECK(!setgroups(3, groups) && !setresgid(1001, 1002, 1003) && !setresuid(2001, 2002, 2003));
-    struct __user_cap_header_struct header = { _LINUX_CAPABILITY_VERSION_3, 0 };
-    struct __user_cap_data_struct caps[2] = { { 0 } }, read[2];
     caps[0].permitted = 1 << CAP_NET_BIND_SERVICE | 1 << CAP_NET_RAW;
     caps[0].effective = 1 << CAP_NET_RAW;
     caps[0].inheritable = 1 << CAP_NET_RAW;
@@ -43,13 +55,7 @@ int main(int count, char **words) {
         CHECK(!getresgid(&ids[0], &ids[1], &ids[2]) && ids[0] == 1001 && ids[1] == 1002 && ids[2] == 1003);
         EQUAL(getgroups(8, list), 3);
         CHECK(list[0] == 7 && list[1] == 11 && list[2] == 13);
-        CHECK(!syscall(SYS_capget, &header, read));
-        EQUAL(read[0].permitted, caps[0].permitted);
-        EQUAL(read[0].effective, caps[0].effective);
-        EQUAL(read[0].inheritable, caps[0].inheritable);
-        EQUAL(prctl(PR_CAPBSET_READ, CAP_SYS_BOOT), 0);
-        EQUAL(prctl(PR_CAPBSET_READ, CAP_CHOWN), 1);
-        EQUAL(prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_IS_SET, CAP_NET_RAW, 0, 0), 1);
+        check_capabilities();
         EQUAL(prctl(PR_GET_NO_NEW_PRIVS, 0, 0, 0, 0), 1);
         EQUAL(prctl(PR_GET_DUMPABLE), 1);
         EQUAL(prctl(PR_GET_TIMERSLACK), 123456);
