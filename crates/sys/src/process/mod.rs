@@ -1,3 +1,43 @@
-//! Processes from outside and anew: what a running process consists of, out of one host and into another.
+//! Running processes in and out: a tree of processes is saved while it runs, round by round, frozen for a moment, and
+//! recreated with the same identities in another PID, mount and network namespace (paper 002 sections III-A and V-A).
+//!
+//! The library is made of steps which a daemon calls one by one; nothing here decides when to take the next.
 
+#[cfg(target_arch = "x86_64")]
+pub mod acceptor;
+#[cfg(target_arch = "x86_64")]
+pub mod donor;
+#[cfg(target_arch = "x86_64")]
+pub mod error;
 pub mod files;
+#[cfg(target_arch = "x86_64")]
+mod identity;
+#[cfg(target_arch = "x86_64")]
+pub mod image;
+#[cfg(target_arch = "x86_64")]
+pub mod inspect;
+#[cfg(target_arch = "x86_64")]
+pub mod procfs;
+#[cfg(target_arch = "x86_64")]
+mod ranges;
+#[cfg(target_arch = "x86_64")]
+mod trace;
+
+/// The name (`comm`) of the first process of a PID namespace that a restorer made.
+pub const REAPER_NAME: &str = "holdfast-reaper";
+
+/// Whether processes can move on this machine.
+///
+/// # Errors
+/// `Unsupported`, with the name of the architecture, on anything but x86_64.
+pub fn supported() -> std::io::Result<()> {
+    if cfg!(target_arch = "x86_64") {
+        return Ok(());
+    }
+    let arch = std::env::consts::ARCH;
+    let message = format!("processes move on x86_64 only, this machine is {arch}");
+    Err(std::io::Error::new(
+        std::io::ErrorKind::Unsupported,
+        message,
+    ))
+}

@@ -1,0 +1,14 @@
+//! The first process of a moved tree's PID namespace: see `holdfast_sys::process::acceptor`.
+
+#[cfg(target_arch = "x86_64")]
+fn main() {
+    std::process::exit(holdfast_sys::process::acceptor::serve());
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+fn main() {
+    if let Err(error) = holdfast_sys::process::supported() {
+        eprintln!("{error}");
+    }
+    std::process::exit(1);
+}

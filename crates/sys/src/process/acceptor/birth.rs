@@ -1,0 +1,265 @@
+//! Processes with the PIDs, sessions and groups of the originals.
+
+use super::husk::Husk;
+use crate::process::error::{Context, Error, Result, check_long};
+use crate::process::image::{PAGE, Process};
+use crate::process::trace::{Call, STUB_BYTES, Stop, Tracee, stub_code, wait_for};
+use std::io;
+use std::time::Duration;
+
+/// A husk dies with its restorer, and so do its threads and children.
+const OPTIONS: i32 = libc::PTRACE_O_EXITKILL
+    | libc::PTRACE_O_TRACECLONE
+    | libc::PTRACE_O_TRACEFORK
+    | SUSPEND_SECCOMP;
+/// `PTRACE_O_SUSPEND_SECCOMP`: filters that a husk has already do not hinder us.
+const SUSPEND_SECCOMP: i32 = 1 << 21;
+const LIMIT: Duration = Duration::from_secs(10);
+/// Where the child looks whether it is traced.
+const WAIT_NS: libc::c_long = 20_000;
+
+/// Makes the root: a copy of the restorer that has a stub and traps in it. `groups` have no leader in the tree.
+pub(super) fn root(process: &Process, stub: u64, groups: &[i32]) -> Result<Husk> {
+    let outside = process.session != process.pid;
+    let session = process.session;
+    let pid = match outside {
+        false => fork_with_pid(process.pid, || become_husk(stub))?,
+        true => Helper { session, groups }.child(process.pid, stub)?,
+    };
+    Tracee::seize(pid, OPTIONS)?;
+    let tracee = Tracee { tid: pid };
+    tell_traced(pid)?;
+    loop {
+        match wait_for(pid, LIMIT)? {
+            Stop::Signal(libc::SIGTRAP) => break,
+            Stop::Ended(_) => return Err(Error::Gone(pid)),
+            Stop::Signal(signal) => tracee.resume(signal)?,
+            _ => tracee.resume(0)?,
+        }
+    }
+    let husk = Husk::new(pid, stub, process.generation)?;
+    if !outside {
+        let mut script = husk.script();
+        script.call("setsid", libc::SYS_setsid, &[]);
+        husk.run(script)?;
+    }
+    Ok(husk)
+}
+
+/// Makes a child of a husk.
+pub(super) fn child(parent: &Husk, process: &Process) -> Result<Husk> {
+    let mut script = parent.script();
+    let pid = script.bytes(&process.pid.to_ne_bytes())?;
+    let how = script.words(&[0, 0, 0, 0, libc::SIGCHLD as u64, 0, 0, 0, pid, 1, 0])?;
+    script.push(None, Call::new(libc::SYS_clone3, &[how, 88]));
+    let ran = parent.run(script)?;
+    let made = ran.results.first().copied().unwrap_or(-1);
+    if made != i64::from(process.pid) {
+        return Err(taken(
+            process.pid,
+            io::Error::from_raw_os_error(-made as i32),
+        ));
+    }
+    match wait_for(process.pid, LIMIT)? {
+        Stop::Interrupt | Stop::Signal(_) => {}
+        other => {
+            return Err(Error::Refused(format!(
+                "child {} stopped by {other:?}",
+                process.pid
+            )));
+        }
+    }
+    let mut husk = Husk::new(process.pid, parent.stub.address, process.generation)?;
+    husk.mappings.clone_from(&parent.mappings);
+    Ok(husk)
+}
+
+/// Puts husks into their groups, leaders first.
+pub(super) fn groups(husks: &[(&Process, &Husk)]) -> Result<()> {
+    let leaders = husks
+        .iter()
+        .filter(|(process, _)| process.group == process.pid);
+    let others = husks
+        .iter()
+        .filter(|(process, _)| process.group != process.pid);
+    for (process, husk) in leaders.chain(others) {
+        let mut script = husk.script();
+        script.call("getpgid", libc::SYS_getpgid, &[0]);
+        script.call("getsid", libc::SYS_getsid, &[0]);
+        let results = husk.run(script)?.results;
+        if results[1] != i64::from(process.session) {
+            return Err(Error::Refused(format!(
+                "session {} of process {} cannot be made again",
+                process.session, process.pid
+            )));
+        }
+        if results[0] != i64::from(process.group) {
+            let mut script = husk.script();
+            script.call("setpgid", libc::SYS_setpgid, &[0, process.group as u64]);
+            husk.run(script)?;
+        }
+    }
+    Ok(())
+}
+
+fn taken(pid: i32, error: io::Error) -> Error {
+    match error.raw_os_error() {
+        Some(libc::EEXIST) => Error::Refused(format!("PID {pid} is taken")),
+        Some(libc::EINVAL) => {
+            Error::Refused(format!("PID {pid} is beyond this machine's kernel.pid_max"))
+        }
+        _ => Error::Refused(format!("process {pid} cannot be made: {error}")),
+    }
+}
+
+/// `fork` with a chosen PID: the child runs `then`, which may use nothing but its own memory and the kernel.
+fn fork_with_pid(pid: i32, then: impl FnOnce()) -> Result<i32> {
+    clone_with_pid(pid, 0, then)
+}
+
+fn clone_with_pid(pid: i32, flags: u64, then: impl FnOnce()) -> Result<i32> {
+    let ids = [pid];
+    // SAFETY: plain numbers, for which zero is a value.
+    let mut how: libc::clone_args = unsafe { std::mem::zeroed() };
+    how.flags = flags;
+    // With CLONE_PARENT the signal is the parent's own.
+    how.exit_signal = if flags & libc::CLONE_PARENT as u64 == 0 {
+        libc::SIGCHLD as u64
+    } else {
+        0
+    };
+    how.set_tid = ids.as_ptr().addr() as u64;
+    how.set_tid_size = 1;
+    // SAFETY: `how` has the kernel's layout and points to an array of one ID; the restorer has one thread, so that the
+    // child's copy of its memory is whole.
+    let made = unsafe { libc::syscall(libc::SYS_clone3, &raw const how, size_of_val(&how)) };
+    if made == 0 {
+        then();
+        // SAFETY: it ends the process.
+        unsafe { libc::_exit(1) };
+    }
+    check_long(made)
+        .map(|pid| pid as i32)
+        .map_err(|error| taken(pid, error))
+}
+
+/// Runs in the child: waits to be traced, makes the stub, and traps in it.
+fn become_husk(stub: u64) {
+    // SAFETY: plain system calls on the child's own memory; the mapping is new, and holds the stub's code before it is
+    // jumped to. Control never comes back.
+    unsafe {
+        while libc::getppid() >= 0 && !IS_TRACED.load(std::sync::atomic::Ordering::Relaxed) {
+            let pause = libc::timespec {
+                tv_sec: 0,
+                tv_nsec: WAIT_NS,
+            };
+            libc::nanosleep(&raw const pause, std::ptr::null_mut());
+        }
+        libc::syscall(libc::SYS_close_range, 3, u32::MAX, 0);
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED_NOREPLACE;
+        let readable = libc::PROT_READ | libc::PROT_WRITE;
+        let place = libc::mmap(
+            stub as *mut libc::c_void,
+            STUB_BYTES as usize,
+            readable,
+            flags,
+            -1,
+            0,
+        );
+        if place.addr() as u64 != stub {
+            return;
+        }
+        let code = stub_code();
+        std::ptr::copy_nonoverlapping(code.as_ptr(), place.cast::<u8>(), code.len());
+        libc::mprotect(place, PAGE as usize, libc::PROT_READ | libc::PROT_EXEC);
+        std::arch::asm!(
+            "xor r12d, r12d",
+            "xor r13d, r13d",
+            "jmp {stub}",
+            stub = in(reg) stub,
+            options(noreturn)
+        );
+    }
+}
+
+/// Set by the tracer in the child's memory.
+static IS_TRACED: std::sync::atomic::AtomicBool = std::sync::atomic::AtomicBool::new(false);
+
+fn tell_traced(pid: i32) -> Result<()> {
+    let memory = crate::process::trace::Memory::open(pid)?;
+    memory.write((&raw const IS_TRACED).addr() as u64, &[1])
+}
+
+/// A process with the PID of a session's leader that is not in the tree: without it the session's number cannot be.
+struct Helper<'a> {
+    session: i32,
+    /// Groups in that session whose leaders are not in the tree either.
+    groups: &'a [i32],
+}
+
+impl Helper<'_> {
+    /// Makes the leader, which makes the child and a bearer of each group, and ends.
+    fn child(self, pid: i32, stub: u64) -> Result<i32> {
+        let [reader, writer] = pipe()?;
+        let say = |byte: u8| {
+            // SAFETY: the byte is readable and outlives the call.
+            unsafe { libc::write(writer, (&raw const byte).cast(), 1) };
+        };
+        let parent = libc::CLONE_PARENT as u64;
+        let leader = fork_with_pid(self.session, || {
+            // SAFETY: no pointers are passed.
+            unsafe { libc::setsid() };
+            let bearers = self.groups.iter().filter(|group| **group != self.session);
+            let all = bearers.map(|group| clone_with_pid(*group, parent, || bear_group(writer)));
+            let born = all.fold(0, |born, made| born + u8::from(made.is_ok()));
+            let made = clone_with_pid(pid, parent, || become_husk(stub));
+            say(if made.is_ok() { 0x80 | born } else { 0 });
+        });
+        // SAFETY: the descriptor is ours and closed once.
+        unsafe { libc::close(writer) };
+        // The leader and each bearer say one byte.
+        let (mut said, mut answer) = (0, 0u8);
+        let mut byte = 0u8;
+        // SAFETY: the byte is writable and outlives the call; the descriptor is ours.
+        while leader.is_ok() && unsafe { libc::read(reader, (&raw mut byte).cast(), 1) } == 1 {
+            said += 1;
+            answer |= byte;
+            if answer & 0x80 != 0 && said > answer & 0x7f {
+                break;
+            }
+        }
+        // SAFETY: the descriptor is ours and closed once; nothing is written through the null pointer.
+        unsafe {
+            libc::close(reader);
+            libc::waitpid(self.session, std::ptr::null_mut(), 0);
+        }
+        leader?;
+        if answer & 0x80 == 0 {
+            return Err(Error::Refused(format!("PID {pid} is taken")));
+        }
+        Ok(pid)
+    }
+}
+
+/// Runs in a process that lives only so that its group exists.
+fn bear_group(writer: i32) {
+    // SAFETY: plain system calls; the byte is readable and outlives its call.
+    unsafe {
+        libc::setpgid(0, 0);
+        libc::write(writer, (&raw const BORN).cast(), 1);
+        libc::syscall(libc::SYS_close_range, 3, u32::MAX, 0);
+        loop {
+            libc::pause();
+        }
+    }
+}
+
+static BORN: u8 = 0;
+
+fn pipe() -> Result<[i32; 2]> {
+    let mut pipe = [0; 2];
+    // SAFETY: `pipe` has room for two descriptors.
+    let outcome = unsafe { libc::pipe2(pipe.as_mut_ptr(), libc::O_CLOEXEC) };
+    check_long(outcome.into()).context(|| "a pipe".to_owned())?;
+    Ok(pipe)
+}

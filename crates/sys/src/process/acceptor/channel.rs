@@ -1,0 +1,120 @@
+//! What a daemon tells a restorer, and how it travels between them.
+
+use super::remote::ClockOffsets;
+use crate::process::error::Error;
+use crate::process::image::MESSAGE_MAX;
+use serde::{Deserialize, Serialize};
+use std::io::{self, Read, Write};
+use std::os::unix::net::UnixStream;
+
+/// What comes next on the channel. All but `Start` carry bytes of an image, to be decoded by who uses them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub(super) enum Kind {
+    /// How far the tree's clocks are from this machine's.
+    Start = 1,
+    /// The tree's shape.
+    Tree = 2,
+    /// Memory.
+    Pages = 3,
+    /// State of the stopped tree.
+    Frozen = 4,
+    /// Let the tree run.
+    Go = 5,
+}
+
+impl Kind {
+    fn from_byte(byte: u8) -> Option<Self> {
+        [Self::Start, Self::Tree, Self::Pages, Self::Frozen, Self::Go]
+            .into_iter()
+            .find(|kind| *kind as u8 == byte)
+    }
+}
+
+/// What a restorer answers.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Reply {
+    /// Done.
+    Done,
+    /// This machine cannot take the tree; nothing was begun.
+    Refused(String),
+    /// It failed half-way: the restorer is to be ended.
+    Failed(String),
+    /// After `go`: the root of the tree has ended, with this wait status.
+    Ended(i32),
+}
+
+impl Reply {
+    /// The answer to a step.
+    pub(super) fn to(outcome: Result<(), Error>) -> Self {
+        match outcome {
+            Ok(()) => Self::Done,
+            Err(Error::Refused(why)) => Self::Refused(why),
+            Err(error) => Self::Failed(error.to_string()),
+        }
+    }
+}
+
+/// Sends a piece of an image.
+pub(super) fn send(channel: &mut UnixStream, kind: Kind, bytes: &[u8]) -> io::Result<()> {
+    let mut head = [0; 9];
+    head[0] = kind as u8;
+    head[1..].copy_from_slice(&(bytes.len() as u64).to_le_bytes());
+    channel.write_all(&head)?;
+    channel.write_all(bytes)
+}
+
+/// Receives a piece of an image; nothing at the end of the channel.
+pub(super) fn receive(channel: &mut UnixStream) -> io::Result<Option<(Kind, Vec<u8>)>> {
+    let mut head = [0; 9];
+    match channel.read_exact(&mut head) {
+        Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(None),
+        other => other?,
+    }
+    let wrong = || io::Error::from(io::ErrorKind::InvalidData);
+    let kind = Kind::from_byte(head[0]).ok_or_else(wrong)?;
+    let length = u64::from_le_bytes(head[1..].try_into().map_err(|_| wrong())?);
+    let length = usize::try_from(length)
+        .ok()
+        .filter(|length| *length <= MESSAGE_MAX)
+        .ok_or_else(wrong)?;
+    let mut bytes = vec![0; length];
+    channel.read_exact(&mut bytes)?;
+    Ok(Some((kind, bytes)))
+}
+
+/// Answers.
+pub(super) fn answer(channel: &mut UnixStream, reply: &Reply) -> io::Result<()> {
+    let bytes = postcard::to_stdvec(reply).map_err(io::Error::other)?;
+    channel.write_all(&(bytes.len() as u32).to_le_bytes())?;
+    channel.write_all(&bytes)
+}
+
+/// Receives an answer.
+pub(super) fn receive_answer(channel: &mut UnixStream) -> io::Result<Reply> {
+    const REPLY_MAX: usize = 1 << 20;
+    let mut head = [0; 4];
+    channel.read_exact(&mut head)?;
+    let length = u32::from_le_bytes(head) as usize;
+    if length > REPLY_MAX {
+        return Err(io::Error::from(io::ErrorKind::InvalidData));
+    }
+    let mut bytes = vec![0; length];
+    channel.read_exact(&mut bytes)?;
+    postcard::from_bytes(&bytes).map_err(io::Error::other)
+}
+
+pub(super) fn encode_offsets(offsets: ClockOffsets) -> [u8; 16] {
+    let mut bytes = [0; 16];
+    bytes[..8].copy_from_slice(&offsets.monotonic_ns.to_le_bytes());
+    bytes[8..].copy_from_slice(&offsets.boot_ns.to_le_bytes());
+    bytes
+}
+
+pub(super) fn decode_offsets(bytes: &[u8]) -> Option<ClockOffsets> {
+    let (monotonic, boot) = bytes.split_at_checked(8)?;
+    Some(ClockOffsets {
+        monotonic_ns: i64::from_le_bytes(monotonic.try_into().ok()?),
+        boot_ns: i64::from_le_bytes(boot.try_into().ok()?),
+    })
+}

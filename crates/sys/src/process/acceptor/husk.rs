@@ -1,0 +1,134 @@
+//! A process in the making.
+
+use crate::process::donor::value;
+use crate::process::error::{Context, Error, Result};
+use crate::process::image::Mapping;
+use crate::process::trace::{Batch, Call, Exit, Memory, SCRATCH, SCRATCH_BYTES, Stub, Tracee};
+
+/// A process that stands still in its stub, traced, and dies with the restorer.
+#[derive(Debug)]
+pub(super) struct Husk {
+    pub pid: i32,
+    /// Which process of the donor's this is, if PIDs are used again.
+    pub generation: u64,
+    pub stub: Stub,
+    pub memory: Memory,
+    /// What is mapped.
+    pub mappings: Vec<Mapping>,
+    /// Threads, the first one first.
+    pub threads: Vec<i32>,
+}
+
+impl Husk {
+    /// A process that has just trapped in its stub.
+    pub fn new(pid: i32, stub: u64, generation: u64) -> Result<Self> {
+        Ok(Self {
+            pid,
+            generation,
+            stub: Stub {
+                address: stub,
+                exit: Exit::Trap,
+            },
+            memory: Memory::open(pid)?,
+            mappings: Vec::new(),
+            threads: vec![pid],
+        })
+    }
+
+    pub fn first(&self) -> Tracee {
+        Tracee { tid: self.pid }
+    }
+
+    pub fn script(&self) -> Script {
+        Script {
+            stub: self.stub.address,
+            batch: Batch::default(),
+            scratch: Vec::new(),
+            names: Vec::new(),
+        }
+    }
+
+    /// Makes all calls of a script in the first thread; each must succeed.
+    pub fn run(&self, script: Script) -> Result<Ran> {
+        self.run_in(self.first(), script)
+    }
+
+    /// Makes all calls of a script in a thread; each must succeed.
+    pub fn run_in(&self, tracee: Tracee, script: Script) -> Result<Ran> {
+        if script.batch.is_empty() {
+            return Ok(Ran::default());
+        }
+        self.memory
+            .write(self.stub.address + SCRATCH, &script.scratch)?;
+        let outcome = self.stub.run(tracee, &self.memory, &script.batch)?;
+        for (result, name) in outcome.results.iter().zip(&script.names) {
+            if let Some(name) = name {
+                value(*result).context(|| format!("{name} in process {}", self.pid))?;
+            }
+        }
+        Ok(Ran {
+            results: outcome.results,
+        })
+    }
+}
+
+/// What a script gave.
+#[derive(Debug, Default)]
+pub(super) struct Ran {
+    pub results: Vec<i64>,
+}
+
+/// Calls for a husk, with the bytes they point to.
+#[derive(Debug)]
+pub(super) struct Script {
+    stub: u64,
+    batch: Batch,
+    scratch: Vec<u8>,
+    /// What each call is, where it must succeed.
+    names: Vec<Option<&'static str>>,
+}
+
+impl Script {
+    /// Puts bytes where the husk can read them.
+    pub fn bytes(&mut self, bytes: &[u8]) -> Result<u64> {
+        let at = self.scratch.len().next_multiple_of(16);
+        if (at + bytes.len()) as u64 > SCRATCH_BYTES {
+            return Err(Error::Image("more bytes than a call may take"));
+        }
+        self.scratch.resize(at, 0);
+        self.scratch.extend_from_slice(bytes);
+        Ok(self.stub + SCRATCH + at as u64)
+    }
+
+    /// Puts words where the husk can read them.
+    pub fn words(&mut self, words: &[u64]) -> Result<u64> {
+        let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_ne_bytes()).collect();
+        self.bytes(&bytes)
+    }
+
+    /// Text with a NUL behind it.
+    pub fn text(&mut self, text: &[u8]) -> Result<u64> {
+        self.bytes(&[text, &[0]].concat())
+    }
+
+    /// A call that must succeed.
+    pub fn call(&mut self, name: &'static str, number: libc::c_long, arguments: &[u64]) {
+        self.push(Some(name), Call::new(number, arguments));
+    }
+
+    /// A call whose failure is of no matter.
+    pub fn attempt(&mut self, number: libc::c_long, arguments: &[u64]) {
+        self.push(None, Call::new(number, arguments));
+    }
+
+    /// A prepared call.
+    pub fn push(&mut self, name: Option<&'static str>, call: Call) {
+        self.batch.push(call);
+        self.names.push(name);
+    }
+
+    /// Whether it is time to run it before more is added.
+    pub fn is_full(&self) -> bool {
+        self.names.len() >= 500 || self.scratch.len() as u64 > SCRATCH_BYTES / 2
+    }
+}

@@ -1,0 +1,29 @@
+//! Where the stub goes: one place that is free in all processes of the tree, and in the restorer.
+
+use crate::process::donor::gap;
+use crate::process::error::{Error, Result};
+use crate::process::image::Tree;
+use crate::process::procfs;
+use crate::process::trace::STUB_BYTES;
+
+pub(super) fn stub_address(tree: &Tree) -> Result<u64> {
+    let mut used: Vec<(u64, u64)> = tree
+        .processes
+        .iter()
+        .flat_map(|process| &process.mappings)
+        .map(|mapping| (mapping.start, mapping.end))
+        .collect();
+    let own = procfs::mappings(std::process::id() as i32)?;
+    used.extend(own.iter().map(|line| (line.start, line.end)));
+    gap::find(&used, STUB_BYTES).ok_or_else(|| Error::Refused("no free addresses".to_owned()))
+}
+
+/// Whether the original has put something where the stub is.
+pub(super) fn stub_is_free(tree: &Tree, stub: u64) -> bool {
+    let overlaps = |start: u64, end: u64| start < stub + STUB_BYTES && stub < end;
+    !tree
+        .processes
+        .iter()
+        .flat_map(|process| &process.mappings)
+        .any(|mapping| overlaps(mapping.start, mapping.end))
+}

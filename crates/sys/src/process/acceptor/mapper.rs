@@ -1,0 +1,237 @@
+//! A husk's mappings, made as the original's are.
+
+use super::husk::{Husk, Script};
+use super::objects::Objects;
+use crate::process::error::Result;
+use crate::process::image::{Backing, Mapping, Process};
+use crate::process::procfs::Advice;
+use crate::process::ranges::Ranges;
+use crate::process::trace::Call;
+
+/// `PR_SET_VMA` with `PR_SET_VMA_ANON_NAME`.
+const SET_NAME: [u64; 2] = [0x5356_4d41, 0];
+
+/// What `madvise` says for a bit, and what takes it back, if anything does.
+const ADVICE: [(u32, i32, Option<i32>); 8] = [
+    (
+        Advice::DONT_FORK,
+        libc::MADV_DONTFORK,
+        Some(libc::MADV_DOFORK),
+    ),
+    (
+        Advice::DONT_DUMP,
+        libc::MADV_DONTDUMP,
+        Some(libc::MADV_DODUMP),
+    ),
+    (
+        Advice::WIPE_ON_FORK,
+        libc::MADV_WIPEONFORK,
+        Some(libc::MADV_KEEPONFORK),
+    ),
+    (Advice::HUGE, libc::MADV_HUGEPAGE, None),
+    (Advice::NO_HUGE, libc::MADV_NOHUGEPAGE, None),
+    (
+        Advice::MERGEABLE,
+        libc::MADV_MERGEABLE,
+        Some(libc::MADV_UNMERGEABLE),
+    ),
+    (
+        Advice::SEQUENTIAL,
+        libc::MADV_SEQUENTIAL,
+        Some(libc::MADV_NORMAL),
+    ),
+    (Advice::RANDOM, libc::MADV_RANDOM, Some(libc::MADV_NORMAL)),
+];
+
+/// Brings the mappings of a husk to those of `process`; what both have stays as it is, with its content.
+pub(super) fn reconcile(husk: &mut Husk, process: &Process, objects: &Objects) -> Result<()> {
+    if husk.mappings == process.mappings {
+        return Ok(());
+    }
+    let stable = Mapping::stable(&husk.mappings, &process.mappings);
+    let mut work = Work {
+        husk,
+        script: husk.script(),
+    };
+    for (start, end) in ranges(&husk.mappings).minus(&stable).iter() {
+        work.script
+            .call("munmap", libc::SYS_munmap, &[start, end - start]);
+        work.flush()?;
+    }
+    for mapping in &process.mappings {
+        let whole: Ranges = [(mapping.start, mapping.end)].into_iter().collect();
+        for piece in whole.minus(&stable).iter() {
+            work.map(mapping, piece, objects)?;
+        }
+        for piece in whole.and(&stable).iter() {
+            work.change(mapping, piece)?;
+        }
+    }
+    work.finish()?;
+    husk.mappings.clone_from(&process.mappings);
+    Ok(())
+}
+
+/// Locks memory that the original has locked; last of all, when everything is there.
+pub(super) fn lock(husk: &Husk) -> Result<()> {
+    let mut script = husk.script();
+    for mapping in husk
+        .mappings
+        .iter()
+        .filter(|mapping| Advice(mapping.advice).has(Advice::LOCKED))
+    {
+        script.call(
+            "mlock",
+            libc::SYS_mlock,
+            &[mapping.start, mapping.end - mapping.start],
+        );
+    }
+    husk.run(script).map(drop)
+}
+
+fn ranges(mappings: &[Mapping]) -> Ranges {
+    mappings
+        .iter()
+        .map(|mapping| (mapping.start, mapping.end))
+        .collect()
+}
+
+struct Work<'a> {
+    husk: &'a Husk,
+    script: Script,
+}
+
+impl Work<'_> {
+    fn map(&mut self, mapping: &Mapping, piece: (u64, u64), objects: &Objects) -> Result<()> {
+        let from = |offset: u64| offset + (piece.0 - mapping.start);
+        match &mapping.backing {
+            Backing::Anonymous(name) => {
+                self.ask(
+                    mapping,
+                    piece,
+                    libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
+                    None,
+                )?;
+                self.name(name, piece)?;
+            }
+            Backing::File {
+                file,
+                offset,
+                shared,
+            } => {
+                let flags = if *shared {
+                    libc::MAP_SHARED
+                } else {
+                    libc::MAP_PRIVATE
+                };
+                let file = (objects.file_path(*file), libc::O_RDONLY, from(*offset));
+                self.ask(mapping, piece, flags, Some(file))?;
+            }
+            Backing::Shared { object, offset } => {
+                let file = (objects.shared_path(*object), libc::O_RDWR, from(*offset));
+                self.ask(mapping, piece, libc::MAP_SHARED, Some(file))?;
+            }
+            // In place since the husk was emptied.
+            Backing::Kernel(_) => return Ok(()),
+        }
+        self.advise(mapping.advice, 0, piece);
+        self.flush()
+    }
+
+    /// Maps a piece: of nothing, or of a file (path, how to open it, offset).
+    fn ask(
+        &mut self,
+        mapping: &Mapping,
+        piece: (u64, u64),
+        flags: i32,
+        file: Option<(String, i32, u64)>,
+    ) -> Result<()> {
+        let advice = Advice(mapping.advice);
+        let when = |bit: u32, flag: i32| if advice.has(bit) { flag } else { 0 };
+        let flags = flags
+            | libc::MAP_FIXED_NOREPLACE
+            | when(Advice::GROWS_DOWN, libc::MAP_GROWSDOWN)
+            | when(Advice::NO_RESERVE, libc::MAP_NORESERVE);
+        let offset = file.as_ref().map_or(0, |(_, _, offset)| *offset);
+        let (start, length) = (piece.0, piece.1 - piece.0);
+        let arguments = [
+            start,
+            length,
+            mapping.protection as u64,
+            flags as u64,
+            u64::MAX,
+            offset,
+        ];
+        let call = Call::new(libc::SYS_mmap, &arguments);
+        let Some((path, mode, _)) = file else {
+            self.script.push(Some("mmap"), call);
+            return Ok(());
+        };
+        let path = self.script.text(path.as_bytes())?;
+        let open = [libc::AT_FDCWD as u64, path, (mode | libc::O_CLOEXEC) as u64];
+        self.script
+            .push(Some("open"), Call::new(libc::SYS_openat, &open).keep());
+        self.script.push(Some("mmap"), call.kept_fifth());
+        self.script
+            .push(Some("close"), Call::new(libc::SYS_close, &[]).kept_first());
+        Ok(())
+    }
+
+    fn name(&mut self, name: &[u8], (start, end): (u64, u64)) -> Result<()> {
+        if !name.is_empty() {
+            let name = self.script.text(name)?;
+            let arguments = [SET_NAME[0], SET_NAME[1], start, end - start, name];
+            self.script.attempt(libc::SYS_prctl, &arguments);
+        }
+        Ok(())
+    }
+
+    /// Protection and advice of what was there already.
+    fn change(&mut self, mapping: &Mapping, piece: (u64, u64)) -> Result<()> {
+        let overlapping = |old: &&Mapping| old.start < piece.1 && piece.0 < old.end;
+        if matches!(mapping.backing, Backing::Kernel(_)) {
+            return Ok(());
+        }
+        for old in self.husk.mappings.iter().filter(overlapping) {
+            let (start, end) = (old.start.max(piece.0), old.end.min(piece.1));
+            if old.protection != mapping.protection {
+                let arguments = [start, end - start, mapping.protection as u64];
+                self.script.call("mprotect", libc::SYS_mprotect, &arguments);
+            }
+            self.advise(mapping.advice, old.advice, (start, end));
+            self.flush()?;
+        }
+        Ok(())
+    }
+
+    fn advise(&mut self, wanted: u32, present: u32, (start, end): (u64, u64)) {
+        let mut say = |advice: i32| {
+            self.script
+                .attempt(libc::SYS_madvise, &[start, end - start, advice as u64])
+        };
+        for (bit, _, back) in ADVICE {
+            if present & !wanted & bit != 0
+                && let Some(back) = back
+            {
+                say(back);
+            }
+        }
+        for (bit, advice, _) in ADVICE {
+            if wanted & !present & bit != 0 {
+                say(advice);
+            }
+        }
+    }
+
+    fn flush(&mut self) -> Result<()> {
+        if self.script.is_full() {
+            let script = std::mem::replace(&mut self.script, self.husk.script());
+            self.husk.run(script)?;
+        }
+        Ok(())
+    }
+
+    fn finish(self) -> Result<()> {
+        self.husk.run(self.script).map(drop)
+    }
+}

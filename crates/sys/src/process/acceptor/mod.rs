@@ -1,0 +1,25 @@
+//! Recreating a tree. A *restorer* ([`Restorer`]) is a program of its own that is the first process of a new PID and mount
+//! namespace, does what it is told over a channel ([`serve`]), and stays as the tree's reaper.
+//!
+//! The restorer makes each process as a *husk*: a copy of itself with the PID of the original, emptied, filled
+//! while the original runs, and let go when the original has stopped for good. Husks are traced with
+//! `PTRACE_O_EXITKILL`: until [`Restorer::go`] they die with their restorer, and a restorer dies with its channel.
+
+mod birth;
+mod channel;
+mod credentials;
+mod emptied;
+mod go;
+mod husk;
+mod layout;
+mod mapper;
+mod objects;
+mod plan;
+mod remote;
+mod serve;
+mod state;
+mod threads;
+
+pub use channel::Reply;
+pub use remote::{ClockOffsets, Restorer};
+pub use serve::serve;

@@ -1,0 +1,143 @@
+//! Files and shared memory that husks map. The restorer holds them, and husks open them through its `/proc/1/fd`.
+
+use crate::process::error::{Context, Result, check_long};
+use crate::process::identity;
+use crate::process::image::{Content, Run, Shared, SharedKind, Tree};
+use std::ffi::{CString, OsStr};
+use std::fs::File;
+use std::os::fd::{AsRawFd, FromRawFd};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::FileExt;
+
+/// What the restorer holds, by index in the tree.
+#[derive(Debug, Default)]
+pub(super) struct Objects {
+    files: Vec<File>,
+    shared: Vec<File>,
+}
+
+impl Objects {
+    /// Opens or makes what a tree refers to and is not there yet.
+    pub fn follow(&mut self, tree: &Tree) -> Result<()> {
+        for file in tree.files.iter().skip(self.files.len()) {
+            self.files.push(identity::open_same(file)?);
+        }
+        for object in tree.shared.iter().skip(self.shared.len()) {
+            self.shared.push(make(object)?);
+        }
+        for (object, handle) in tree.shared.iter().zip(&self.shared) {
+            let resizable = !matches!(object.kind, SharedKind::Anonymous);
+            let size = handle
+                .metadata()
+                .context(|| "size of shared memory".to_owned())?
+                .len();
+            if resizable && size != object.size {
+                handle
+                    .set_len(object.size)
+                    .context(|| "resizing shared memory".to_owned())?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes a run of shared memory.
+    pub fn write(&self, index: u32, run: Run, bytes: Option<&[u8]>) -> Result<()> {
+        let Some(handle) = self.shared.get(index as usize) else {
+            return Err(crate::process::error::Error::Image(
+                "pages of unknown shared memory",
+            ));
+        };
+        let writing = || "writing shared memory".to_owned();
+        if let (Content::Bytes, Some(bytes)) = (run.content, bytes) {
+            let size = handle.metadata().context(writing)?.len();
+            let inside = size.saturating_sub(run.start).min(bytes.len() as u64) as usize;
+            return handle
+                .write_all_at(&bytes[..inside], run.start)
+                .context(writing);
+        }
+        let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
+        // SAFETY: no pointers are passed.
+        let outcome = unsafe {
+            libc::fallocate(
+                handle.as_raw_fd(),
+                mode,
+                run.start as i64,
+                run.length as i64,
+            )
+        };
+        check_long(outcome.into()).map(drop).context(writing)
+    }
+
+    /// Where husks find a file.
+    pub fn file_path(&self, index: u32) -> String {
+        path(&self.files[index as usize])
+    }
+
+    /// Where husks find shared memory.
+    pub fn shared_path(&self, index: u32) -> String {
+        path(&self.shared[index as usize])
+    }
+
+    /// The executable, for `PR_SET_MM`.
+    pub fn executable_path(&self, index: u32) -> String {
+        self.file_path(index)
+    }
+}
+
+fn path(file: &File) -> String {
+    format!("/proc/1/fd/{}", file.as_raw_fd())
+}
+
+fn make(object: &Shared) -> Result<File> {
+    let making = || "making shared memory".to_owned();
+    match &object.kind {
+        SharedKind::Anonymous => anonymous(object.size),
+        SharedKind::Memfd(name) => {
+            let name = CString::new(name.as_slice()).unwrap_or_default();
+            // SAFETY: the name ends with a NUL and outlives the call.
+            let fd = unsafe {
+                libc::memfd_create(name.as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING)
+            };
+            check_long(fd.into()).context(making)?;
+            // SAFETY: the call succeeded, so it is a new descriptor that nothing else owns.
+            Ok(unsafe { File::from_raw_fd(fd) })
+        }
+        SharedKind::File(path) => {
+            let path = std::path::Path::new(OsStr::from_bytes(path));
+            let file = File::options().read(true).write(true).open(path);
+            file.map_err(|error| {
+                crate::process::error::Error::Refused(format!("{}: {error}", path.display()))
+            })
+        }
+    }
+}
+
+/// What `mmap(MAP_SHARED | MAP_ANONYMOUS)` makes, so that it looks like that to the program too.
+fn anonymous(size: u64) -> Result<File> {
+    let making = || "making shared memory".to_owned();
+    let flags = libc::MAP_SHARED | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+    let length = size as usize;
+    // SAFETY: a new mapping at a place of the kernel's choice, which nothing refers to, taken away below.
+    let place = unsafe {
+        libc::mmap(
+            std::ptr::null_mut(),
+            length,
+            libc::PROT_READ | libc::PROT_WRITE,
+            flags,
+            -1,
+            0,
+        )
+    };
+    if place == libc::MAP_FAILED {
+        return Err(std::io::Error::last_os_error()).context(making);
+    }
+    let link = format!(
+        "/proc/self/map_files/{:x}-{:x}",
+        place.addr(),
+        place.addr() + length
+    );
+    let file = File::options().read(true).write(true).open(link);
+    // SAFETY: the mapping made above, to which nothing refers.
+    unsafe { libc::munmap(place, length) };
+    file.context(making)
+}

@@ -1,0 +1,320 @@
+//! What a restorer has made, and what it makes of each message.
+
+use super::husk::Husk;
+use super::objects::Objects;
+use super::{birth, emptied, go, layout, mapper, state, threads};
+use crate::process::donor::features;
+use crate::process::error::{Error, Result};
+use crate::process::image::{Content, Frozen, Pages, Process, Run, Space, Tree};
+use crate::process::procfs;
+use crate::process::trace::{Memory, Stop, wait_for};
+use std::collections::HashMap;
+use std::time::Duration;
+
+/// A tree in the making.
+#[derive(Debug, Default)]
+pub(super) struct Restoration {
+    tree: Tree,
+    objects: Objects,
+    /// By index in the tree; nothing for a zombie.
+    husks: Vec<Option<Husk>>,
+    stub: u64,
+    /// Processes that bear groups whose leaders are not in the tree.
+    bearers: Vec<i32>,
+    frozen: Option<Frozen>,
+}
+
+impl Restoration {
+    /// The root's PID.
+    pub fn root(&self) -> i32 {
+        self.tree.processes.first().map_or(0, |root| root.pid)
+    }
+
+    /// Brings processes, threads and mappings to those of `tree`.
+    pub fn tree(&mut self, tree: Tree) -> Result<()> {
+        check_vdso(&tree)?;
+        self.objects.follow(&tree)?;
+        if self.husks.is_empty() {
+            self.stub = layout::stub_address(&tree)?;
+            self.bearers = groups_without_leader(&tree);
+        } else if !layout::stub_is_free(&tree, self.stub) {
+            return Err(Error::Refused(
+                "the original has taken the stub's addresses; try again".to_owned(),
+            ));
+        }
+        self.follow_processes(&tree)?;
+        for (process, husk) in tree.processes.iter().zip(&mut self.husks) {
+            if let Some(husk) = husk {
+                mapper::reconcile(husk, process, &self.objects)?;
+                threads::reconcile(husk, process)?;
+            }
+        }
+        self.tree = tree;
+        Ok(())
+    }
+
+    /// Writes memory.
+    pub fn pages(&mut self, pages: &Pages) -> Result<()> {
+        let mut fresh: HashMap<u32, Vec<Run>> = HashMap::new();
+        for (run, bytes) in pages.iter() {
+            match (run.space, bytes) {
+                (Space::Shared(index), bytes) => self.objects.write(index, run, bytes)?,
+                (Space::Process(index), Some(bytes)) => {
+                    self.husk(index)?.memory.write(run.start, bytes)?
+                }
+                (Space::Process(index), None) => fresh.entry(index).or_default().push(run),
+            }
+        }
+        for (index, runs) in fresh {
+            self.freshen(index, &runs)?;
+        }
+        Ok(())
+    }
+
+    /// Gives processes and threads their state.
+    pub fn frozen(&mut self, frozen: Frozen) -> Result<()> {
+        if frozen.processes.len() != self.tree.processes.len() {
+            return Err(Error::Image("state of other processes"));
+        }
+        for ((process, husk), state) in self
+            .tree
+            .processes
+            .iter()
+            .zip(&self.husks)
+            .zip(&frozen.processes)
+        {
+            match (husk, state) {
+                (Some(husk), Some(state)) if state.threads.len() == process.threads.len() => {
+                    state::restore(husk, process, state, &self.objects)?;
+                }
+                (None, None) => {}
+                _ => return Err(Error::Image("state of other threads")),
+            }
+        }
+        self.frozen = Some(frozen);
+        Ok(())
+    }
+
+    /// Lets everything run.
+    pub fn go(&mut self) -> Result<()> {
+        let frozen = self.frozen.take().ok_or(Error::Image("go without state"))?;
+        let husks = self
+            .husks
+            .drain(..)
+            .zip(frozen.processes)
+            .filter_map(|(husk, state)| husk.zip(state));
+        go::all(husks.collect())?;
+        for bearer in &self.bearers {
+            // SAFETY: no pointers but a null one are passed; a bearer is our child alone.
+            unsafe {
+                libc::kill(*bearer, libc::SIGKILL);
+                libc::waitpid(*bearer, std::ptr::null_mut(), 0);
+            }
+        }
+        Ok(())
+    }
+
+    fn husk(&self, index: u32) -> Result<&Husk> {
+        self.husks
+            .get(index as usize)
+            .and_then(Option::as_ref)
+            .ok_or(Error::Image("pages of an unknown process"))
+    }
+
+    /// Puts back what a new mapping has.
+    fn freshen(&self, index: u32, runs: &[Run]) -> Result<()> {
+        let husk = self.husk(index)?;
+        for some in runs.chunks(500) {
+            let mut script = husk.script();
+            for run in some.iter().filter(|run| run.content == Content::Fresh) {
+                script.call(
+                    "madvise",
+                    libc::SYS_madvise,
+                    &[run.start, run.length, libc::MADV_DONTNEED as u64],
+                );
+            }
+            husk.run(script)?;
+        }
+        Ok(())
+    }
+
+    /// Makes husks of processes that are new, and ends those of processes that are gone.
+    fn follow_processes(&mut self, tree: &Tree) -> Result<()> {
+        self.end_gone(tree)?;
+        let before = self.tree.processes.iter().map(|process| process.pid);
+        let mut known: HashMap<i32, Option<Husk>> = before.zip(self.husks.drain(..)).collect();
+        let mut fresh = false;
+        for process in &tree.processes {
+            let husk = match known.remove(&process.pid) {
+                Some(husk) if husk.is_some() || process.exit_status.is_some() => husk,
+                _ => {
+                    fresh = true;
+                    Some(self.make(tree, process)?)
+                }
+            };
+            self.husks.push(husk);
+            self.renew(process)?;
+        }
+        if fresh {
+            self.group(tree)?;
+        }
+        self.end_zombies(tree)
+    }
+
+    /// Ends processes that the original has no more, or whose PID another one has, children before parents.
+    fn end_gone(&mut self, tree: &Tree) -> Result<()> {
+        let stays = |process: &Process, zombie: bool| {
+            let same = |other: &&Process| {
+                other.pid == process.pid && other.parent.is_none() == process.parent.is_none()
+            };
+            let new = tree.processes.iter().find(same);
+            new.is_some_and(|new| !zombie || new.exit_status.is_some())
+        };
+        for at in (0..self.husks.len()).rev() {
+            let process = &self.tree.processes[at];
+            if stays(process, self.husks[at].is_none()) {
+                continue;
+            }
+            let Some(parent) = process.parent.map(|parent| parent as usize) else {
+                return Err(Error::Refused(
+                    "the root of the tree was replaced".to_owned(),
+                ));
+            };
+            if self.husks[at].is_some() {
+                // SAFETY: no pointers are passed; a husk is ours alone.
+                unsafe { libc::kill(process.pid, libc::SIGKILL) };
+                let _ = wait_for(process.pid, Duration::from_secs(10));
+            }
+            if let Some(parent) = &self.husks[parent] {
+                let mut script = parent.script();
+                script.attempt(
+                    libc::SYS_wait4,
+                    &[process.pid as u64, 0, libc::__WALL as u64, 0],
+                );
+                parent.run(script)?;
+            }
+            self.husks.remove(at);
+            self.tree.processes.remove(at);
+        }
+        Ok(())
+    }
+
+    fn make(&self, tree: &Tree, process: &Process) -> Result<Husk> {
+        let mut husk = match process.parent {
+            None => birth::root(process, self.stub, &self.bearers)?,
+            Some(parent) => {
+                let parent_process = &tree.processes[parent as usize];
+                let parent = self.husk(parent)?;
+                if process.session != process.pid && process.session != parent_process.session {
+                    let message = format!(
+                        "session {} of process {} cannot be made again",
+                        process.session, process.pid
+                    );
+                    return Err(Error::Refused(message));
+                }
+                birth::child(parent, process)?
+            }
+        };
+        if process.parent.is_some() && process.session == process.pid {
+            let mut script = husk.script();
+            script.call("setsid", libc::SYS_setsid, &[]);
+            husk.run(script)?;
+        }
+        check_features(tree, &husk)?;
+        emptied::empty(&mut husk, process)?;
+        Ok(husk)
+    }
+
+    /// A process that has called `exec` begins anew.
+    fn renew(&mut self, process: &Process) -> Result<()> {
+        match self.husks.last_mut() {
+            Some(Some(husk)) if husk.generation != process.generation => {
+                husk.generation = process.generation;
+                emptied::empty(husk, process)
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn group(&self, tree: &Tree) -> Result<()> {
+        let pairs = tree.processes.iter().zip(&self.husks);
+        let living: Vec<(&Process, &Husk)> = pairs
+            .filter_map(|(process, husk)| husk.as_ref().map(|husk| (process, husk)))
+            .collect();
+        birth::groups(&living)
+    }
+
+    /// Ends the husks of processes that have ended and are not yet waited for.
+    fn end_zombies(&mut self, tree: &Tree) -> Result<()> {
+        for (process, slot) in tree.processes.iter().zip(&mut self.husks) {
+            let Some(status) = process.exit_status else {
+                continue;
+            };
+            let Some(husk) = slot.take() else {
+                continue;
+            };
+            let signal = status & 0x7f;
+            if signal == 0 {
+                let mut script = husk.script();
+                script.attempt(libc::SYS_exit_group, &[(status >> 8 & 0xff) as u64]);
+                let _ = husk.run(script);
+                continue;
+            }
+            husk.first().set_mask(0)?;
+            // SAFETY: no pointers are passed; a husk is ours alone.
+            unsafe { libc::kill(husk.pid, signal) };
+            let mut give = 0;
+            loop {
+                husk.first().resume(give)?;
+                match wait_for(husk.pid, Duration::from_secs(10))? {
+                    Stop::Ended(_) => break,
+                    Stop::Signal(received) => give = received,
+                    _ => give = 0,
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Groups of the tree whose leaders are not in it, but for that of an outer session's leader.
+fn groups_without_leader(tree: &Tree) -> Vec<i32> {
+    let session = tree.processes.first().map_or(0, |root| root.session);
+    let is_there =
+        |pid: i32| pid == session || tree.processes.iter().any(|process| process.pid == pid);
+    let mut groups: Vec<i32> = tree.processes.iter().map(|process| process.group).collect();
+    groups.retain(|group| !is_there(*group));
+    groups.sort_unstable();
+    groups.dedup();
+    // A byte counts them.
+    groups.truncate(100);
+    groups
+}
+
+/// Programs hold addresses inside the vDSO.
+fn check_vdso(tree: &Tree) -> Result<()> {
+    let own = std::process::id() as i32;
+    let lines = procfs::mappings(own)?;
+    let mut here = Vec::new();
+    if let Some(line) = lines.iter().find(|line| line.name == b"[vdso]") {
+        here.resize((line.end - line.start) as usize, 0);
+        Memory::open(own)?.read(line.start, &mut here)?;
+    }
+    if !tree.vdso.is_empty() && here != tree.vdso {
+        return Err(Error::Refused(
+            "the vDSO of its kernel differs from the donor's".to_owned(),
+        ));
+    }
+    Ok(())
+}
+
+fn check_features(tree: &Tree, husk: &Husk) -> Result<()> {
+    let here = features(&husk.first().extended()?);
+    let missing = tree.register_features & !here;
+    if missing != 0 {
+        return Err(Error::Refused(format!(
+            "its processor lacks registers of the donor's (XCR0 bits {missing:#x})"
+        )));
+    }
+    Ok(())
+}

@@ -1,0 +1,186 @@
+//! A restorer as the daemon sees it.
+
+use super::channel::{self, Kind, Reply};
+use crate::process::error::{Context, Error, Result, check_long};
+use crate::process::image::{Frozen, Pages, Tree, encode};
+use std::ffi::CString;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::time::Duration;
+
+/// How long a restorer may take for one step.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// The descriptor under which a restorer finds its channel.
+pub(super) const CHANNEL: i32 = 3;
+
+/// What must be added to this machine's clocks so that the tree's never go back.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ClockOffsets {
+    /// For `CLOCK_MONOTONIC`.
+    pub monotonic_ns: i64,
+    /// For `CLOCK_BOOTTIME`.
+    pub boot_ns: i64,
+}
+
+/// A restorer of this machine. Dropping it before [`Restorer::go`] ends it with all it has made; afterwards it stays.
+#[derive(Debug)]
+pub struct Restorer {
+    channel: UnixStream,
+    process: OwnedFd,
+    pid: i32,
+    gone: bool,
+}
+
+impl Restorer {
+    /// Starts `program` with `arguments`, which must come to [`serve`](super::serve), in new PID and mount namespaces and
+    /// the calling thread's network namespace.
+    ///
+    /// # Errors
+    /// What the kernel says; namespaces need `CAP_SYS_ADMIN`.
+    pub fn start(program: &Path, arguments: &[&str], offsets: ClockOffsets) -> Result<Self> {
+        let (ours, theirs) = UnixStream::pair().context(|| "a channel".to_owned())?;
+        let (pid, process) = spawn(program, arguments, &theirs)?;
+        ours.set_read_timeout(Some(PATIENCE))
+            .context(|| "a channel".to_owned())?;
+        let mut restorer = Self {
+            channel: ours,
+            process,
+            pid,
+            gone: false,
+        };
+        restorer.ask(Kind::Start, &channel::encode_offsets(offsets))?;
+        Ok(restorer)
+    }
+
+    /// Its PID, in the caller's PID namespace.
+    #[must_use]
+    pub fn pid(&self) -> i32 {
+        self.pid
+    }
+
+    /// Becomes readable when the tree has ended (see [`Restorer::ended`]).
+    #[must_use]
+    pub fn readable(&self) -> BorrowedFd<'_> {
+        self.channel.as_fd()
+    }
+
+    /// Makes processes, threads and mappings as they are in `tree`; before the freeze as often as they change, in the freeze
+    /// a last time.
+    ///
+    /// # Errors
+    /// [`Error::Refused`] if this machine cannot take the tree.
+    pub fn tree(&mut self, tree: &Tree) -> Result<()> {
+        self.ask(Kind::Tree, &encode(tree)?)
+    }
+
+    /// Writes memory.
+    ///
+    /// # Errors
+    /// What the restorer says.
+    pub fn pages(&mut self, pages: &Pages) -> Result<()> {
+        self.ask(Kind::Pages, &encode(pages)?)
+    }
+
+    /// Gives processes and threads their state. From now on they are complete, and stand still.
+    ///
+    /// # Errors
+    /// What the restorer says.
+    pub fn frozen(&mut self, frozen: &Frozen) -> Result<()> {
+        self.ask(Kind::Frozen, &encode(frozen)?)
+    }
+
+    /// Lets the tree run: the commit must be certain. From now on the tree outlives the daemon.
+    ///
+    /// # Errors
+    /// What the restorer says.
+    pub fn go(&mut self) -> Result<()> {
+        self.ask(Kind::Go, &[])?;
+        self.gone = true;
+        Ok(())
+    }
+
+    /// Waits for the root of the tree to end; gives its wait status.
+    ///
+    /// # Errors
+    /// The restorer died, and all with it; or it took longer than `limit`.
+    pub fn ended(&mut self, limit: Duration) -> Result<i32> {
+        let waiting = || "waiting for the tree's end".to_owned();
+        self.channel
+            .set_read_timeout(Some(limit))
+            .context(waiting)?;
+        match channel::receive_answer(&mut self.channel).context(waiting)? {
+            Reply::Ended(status) => Ok(status),
+            other => Err(Error::Refused(format!("a restorer said {other:?}"))),
+        }
+    }
+
+    fn ask(&mut self, kind: Kind, bytes: &[u8]) -> Result<()> {
+        let talking = || format!("talking to restorer {}", self.pid);
+        channel::send(&mut self.channel, kind, bytes).context(talking)?;
+        match channel::receive_answer(&mut self.channel).context(talking)? {
+            Reply::Done => Ok(()),
+            Reply::Refused(why) => Err(Error::Refused(why)),
+            Reply::Failed(why) => Err(Error::Kernel {
+                what: "in the restorer".to_owned(),
+                source: std::io::Error::other(why),
+            }),
+            Reply::Ended(_) => Err(Error::Gone(self.pid)),
+        }
+    }
+}
+
+impl Drop for Restorer {
+    fn drop(&mut self) {
+        if self.gone {
+            return;
+        }
+        // SAFETY: no pointers but null ones are passed; the descriptor is our own child's, whom nobody else waits for.
+        unsafe {
+            let process = self.process.as_raw_fd();
+            libc::syscall(
+                libc::SYS_pidfd_send_signal,
+                process,
+                libc::SIGKILL,
+                std::ptr::null::<()>(),
+                0,
+            );
+            libc::waitpid(self.pid, std::ptr::null_mut(), libc::__WALL);
+        }
+    }
+}
+
+/// A child in namespaces of its own, with a descriptor that stands for it.
+fn spawn(program: &Path, arguments: &[&str], channel: &UnixStream) -> Result<(i32, OwnedFd)> {
+    let invalid = |_| Error::Image("a NUL in the restorer's command");
+    let path = CString::new(program.as_os_str().as_bytes()).map_err(invalid)?;
+    let mut words = vec![path.clone()];
+    for argument in arguments {
+        words.push(CString::new(*argument).map_err(invalid)?);
+    }
+    let mut pointers: Vec<*const libc::c_char> = words.iter().map(|word| word.as_ptr()).collect();
+    pointers.push(std::ptr::null());
+    let environment: [*const libc::c_char; 1] = [std::ptr::null()];
+    let mut process: i32 = -1;
+    // SAFETY: plain numbers, for which zero is a value.
+    let mut how: libc::clone_args = unsafe { std::mem::zeroed() };
+    how.flags = (libc::CLONE_NEWPID | libc::CLONE_NEWNS | libc::CLONE_PIDFD) as u64;
+    how.pidfd = (&raw mut process).addr() as u64;
+    how.exit_signal = libc::SIGCHLD as u64;
+    // SAFETY: `how` has the kernel's layout; without CLONE_VM the child has a copy of everything, and makes nothing but
+    // system calls until it executes the program.
+    let pid = unsafe { libc::syscall(libc::SYS_clone3, &raw const how, size_of_val(&how)) };
+    if pid == 0 {
+        // SAFETY: all pointers are to memory that the copy has too, each list ends with a null.
+        unsafe {
+            libc::dup2(channel.as_raw_fd(), CHANNEL);
+            libc::syscall(libc::SYS_close_range, CHANNEL + 1, u32::MAX, 0);
+            libc::execve(path.as_ptr(), pointers.as_ptr(), environment.as_ptr());
+            libc::_exit(127);
+        }
+    }
+    check_long(pid).context(|| "making a PID and a mount namespace".to_owned())?;
+    // SAFETY: the call succeeded, so the kernel has put a new descriptor here that nothing else owns.
+    Ok((pid as i32, unsafe { OwnedFd::from_raw_fd(process) }))
+}

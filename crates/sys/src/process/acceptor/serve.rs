@@ -1,0 +1,125 @@
+//! The restorer's main loop.
+
+use super::channel::{self, Kind, Reply};
+use super::plan::Restoration;
+use super::remote::{CHANNEL, ClockOffsets};
+use crate::process::error::{Context, Error, Result, check_long};
+use crate::process::image::decode;
+use std::ffi::CStr;
+use std::io;
+use std::os::fd::FromRawFd;
+use std::os::unix::net::UnixStream;
+
+/// Serves the channel on descriptor 3 until the tree has ended. To be called first of all by a process that
+/// [`Restorer::start`](super::Restorer::start) started; gives its exit code.
+#[must_use]
+pub fn serve() -> i32 {
+    // SAFETY: who starts a restorer leaves the channel there, and nothing else in this process knows of it.
+    let mut channel = unsafe { UnixStream::from_raw_fd(CHANNEL) };
+    match set_up().and_then(|()| restore(&mut channel)) {
+        Ok(Some(restoration)) => reap(restoration, channel),
+        Ok(None) => 1,
+        Err(error) => {
+            let _ = channel::answer(&mut channel, &Reply::Failed(error.to_string()));
+            1
+        }
+    }
+}
+
+/// Obeys until the tree runs; nothing if the daemon hung up before.
+fn restore(channel: &mut UnixStream) -> Result<Option<Restoration>> {
+    let mut restoration = Restoration::default();
+    let talking = || "the channel".to_owned();
+    while let Some((kind, bytes)) = channel::receive(channel).context(talking)? {
+        let outcome = match kind {
+            Kind::Start => start(&bytes),
+            Kind::Tree => decode(&bytes).and_then(|tree| restoration.tree(tree)),
+            Kind::Pages => decode(&bytes).and_then(|pages| restoration.pages(&pages)),
+            Kind::Frozen => decode(&bytes).and_then(|frozen| restoration.frozen(frozen)),
+            Kind::Go => restoration.go(),
+        };
+        let reply = Reply::to(outcome);
+        channel::answer(channel, &reply).context(talking)?;
+        if reply == Reply::Done && kind == Kind::Go {
+            return Ok(Some(restoration));
+        }
+    }
+    Ok(None)
+}
+
+/// A name, mounts of its own, and a `/proc` of its own PID namespace.
+fn set_up() -> Result<()> {
+    let name =
+        std::ffi::CString::new(crate::process::REAPER_NAME).map_err(|_| Error::Image("a name"))?;
+    // SAFETY: the name ends with a NUL and outlives the call.
+    unsafe { libc::prctl(libc::PR_SET_NAME, name.as_ptr()) };
+    mount(c"none", c"/", None, libc::MS_REC | libc::MS_SLAVE)?;
+    mount(
+        c"proc",
+        c"/proc",
+        Some(c"proc"),
+        libc::MS_NOSUID | libc::MS_NODEV | libc::MS_NOEXEC,
+    )
+}
+
+fn mount(source: &CStr, target: &CStr, kind: Option<&CStr>, flags: libc::c_ulong) -> Result<()> {
+    let kind = kind.map_or(std::ptr::null(), CStr::as_ptr);
+    // SAFETY: all strings end with a NUL and outlive the call.
+    let outcome = unsafe {
+        libc::mount(
+            source.as_ptr(),
+            target.as_ptr(),
+            kind,
+            flags,
+            std::ptr::null(),
+        )
+    };
+    check_long(outcome.into())
+        .map(drop)
+        .context(|| format!("mounting {}", target.to_string_lossy()))
+}
+
+/// Sets the clocks of processes that are made from now on.
+fn start(bytes: &[u8]) -> Result<()> {
+    let offsets = channel::decode_offsets(bytes).ok_or(Error::Image("clocks"))?;
+    if offsets == ClockOffsets::default() {
+        return Ok(());
+    }
+    let doing = || "a time namespace".to_owned();
+    // SAFETY: no pointers are passed.
+    check_long(unsafe { libc::unshare(0x80) }.into()).context(doing)?;
+    let line = |clock: &str, offset: i64| {
+        format!(
+            "{clock} {} {}\n",
+            offset.div_euclid(1_000_000_000),
+            offset.rem_euclid(1_000_000_000)
+        )
+    };
+    let text = line("monotonic", offsets.monotonic_ns) + &line("boottime", offsets.boot_ns);
+    std::fs::write("/proc/self/timens_offsets", text).context(doing)
+}
+
+/// Waits for all children, the tree's and those it leaves behind; tells when the root ends.
+fn reap(restoration: Restoration, mut channel: UnixStream) -> i32 {
+    let root = restoration.root();
+    // What the restorer still holds would keep files of the tree open.
+    drop(restoration);
+    let mut code = 0;
+    loop {
+        let mut status = 0;
+        // SAFETY: `status` is writable and outlives the call.
+        let pid = unsafe { libc::waitpid(-1, &raw mut status, libc::__WALL) };
+        if pid == root && !libc::WIFSTOPPED(status) {
+            // The daemon may be gone, or another in its place.
+            let _ = channel::answer(&mut channel, &Reply::Ended(status));
+            code = if libc::WIFEXITED(status) {
+                libc::WEXITSTATUS(status)
+            } else {
+                128 + libc::WTERMSIG(status)
+            };
+        }
+        if pid < 0 && io::Error::last_os_error().raw_os_error() == Some(libc::ECHILD) {
+            return code;
+        }
+    }
+}

@@ -1,0 +1,225 @@
+//! Our stub and a `userfaultfd` in a process that goes on to run.
+
+use super::halt::Halted;
+use crate::process::error::{Context, Error, Result, unexpected};
+use crate::process::image::{ADDRESS_END, PAGE};
+use crate::process::procfs::{self, MapLine, Status};
+use crate::process::trace::{
+    Batch, Call, Exit, Memory, Registers, STUB_BYTES, Stop, Stub, Tracee, pidfd_getfd, pidfd_open,
+    stub_code, wait_for,
+};
+use std::os::fd::{AsFd, OwnedFd};
+use std::time::Duration;
+
+/// `UFFD_USER_MODE_ONLY`.
+const USER_MODE_ONLY: u64 = 1;
+/// Signals that do nothing unless they are caught: `SIGURG`, `SIGWINCH`, `SIGCHLD`, `SIGCONT`.
+const HARMLESS: [i32; 4] = [libc::SIGURG, libc::SIGWINCH, libc::SIGCHLD, libc::SIGCONT];
+
+/// What of ours is in a process.
+#[derive(Debug)]
+pub(super) struct Attachment {
+    pub process: OwnedFd,
+    pub userfault: OwnedFd,
+    pub stub: Stub,
+}
+
+impl Attachment {
+    /// Puts stub and `userfaultfd` into a process that stands still.
+    pub fn make(halted: &Halted, maps: &[MapLine]) -> Result<Self> {
+        let process = pidfd_open(halted.pid)?;
+        let tracee = halted.first();
+        let stub = Stub {
+            address: install(tracee, &halted.memory, maps)?,
+            exit: exit_of(halted.pid, halted.pid)?,
+        };
+        let made = userfault(&stub, halted, &process);
+        if made.is_err() {
+            let _ = remove(&stub, tracee, maps, &halted.memory);
+        }
+        Ok(Self {
+            userfault: made?,
+            process,
+            stub,
+        })
+    }
+
+    /// Takes the stub out of the process again.
+    pub fn remove(&self, halted: &Halted, maps: &[MapLine]) -> Result<()> {
+        remove(&self.stub, halted.first(), maps, &halted.memory)
+    }
+
+    /// Whether the process still has the stub: not after `exec`.
+    pub fn is_in(&self, maps: &[MapLine]) -> bool {
+        let (start, end) = (self.stub.address, self.stub.address + STUB_BYTES);
+        let ours = |map: &&MapLine| map.start >= start && map.end <= end;
+        maps.iter()
+            .filter(ours)
+            .map(|map| map.end - map.start)
+            .sum::<u64>()
+            == STUB_BYTES
+    }
+}
+
+/// How batches end in a thread.
+pub(super) fn exit_of(pid: i32, tid: i32) -> Result<Exit> {
+    let status = Status::read(pid, tid)?;
+    let caught = status.signals[4];
+    let Some(signal) = HARMLESS
+        .into_iter()
+        .find(|signal| caught & (1 << (signal - 1)) == 0)
+    else {
+        return Ok(Exit::Trap);
+    };
+    Ok(Exit::Resume {
+        process: status.process_ids.last().copied().unwrap_or(pid),
+        thread: status.own_id(),
+        signal,
+    })
+}
+
+fn install(tracee: Tracee, memory: &Memory, maps: &[MapLine]) -> Result<u64> {
+    let gadget = call_instruction(memory, maps)?;
+    let address = gap(maps)?;
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED_NOREPLACE;
+    let readable = (libc::PROT_READ | libc::PROT_WRITE) as u64;
+    let arguments = [address, STUB_BYTES, readable, flags as u64, u64::MAX, 0];
+    call_once(tracee, gadget, libc::SYS_mmap, &arguments)?;
+    let ready = memory.write(address, stub_code()).and_then(|()| {
+        let executable = (libc::PROT_READ | libc::PROT_EXEC) as u64;
+        call_once(
+            tracee,
+            gadget,
+            libc::SYS_mprotect,
+            &[address, PAGE, executable],
+        )
+    });
+    if ready.is_err() {
+        let _ = call_once(tracee, gadget, libc::SYS_munmap, &[address, STUB_BYTES]);
+    }
+    ready.map(|_| address)
+}
+
+/// Takes a stub out of a process, by an instruction of the process's own.
+pub(crate) fn remove(stub: &Stub, tracee: Tracee, maps: &[MapLine], memory: &Memory) -> Result<()> {
+    let gadget = call_instruction(memory, maps)?;
+    call_once(
+        tracee,
+        gadget,
+        libc::SYS_munmap,
+        &[stub.address, STUB_BYTES],
+    )
+    .map(drop)
+}
+
+fn userfault(stub: &Stub, halted: &Halted, process: &OwnedFd) -> Result<OwnedFd> {
+    let flags = (libc::O_CLOEXEC | libc::O_NONBLOCK) as u64 | USER_MODE_ONLY;
+    let number = run_one(stub, halted, Call::new(libc::SYS_userfaultfd, &[flags]))
+        .context(|| "making a userfaultfd in the process".to_owned())?;
+    let copy = pidfd_getfd(process.as_fd(), number as i32);
+    run_one(stub, halted, Call::new(libc::SYS_close, &[number as u64]))
+        .context(|| "closing the userfaultfd in the process".to_owned())?;
+    let userfault = copy?;
+    super::userfault::start(userfault.as_fd())?;
+    Ok(userfault)
+}
+
+fn run_one(stub: &Stub, halted: &Halted, call: Call) -> std::io::Result<i64> {
+    let mut batch = Batch::default();
+    batch.push(call);
+    let outcome = stub
+        .run(halted.first(), &halted.memory, &batch)
+        .map_err(std::io::Error::other)?;
+    value(outcome.results.first().copied().unwrap_or(-1))
+}
+
+/// The result of a system call as the kernel gives it.
+pub(crate) fn value(result: i64) -> std::io::Result<i64> {
+    if (-4095..0).contains(&result) {
+        return Err(std::io::Error::from_raw_os_error(-result as i32));
+    }
+    Ok(result)
+}
+
+/// One call without a stub, by an instruction that the process already has.
+fn call_once(tracee: Tracee, gadget: u64, number: libc::c_long, arguments: &[u64]) -> Result<i64> {
+    let before = tracee.registers()?;
+    let argument = |at: usize| arguments.get(at).copied().unwrap_or(0);
+    tracee.set_registers(&Registers {
+        rip: gadget,
+        rax: number as u64,
+        orig_rax: u64::MAX,
+        rdi: argument(0),
+        rsi: argument(1),
+        rdx: argument(2),
+        r10: argument(3),
+        r8: argument(4),
+        r9: argument(5),
+        ..before
+    })?;
+    let mask = tracee.mask()?;
+    tracee.set_mask(!0)?;
+    tracee.step()?;
+    let stop = wait_for(tracee.tid, Duration::from_secs(10))?;
+    if let Stop::Ended(_) = stop {
+        return Err(Error::Gone(tracee.tid));
+    }
+    let result = tracee.registers()?.rax as i64;
+    tracee.set_registers(&before)?;
+    tracee.set_mask(mask)?;
+    if stop != Stop::Signal(libc::SIGTRAP) {
+        return Err(unexpected(&format!("one step ended in {stop:?}")));
+    }
+    value(result).context(|| format!("call {number} in process {}", tracee.tid))
+}
+
+/// Where in the process the instruction `syscall` is.
+fn call_instruction(memory: &Memory, maps: &[MapLine]) -> Result<u64> {
+    const SYSCALL: [u8; 2] = [0x0f, 0x05];
+    let vdso_first = |map: &&MapLine| (map.name != b"[vdso]", map.start);
+    let mut executable: Vec<&MapLine> = maps
+        .iter()
+        .filter(|map| map.protection & libc::PROT_EXEC != 0 && map.end <= ADDRESS_END)
+        .collect();
+    executable.sort_by_key(vdso_first);
+    for map in executable {
+        let mut bytes = vec![0; (map.end - map.start).min(16 << 20) as usize];
+        if memory.read(map.start, &mut bytes).is_err() {
+            continue;
+        }
+        if let Some(at) = bytes.windows(2).position(|pair| pair == SYSCALL) {
+            return Ok(map.start + at as u64);
+        }
+    }
+    Err(unexpected("no system call instruction in the process"))
+}
+
+/// A free place for the stub, far from where anything is put by itself.
+fn gap(maps: &[MapLine]) -> Result<u64> {
+    super::gap::find(
+        &maps
+            .iter()
+            .map(|map| (map.start, map.end))
+            .collect::<Vec<_>>(),
+        STUB_BYTES,
+    )
+    .ok_or_else(|| unexpected("no free addresses in the process"))
+}
+
+/// Mappings that are the process's own.
+pub(super) fn own_maps(
+    pid: i32,
+    attachment: Option<&Attachment>,
+    advice: bool,
+) -> Result<Vec<MapLine>> {
+    let mut maps = if advice {
+        procfs::mappings_with_advice(pid)?
+    } else {
+        procfs::mappings(pid)?
+    };
+    if let Some(attachment) = attachment {
+        let start = attachment.stub.address;
+        maps.retain(|map| map.end <= start || map.start >= start + STUB_BYTES);
+    }
+    Ok(maps)
+}

@@ -1,0 +1,125 @@
+//! Files and shared memory that the mappings of a tree refer to, each looked at once.
+
+use crate::process::error::Error;
+use crate::process::error::{Context, Result};
+use crate::process::identity;
+use crate::process::image::{Backing, BackingFile, Mapping, Shared, SharedKind};
+use crate::process::inspect::{Blocker, Class, Obstacle, classify};
+use crate::process::procfs::MapLine;
+use std::collections::HashMap;
+use std::fs::File;
+use std::os::unix::fs::MetadataExt;
+
+/// Device and inode.
+type Identity = ((u32, u32), u64);
+
+/// What mappings refer to, by index.
+#[derive(Debug, Default)]
+pub(super) struct Catalogue {
+    pub files: Vec<BackingFile>,
+    pub shared: Vec<Shared>,
+    file_index: HashMap<(Identity, Vec<u8>), u32>,
+    shared_index: HashMap<Identity, u32>,
+    /// A handle of each shared memory.
+    handles: Vec<File>,
+}
+
+impl Catalogue {
+    /// The mapping that a line describes; nothing for what is not the process's.
+    pub fn mapping(&mut self, pid: i32, map: &MapLine) -> Result<Option<Mapping>> {
+        let backing = match classify(map) {
+            Class::Nothing => return Ok(None),
+            Class::Blocked(obstacle) => {
+                return Err(Error::Blocked(vec![Blocker { pid, obstacle }]));
+            }
+            Class::Kernel(name) => Backing::Kernel(name),
+            Class::Anonymous(name) => Backing::Anonymous(name),
+            Class::File => Backing::File {
+                file: self.file(pid, map)?,
+                offset: map.offset,
+                shared: map.shared,
+            },
+            Class::SharedAnonymous => self.object(pid, map, SharedKind::Anonymous)?,
+            Class::Memfd(name) => self.object(pid, map, SharedKind::Memfd(name))?,
+            Class::SharedFile => self.object(pid, map, SharedKind::File(map.name.clone()))?,
+        };
+        Ok(Some(Mapping {
+            start: map.start,
+            end: map.end,
+            protection: map.protection,
+            advice: map.advice.unwrap_or_default().0,
+            backing,
+        }))
+    }
+
+    /// The index of a process's executable.
+    pub fn executable(&mut self, pid: i32) -> Result<u32> {
+        let path = crate::process::procfs::link(pid, "exe")?;
+        let known = self
+            .files
+            .iter()
+            .position(|file| file.path == path.as_bytes());
+        if let Some(index) = known {
+            return Ok(index as u32);
+        }
+        if path.ends_with(" (deleted)") {
+            let obstacle = Obstacle::DeletedFile(path);
+            return Err(Error::Blocked(vec![Blocker { pid, obstacle }]));
+        }
+        let link = format!("/proc/{pid}/exe");
+        let file = File::open(&link).context(|| link)?;
+        self.files.push(identity::of_file(path.as_bytes(), &file)?);
+        Ok(self.files.len() as u32 - 1)
+    }
+
+    /// A handle of shared memory, by index.
+    pub fn handle(&self, index: usize) -> &File {
+        &self.handles[index]
+    }
+
+    fn file(&mut self, pid: i32, map: &MapLine) -> Result<u32> {
+        let key = ((map.device, map.inode), map.name.clone());
+        if let Some(index) = self.file_index.get(&key) {
+            return Ok(*index);
+        }
+        let file = identity::of_file(&map.name, &open(pid, map)?)?;
+        let known = self.files.iter().position(|known| *known == file);
+        let index = known.unwrap_or_else(|| {
+            self.files.push(file);
+            self.files.len() - 1
+        });
+        self.file_index.insert(key, index as u32);
+        Ok(index as u32)
+    }
+
+    fn object(&mut self, pid: i32, map: &MapLine, kind: SharedKind) -> Result<Backing> {
+        let key = (map.device, map.inode);
+        let offset = map.offset;
+        if let Some(object) = self.shared_index.get(&key) {
+            return Ok(Backing::Shared {
+                object: *object,
+                offset,
+            });
+        }
+        let handle = open(pid, map)?;
+        let size = handle
+            .metadata()
+            .context(|| "size of shared memory".to_owned())?
+            .size();
+        let object = self.shared.len() as u32;
+        self.shared.push(Shared {
+            kind,
+            size,
+            identity: (map.device.0, map.device.1, map.inode),
+        });
+        self.handles.push(handle);
+        self.shared_index.insert(key, object);
+        Ok(Backing::Shared { object, offset })
+    }
+}
+
+/// The file behind a mapping, also where no path leads to it.
+fn open(pid: i32, map: &MapLine) -> Result<File> {
+    let link = format!("/proc/{pid}/map_files/{:x}-{:x}", map.start, map.end);
+    File::open(&link).context(|| format!("{link} ({})", String::from_utf8_lossy(&map.name)))
+}

@@ -1,0 +1,191 @@
+//! The tree stands still.
+
+use super::halt::Halted;
+use super::process_state;
+use super::round::Round;
+use super::tracker::Tracker;
+use crate::process::error::{Context, Error, Result, check_long};
+use crate::process::image::{Frozen, Pages, Tree};
+use crate::process::inspect;
+use std::os::fd::AsRawFd;
+
+/// A tree that stands still, until it is let go or ended. Dropping it lets it go.
+#[derive(Debug)]
+pub struct StoppedTree {
+    // Let go before the tracker takes its stubs out.
+    halted: Vec<Option<Halted>>,
+    round: Round,
+    tracker: Tracker,
+}
+
+/// A tree that could not be stopped, and runs on.
+#[derive(Debug)]
+pub struct Unfrozen {
+    /// Watches it still.
+    pub tracker: Tracker,
+    /// Why.
+    pub error: Error,
+}
+
+impl Tracker {
+    /// Stops the tree and finds what is still to be sent. On failure the tree runs on.
+    ///
+    /// # Errors
+    /// [`Error::WouldNotStop`]; [`Error::Blocked`] if something that cannot move has appeared; [`Error::Gone`].
+    pub fn freeze(mut self) -> std::result::Result<StoppedTree, Box<Unfrozen>> {
+        let mut halted = Vec::new();
+        let outcome = self
+            .halt_all(&mut halted)
+            .and_then(|()| self.collect(false));
+        match outcome {
+            Ok(round) => Ok(StoppedTree {
+                halted,
+                round,
+                tracker: self,
+            }),
+            Err(error) => {
+                drop(halted);
+                Err(Box::new(Unfrozen {
+                    tracker: self,
+                    error,
+                }))
+            }
+        }
+    }
+
+    /// Stops every process, also those that are born meanwhile.
+    fn halt_all(&mut self, halted: &mut Vec<Option<Halted>>) -> Result<()> {
+        loop {
+            while let Some(tracked) = self.processes.get(halted.len()) {
+                let stopped = tracked.watched.is_some().then(|| Halted::stop(tracked.pid));
+                halted.push(match stopped {
+                    Some(Err(Error::Gone(_))) if tracked.pid != self.root => None,
+                    Some(stopped) => Some(stopped?),
+                    None => None,
+                });
+            }
+            let known: Vec<i32> = self.processes.iter().map(|tracked| tracked.pid).collect();
+            if inspect::tree(self.root)? == known && self.zombies_are_known()? {
+                return Ok(());
+            }
+            // Somebody was born or died since the last round: look again while the others run.
+            halted.clear();
+            self.follow_tree()?;
+        }
+    }
+
+    /// No process has ended since it was attached to.
+    fn zombies_are_known(&self) -> Result<bool> {
+        for tracked in &self.processes {
+            let state = crate::process::procfs::Stat::read(tracked.pid)?.state;
+            if matches!(state, 'Z' | 'X') == tracked.watched.is_some() {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+}
+
+impl StoppedTree {
+    /// Processes, threads and mappings as they are to be recreated.
+    #[must_use]
+    pub fn tree(&self) -> &Tree {
+        &self.round.tree
+    }
+
+    /// Bytes of memory that are still to be read and sent.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.round.bytes()
+    }
+
+    /// The next pages, about `limit` bytes; nothing when all were read.
+    ///
+    /// # Errors
+    /// A page that cannot be read: nothing may be left out any more.
+    pub fn read(&mut self, limit: u64) -> Result<Option<Pages>> {
+        let before = self.round.bytes();
+        let pages = self.tracker.read(&mut self.round, limit)?;
+        let read = pages.as_ref().map_or(0, |pages| pages.bytes.len() as u64);
+        if before - self.round.bytes() != read {
+            return Err(Error::Image(
+                "memory of a stopped process could not be read",
+            ));
+        }
+        Ok(pages)
+    }
+
+    /// Registers, signals, timers and the rest.
+    ///
+    /// # Errors
+    /// What the kernel says.
+    pub fn state(&self) -> Result<Frozen> {
+        let mut processes = Vec::with_capacity(self.halted.len());
+        for (halted, tracked) in self.halted.iter().zip(&self.tracker.processes) {
+            processes.push(match (halted, &tracked.watched) {
+                (Some(halted), Some(watched)) => {
+                    Some(process_state::read(halted, &watched.attachment)?)
+                }
+                _ => None,
+            });
+        }
+        Ok(Frozen { processes })
+    }
+
+    /// Lets the tree run on as if nothing had been, and goes on watching it.
+    ///
+    /// # Errors
+    /// What the kernel says.
+    pub fn thaw(self) -> Result<Tracker> {
+        for halted in self.halted.into_iter().flatten() {
+            halted.thaw()?;
+        }
+        Ok(self.tracker)
+    }
+
+    /// Lets the tree run on, and takes what is ours out of it, in one stop.
+    ///
+    /// # Errors
+    /// What the kernel says.
+    pub fn roll_back(mut self) -> Result<()> {
+        for (halted, tracked) in self.halted.drain(..).zip(self.tracker.processes.drain(..)) {
+            if let (Some(halted), Some(watched)) = (halted, tracked.watched) {
+                watched.remove(&halted)?;
+                halted.thaw()?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Ends the original: it runs elsewhere now.
+    ///
+    /// # Errors
+    /// What the kernel says; then processes of the tree are still stopped.
+    pub fn release(mut self) -> Result<()> {
+        for tracked in self.tracker.processes.iter().rev() {
+            let Some(watched) = &tracked.watched else {
+                continue;
+            };
+            let process = watched.attachment.process.as_raw_fd();
+            // SAFETY: no pointers but a null one are passed.
+            let outcome = unsafe {
+                libc::syscall(
+                    libc::SYS_pidfd_send_signal,
+                    process,
+                    libc::SIGKILL,
+                    std::ptr::null::<()>(),
+                    0,
+                )
+            };
+            match check_long(outcome) {
+                Err(error) if error.raw_os_error() == Some(libc::ESRCH) => {}
+                other => drop(other.context(|| format!("ending process {}", tracked.pid))?),
+            }
+        }
+        for halted in self.halted.drain(..).flatten() {
+            halted.forget();
+        }
+        self.tracker.processes.clear();
+        Ok(())
+    }
+}

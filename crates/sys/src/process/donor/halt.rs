@@ -1,0 +1,203 @@
+//! All threads of a process stopped, and let go as if nothing had been.
+
+use crate::process::error::{Error, Result};
+use crate::process::procfs;
+use crate::process::trace::{Memory, Patience, Registers, STOP_LIMIT, Stop, Tracee, look};
+
+/// `PTRACE_O_SUSPEND_SECCOMP`: filters do not apply while we make the thread call the kernel.
+const SUSPEND_SECCOMP: i32 = 1 << 21;
+
+/// A process whose threads stand still. Dropping it lets them go on.
+#[derive(Debug)]
+pub(crate) struct Halted {
+    pub pid: i32,
+    pub memory: Memory,
+    pub threads: Vec<HaltedThread>,
+    released: bool,
+}
+
+/// A thread that stands still.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct HaltedThread {
+    pub tracee: Tracee,
+    /// Stopped with its process, by this signal.
+    pub group_stop: Option<i32>,
+    stopped: bool,
+}
+
+impl Halted {
+    /// Stops every thread of a process.
+    pub fn stop(pid: i32) -> Result<Self> {
+        let mut halted = Self {
+            pid,
+            memory: Memory::open(pid)?,
+            threads: Vec::new(),
+            released: false,
+        };
+        // Threads may still be born while the first are being stopped.
+        while halted.stop_new()? {}
+        match halted.threads.first() {
+            Some(first) if first.tracee.tid == pid => Ok(halted),
+            _ => Err(Error::Gone(pid)),
+        }
+    }
+
+    fn stop_new(&mut self) -> Result<bool> {
+        let known = self.threads.len();
+        for tid in procfs::threads(self.pid)? {
+            if self.threads.iter().any(|thread| thread.tracee.tid == tid) {
+                continue;
+            }
+            match Tracee::seize(tid, 0) {
+                Ok(tracee) => self.threads.push(HaltedThread {
+                    tracee,
+                    group_stop: None,
+                    stopped: false,
+                }),
+                Err(Error::Gone(_)) if tid != self.pid => {}
+                Err(error) => return Err(error),
+            }
+        }
+        let new = known..self.threads.len();
+        for at in new.clone() {
+            // A thread that ends meanwhile is found below.
+            let _ = self.threads[at].tracee.interrupt();
+        }
+        self.wait_for_new(known)?;
+        Ok(!new.is_empty())
+    }
+
+    /// Waits for all threads from `first` on together: the first thread of a process that ends is only seen to end after
+    /// the others were.
+    fn wait_for_new(&mut self, first: usize) -> Result<()> {
+        let mut patience = Patience::new(STOP_LIMIT);
+        loop {
+            let mut waiting = None;
+            for at in (first..self.threads.len()).rev() {
+                let thread = &mut self.threads[at];
+                if thread.stopped {
+                    continue;
+                }
+                match thread.look() {
+                    Ok(true) => {}
+                    Ok(false) => waiting = Some(thread.tracee.tid),
+                    Err(Error::Gone(tid)) if tid != self.pid => drop(self.threads.remove(at)),
+                    Err(error) => return Err(error),
+                }
+            }
+            match waiting {
+                None => return Ok(()),
+                Some(tid) if !patience.wait() => return Err(Error::WouldNotStop(tid)),
+                Some(_) => {}
+            }
+        }
+    }
+
+    /// The first thread.
+    pub fn first(&self) -> Tracee {
+        Tracee { tid: self.pid }
+    }
+
+    /// Lets all threads go on as if nothing had been.
+    pub fn thaw(mut self) -> Result<()> {
+        self.let_go()
+    }
+
+    /// Lets go without putting anything back: the process is to end.
+    pub fn forget(mut self) {
+        self.released = true;
+        for thread in &self.threads {
+            let _ = thread.tracee.detach();
+        }
+    }
+
+    fn let_go(&mut self) -> Result<()> {
+        self.released = true;
+        let mut outcome = Ok(());
+        for thread in self.threads.iter().filter(|thread| thread.stopped) {
+            let fixed = conceal_stop(thread.tracee).and_then(|()| thread.tracee.detach());
+            if !matches!(fixed, Err(Error::Gone(_))) {
+                outcome = outcome.and(fixed);
+            }
+        }
+        // One that did not stop in time can only be let go where it stops at last.
+        for thread in self.threads.iter().filter(|thread| !thread.stopped) {
+            let _ = thread
+                .tracee
+                .wait_stopped()
+                .and_then(|_| thread.tracee.detach());
+        }
+        outcome
+    }
+}
+
+impl HaltedThread {
+    /// Whether it has stopped; signals that come before are delivered.
+    fn look(&mut self) -> Result<bool> {
+        let Some(stop) = look(self.tracee.tid)? else {
+            return Ok(false);
+        };
+        match stop {
+            Stop::Ended(_) => return Err(Error::Gone(self.tracee.tid)),
+            Stop::Signal(signal) => self.tracee.resume(signal)?,
+            Stop::Event(_) | Stop::Call => self.tracee.resume(0)?,
+            Stop::Interrupt | Stop::Group(_) => {
+                self.stopped = true;
+                self.group_stop = if let Stop::Group(signal) = stop {
+                    Some(signal)
+                } else {
+                    None
+                };
+                suspend_filters(self.tracee)?;
+            }
+        }
+        Ok(self.stopped)
+    }
+}
+
+impl Drop for Halted {
+    fn drop(&mut self) {
+        if !self.released {
+            let _ = self.let_go();
+        }
+    }
+}
+
+/// While it stands still and makes our calls, filters do not apply; before, they do. Where the caller may not suspend them,
+/// our calls may meet one.
+fn suspend_filters(tracee: Tracee) -> Result<()> {
+    match tracee.options(SUSPEND_SECCOMP) {
+        Err(Error::Kernel { .. }) => Ok(()),
+        other => other,
+    }
+}
+
+/// A call that the stop ended with `EINTR` is made again; the kernel itself does so for all others.
+fn conceal_stop(tracee: Tracee) -> Result<()> {
+    let registers = tracee.registers()?;
+    if registers.interrupted_by_stop() && !signal_waits(tracee, tracee.mask()?)? {
+        tracee.set_registers(&registers.restarted())?;
+    }
+    Ok(())
+}
+
+/// Whether a signal waits that the thread does not block.
+pub(crate) fn signal_waits(tracee: Tracee, mask: u64) -> Result<bool> {
+    let mut waiting = tracee.pending(false)?;
+    waiting.extend(tracee.pending(true)?);
+    Ok(waiting.iter().any(|info| {
+        let number = i32::from_ne_bytes([info[0], info[1], info[2], info[3]]);
+        (1..=64).contains(&number) && mask & (1 << (number - 1)) == 0
+    }))
+}
+
+/// Registers as another kernel can take them: it restarts what this one would, except calls of which this one alone knows
+/// how far they were.
+pub(crate) fn portable(registers: Registers, waits: bool) -> Registers {
+    const RESTART_BLOCK: i64 = -516;
+    let by_stop = registers.interrupted_by_stop() && !waits;
+    if by_stop || (registers.in_call() && registers.rax as i64 == RESTART_BLOCK) {
+        return registers.restarted();
+    }
+    registers
+}

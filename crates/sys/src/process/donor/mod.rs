@@ -1,0 +1,25 @@
+//! Saving a running tree: [`Tracker`] watches it and gives what changed, round by round, while it runs;
+//! [`Tracker::freeze`] stops it and gives the rest. Until [`StoppedTree::release`] everything leads back to the running original.
+//!
+//! Tracing is bound to a thread (`ptrace(2)`): a tracker stays in the thread that made it. If that thread dies, the
+//! kernel lets the tree go, and it runs on.
+
+mod attach;
+mod catalogue;
+mod freeze;
+pub(crate) mod gap;
+mod halt;
+mod machine;
+mod process_state;
+mod round;
+mod shared;
+mod thread_state;
+mod tracker;
+mod userfault;
+
+pub(crate) use attach::{remove as remove_stub, value};
+pub use freeze::{StoppedTree, Unfrozen};
+pub(crate) use machine::features;
+pub use round::Round;
+pub(crate) use thread_state::SchedulingAttributes;
+pub use tracker::Tracker;

@@ -1,0 +1,292 @@
+//! What is read of a stopped process as a whole.
+
+use super::attach::{Attachment, exit_of, value};
+use super::halt::Halted;
+use super::thread_state::{self, FREE, infos};
+use crate::process::error::{Context, Result, unexpected};
+use crate::process::image::{
+    Action, FrozenProcess, IntervalTimer, Limit, MemoryFields, PosixTimer,
+};
+use crate::process::procfs::{self, Stat, Status};
+use crate::process::trace::{Batch, Call, Stub};
+
+const ACTIONS: u64 = FREE;
+const ACTION_BYTES: u64 = 32;
+const INTERVALS: u64 = ACTIONS + 64 * ACTION_BYTES;
+const SUBREAPER: u64 = INTERVALS + 3 * 32;
+const LIMITS: u64 = SUBREAPER + 32;
+const TIMERS: u64 = LIMITS + RESOURCES * 16;
+/// Most POSIX timers whose answers fit.
+const TIMERS_MAX: usize = 1024;
+/// Number of resources (`RLIM_NLIMITS`).
+const RESOURCES: u64 = 16;
+
+/// Reads a stopped process.
+pub(super) fn read(halted: &Halted, attachment: &Attachment) -> Result<FrozenProcess> {
+    let pid = halted.pid;
+    let first = halted.first();
+    let mut timers = posix_timers(&procfs::read(pid, "timers")?);
+    for timer in timers.iter_mut().filter(|timer| timer.thread != 0) {
+        timer.thread = Status::read(pid, timer.thread)?.own_id();
+    }
+    if timers.len() > TIMERS_MAX {
+        return Err(unexpected("more than 1,024 POSIX timers"));
+    }
+    let stub = &attachment.stub;
+    let mut batch = thread_state::questions(stub.address);
+    let rest = questions(stub, &mut batch, &timers);
+    let answers = stub.run(first, &halted.memory, &batch)?;
+    let results = answers.results;
+    let mut threads = vec![thread_state::read(
+        pid,
+        first,
+        stub,
+        &halted.memory,
+        &results,
+    )?];
+    let process_answers = Answers {
+        halted,
+        stub: stub.address,
+        results: &results[rest..],
+    };
+    let mut process = process_answers.process()?;
+    process_answers.timers(&mut timers)?;
+    process.posix_timers = timers;
+    process.stopped = halted.threads[0].group_stop;
+    for thread in &halted.threads[1..] {
+        let stub = Stub {
+            address: stub.address,
+            exit: exit_of(pid, thread.tracee.tid)?,
+        };
+        let answers = stub.run(
+            thread.tracee,
+            &halted.memory,
+            &thread_state::questions(stub.address),
+        )?;
+        threads.push(thread_state::read(
+            pid,
+            thread.tracee,
+            &stub,
+            &halted.memory,
+            &answers.results,
+        )?);
+    }
+    process.threads = threads;
+    Ok(process)
+}
+
+/// Adds the calls; gives the place of the first one's result.
+fn questions(stub: &Stub, batch: &mut Batch, timers: &[PosixTimer]) -> usize {
+    let at = |place: u64| stub.address + place;
+    let first = batch.push(Call::new(libc::SYS_brk, &[0]));
+    batch.push(Call::new(libc::SYS_prctl, &[libc::PR_GET_DUMPABLE as u64]));
+    batch.push(Call::new(
+        libc::SYS_prctl,
+        &[libc::PR_GET_THP_DISABLE as u64],
+    ));
+    batch.push(Call::new(libc::SYS_personality, &[0xffff_ffff]));
+    batch.push(Call::new(
+        libc::SYS_prctl,
+        &[libc::PR_GET_CHILD_SUBREAPER as u64, at(SUBREAPER)],
+    ));
+    for signal in 1..=64 {
+        let place = at(ACTIONS + (signal - 1) * ACTION_BYTES);
+        batch.push(Call::new(libc::SYS_rt_sigaction, &[signal, 0, place, 8]));
+    }
+    for which in 0..3 {
+        batch.push(Call::new(
+            libc::SYS_getitimer,
+            &[which, at(INTERVALS + which * 32)],
+        ));
+    }
+    for resource in 0..RESOURCES {
+        let place = at(LIMITS + resource * 16);
+        batch.push(Call::new(libc::SYS_prlimit64, &[0, resource, 0, place]));
+    }
+    for (number, timer) in timers.iter().enumerate() {
+        let place = at(TIMERS + number as u64 * 32);
+        batch.push(Call::new(
+            libc::SYS_timer_gettime,
+            &[timer.id as u64, place],
+        ));
+    }
+    first
+}
+
+/// What the calls of [`questions`] gave.
+struct Answers<'a> {
+    halted: &'a Halted,
+    stub: u64,
+    results: &'a [i64],
+}
+
+impl Answers<'_> {
+    fn process(&self) -> Result<FrozenProcess> {
+        let pid = self.halted.pid;
+        let answer = |at: usize| self.results.get(at).copied().unwrap_or(0);
+        for result in self.results {
+            value(*result).context(|| format!("asking process {pid} for its state"))?;
+        }
+        let status = Status::read(pid, pid)?;
+        let score = procfs::read(pid, "oom_score_adj")?;
+        Ok(FrozenProcess {
+            actions: self.actions()?,
+            pending: infos(self.halted.first().pending(true)?),
+            interval_timers: self.interval_timers()?,
+            memory: memory_fields(pid, answer(0) as u64)?,
+            limits: self.limits()?,
+            umask: status.umask,
+            directory: procfs::link(pid, "cwd")?.into_bytes(),
+            dumpable: answer(1) as u64,
+            child_subreaper: self.words(SUBREAPER, 1)?[0] as u32 != 0,
+            huge_pages_off: answer(2) != 0,
+            personality: answer(3) as u32,
+            oom_score_adjustment: score.trim().parse().unwrap_or(0),
+            ..FrozenProcess::default()
+        })
+    }
+
+    fn actions(&self) -> Result<Vec<Action>> {
+        let words = self.words(ACTIONS, 64 * 4)?;
+        let action = |four: &[u64]| Action {
+            handler: four[0],
+            flags: four[1],
+            restorer: four[2],
+            mask: four[3],
+        };
+        Ok(words.chunks_exact(4).map(action).collect())
+    }
+
+    fn limits(&self) -> Result<Vec<Limit>> {
+        let words = self.words(LIMITS, RESOURCES as usize * 2)?;
+        let limit = |two: &[u64]| Limit {
+            soft: two[0],
+            hard: two[1],
+        };
+        Ok(words.chunks_exact(2).map(limit).collect())
+    }
+
+    fn interval_timers(&self) -> Result<[IntervalTimer; 3]> {
+        let words = self.words(INTERVALS, 3 * 4)?;
+        let mut found = [IntervalTimer::default(); 3];
+        for (timer, four) in found.iter_mut().zip(words.chunks_exact(4)) {
+            timer.interval_us = four[0] * 1_000_000 + four[1];
+            timer.left_us = four[2] * 1_000_000 + four[3];
+            // Its signal waits, and only when that is taken does it run again.
+            if timer.left_us == 0 {
+                timer.left_us = timer.interval_us;
+            }
+        }
+        Ok(found)
+    }
+
+    fn timers(&self, timers: &mut [PosixTimer]) -> Result<()> {
+        let words = self.words(TIMERS, timers.len() * 4)?;
+        for (timer, four) in timers.iter_mut().zip(words.chunks_exact(4)) {
+            timer.interval_ns = four[0] * 1_000_000_000 + four[1];
+            timer.left_ns = four[2] * 1_000_000_000 + four[3];
+            if timer.left_ns == 0 {
+                timer.left_ns = timer.interval_ns;
+            }
+        }
+        Ok(())
+    }
+
+    fn words(&self, place: u64, count: usize) -> Result<Vec<u64>> {
+        let mut bytes = vec![0; count * 8];
+        self.halted.memory.read(self.stub + place, &mut bytes)?;
+        let word = |eight: &[u8]| u64::from_ne_bytes(eight.try_into().unwrap_or_default());
+        Ok(bytes.chunks_exact(8).map(word).collect())
+    }
+}
+
+/// Reads `/proc/PID/timers`.
+fn posix_timers(text: &str) -> Vec<PosixTimer> {
+    let mut found: Vec<PosixTimer> = Vec::new();
+    for line in text.lines() {
+        let Some((name, rest)) = line.split_once(':') else {
+            continue;
+        };
+        let rest = rest.trim();
+        if name == "ID" {
+            found.push(PosixTimer {
+                id: rest.parse().unwrap_or(-1),
+                ..PosixTimer::default()
+            });
+            continue;
+        }
+        let Some(timer) = found.last_mut() else {
+            continue;
+        };
+        match name {
+            "signal" => {
+                let (signal, value) = rest.split_once('/').unwrap_or((rest, "0"));
+                timer.signal = signal.parse().unwrap_or(0);
+                timer.value = u64::from_str_radix(value, 16).unwrap_or(0);
+            }
+            "notify" => {
+                let (kind, whom) = rest.split_once('/').unwrap_or((rest, ""));
+                timer.thread = whom
+                    .strip_prefix("tid.")
+                    .and_then(|tid| tid.parse().ok())
+                    .unwrap_or(0);
+                timer.notify = match kind {
+                    "none" => libc::SIGEV_NONE,
+                    "thread" => libc::SIGEV_THREAD,
+                    _ if timer.thread != 0 => libc::SIGEV_THREAD_ID,
+                    _ => libc::SIGEV_SIGNAL,
+                };
+            }
+            "ClockID" => timer.clock = rest.parse().unwrap_or(0),
+            _ => {}
+        }
+    }
+    found.retain(|timer| timer.id >= 0);
+    found.sort_by_key(|timer| timer.id);
+    found
+}
+
+fn memory_fields(pid: i32, brk: u64) -> Result<MemoryFields> {
+    let stat = Stat::read(pid)?;
+    let field = |number| stat.field(number);
+    let addresses = [
+        field(26),
+        field(27),
+        field(45),
+        field(46),
+        field(47),
+        brk,
+        field(28),
+        field(48),
+        field(49),
+        field(50),
+        field(51),
+    ];
+    let auxiliary = procfs::read_bytes(pid, "auxv")?;
+    Ok(MemoryFields {
+        addresses,
+        auxiliary,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reads_timers() {
+        let text = "ID: 1\nsignal: 60/00007fff86e452a8\nnotify: signal/tid.2634\nClockID: 1\nID: 0\nsignal: 14/0000000000000007\n\
+            notify: none/pid.2\nClockID: 0\n";
+        let timers = posix_timers(text);
+        assert_eq!(timers.len(), 2);
+        assert_eq!(
+            (timers[0].id, timers[0].notify, timers[0].value),
+            (0, libc::SIGEV_NONE, 7)
+        );
+        assert_eq!(
+            (timers[1].thread, timers[1].notify, timers[1].clock),
+            (2634, libc::SIGEV_THREAD_ID, 1)
+        );
+        assert_eq!(posix_timers("x\nsignal: 1\n"), vec![]);
+    }
+}

@@ -1,0 +1,172 @@
+//! What is read of a stopped thread.
+
+use super::halt::{portable, signal_waits};
+use crate::process::error::{Context, Result, check_long};
+use crate::process::image::{Credentials, FrozenThread, Rseq, Scheduling, SignalInfo};
+use crate::process::procfs::{self, Status};
+use crate::process::trace::{Batch, Call, Memory, SCRATCH, Stub, Tracee};
+
+/// Places of answers in the stub's scratch.
+const CLEAR_TID: u64 = SCRATCH;
+const STACK: u64 = SCRATCH + 8;
+const DEATH_SIGNAL: u64 = SCRATCH + 40;
+/// Bytes of all answers.
+const ANSWERS: usize = 48;
+/// Where what follows may be put.
+pub(super) const FREE: u64 = SCRATCH + 64;
+
+/// Calls that a thread must make itself, at the beginning of a batch.
+pub(super) fn questions(stub: u64) -> Batch {
+    let mut batch = Batch::default();
+    let at = |place: u64| stub + place;
+    let prctl = |option: i32, argument: u64| Call::new(libc::SYS_prctl, &[option as u64, argument]);
+    batch.push(prctl(libc::PR_GET_TID_ADDRESS, at(CLEAR_TID)));
+    batch.push(Call::new(libc::SYS_sigaltstack, &[0, at(STACK)]));
+    batch.push(prctl(libc::PR_GET_PDEATHSIG, at(DEATH_SIGNAL)));
+    batch.push(prctl(libc::PR_GET_TIMERSLACK, 0));
+    batch.push(prctl(libc::PR_GET_SECUREBITS, 0));
+    batch
+}
+
+/// Reads a thread; `results` are the answers to [`questions`], asked just before.
+pub(super) fn read(
+    pid: i32,
+    tracee: Tracee,
+    stub: &Stub,
+    memory: &Memory,
+    results: &[i64],
+) -> Result<FrozenThread> {
+    let mut answers = [0; ANSWERS];
+    memory.read(stub.address + SCRATCH, &mut answers)?;
+    let word = |at: u64| {
+        let at = (at - SCRATCH) as usize;
+        u64::from_ne_bytes(answers[at..at + 8].try_into().unwrap_or_default())
+    };
+    let answer = |at: usize| results.get(at).copied().unwrap_or(0).max(0) as u64;
+    let tid = tracee.tid;
+    let status = Status::read(pid, tid)?;
+    let mask = tracee.mask()?;
+    Ok(FrozenThread {
+        registers: portable(tracee.registers()?, signal_waits(tracee, mask)?),
+        extended: tracee.extended()?,
+        mask,
+        pending: infos(tracee.pending(false)?),
+        alternate_stack: (word(STACK), word(STACK + 8) as u32, word(STACK + 16)),
+        robust_list: robust_list(tid).context(|| format!("robust list of thread {tid}"))?,
+        clear_tid: word(CLEAR_TID),
+        rseq: rseq(tracee)?,
+        name: name(pid, tid)?,
+        credentials: credentials(&status, answer(4) as u32),
+        scheduling: scheduling(tid).context(|| format!("scheduling of thread {tid}"))?,
+        parent_death_signal: word(DEATH_SIGNAL) as i32,
+        timer_slack_ns: answer(3),
+        no_new_privileges: status.no_new_privileges,
+        filters: filters(tracee, &status)?,
+    })
+}
+
+pub(super) fn infos(pending: Vec<[u8; 128]>) -> Vec<SignalInfo> {
+    pending
+        .into_iter()
+        .map(|info| SignalInfo(info.to_vec()))
+        .collect()
+}
+
+fn robust_list(tid: i32) -> std::io::Result<(u64, u64)> {
+    let (mut head, mut length) = (0u64, 0u64);
+    // SAFETY: both results are writable words and outlive the call.
+    let outcome = unsafe {
+        libc::syscall(
+            libc::SYS_get_robust_list,
+            tid,
+            &raw mut head,
+            &raw mut length,
+        )
+    };
+    check_long(outcome).map(|_| (head, length))
+}
+
+fn rseq(tracee: Tracee) -> Result<Option<Rseq>> {
+    let (address, bytes, signature) = tracee.rseq()?;
+    Ok((address != 0).then_some(Rseq {
+        address,
+        bytes,
+        signature,
+    }))
+}
+
+fn name(pid: i32, tid: i32) -> Result<Vec<u8>> {
+    let mut name = procfs::read_bytes(pid, &format!("task/{tid}/comm"))?;
+    name.pop();
+    name.truncate(15);
+    Ok(name)
+}
+
+fn credentials(status: &Status, secure_bits: u32) -> Credentials {
+    Credentials {
+        uids: status.uids,
+        gids: status.gids,
+        groups: status.groups.clone(),
+        capabilities: status.capabilities,
+        secure_bits,
+    }
+}
+
+/// `struct sched_attr`, its first version.
+#[repr(C)]
+#[derive(Default)]
+pub(crate) struct SchedulingAttributes {
+    pub size: u32,
+    pub policy: u32,
+    pub flags: u64,
+    pub nice: i32,
+    pub priority: u32,
+    pub times_ns: [u64; 3],
+}
+
+fn scheduling(tid: i32) -> std::io::Result<Scheduling> {
+    let mut attributes = SchedulingAttributes::default();
+    let size = size_of::<SchedulingAttributes>();
+    // SAFETY: `attributes` has `size` writable bytes and outlives the call.
+    let outcome =
+        unsafe { libc::syscall(libc::SYS_sched_getattr, tid, &raw mut attributes, size, 0) };
+    check_long(outcome)?;
+    let mut set = [0u64; 128];
+    // SAFETY: `set` has as many writable bytes as is said and outlives the call.
+    let outcome = unsafe {
+        libc::syscall(
+            libc::SYS_sched_getaffinity,
+            tid,
+            size_of_val(&set),
+            set.as_mut_ptr(),
+        )
+    };
+    check_long(outcome)?;
+    let has = |cpu: &u32| set[*cpu as usize / 64] & (1 << (cpu % 64)) != 0;
+    let online = std::thread::available_parallelism().map_or(1, |count| count.get() as u32);
+    let affinity: Vec<u32> = (0..8192).filter(has).collect();
+    let all = affinity.len() as u32 >= online && online > 1;
+    Ok(Scheduling {
+        policy: attributes.policy,
+        flags: attributes.flags,
+        nice: attributes.nice,
+        priority: attributes.priority,
+        times_ns: attributes.times_ns,
+        affinity: if all { Vec::new() } else { affinity },
+    })
+}
+
+fn filters(tracee: Tracee, status: &Status) -> Result<Vec<serde_bytes::ByteBuf>> {
+    let mut found = Vec::new();
+    if status.seccomp != 2 {
+        return Ok(found);
+    }
+    while let Some(code) = tracee
+        .filter(found.len())
+        .context(|| "reading a seccomp filter".to_owned())?
+    {
+        found.push(serde_bytes::ByteBuf::from(code.concat()));
+    }
+    found.reverse();
+    Ok(found)
+}

@@ -1,0 +1,376 @@
+//! Watching a tree while it runs.
+
+use super::attach::{Attachment, own_maps};
+use super::catalogue::Catalogue;
+use super::halt::Halted;
+use super::machine::{clocks, features, read_vdso};
+use super::round::Round;
+use super::shared::SharedContent;
+use super::userfault;
+use crate::process::error::{Context, Error, Result};
+use crate::process::image::{Content, Mapping, Process, Run, Space, Tree};
+use crate::process::inspect;
+use crate::process::procfs::{Advice, MapLine, Stat, Status};
+use crate::process::ranges::Ranges;
+use crate::process::trace::Memory;
+use std::collections::HashMap;
+use std::fs::File;
+use std::marker::PhantomData;
+use std::os::fd::AsFd;
+
+/// A tree that is watched. It runs, but for a moment at the start and whenever a process joins it.
+#[derive(Debug)]
+pub struct Tracker {
+    pub(super) root: i32,
+    pub(super) processes: Vec<Tracked>,
+    pub(super) catalogue: Catalogue,
+    pub(super) shared: Vec<SharedContent>,
+    vdso: Vec<u8>,
+    register_features: u64,
+    generations: u64,
+    /// Tracing is bound to a thread.
+    _thread: PhantomData<*const ()>,
+}
+
+/// A process of the tree.
+#[derive(Debug)]
+pub(super) struct Tracked {
+    pub pid: i32,
+    started_ticks: u64,
+    generation: u64,
+    /// Nothing for a zombie.
+    pub watched: Option<Watched>,
+}
+
+/// A process that has memory.
+#[derive(Debug)]
+pub(super) struct Watched {
+    pub attachment: Attachment,
+    pub memory: Memory,
+    pagemap: File,
+    lines: Vec<MapLine>,
+    mappings: Vec<Mapping>,
+    /// Pages that the acceptor has, in one version or another.
+    sent: Ranges,
+}
+
+impl Tracker {
+    /// Begins to watch the tree under `root`. Nothing is read yet.
+    ///
+    /// # Errors
+    /// [`Error::Blocked`] with everything that cannot move; [`Error::Gone`].
+    pub fn start(root: i32) -> Result<Self> {
+        let report = inspect::inspect(root)?;
+        if !report.blockers.is_empty() {
+            return Err(Error::Blocked(report.blockers));
+        }
+        let mut tracker = Self {
+            root,
+            processes: Vec::new(),
+            catalogue: Catalogue::default(),
+            shared: Vec::new(),
+            vdso: Vec::new(),
+            register_features: 0,
+            generations: 0,
+            _thread: PhantomData,
+        };
+        if let Err(error) = tracker.follow_tree() {
+            tracker.remove_all();
+            return Err(error);
+        }
+        Ok(tracker)
+    }
+
+    /// What the tree is now and which pages changed since the last round; the first time that is everything.
+    ///
+    /// # Errors
+    /// [`Error::Blocked`] if something that cannot move has appeared; [`Error::Gone`] if the root has ended.
+    pub fn round(&mut self) -> Result<Round> {
+        self.follow_tree()?;
+        self.collect(true)
+    }
+
+    /// Stops watching, and takes what is ours out of the tree.
+    ///
+    /// # Errors
+    /// What the kernel says; a process that has ended is none.
+    pub fn stop(mut self) -> Result<()> {
+        self.remove_all();
+        Ok(())
+    }
+
+    /// With `advice` what the process asked of its mappings is read anew, which takes long.
+    pub(super) fn collect(&mut self, advice: bool) -> Result<Round> {
+        let mut round = Round::default();
+        let mut shapes = Vec::new();
+        for index in 0..self.processes.len() {
+            let shape = self.collect_process(index, advice, &mut round)?;
+            shapes.push(shape);
+        }
+        self.collect_shared(&mut round)?;
+        round.tree = Tree {
+            clocks: clocks(),
+            vdso: self.vdso.clone(),
+            register_features: self.register_features,
+            processes: shapes,
+            files: self.catalogue.files.clone(),
+            shared: self.catalogue.shared.clone(),
+        };
+        Ok(round)
+    }
+
+    fn collect_process(
+        &mut self,
+        index: usize,
+        advice: bool,
+        round: &mut Round,
+    ) -> Result<Process> {
+        let pid = self.processes[index].pid;
+        let mut shape = self.identity(index)?;
+        let Some(watched) = &mut self.processes[index].watched else {
+            return Ok(shape);
+        };
+        watched.read_mappings(pid, advice, &mut self.catalogue)?;
+        watched.collect(index as u32, round)?;
+        shape.mappings = watched.mappings.clone();
+        shape.executable = self.catalogue.executable(pid)?;
+        Ok(shape)
+    }
+
+    /// Who the process is, by its own PID namespace.
+    fn identity(&self, index: usize) -> Result<Process> {
+        let tracked = &self.processes[index];
+        let status = Status::read(tracked.pid, tracked.pid)?;
+        let stat = Stat::read(tracked.pid)?;
+        let parent = self.processes[..index]
+            .iter()
+            .position(|other| other.pid == stat.parent);
+        let mut threads = Vec::new();
+        if tracked.watched.is_some() {
+            for tid in crate::process::procfs::threads(tracked.pid)? {
+                match Status::read(tracked.pid, tid) {
+                    Ok(status) => threads.push(status.own_id()),
+                    Err(Error::Gone(_) | Error::Kernel { .. }) if tid != tracked.pid => {}
+                    Err(error) => return Err(error),
+                }
+            }
+        }
+        let own = |ids: &[i32]| ids.last().copied().unwrap_or(0).max(1);
+        Ok(Process {
+            pid: status.own_id(),
+            parent: if index == 0 {
+                None
+            } else {
+                Some(parent.unwrap_or(0) as u32)
+            },
+            generation: tracked.generation,
+            group: own(&status.group_ids),
+            session: own(&status.session_ids),
+            exit_status: tracked.watched.is_none().then(|| stat.field(52) as i32),
+            threads,
+            executable: 0,
+            mappings: Vec::new(),
+        })
+    }
+
+    /// Attaches to processes that joined the tree and forgets those that left it.
+    pub(super) fn follow_tree(&mut self) -> Result<()> {
+        let pids = inspect::tree(self.root)?;
+        let mut known: HashMap<i32, Tracked> = self
+            .processes
+            .drain(..)
+            .map(|tracked| (tracked.pid, tracked))
+            .collect();
+        for pid in pids {
+            let old = known.remove(&pid);
+            match self.follow_process(pid, old) {
+                Ok(tracked) => self.processes.push(tracked),
+                Err(Error::Gone(_)) if pid != self.root => {}
+                Err(error) => {
+                    self.processes.extend(known.into_values());
+                    return Err(error);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn follow_process(&mut self, pid: i32, old: Option<Tracked>) -> Result<Tracked> {
+        let stat = Stat::read(pid)?;
+        let zombie = matches!(stat.state, 'Z' | 'X');
+        if let Some(old) = old
+            && old.started_ticks == stat.started_ticks
+            && old.watched.is_some() != zombie
+            && (zombie || old.has_stub()?)
+        {
+            return Ok(old);
+        }
+        self.generations += 1;
+        Ok(Tracked {
+            pid,
+            started_ticks: stat.started_ticks,
+            generation: self.generations,
+            watched: if zombie {
+                None
+            } else {
+                Some(self.attach(pid)?)
+            },
+        })
+    }
+
+    fn attach(&mut self, pid: i32) -> Result<Watched> {
+        let halted = Halted::stop(pid)?;
+        let lines = own_maps(pid, None, false)?;
+        let attachment = Attachment::make(&halted, &lines)?;
+        if self.vdso.is_empty() {
+            self.vdso = read_vdso(&halted, &lines)?;
+            self.register_features = features(&halted.first().extended()?);
+        }
+        halted.thaw()?;
+        let path = format!("/proc/{pid}/pagemap");
+        Ok(Watched {
+            attachment,
+            memory: Memory::open(pid)?,
+            pagemap: File::open(&path).context(|| path)?,
+            lines: Vec::new(),
+            mappings: Vec::new(),
+            sent: Ranges::default(),
+        })
+    }
+
+    fn remove_all(&mut self) {
+        for tracked in self.processes.drain(..) {
+            let Some(watched) = tracked.watched else {
+                continue;
+            };
+            // Who has ended meanwhile has nothing of ours.
+            if let Ok(halted) = Halted::stop(tracked.pid) {
+                let _ = watched.remove(&halted);
+                let _ = halted.thaw();
+            }
+        }
+    }
+}
+
+impl Drop for Tracker {
+    fn drop(&mut self) {
+        self.remove_all();
+    }
+}
+
+impl Tracked {
+    fn has_stub(&self) -> Result<bool> {
+        let Some(watched) = &self.watched else {
+            return Ok(false);
+        };
+        Ok(watched.attachment.is_in(&own_maps(self.pid, None, false)?))
+    }
+}
+
+impl Watched {
+    /// Takes the stub out of a process that stands still.
+    pub fn remove(&self, halted: &Halted) -> Result<()> {
+        let lines = own_maps(halted.pid, None, false)?;
+        if !self.attachment.is_in(&lines) {
+            return Ok(());
+        }
+        self.attachment.remove(halted, &lines)
+    }
+
+    fn read_mappings(&mut self, pid: i32, advice: bool, catalogue: &mut Catalogue) -> Result<()> {
+        let mut lines = own_maps(pid, Some(&self.attachment), advice)?;
+        if !advice {
+            keep_advice(&self.lines, &mut lines);
+        }
+        let mut mappings = Vec::with_capacity(lines.len());
+        for line in &lines {
+            mappings.extend(catalogue.mapping(pid, line)?);
+        }
+        let stable = Mapping::stable(&self.mappings, &mappings);
+        self.sent = self.sent.and(&stable);
+        self.lines = lines;
+        self.mappings = mappings;
+        Ok(())
+    }
+
+    /// Finds what the acceptor lacks and protects it against unseen writes.
+    fn collect(&mut self, index: u32, round: &mut Round) -> Result<()> {
+        let mut private = Ranges::default();
+        let mut unwatched = Vec::new();
+        for mapping in self.mappings.iter().filter(|mapping| mapping.is_private()) {
+            private.push(mapping.start, mapping.end);
+            let userfault = self.attachment.userfault.as_fd();
+            if userfault::watch(userfault, mapping.start, mapping.end).is_err() {
+                unwatched.push((mapping.start, mapping.end));
+            }
+        }
+        let scanned = |e: std::io::Error| {
+            Err::<Vec<_>, _>(e).context(|| "PAGEMAP_SCAN (Linux 6.7)".to_owned())
+        };
+        let mut regions = userfault::scan(&self.pagemap, (0, u64::MAX), true).or_else(scanned)?;
+        for range in unwatched {
+            // Nothing tells what was written here: all of it counts.
+            let more = userfault::scan(&self.pagemap, range, false).or_else(scanned)?;
+            regions.extend(more.into_iter().map(|region| userfault::Region {
+                categories: region.categories | userfault::WRITTEN,
+                ..region
+            }));
+        }
+        regions.sort_unstable_by_key(|region| region.start);
+        let own = |region: &&userfault::Region| {
+            region.categories & (userfault::FILE | userfault::ZERO) == 0
+        };
+        let here: Ranges = regions
+            .iter()
+            .filter(own)
+            .map(|region| (region.start, region.end))
+            .collect();
+        let written = |region: &&userfault::Region| region.categories & userfault::WRITTEN != 0;
+        let written: Ranges = regions
+            .iter()
+            .filter(own)
+            .filter(written)
+            .map(|region| (region.start, region.end))
+            .collect();
+        let here = here.and(&private);
+        let send = written.and(&here).or(&here.minus(&self.sent));
+        let gone = self.sent.minus(&here);
+        let space = Space::Process(index);
+        round.add(space, &gone, Content::Fresh);
+        round.add(space, &send, Content::Bytes);
+        self.sent = here;
+        Ok(())
+    }
+
+    /// Reads a run; what is not there any more comes with the next round.
+    pub(super) fn read(&mut self, run: Run, bytes: &mut [u8]) -> bool {
+        if self.memory.read(run.start, bytes).is_ok() {
+            return true;
+        }
+        let lost: Ranges = [(run.start, run.start + run.length)].into_iter().collect();
+        self.sent = self.sent.minus(&lost);
+        false
+    }
+}
+
+/// What is known of mappings that are as they were.
+fn keep_advice(before: &[MapLine], lines: &mut [MapLine]) {
+    let known: HashMap<(u64, u64), &MapLine> = before
+        .iter()
+        .map(|line| ((line.start, line.end), line))
+        .collect();
+    for line in lines {
+        let advice = known
+            .get(&(line.start, line.end))
+            .and_then(|old| old.advice);
+        line.advice = Some(advice.unwrap_or_else(|| {
+            // A mapping that grew keeps its advice too.
+            let overlaps = |old: &&MapLine| old.start < line.end && line.start < old.end;
+            before
+                .iter()
+                .find(overlaps)
+                .and_then(|old| old.advice)
+                .unwrap_or(Advice(0))
+        }));
+    }
+}

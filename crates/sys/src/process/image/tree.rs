@@ -1,0 +1,199 @@
+//! The shape of a tree: processes, threads, mappings. Known while it runs.
+
+use crate::process::ranges::Ranges;
+use serde::{Deserialize, Serialize};
+
+/// A tree of processes, as it was at the beginning of a round.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Tree {
+    /// The donor's clocks.
+    pub clocks: Clocks,
+    /// The pages `[vdso]`, whose addresses are in pointers of the program.
+    #[serde(with = "serde_bytes")]
+    pub vdso: Vec<u8>,
+    /// Features in the extended registers (XCR0).
+    pub register_features: u64,
+    /// Parents before their children; the first is the root.
+    pub processes: Vec<Process>,
+    /// Files that are mapped.
+    pub files: Vec<BackingFile>,
+    /// Memory that several mappings share, with its content.
+    pub shared: Vec<Shared>,
+}
+
+/// `CLOCK_MONOTONIC` and `CLOCK_BOOTTIME` at one moment.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Clocks {
+    /// Nanoseconds.
+    pub monotonic_ns: u64,
+    /// Nanoseconds.
+    pub boot_ns: u64,
+}
+
+/// A process.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Process {
+    /// Its PID.
+    pub pid: i32,
+    /// Index of its parent; none for the root.
+    pub parent: Option<u32>,
+    /// Counts what began under a PID: another process, or the same after `exec`, has another number.
+    pub generation: u64,
+    /// Process group.
+    pub group: i32,
+    /// Session.
+    pub session: i32,
+    /// For a zombie what `wait` will tell; it has nothing else.
+    pub exit_status: Option<i32>,
+    /// Threads, the first one first.
+    pub threads: Vec<i32>,
+    /// Index of the executable in [`Tree::files`].
+    pub executable: u32,
+    /// By address.
+    pub mappings: Vec<Mapping>,
+}
+
+/// A range of memory.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Mapping {
+    /// First address.
+    pub start: u64,
+    /// First address beyond.
+    pub end: u64,
+    /// `PROT_*`.
+    pub protection: i32,
+    /// Bits of [`Advice`](crate::process::procfs::Advice).
+    pub advice: u32,
+    /// What is behind it.
+    pub backing: Backing,
+}
+
+/// What is behind a mapping.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Backing {
+    /// Private memory, with the name that the program gave it.
+    Anonymous(#[serde(with = "serde_bytes")] Vec<u8>),
+    /// A file: index in [`Tree::files`], offset. Private: pages that the program changed travel.
+    File {
+        /// Index.
+        file: u32,
+        /// Bytes.
+        offset: u64,
+        /// `MAP_SHARED`, and not writable.
+        shared: bool,
+    },
+    /// Shared memory: index in [`Tree::shared`], offset.
+    Shared {
+        /// Index.
+        object: u32,
+        /// Bytes.
+        offset: u64,
+    },
+    /// Code and data of the kernel: `[vdso]`, `[vvar]` and the like, by name.
+    Kernel(String),
+}
+
+/// A file that must be at the acceptor too.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BackingFile {
+    /// Where.
+    #[serde(with = "serde_bytes")]
+    pub path: Vec<u8>,
+    /// Bytes.
+    pub size: u64,
+    /// The linker's number for its content, if it has one.
+    #[serde(with = "serde_bytes")]
+    pub build_id: Vec<u8>,
+    /// SHA-256 of the content where there is no build id.
+    #[serde(with = "serde_bytes")]
+    pub digest: Vec<u8>,
+}
+
+/// Memory that several mappings, or a mapping and a descriptor, share.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Shared {
+    /// What makes it.
+    pub kind: SharedKind,
+    /// Bytes.
+    pub size: u64,
+    /// Device (major, minor) and inode at the donor: what descriptors of the same memory are told by.
+    pub identity: (u32, u32, u64),
+}
+
+/// What makes shared memory.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum SharedKind {
+    /// `MAP_SHARED | MAP_ANONYMOUS`.
+    Anonymous,
+    /// `memfd_create` with this name.
+    Memfd(#[serde(with = "serde_bytes")] Vec<u8>),
+    /// A file that is there under this path at the acceptor too; the mapped pages travel.
+    File(#[serde(with = "serde_bytes")] Vec<u8>),
+}
+
+impl Mapping {
+    /// Whether both are parts of one mapping, so that what one holds at an address the other holds too.
+    #[must_use]
+    pub fn continues(&self, other: &Self) -> bool {
+        let place = |mapping: &Self, offset: u64| offset.wrapping_sub(mapping.start);
+        match (&self.backing, &other.backing) {
+            (Backing::Anonymous(_), Backing::Anonymous(_)) => true,
+            (
+                Backing::File {
+                    file,
+                    offset,
+                    shared,
+                },
+                Backing::File {
+                    file: other_file,
+                    offset: other_offset,
+                    shared: other_shared,
+                },
+            ) => {
+                file == other_file
+                    && shared == other_shared
+                    && place(self, *offset) == place(other, *other_offset)
+            }
+            (
+                Backing::Shared { object, offset },
+                Backing::Shared {
+                    object: other_object,
+                    offset: other_offset,
+                },
+            ) => object == other_object && place(self, *offset) == place(other, *other_offset),
+            (Backing::Kernel(name), Backing::Kernel(other_name)) => {
+                name == other_name && self.start == other.start && self.end == other.end
+            }
+            _ => false,
+        }
+    }
+
+    /// Where in both lists the same memory is mapped in the same way. What else was mapped is gone; what else is mapped
+    /// is new.
+    pub(crate) fn stable(before: &[Self], after: &[Self]) -> Ranges {
+        let mut found = Ranges::default();
+        let (mut left, mut right) = (before.iter().peekable(), after.iter().peekable());
+        while let (Some(a), Some(b)) = (left.peek(), right.peek()) {
+            let (start, end) = (a.start.max(b.start), a.end.min(b.end));
+            if start < end && a.continues(b) {
+                found.push(start, end);
+            }
+            if a.end < b.end {
+                left.next()
+            } else {
+                right.next()
+            };
+        }
+        found
+    }
+}
+
+impl Mapping {
+    /// Memory of this process alone, whose changed pages travel with it.
+    pub(crate) fn is_private(&self) -> bool {
+        matches!(
+            self.backing,
+            Backing::Anonymous(_) | Backing::File { shared: false, .. }
+        )
+    }
+}

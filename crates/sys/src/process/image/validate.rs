@@ -1,0 +1,306 @@
+//! What the types of an image cannot say.
+
+use super::{
+    ADDRESS_END, Backing, Checked, Content, Frozen, FrozenProcess, FrozenThread, Mapping, PAGE,
+    Pages, Process, SharedKind, Tree,
+};
+use crate::process::error::{Error, Result};
+use std::collections::HashSet;
+
+/// Most processes of a tree.
+const PROCESSES_MAX: usize = 4096;
+/// Most threads of a process.
+const THREADS_MAX: usize = 32768;
+/// Most mappings of a process (the kernel's own default is 65,530).
+const MAPPINGS_MAX: usize = 1 << 18;
+/// Most bytes of a path.
+const PATH_MAX: usize = 4096;
+/// The largest PID that the kernel gives (`PID_MAX_LIMIT`).
+const PID_MAX: i32 = 1 << 22;
+
+fn ensure(holds: bool, otherwise: &'static str) -> Result<()> {
+    if holds {
+        Ok(())
+    } else {
+        Err(Error::Image(otherwise))
+    }
+}
+
+impl Checked for Tree {
+    fn check(&self) -> Result<()> {
+        ensure(
+            (1..=PROCESSES_MAX).contains(&self.processes.len()),
+            "number of processes",
+        )?;
+        ensure(
+            self.files.len() <= MAPPINGS_MAX && self.shared.len() <= MAPPINGS_MAX,
+            "number of files",
+        )?;
+        ensure(self.vdso.len() <= 16 * PAGE as usize, "size of the vDSO")?;
+        for file in &self.files {
+            path(&file.path)?;
+            ensure(
+                file.build_id.len() <= 64 && matches!(file.digest.len(), 0 | 32),
+                "a file's digest",
+            )?;
+        }
+        for object in &self.shared {
+            ensure(object.size <= ADDRESS_END, "size of shared memory")?;
+            match &object.kind {
+                SharedKind::Anonymous => {}
+                SharedKind::Memfd(name) => {
+                    ensure(name.len() < 250 && !name.contains(&0), "a memfd's name")?
+                }
+                SharedKind::File(name) => path(name)?,
+            }
+        }
+        let mut ids = HashSet::new();
+        for (at, process) in self.processes.iter().enumerate() {
+            let parent_before = process.parent.is_some_and(|parent| (parent as usize) < at);
+            ensure(
+                if at == 0 {
+                    process.parent.is_none()
+                } else {
+                    parent_before
+                },
+                "a parent",
+            )?;
+            self.check_process(process)?;
+            let threads = process.threads.iter().skip(1);
+            ensure(
+                ids.insert(process.pid) && threads.into_iter().all(|tid| ids.insert(*tid)),
+                "an ID twice",
+            )?;
+        }
+        Ok(())
+    }
+}
+
+impl Tree {
+    fn check_process(&self, process: &Process) -> Result<()> {
+        let id = |id: i32| (2..=PID_MAX).contains(&id);
+        ensure(id(process.pid), "a PID")?;
+        ensure(
+            (1..=PID_MAX).contains(&process.group) && (1..=PID_MAX).contains(&process.session),
+            "a group",
+        )?;
+        if process.exit_status.is_some() {
+            return ensure(
+                process.threads.is_empty() && process.mappings.is_empty(),
+                "a zombie with memory",
+            );
+        }
+        ensure(
+            (1..=THREADS_MAX).contains(&process.threads.len()),
+            "number of threads",
+        )?;
+        ensure(
+            process.threads[0] == process.pid && process.threads.iter().all(|tid| id(*tid)),
+            "a thread's ID",
+        )?;
+        ensure(
+            (process.executable as usize) < self.files.len(),
+            "an executable",
+        )?;
+        ensure(process.mappings.len() <= MAPPINGS_MAX, "number of mappings")?;
+        let mut end = 0;
+        for mapping in &process.mappings {
+            ensure(
+                mapping.start >= end && mapping.start < mapping.end,
+                "order of mappings",
+            )?;
+            ensure(
+                mapping.end <= ADDRESS_END && (mapping.start | mapping.end) % PAGE == 0,
+                "a mapping's place",
+            )?;
+            ensure(mapping.protection & !7 == 0, "a mapping's protection")?;
+            self.check_backing(mapping)?;
+            end = mapping.end;
+        }
+        Ok(())
+    }
+
+    fn check_backing(&self, mapping: &Mapping) -> Result<()> {
+        let within = |offset: u64| {
+            let length = mapping.end - mapping.start;
+            offset.is_multiple_of(PAGE)
+                && offset.checked_add(length).is_some_and(|end| end < 1 << 62)
+        };
+        match &mapping.backing {
+            Backing::Anonymous(name) => {
+                ensure(name.len() <= 80 && !name.contains(&0), "name of a mapping")
+            }
+            Backing::File { file, offset, .. } => ensure(
+                (*file as usize) < self.files.len() && within(*offset),
+                "a mapping's file",
+            ),
+            Backing::Shared { object, offset } => ensure(
+                (*object as usize) < self.shared.len() && within(*offset),
+                "a mapping's memory",
+            ),
+            Backing::Kernel(name) => ensure(name.len() <= 32, "name of a mapping"),
+        }
+    }
+}
+
+impl Checked for Pages {
+    fn check(&self) -> Result<()> {
+        let mut bytes = 0u64;
+        for run in &self.runs {
+            ensure(
+                (run.start | run.length) % PAGE == 0 && run.length > 0,
+                "a page's place",
+            )?;
+            ensure(
+                run.start
+                    .checked_add(run.length)
+                    .is_some_and(|end| end <= ADDRESS_END),
+                "a page's place",
+            )?;
+            if run.content == Content::Bytes {
+                bytes = bytes.saturating_add(run.length);
+            }
+        }
+        ensure(bytes == self.bytes.len() as u64, "bytes of pages")
+    }
+}
+
+impl Checked for Frozen {
+    fn check(&self) -> Result<()> {
+        ensure(self.processes.len() <= PROCESSES_MAX, "number of processes")?;
+        self.processes.iter().flatten().try_for_each(check_process)
+    }
+}
+
+fn check_process(process: &FrozenProcess) -> Result<()> {
+    ensure(
+        (1..=THREADS_MAX).contains(&process.threads.len()),
+        "number of threads",
+    )?;
+    ensure(process.actions.len() == 64, "number of signal actions")?;
+    ensure(process.limits.len() <= 32, "number of limits")?;
+    ensure(process.posix_timers.len() <= 1 << 16, "number of timers")?;
+    ensure(
+        process.memory.auxiliary.len() <= 4096,
+        "size of the auxiliary vector",
+    )?;
+    ensure(
+        process.pending.iter().all(|info| info.0.len() == 128),
+        "a signal's size",
+    )?;
+    ensure(
+        process
+            .stopped
+            .is_none_or(|signal| (1..=64).contains(&signal)),
+        "a stop signal",
+    )?;
+    path(&process.directory)?;
+    process.threads.iter().try_for_each(check_thread)
+}
+
+fn check_thread(thread: &FrozenThread) -> Result<()> {
+    ensure(thread.extended.len() <= 16384, "size of registers")?;
+    ensure(
+        thread.pending.iter().all(|info| info.0.len() == 128),
+        "a signal's size",
+    )?;
+    ensure(
+        thread.name.len() <= 16 && !thread.name.contains(&0),
+        "a name",
+    )?;
+    ensure(thread.credentials.groups.len() <= 65536, "number of groups")?;
+    ensure(
+        thread.scheduling.affinity.iter().all(|cpu| *cpu < 8192),
+        "a processor",
+    )?;
+    let filter =
+        |code: &serde_bytes::ByteBuf| code.len().is_multiple_of(8) && code.len() <= 4096 * 8;
+    ensure(
+        thread.filters.len() <= 1024 && thread.filters.iter().all(filter),
+        "a filter",
+    )
+}
+
+fn path(path: &[u8]) -> Result<()> {
+    ensure(
+        path.starts_with(b"/") && path.len() < PATH_MAX && !path.contains(&0),
+        "a path",
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{decode, encode};
+    use super::*;
+    use proptest::prelude::*;
+
+    fn small() -> Tree {
+        let mapping = Mapping {
+            start: 0x1000,
+            end: 0x3000,
+            protection: 3,
+            advice: 0,
+            backing: Backing::Anonymous(Vec::new()),
+        };
+        let process = Process {
+            pid: 100,
+            group: 100,
+            session: 100,
+            threads: vec![100, 101],
+            mappings: vec![mapping],
+            ..Process::default()
+        };
+        let file = super::super::BackingFile {
+            path: b"/bin/true".to_vec(),
+            ..Default::default()
+        };
+        Tree {
+            processes: vec![process],
+            files: vec![file],
+            ..Tree::default()
+        }
+    }
+
+    #[test]
+    fn a_tree_goes_round() {
+        let bytes = encode(&small()).expect("encodes");
+        assert_eq!(decode::<Tree>(&bytes).expect("decodes"), small());
+        let mut longer = bytes.clone();
+        longer.push(0);
+        assert!(decode::<Tree>(&longer).is_err());
+    }
+
+    #[test]
+    fn wrong_trees_are_refused() {
+        let spoil: [fn(&mut Tree); 6] = [
+            |tree| tree.processes.clear(),
+            |tree| tree.processes[0].parent = Some(0),
+            |tree| tree.processes[0].threads = vec![100, 100],
+            |tree| tree.processes[0].mappings[0].end = 0x3001,
+            |tree| tree.processes[0].mappings[0].end = ADDRESS_END + PAGE,
+            |tree| tree.files[0].path = b"bin".to_vec(),
+        ];
+        for change in spoil {
+            let mut tree = small();
+            change(&mut tree);
+            assert!(decode::<Tree>(&encode(&tree).expect("encodes")).is_err());
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_are_read_or_refused(bytes in proptest::collection::vec(any::<u8>(), 0..600)) {
+            let _ = decode::<Tree>(&bytes);
+            let _ = decode::<Pages>(&bytes);
+            let _ = decode::<Frozen>(&bytes);
+        }
+
+        #[test]
+        fn a_changed_byte_is_read_or_refused(at in 0usize..1000, to in any::<u8>()) {
+            let mut bytes = encode(&small()).expect("encodes");
+            let place = at % bytes.len();
+            bytes[place] = to;
+            let _ = decode::<Tree>(&bytes);
+        }
+    }
+}

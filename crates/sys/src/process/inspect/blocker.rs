@@ -1,0 +1,102 @@
+//! Why a tree cannot move.
+
+use serde::{Deserialize, Serialize};
+use std::fmt;
+use thiserror::Error;
+
+/// Something of a process that cannot move. Found before anything is touched.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Blocker {
+    /// The process, in the PID namespace of who asked.
+    pub pid: i32,
+    /// What stands in the way.
+    pub obstacle: Obstacle,
+}
+
+impl fmt::Display for Blocker {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "process {}: {}", self.pid, self.obstacle)
+    }
+}
+
+/// What stands in the way. Each text says what to do.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, Error)]
+pub enum Obstacle {
+    /// This machine cannot do it.
+    #[error("{0}")]
+    Machine(String),
+    /// The caller may not look at it.
+    #[error("it cannot be looked at ({0}): run this as root")]
+    Hidden(String),
+    /// A debugger is attached.
+    #[error("it is traced by process {0}: detach that debugger")]
+    Traced(i32),
+    /// It lives in a namespace of its own.
+    #[error("it has a {0} namespace of its own: move it with what made the namespace")]
+    Namespace(String),
+    /// The process is init of its PID namespace or part of Holdfast.
+    #[error("it is the first process of its PID namespace: move its children")]
+    Init,
+    /// `chroot`.
+    #[error("its root directory is {0}: processes with another root directory do not move")]
+    RootDirectory(String),
+    /// `SECCOMP_MODE_STRICT`.
+    #[error("it runs under strict seccomp, in which nothing can be read out: use filters")]
+    StrictSeccomp,
+    /// User shadow stacks.
+    #[error(
+        "it runs with a shadow stack, which cannot be rebuilt: start it with GLIBC_TUNABLES=glibc.cpu.x86_shstk=off"
+    )]
+    ShadowStack,
+    /// The first thread has ended, others run.
+    #[error("its first thread has ended while others run: nothing can be made like that again")]
+    FirstThreadEnded,
+    /// `vfork`, or `clone` with shared memory.
+    #[error(
+        "it uses the memory of its parent {0} (vfork or CLONE_VM): wait until it has called exec"
+    )]
+    MemoryOfParent(i32),
+    /// 32-bit.
+    #[error("it is not a 64-bit program")]
+    NotA64BitProgram,
+    /// The executable is gone.
+    #[error("its executable cannot be read: {0}")]
+    Executable(String),
+    /// A mapped file is gone.
+    #[error(
+        "it maps {0}, which was deleted or replaced: restart it, so that it uses the present file"
+    )]
+    DeletedFile(String),
+    /// Memory of a device.
+    #[error("it maps the device {0}, whose state is not in memory")]
+    Device(String),
+    /// `hugetlbfs`.
+    #[error("it maps huge pages of hugetlbfs ({0}): use transparent huge pages")]
+    HugeTlb(String),
+    /// `userfaultfd`.
+    #[error("it handles page faults itself (userfaultfd)")]
+    UserFault,
+    /// `mseal`, or `MAP_DROPPABLE`.
+    #[error("it maps {0} in a way that cannot be made again (sealed or droppable)")]
+    OddMapping(String),
+    /// Addresses above 47 bits.
+    #[error("it maps memory above 128 TiB")]
+    HighMemory,
+    /// System V shared memory.
+    #[error("it maps System V shared memory ({0})")]
+    SystemV(String),
+    /// Asynchronous IO.
+    #[error("it has a context of asynchronous IO (io_setup): use io_submit's successor or threads")]
+    AsyncIo,
+    /// A mapping of an object of the kernel: io_uring, perf, a packet ring.
+    #[error("it maps {0}, an object of this kernel")]
+    KernelObject(String),
+    /// Somebody else shares the memory.
+    #[error("it shares memory ({name}) with process {outsider}, which would stay behind")]
+    SharedOutside {
+        /// What is shared.
+        name: String,
+        /// Who else maps it.
+        outsider: i32,
+    },
+}

@@ -1,0 +1,209 @@
+//! Which mappings can move.
+
+use super::{Obstacle, Report};
+use crate::process::error::{Error, Result};
+use crate::process::image::ADDRESS_END;
+use crate::process::procfs::{self, Advice, MapLine};
+use std::collections::HashMap;
+
+/// What a mapping is, by its line in procfs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Class {
+    /// Not the process's: `[vsyscall]`.
+    Nothing,
+    /// `[vdso]` and the like.
+    Kernel(String),
+    /// Private memory with its name.
+    Anonymous(Vec<u8>),
+    /// A file that is only read through this mapping, or copied on write.
+    File,
+    /// Shared memory without a name.
+    SharedAnonymous,
+    /// `memfd_create`, and its name.
+    Memfd(Vec<u8>),
+    /// A file that may be written through this mapping.
+    SharedFile,
+    /// It cannot move.
+    Blocked(Obstacle),
+}
+
+const DELETED: &[u8] = b" (deleted)";
+
+/// Says what a mapping is.
+pub(crate) fn classify(map: &MapLine) -> Class {
+    let name = map.name.as_slice();
+    let text = || String::from_utf8_lossy(name).into_owned();
+    if name == b"[vsyscall]" {
+        return Class::Nothing;
+    }
+    if let Some(obstacle) = obstacle(map) {
+        return Class::Blocked(obstacle);
+    }
+    match name {
+        b"[vdso]" | b"[vvar]" | b"[vvar_vclock]" => Class::Kernel(text()),
+        b"[heap]" | b"[stack]" | b"" if !map.shared => Class::Anonymous(Vec::new()),
+        b"/dev/zero (deleted)" if map.shared => Class::SharedAnonymous,
+        _ => classify_named(map, name, text()),
+    }
+}
+
+fn classify_named(map: &MapLine, name: &[u8], text: String) -> Class {
+    let between = |prefix: &[u8], suffix: &[u8]| {
+        name.strip_prefix(prefix)
+            .and_then(|rest| rest.strip_suffix(suffix))
+            .map(<[u8]>::to_vec)
+    };
+    if let Some(given) = between(b"[anon:", b"]") {
+        return Class::Anonymous(given);
+    }
+    if between(b"[anon_shmem:", b"]").is_some() {
+        return Class::SharedAnonymous;
+    }
+    if let Some(given) = between(b"/memfd:", DELETED) {
+        return if map.shared {
+            Class::Memfd(given)
+        } else {
+            Class::Blocked(Obstacle::OddMapping(text))
+        };
+    }
+    let blocked = match name {
+        _ if name.starts_with(b"/SYSV") => Obstacle::SystemV(text),
+        b"/[aio] (deleted)" => Obstacle::AsyncIo,
+        _ if name.ends_with(DELETED) => Obstacle::DeletedFile(text),
+        _ if !name.starts_with(b"/") || map.inode == 0 => Obstacle::KernelObject(text),
+        _ if map.shared && map.protection & libc::PROT_WRITE != 0 => return Class::SharedFile,
+        _ => return Class::File,
+    };
+    Class::Blocked(blocked)
+}
+
+fn obstacle(map: &MapLine) -> Option<Obstacle> {
+    let text = || String::from_utf8_lossy(&map.name).into_owned();
+    let advice = map.advice.unwrap_or_default();
+    // The kernel's own pages have device flags and may be sealed.
+    if map.name.starts_with(b"[v") {
+        return None;
+    }
+    if map.end > ADDRESS_END {
+        return Some(Obstacle::HighMemory);
+    }
+    let found = |bits| advice.has(bits);
+    match () {
+        () if found(Advice::DEVICE) => Some(Obstacle::Device(text())),
+        () if found(Advice::HUGETLB) => Some(Obstacle::HugeTlb(text())),
+        () if found(Advice::SEALED | Advice::DROPPABLE) => Some(Obstacle::OddMapping(text())),
+        () if found(Advice::SHADOW_STACK) => Some(Obstacle::ShadowStack),
+        () => None,
+    }
+}
+
+pub(super) fn check(pid: i32, report: &mut Report) -> Result<()> {
+    let maps = procfs::mappings_with_advice(pid)?;
+    report.mappings += maps.len();
+    for map in &maps {
+        if let Class::Blocked(obstacle) = classify(map) {
+            report.block(pid, obstacle);
+        }
+    }
+    // A tracker of ours watches memory in the same way: it is started after a report.
+    if maps.iter().any(|map| {
+        map.advice
+            .is_some_and(|advice| advice.has(Advice::USERFAULT))
+    }) {
+        report.block(pid, Obstacle::UserFault);
+    }
+    Ok(())
+}
+
+/// Memory that a process outside the tree maps too.
+pub(super) fn check_outsiders(report: &mut Report) {
+    let mut shared: HashMap<((u32, u32), u64), (i32, String)> = HashMap::new();
+    for pid in &report.processes {
+        for map in procfs::mappings(*pid).unwrap_or_default() {
+            if matches!(
+                classify(&map),
+                Class::SharedAnonymous | Class::Memfd(_) | Class::SharedFile
+            ) {
+                let name = String::from_utf8_lossy(&map.name).into_owned();
+                shared.insert((map.device, map.inode), (*pid, name));
+            }
+        }
+    }
+    if shared.is_empty() {
+        return;
+    }
+    for outsider in procfs::numbers("/proc", 0).unwrap_or_default() {
+        if report.processes.contains(&outsider) {
+            continue;
+        }
+        let maps = match procfs::mappings(outsider) {
+            Ok(maps) => maps,
+            Err(Error::Gone(_) | _) => continue,
+        };
+        let found = maps.iter().find_map(|map| {
+            map.shared
+                .then(|| shared.remove(&(map.device, map.inode)))?
+        });
+        if let Some((pid, name)) = found {
+            report.block(pid, Obstacle::SharedOutside { name, outsider });
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn line(name: &str, shared: bool) -> MapLine {
+        MapLine {
+            start: 0x1000,
+            end: 0x2000,
+            protection: libc::PROT_READ | libc::PROT_WRITE,
+            shared,
+            offset: 0,
+            device: (8, 1),
+            inode: 7,
+            name: name.as_bytes().to_vec(),
+            advice: None,
+        }
+    }
+
+    #[test]
+    fn names_tell_what_a_mapping_is() {
+        assert_eq!(classify(&line("[heap]", false)), Class::Anonymous(vec![]));
+        assert_eq!(
+            classify(&line("[anon:x]", false)),
+            Class::Anonymous(b"x".to_vec())
+        );
+        assert_eq!(classify(&line("/usr/lib/a.so", false)), Class::File);
+        assert_eq!(classify(&line("/var/a", true)), Class::SharedFile);
+        assert_eq!(
+            classify(&line("/memfd:a (deleted)", true)),
+            Class::Memfd(b"a".to_vec())
+        );
+        assert_eq!(
+            classify(&line("/dev/zero (deleted)", true)),
+            Class::SharedAnonymous
+        );
+        let blocked = [
+            "anon_inode:[io_uring]",
+            "/SYSV00000001 (deleted)",
+            "/lib/b.so (deleted)",
+            "socket:[1]",
+        ];
+        for name in blocked {
+            assert!(
+                matches!(classify(&line(name, true)), Class::Blocked(_)),
+                "{name}"
+            );
+        }
+        let device = MapLine {
+            advice: Some(Advice(Advice::DEVICE)),
+            ..line("/dev/mem", true)
+        };
+        assert!(matches!(
+            classify(&device),
+            Class::Blocked(Obstacle::Device(_))
+        ));
+    }
+}

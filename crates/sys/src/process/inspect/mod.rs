@@ -1,0 +1,145 @@
+//! Can a tree move, and what would: reads `/proc`, touches nothing.
+
+mod blocker;
+mod mappings;
+mod namespaces;
+
+pub use blocker::{Blocker, Obstacle};
+pub(crate) use mappings::{Class, classify};
+
+use super::error::{Error, Result};
+use super::procfs::{self, Stat, Status};
+
+/// What a look at a tree gave.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Report {
+    /// What cannot move; empty if nothing stands in the way.
+    pub blockers: Vec<Blocker>,
+    /// Processes, the root first.
+    pub processes: Vec<i32>,
+    /// Threads of all processes.
+    pub threads: usize,
+    /// Mappings of all processes.
+    pub mappings: usize,
+    /// Bytes of memory in use, shared memory and files included.
+    pub resident_bytes: u64,
+}
+
+/// Looks at the tree of processes under `root`.
+///
+/// # Errors
+/// [`Error::Gone`] if there is no such process; what cannot move is in the report.
+pub fn inspect(root: i32) -> Result<Report> {
+    let mut report = Report {
+        processes: tree(root)?,
+        ..Report::default()
+    };
+    if let Err(error) = super::supported() {
+        report.block(root, Obstacle::Machine(error.to_string()));
+    }
+    namespaces::check(root, &mut report)?;
+    for pid in report.processes.clone() {
+        match look(pid, &mut report) {
+            Err(Error::Gone(gone)) if gone == pid && pid != root => {}
+            Err(Error::Kernel { what, source }) => {
+                report.block(pid, Obstacle::Hidden(format!("{what}: {source}")));
+            }
+            other => other?,
+        }
+    }
+    mappings::check_outsiders(&mut report);
+    Ok(report)
+}
+
+impl Report {
+    fn block(&mut self, pid: i32, obstacle: Obstacle) {
+        self.blockers.push(Blocker { pid, obstacle });
+    }
+}
+
+/// The processes of a tree, parents before children.
+///
+/// # Errors
+/// [`Error::Gone`] if there is no root.
+pub fn tree(root: i32) -> Result<Vec<i32>> {
+    procfs::threads(root)?;
+    let mut found = vec![root];
+    let mut at = 0;
+    while let Some(pid) = found.get(at) {
+        let children = match procfs::children(*pid) {
+            Ok(children) => children,
+            Err(Error::Gone(_)) => Vec::new(),
+            Err(error) => return Err(error),
+        };
+        found.extend(children);
+        at += 1;
+    }
+    Ok(found)
+}
+
+fn look(pid: i32, report: &mut Report) -> Result<()> {
+    let stat = Stat::read(pid)?;
+    if matches!(stat.state, 'Z' | 'X') {
+        if procfs::threads(pid)?.len() > 1 {
+            report.block(pid, Obstacle::FirstThreadEnded);
+        } else if report.processes.first() == Some(&pid) {
+            return Err(Error::Gone(pid));
+        }
+        return Ok(());
+    }
+    report.resident_bytes += stat.field(24).saturating_mul(super::image::PAGE);
+    for tid in procfs::threads(pid)? {
+        let Ok(status) = Status::read(pid, tid) else {
+            continue;
+        };
+        report.threads += 1;
+        look_at_thread(pid, &status, report);
+    }
+    look_at_program(pid, report)?;
+    mappings::check(pid, report)
+}
+
+fn look_at_thread(pid: i32, status: &Status, report: &mut Report) {
+    if status.tracer != 0 && !is_ours(status.tracer) {
+        report.block(pid, Obstacle::Traced(status.tracer));
+    }
+    if status.seccomp == 1 {
+        report.block(pid, Obstacle::StrictSeccomp);
+    }
+    if status.control_flow {
+        report.block(pid, Obstacle::ShadowStack);
+    }
+}
+
+/// A tracer that is a thread of this very process.
+fn is_ours(tracer: i32) -> bool {
+    std::fs::metadata(format!("/proc/self/task/{tracer}")).is_ok()
+}
+
+/// A 64-bit program with an ordinary root directory, in memory of its own.
+fn look_at_program(pid: i32, report: &mut Report) -> Result<()> {
+    let mut header = [0u8; 5];
+    let read = std::fs::File::open(format!("/proc/{pid}/exe"))
+        .and_then(|mut file| std::io::Read::read_exact(&mut file, &mut header));
+    if read.is_err() {
+        let message = procfs::link(pid, "exe").unwrap_or_else(|_| "no executable".to_owned());
+        report.block(pid, Obstacle::Executable(message));
+    } else if header[4] != 2 {
+        report.block(pid, Obstacle::NotA64BitProgram);
+    }
+    let root = procfs::link(pid, "root")?;
+    if root != "/" {
+        report.block(pid, Obstacle::RootDirectory(root));
+    }
+    let parent = Stat::read(pid)?.parent;
+    if report.processes.contains(&parent) && same_memory(pid, parent) {
+        report.block(pid, Obstacle::MemoryOfParent(parent));
+    }
+    Ok(())
+}
+
+fn same_memory(one: i32, other: i32) -> bool {
+    const KCMP_VM: i32 = 1;
+    // SAFETY: no pointers are passed.
+    unsafe { libc::syscall(libc::SYS_kcmp, one, other, KCMP_VM, 0, 0) == 0 }
+}

@@ -1,0 +1,52 @@
+//! A tree must live in the caller's namespaces, or in those which a restorer made for it.
+
+use super::{Obstacle, Report};
+use crate::process::error::Result;
+use crate::process::procfs::{self, Stat, Status};
+
+/// Kinds that must be the caller's.
+const CALLERS: [&str; 5] = ["cgroup", "ipc", "net", "user", "uts"];
+/// Kinds that a restorer makes for a tree.
+const RESTORERS: [&str; 3] = ["mnt", "pid", "time"];
+
+pub(super) fn check(root: i32, report: &mut Report) -> Result<()> {
+    let parent = Stat::read(root)?.parent;
+    let status = Status::read(root, root)?;
+    if status.own_id() == 1 || parent == 0 {
+        report.block(root, Obstacle::Init);
+    }
+    let reaper = is_reaper(parent);
+    for pid in report.processes.clone() {
+        for kind in CALLERS {
+            compare(pid, kind, "/proc/thread-self", report);
+        }
+        for kind in RESTORERS {
+            let expected = if reaper {
+                format!("/proc/{parent}")
+            } else {
+                "/proc/thread-self".to_owned()
+            };
+            compare(pid, kind, &expected, report);
+        }
+    }
+    Ok(())
+}
+
+fn compare(pid: i32, kind: &str, expected: &str, report: &mut Report) {
+    let here = std::fs::read_link(format!("{expected}/ns/{kind}"));
+    let there = procfs::link(pid, &format!("ns/{kind}"));
+    if let (Ok(here), Ok(there)) = (here, there)
+        && here.to_string_lossy() != there
+    {
+        report.block(pid, Obstacle::Namespace(kind.to_owned()));
+    }
+}
+
+/// Whether a process is the first of a PID namespace that a restorer made.
+fn is_reaper(pid: i32) -> bool {
+    let first =
+        Status::read(pid, pid).is_ok_and(|status| status.own_id() == 1 && status.ids.len() > 1);
+    first
+        && procfs::read(pid, "comm")
+            .is_ok_and(|name| name.trim_end() == crate::process::REAPER_NAME)
+}

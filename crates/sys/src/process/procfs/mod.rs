@@ -1,0 +1,107 @@
+//! What `/proc` tells of a process. Parsers are total: what does not parse is an error or absent, never a panic.
+
+mod maps;
+mod stat;
+mod status;
+
+pub use maps::{Advice, MapLine, parse_maps};
+pub use stat::Stat;
+pub use status::Status;
+
+use super::error::{Context, Error, Result, unexpected};
+use std::fs;
+use std::io;
+
+/// Reads a file of a process.
+pub(crate) fn read(pid: i32, name: &str) -> Result<String> {
+    String::from_utf8(read_bytes(pid, name)?)
+        .or_else(|error| Ok(String::from_utf8_lossy(error.as_bytes()).into_owned()))
+}
+
+/// Reads a file of a process that may hold any bytes.
+pub(crate) fn read_bytes(pid: i32, name: &str) -> Result<Vec<u8>> {
+    let path = format!("/proc/{pid}/{name}");
+    fs::read(&path).map_err(|source| ended(pid, path, source))
+}
+
+/// Where a link of a process points, as text.
+pub(crate) fn link(pid: i32, name: &str) -> Result<String> {
+    let path = format!("/proc/{pid}/{name}");
+    match fs::read_link(&path) {
+        Ok(target) => Ok(target.to_string_lossy().into_owned()),
+        Err(source) => Err(ended(pid, path, source)),
+    }
+}
+
+fn ended(pid: i32, what: String, source: io::Error) -> Error {
+    match source.raw_os_error() {
+        Some(libc::ESRCH | libc::ENOENT) if !alive(pid) => Error::Gone(pid),
+        _ => Error::Kernel { what, source },
+    }
+}
+
+fn alive(pid: i32) -> bool {
+    fs::metadata(format!("/proc/{pid}")).is_ok()
+}
+
+/// Threads of a process, the first one first.
+///
+/// # Errors
+/// [`Error::Gone`] when there is no such process.
+pub fn threads(pid: i32) -> Result<Vec<i32>> {
+    let mut found = numbers(&format!("/proc/{pid}/task"), pid)?;
+    found.sort_by_key(|tid| (*tid != pid, *tid));
+    Ok(found)
+}
+
+/// Children of all threads of a process.
+///
+/// # Errors
+/// [`Error::Gone`] when there is no such process.
+pub fn children(pid: i32) -> Result<Vec<i32>> {
+    let mut found = Vec::new();
+    for tid in threads(pid)? {
+        let Ok(text) = read(pid, &format!("task/{tid}/children")) else {
+            continue;
+        };
+        found.extend(
+            text.split_whitespace()
+                .filter_map(|word| word.parse::<i32>().ok()),
+        );
+    }
+    found.sort_unstable();
+    Ok(found)
+}
+
+/// Entries of a folder that are numbers.
+pub(crate) fn numbers(folder: &str, pid: i32) -> Result<Vec<i32>> {
+    let entries = fs::read_dir(folder).map_err(|source| ended(pid, folder.to_owned(), source))?;
+    let mut found = Vec::new();
+    for entry in entries {
+        let entry = entry.context(|| folder.to_owned())?;
+        if let Some(number) = entry
+            .file_name()
+            .to_str()
+            .and_then(|name| name.parse().ok())
+        {
+            found.push(number);
+        }
+    }
+    Ok(found)
+}
+
+/// The mappings of a process with their advice (`smaps`): walks page tables, so not for the freeze.
+///
+/// # Errors
+/// [`Error::Gone`], or a line that does not parse.
+pub fn mappings_with_advice(pid: i32) -> Result<Vec<MapLine>> {
+    parse_maps(&read_bytes(pid, "smaps")?).ok_or_else(|| unexpected("smaps does not parse"))
+}
+
+/// The mappings of a process (`maps`), without their advice.
+///
+/// # Errors
+/// [`Error::Gone`], or a line that does not parse.
+pub fn mappings(pid: i32) -> Result<Vec<MapLine>> {
+    parse_maps(&read_bytes(pid, "maps")?).ok_or_else(|| unexpected("maps does not parse"))
+}

@@ -1,0 +1,80 @@
+//! `/proc/PID/stat`.
+
+use super::super::error::{Result, unexpected};
+use super::read;
+
+/// Fields of `stat` that move (`proc_pid_stat(5)`).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Stat {
+    /// `R`, `S`, `D`, `T`, `Z` and so on.
+    pub state: char,
+    /// Parent, group, session, in the reader's PID namespace.
+    pub parent: i32,
+    /// Process group.
+    pub group: i32,
+    /// Session.
+    pub session: i32,
+    /// When it began, in ticks since boot: tells a PID's users apart.
+    pub started_ticks: u64,
+    /// Fields 26 to 28 and 45 to 52: code, stack, data, heap, arguments, environment, exit code.
+    words: Vec<u64>,
+}
+
+impl Stat {
+    /// Reads it.
+    ///
+    /// # Errors
+    /// `Gone`, or a line that does not parse.
+    pub fn read(pid: i32) -> Result<Self> {
+        Self::parse(&read(pid, "stat")?).ok_or_else(|| unexpected("stat does not parse"))
+    }
+
+    /// A field by its number in the manual page, which counts from 1; 0 if absent. Only fields from 3 on.
+    #[must_use]
+    pub fn field(&self, number: usize) -> u64 {
+        number
+            .checked_sub(3)
+            .and_then(|at| self.words.get(at))
+            .copied()
+            .unwrap_or(0)
+    }
+
+    fn parse(text: &str) -> Option<Self> {
+        let (_, rest) = text.rsplit_once(')')?;
+        let words: Vec<&str> = rest.split_whitespace().collect();
+        let number = |at: usize| words.get(at)?.parse::<i32>().ok();
+        Some(Self {
+            state: words.first()?.chars().next()?,
+            parent: number(1)?,
+            group: number(2)?,
+            session: number(3)?,
+            started_ticks: words.get(19)?.parse().ok()?,
+            words: words.iter().map(|word| word.parse().unwrap_or(0)).collect(),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_may_hold_anything() {
+        let numbers: Vec<String> = (4..53).map(|number: i32| number.to_string()).collect();
+        let stat = Stat::parse(&format!("7 (a) S (b)) R {}", numbers.join(" "))).expect("parses");
+        assert_eq!(
+            (stat.state, stat.parent, stat.group, stat.session),
+            ('R', 4, 5, 6)
+        );
+        assert_eq!(
+            (
+                stat.started_ticks,
+                stat.field(28),
+                stat.field(52),
+                stat.field(99)
+            ),
+            (22, 28, 52, 0)
+        );
+        assert_eq!(Stat::parse("7 (a) R 1"), None);
+    }
+}

@@ -1,0 +1,129 @@
+//! `/proc/PID/status`.
+
+use super::super::error::{Result, unexpected};
+use super::read;
+use std::collections::HashMap;
+
+/// Lines of `status` that move or tell whether a thread can (`proc_pid_status(5)`).
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Status {
+    /// PID or TID in each namespace, the reader's first, the thread's own last.
+    pub ids: Vec<i32>,
+    /// The process it belongs to, in the same way.
+    pub process_ids: Vec<i32>,
+    /// Group and session in the same way.
+    pub group_ids: Vec<i32>,
+    /// Sessions in the same way.
+    pub session_ids: Vec<i32>,
+    /// Who traces it, 0 for nobody.
+    pub tracer: i32,
+    /// Real, effective, saved, filesystem.
+    pub uids: [u32; 4],
+    /// Real, effective, saved, filesystem.
+    pub gids: [u32; 4],
+    /// Supplementary groups.
+    pub groups: Vec<u32>,
+    /// Inheritable, permitted, effective, bounding, ambient.
+    pub capabilities: [u64; 5],
+    /// Pending for the thread, pending for the process, blocked, ignored, caught.
+    pub signals: [u64; 5],
+    /// File mode creation mask.
+    pub umask: u32,
+    /// `no_new_privs`.
+    pub no_new_privileges: bool,
+    /// Mode of seccomp: 0 none, 1 strict, 2 filters.
+    pub seccomp: u32,
+    /// How many filters.
+    pub seccomp_filters: u32,
+    /// Features of control-flow enforcement that are on.
+    pub control_flow: bool,
+    /// Threads of the process.
+    pub threads: u32,
+}
+
+impl Status {
+    /// Reads it of a thread.
+    ///
+    /// # Errors
+    /// `Gone`, or lines that do not parse.
+    pub fn read(pid: i32, tid: i32) -> Result<Self> {
+        let text = read(pid, &format!("task/{tid}/status"))?;
+        Self::parse(&text).ok_or_else(|| unexpected("status does not parse"))
+    }
+
+    /// The ID in the thread's own PID namespace.
+    #[must_use]
+    pub fn own_id(&self) -> i32 {
+        self.ids.last().copied().unwrap_or(0)
+    }
+
+    fn parse(text: &str) -> Option<Self> {
+        let lines: HashMap<&str, &str> = text
+            .lines()
+            .filter_map(|line| line.split_once(':'))
+            .collect();
+        let words = |name: &str| lines.get(name).map_or("", |line| line.trim());
+        let numbers = |name: &str| -> Option<Vec<i32>> {
+            words(name)
+                .split_whitespace()
+                .map(|word| word.parse().ok())
+                .collect()
+        };
+        let four = |name: &str| -> Option<[u32; 4]> {
+            let found: Option<Vec<u32>> = words(name)
+                .split_whitespace()
+                .map(|word| word.parse().ok())
+                .collect();
+            found?.try_into().ok()
+        };
+        let hex = |name: &str| u64::from_str_radix(words(name), 16).ok();
+        let groups: Option<Vec<u32>> = words("Groups")
+            .split_whitespace()
+            .map(|word| word.parse().ok())
+            .collect();
+        Some(Self {
+            ids: numbers("NSpid")?,
+            process_ids: numbers("NStgid")?,
+            group_ids: numbers("NSpgid")?,
+            session_ids: numbers("NSsid")?,
+            tracer: words("TracerPid").parse().ok()?,
+            uids: four("Uid")?,
+            gids: four("Gid")?,
+            groups: groups?,
+            capabilities: [
+                hex("CapInh")?,
+                hex("CapPrm")?,
+                hex("CapEff")?,
+                hex("CapBnd")?,
+                hex("CapAmb")?,
+            ],
+            signals: [
+                hex("SigPnd")?,
+                hex("ShdPnd")?,
+                hex("SigBlk")?,
+                hex("SigIgn")?,
+                hex("SigCgt")?,
+            ],
+            umask: u32::from_str_radix(words("Umask"), 8).unwrap_or(0o022),
+            no_new_privileges: words("NoNewPrivs") == "1",
+            seccomp: words("Seccomp").parse().unwrap_or(0),
+            seccomp_filters: words("Seccomp_filters").parse().unwrap_or(0),
+            control_flow: !words("x86_Thread_features").is_empty(),
+            threads: words("Threads").parse().ok()?,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reads_its_own() {
+        let pid = std::process::id() as i32;
+        let status = Status::read(pid, pid).expect("parses");
+        assert_eq!(status.own_id(), *status.process_ids.last().expect("one"));
+        assert!(status.threads >= 1);
+        assert_eq!(Status::parse("Uid:\t1\n"), None);
+    }
+}

@@ -1,0 +1,104 @@
+//! Sets of addresses.
+
+/// Disjoint ranges in order.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Ranges(Vec<(u64, u64)>);
+
+impl Ranges {
+    /// Adds a range that begins where the last ends or behind it.
+    pub fn push(&mut self, start: u64, end: u64) {
+        match self.0.last_mut() {
+            Some(last) if last.1 >= start => last.1 = last.1.max(end),
+            _ if start < end => self.0.push((start, end)),
+            _ => {}
+        }
+    }
+
+    pub fn iter(&self) -> impl Iterator<Item = (u64, u64)> + '_ {
+        self.0.iter().copied()
+    }
+
+    /// What is in both.
+    pub fn and(&self, other: &Self) -> Self {
+        let mut found = Self::default();
+        let (mut left, mut right) = (self.0.iter().peekable(), other.0.iter().peekable());
+        while let (Some(a), Some(b)) = (left.peek(), right.peek()) {
+            let (start, end) = (a.0.max(b.0), a.1.min(b.1));
+            if start < end {
+                found.push(start, end);
+            }
+            if a.1 < b.1 {
+                left.next()
+            } else {
+                right.next()
+            };
+        }
+        found
+    }
+
+    /// What is here and not there.
+    pub fn minus(&self, other: &Self) -> Self {
+        let mut found = Self::default();
+        let mut others = other.0.iter().peekable();
+        for (start, end) in self.iter() {
+            let mut at = start;
+            while let Some((hole, hole_end)) = others.peek() {
+                if *hole >= end {
+                    break;
+                }
+                if at < *hole {
+                    found.push(at, *hole);
+                }
+                at = at.max(*hole_end);
+                if *hole_end > end {
+                    break;
+                }
+                others.next();
+            }
+            if at < end {
+                found.push(at, end);
+            }
+        }
+        found
+    }
+
+    /// What is in either.
+    pub fn or(&self, other: &Self) -> Self {
+        let mut all: Vec<(u64, u64)> = self.iter().chain(other.iter()).collect();
+        all.sort_unstable();
+        all.into_iter().collect()
+    }
+}
+
+impl FromIterator<(u64, u64)> for Ranges {
+    /// From ranges in order.
+    fn from_iter<I: IntoIterator<Item = (u64, u64)>>(ranges: I) -> Self {
+        let mut found = Self::default();
+        for (start, end) in ranges {
+            found.push(start, end);
+        }
+        found
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn of(bits: u64) -> Ranges {
+        (0..64)
+            .filter(|bit| bits & (1 << bit) != 0)
+            .map(|bit| (bit, bit + 1))
+            .collect()
+    }
+
+    proptest! {
+        #[test]
+        fn sets_behave_like_bits(a in any::<u64>(), b in any::<u64>()) {
+            prop_assert_eq!(of(a).and(&of(b)), of(a & b));
+            prop_assert_eq!(of(a).minus(&of(b)), of(a & !b));
+            prop_assert_eq!(of(a).or(&of(b)), of(a | b));
+        }
+    }
+}

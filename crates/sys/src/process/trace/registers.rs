@@ -1,0 +1,124 @@
+//! General registers of a thread.
+
+use serde::{Deserialize, Serialize};
+
+/// `struct user_regs_struct` of x86_64, field by field.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[allow(missing_docs, reason = "the names are those of the architecture")]
+pub struct Registers {
+    pub r15: u64,
+    pub r14: u64,
+    pub r13: u64,
+    pub r12: u64,
+    pub rbp: u64,
+    pub rbx: u64,
+    pub r11: u64,
+    pub r10: u64,
+    pub r9: u64,
+    pub r8: u64,
+    pub rax: u64,
+    pub rcx: u64,
+    pub rdx: u64,
+    pub rsi: u64,
+    pub rdi: u64,
+    pub orig_rax: u64,
+    pub rip: u64,
+    pub cs: u64,
+    pub eflags: u64,
+    pub rsp: u64,
+    pub ss: u64,
+    pub fs_base: u64,
+    pub gs_base: u64,
+    pub ds: u64,
+    pub es: u64,
+    pub fs: u64,
+    pub gs: u64,
+}
+
+/// No system call to restart (`orig_rax`).
+pub(crate) const NO_CALL: u64 = u64::MAX;
+
+/// What the kernel leaves in `rax` of an interrupted call that it means to restart (`linux/errno.h`, not for programs).
+const RESTART: [i64; 4] = [-512, -513, -514, -516];
+
+/// Calls that a stop makes return `EINTR` although no signal came, and that the kernel does not restart by itself: waits of
+/// epoll, AIO and System V semaphores, `sigtimedwait`, and sockets with a timeout.
+const EINTR_CALLS: [i64; 17] = [
+    libc::SYS_epoll_wait,
+    libc::SYS_epoll_pwait,
+    libc::SYS_epoll_pwait2,
+    libc::SYS_rt_sigtimedwait,
+    libc::SYS_semop,
+    libc::SYS_semtimedop,
+    libc::SYS_io_getevents,
+    libc::SYS_recvfrom,
+    libc::SYS_recvmsg,
+    libc::SYS_recvmmsg,
+    libc::SYS_read,
+    libc::SYS_readv,
+    libc::SYS_sendto,
+    libc::SYS_sendmsg,
+    libc::SYS_accept,
+    libc::SYS_accept4,
+    libc::SYS_connect,
+];
+
+impl Registers {
+    /// Whether the thread is in a system call that was interrupted.
+    #[must_use]
+    pub fn in_call(&self) -> bool {
+        (self.orig_rax as i64) >= 0
+    }
+
+    /// Whether the call returned `EINTR` for nothing but the stop itself.
+    #[must_use]
+    pub fn interrupted_by_stop(&self) -> bool {
+        let call = self.orig_rax as i64;
+        self.rax as i64 == -i64::from(libc::EINTR) && EINTR_CALLS.contains(&call)
+    }
+
+    /// The same thread about to make its call again, for a kernel that knows nothing of the interruption.
+    #[must_use]
+    pub fn restarted(mut self) -> Self {
+        if self.in_call() && (RESTART.contains(&(self.rax as i64)) || self.interrupted_by_stop()) {
+            self.rax = self.orig_rax;
+            // The length of the instruction `syscall`.
+            self.rip = self.rip.wrapping_sub(2);
+        }
+        self.orig_rax = NO_CALL;
+        self
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn restarts_what_the_stop_interrupted() {
+        let waiting = Registers {
+            rax: -512i64 as u64,
+            orig_rax: libc::SYS_read as u64,
+            rip: 0x1002,
+            ..Registers::default()
+        };
+        let again = waiting.restarted();
+        assert_eq!((again.rip, again.rax, again.orig_rax), (0x1000, 0, NO_CALL));
+        let done = Registers { rax: 5, ..waiting }.restarted();
+        assert_eq!((done.rip, done.rax), (0x1002, 5));
+        let computing = Registers {
+            orig_rax: NO_CALL,
+            ..waiting
+        }
+        .restarted();
+        assert_eq!(computing.rip, 0x1002);
+        let polled = Registers {
+            rax: -4i64 as u64,
+            orig_rax: libc::SYS_epoll_wait as u64,
+            ..waiting
+        };
+        assert!(polled.interrupted_by_stop());
+        assert_eq!(polled.restarted().rip, 0x1000);
+    }
+}

@@ -1,0 +1,70 @@
+//! The frame from which `rt_sigreturn` restores a thread (`struct ucontext` of x86_64).
+
+use super::Registers;
+
+/// `UC_FP_XSTATE | UC_SIGCONTEXT_SS | UC_STRICT_RESTORE_SS`.
+const FLAGS: u64 = 7;
+/// Alternate stack flags that the kernel refuses, so that it leaves the alternate stack alone.
+const NO_STACK: u64 = 0xffff;
+const MAGIC1: u32 = 0x4650_5853;
+const MAGIC2: u32 = 0x4650_5845;
+/// Bytes of `ucontext` up to and with the signal mask.
+const CONTEXT_BYTES: usize = 40 + 256 + 8;
+/// Where `struct _fpx_sw_bytes` lies in the area of FXSAVE; ptrace tells the features there.
+const SOFTWARE: usize = 464;
+
+/// A frame for address `at`, which must be a multiple of 64; `extended` as ptrace gives it.
+pub(super) fn build(at: u64, registers: &Registers, extended: &[u8], mask: u64) -> Vec<u8> {
+    let extended_at = CONTEXT_BYTES.next_multiple_of(64);
+    let mut frame = Vec::with_capacity(extended_at + extended.len() + 4);
+    let r = registers;
+    let words = [
+        FLAGS,
+        0,
+        0,
+        NO_STACK,
+        0, // flags, link, alternate stack (address, flags, size)
+        r.r8,
+        r.r9,
+        r.r10,
+        r.r11,
+        r.r12,
+        r.r13,
+        r.r14,
+        r.r15,
+        r.rdi,
+        r.rsi,
+        r.rbp,
+        r.rbx,
+        r.rdx,
+        r.rax,
+        r.rcx,
+        r.rsp,
+        r.rip,
+        r.eflags,
+        (r.cs & 0xffff) | (r.ss & 0xffff) << 48, // cs, gs, fs, ss
+        0,
+        0,
+        0,
+        0, // err, trapno, oldmask, cr2
+        at + extended_at as u64,
+    ];
+    frame.extend(words.iter().flat_map(|word| word.to_ne_bytes()));
+    frame.extend([0; 64]);
+    frame.extend(mask.to_ne_bytes());
+    frame.resize(extended_at, 0);
+    frame.extend_from_slice(extended);
+    if extended.len() > 512 {
+        let software = extended_at + SOFTWARE;
+        let features: [u8; 8] = extended[SOFTWARE..SOFTWARE + 8]
+            .try_into()
+            .unwrap_or([0; 8]);
+        let size = extended.len() as u32;
+        frame[software..software + 4].copy_from_slice(&MAGIC1.to_ne_bytes());
+        frame[software + 4..software + 8].copy_from_slice(&(size + 4).to_ne_bytes());
+        frame[software + 8..software + 16].copy_from_slice(&features);
+        frame[software + 16..software + 20].copy_from_slice(&size.to_ne_bytes());
+        frame.extend(MAGIC2.to_ne_bytes());
+    }
+    frame
+}

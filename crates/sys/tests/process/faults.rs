@@ -1,0 +1,169 @@
+//! Whatever dies at whatever step before the commit, the original goes on, and nothing else does.
+
+use crate::moving::{Host, Step, migrate_until};
+use crate::program::Program;
+use holdfast_sys::process::acceptor::Restorer;
+use holdfast_sys::process::donor::Tracker;
+use holdfast_sys::process::error::Error;
+use std::ffi::CString;
+use std::fs::File;
+use std::io::{BufRead, BufReader};
+use std::os::fd::AsRawFd;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+/// The step and the process that this very test, started as a program of its own, is to be the donor of.
+const ROLE: &str = "HOLDFAST_TEST_DONOR";
+const STEPS: [Step; 8] = Step::BEFORE_COMMIT;
+
+#[test]
+fn a_donor_is_killed_at_each_step() {
+    if let Ok(role) = std::env::var(ROLE) {
+        return be_a_donor(&role);
+    }
+    for (step, source) in (0..STEPS.len()).zip(["threads", "tree"].into_iter().cycle()) {
+        let program = Program::start(source);
+        let mut donor = start_donor(&format!("{step} {}", program.pid()));
+        let output = donor.stdout.take().expect("a pipe");
+        let mut lines = BufReader::new(output).lines().map_while(Result::ok);
+        assert!(
+            lines.any(|line| line.contains("stands")),
+            "not at step {:?}",
+            STEPS[step]
+        );
+        donor.kill().expect("killed");
+        donor.wait().expect("ends");
+        program.goes_on();
+        assert_eq!(
+            program.like_it(),
+            1,
+            "{source} runs twice after {:?}",
+            STEPS[step]
+        );
+        // What the dead donor left does not hinder another one.
+        crate::ends_elsewhere(program);
+    }
+}
+
+/// Killed at any moment, also in the middle of a step.
+#[test]
+fn a_donor_is_killed_at_any_moment() {
+    for delay in 0..12 {
+        let program = Program::start("threads");
+        let mut donor = start_donor(&format!("{} {}", STEPS.len() - 1, program.pid()));
+        std::thread::sleep(Duration::from_millis(60) + Duration::from_micros(9709 * delay));
+        donor.kill().expect("killed");
+        donor.wait().expect("ends");
+        program.goes_on();
+        let tree = program.tree(&Host::own());
+        program.ends_well(tree);
+    }
+}
+
+fn start_donor(role: &str) -> std::process::Child {
+    Command::new(std::env::current_exe().expect("a path"))
+        .args([
+            "--exact",
+            "faults::a_donor_is_killed_at_each_step",
+            "--nocapture",
+        ])
+        .env(ROLE, role)
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()
+        .expect("starts")
+}
+
+fn be_a_donor(role: &str) {
+    let (step, pid) = role.split_once(' ').expect("a step and a process");
+    let host = Host::own();
+    let tree = crate::moving::Tree::original(pid.parse().expect("a PID"), &host);
+    let step = STEPS[step.parse::<usize>().expect("a step")];
+    let left = migrate_until(tree, &Host::new(), step)
+        .map(|(_, left)| left)
+        .expect("comes so far");
+    println!("stands");
+    std::thread::sleep(Duration::from_secs(600));
+    drop(left);
+}
+
+#[test]
+fn a_restorer_is_killed_at_each_step() {
+    for step in STEPS {
+        let program = Program::start("tree");
+        let tree = program.tree(&Host::own());
+        let moving = std::thread::spawn(move || {
+            let (tree, left) = migrate_until(tree, &Host::new(), step).expect("comes so far");
+            // The tracker rolls back, the restorer is killed.
+            drop(left);
+            tree
+        });
+        let tree = moving.join().expect("a thread");
+        program.goes_on();
+        assert_eq!(program.like_it(), 1, "it runs twice after {step:?}");
+        assert!(!tree.has_traces(), "something is left after {step:?}");
+        program.ends_well(tree);
+    }
+}
+
+/// A library or program that is another one at the acceptor is a refusal with its path, and the original goes on.
+#[test]
+fn a_file_that_differs_is_refused() {
+    let program = Program::start("memory");
+    let pid = program.pid();
+    let path = std::fs::read_link(format!("/proc/{pid}/exe")).expect("a path");
+    let refusal = std::thread::spawn(move || {
+        let mut restorer = restorer_that_sees("/bin/true", &path);
+        let mut tracker = Tracker::start(pid).expect("starts");
+        let round = tracker.round().expect("a round");
+        let refusal = restorer.tree(&round.tree).expect_err("refused");
+        (
+            matches!(refusal, Error::Refused(_)),
+            refusal.to_string(),
+            path,
+        )
+    });
+    let (refused, refusal, path) = refusal.join().expect("a thread");
+    assert!(
+        refused && refusal.contains(&*path.to_string_lossy()),
+        "{refusal}"
+    );
+    program.goes_on();
+    let tree = program.tree(&Host::own());
+    assert!(!tree.has_traces());
+    program.ends_well(tree);
+}
+
+/// A restorer whose root directory has `other` under `path`.
+fn restorer_that_sees(other: &str, path: &Path) -> Restorer {
+    let mounts = File::open("/proc/thread-self/ns/mnt").expect("opens");
+    let text = |path: &Path| CString::new(path.as_os_str().as_bytes()).expect("no NUL");
+    let (other, path) = (text(Path::new(other)), text(path));
+    let none = std::ptr::null();
+    // SAFETY: all strings end with a NUL and outlive the calls; only this thread moves to other mounts, and back.
+    unsafe {
+        assert_eq!(libc::unshare(libc::CLONE_FS | libc::CLONE_NEWNS), 0);
+        let private = libc::MS_REC | libc::MS_PRIVATE;
+        assert_eq!(
+            libc::mount(c"none".as_ptr(), c"/".as_ptr(), none, private, none.cast()),
+            0
+        );
+        assert_eq!(
+            libc::mount(
+                other.as_ptr(),
+                path.as_ptr(),
+                none,
+                libc::MS_BIND,
+                none.cast()
+            ),
+            0
+        );
+    }
+    let restorer = crate::moving::restorer();
+    // SAFETY: no pointers are passed.
+    let back = unsafe { libc::setns(mounts.as_raw_fd(), libc::CLONE_NEWNS) };
+    assert_eq!(back, 0);
+    restorer
+}

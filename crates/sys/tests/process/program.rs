@@ -1,0 +1,174 @@
+//! A small C program under test.
+
+use crate::moving::{Host, Tree};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
+
+/// How long anything may take on a busy machine.
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// A program that runs.
+pub struct Program {
+    folder: PathBuf,
+    child: Child,
+}
+
+impl Program {
+    /// Compiles and starts it, and waits until it says that it is ready.
+    pub fn start(source: &str) -> Self {
+        Self::start_with(source, &[])
+    }
+
+    /// The same with arguments behind the folder.
+    pub fn start_with(source: &str, arguments: &[&str]) -> Self {
+        let program = compile(source);
+        let folder = scratch(source);
+        let child = Command::new(program)
+            .arg(&folder)
+            .args(arguments)
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .expect("starts");
+        let program = Self { folder, child };
+        program.wait_for(|program| program.read("ready").is_some());
+        program
+    }
+
+    /// Where it is now: a child of the test.
+    pub fn tree(&self, host: &Host) -> Tree {
+        Tree::original(self.child.id() as i32, host)
+    }
+
+    /// Its PID before it is moved.
+    pub fn pid(&self) -> i32 {
+        self.child.id() as i32
+    }
+
+    /// How many processes run this program in this folder, children apart.
+    pub fn like_it(&self) -> usize {
+        let arguments =
+            |pid: &str| std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        let own = arguments(&self.pid().to_string());
+        let entries = std::fs::read_dir("/proc").expect("readable").flatten();
+        let names = entries.filter_map(|entry| entry.file_name().into_string().ok());
+        let parent = |pid: &str| {
+            let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+            let line = status.lines().find_map(|line| {
+                line.strip_prefix("PPid:")
+                    .map(|text| text.trim().to_owned())
+            });
+            line.unwrap_or_default()
+        };
+        names
+            .filter(|pid| {
+                pid.parse::<i32>().is_ok()
+                    && arguments(pid) == own
+                    && arguments(&parent(pid)) != own
+            })
+            .count()
+    }
+
+    /// A number that it left.
+    pub fn number(&self, name: &str) -> Option<i32> {
+        self.read(name)?.parse().ok()
+    }
+
+    /// Waits for a condition.
+    pub fn wait_until(&self, condition: impl Fn() -> bool) {
+        self.wait_for(|_| condition());
+    }
+
+    /// Whether a tracer, a stub or a `userfaultfd` is left in a process.
+    pub fn has_traces(&self, pid: i32) -> bool {
+        Tree::original(pid, &Host::own()).has_traces()
+    }
+
+    /// Waits until it has checked itself a few more times.
+    pub fn goes_on(&self) {
+        let beats = |program: &Self| {
+            program
+                .read("beats")
+                .and_then(|text| text.parse::<u64>().ok())
+                .unwrap_or(0)
+        };
+        let before = beats(self);
+        self.wait_for(|program| beats(program) >= before + 5);
+    }
+
+    /// Tells it to end, and asks for its verdict.
+    pub fn ends_well(mut self, tree: Tree) {
+        std::fs::write(self.folder.join("end"), "").expect("writes");
+        let status = tree.wait(&mut self.child, LIMIT);
+        let verdict = self
+            .read("verdict")
+            .unwrap_or_else(|| "no verdict".to_owned());
+        assert_eq!((verdict.as_str(), status), ("passed", 0));
+    }
+
+    fn wait_for(&self, condition: impl Fn(&Self) -> bool) {
+        let began = Instant::now();
+        while !condition(self) {
+            if let Some(verdict) = self.read("verdict") {
+                panic!("the program says: {verdict}");
+            }
+            assert!(began.elapsed() < LIMIT, "the program does not go on");
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    }
+
+    fn read(&self, name: &str) -> Option<String> {
+        std::fs::read_to_string(self.folder.join(name)).ok()
+    }
+}
+
+impl Drop for Program {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            eprintln!("{:?} says: {:?}", self.folder, self.read("verdict"));
+        }
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        let _ = std::fs::remove_dir_all(&self.folder);
+    }
+}
+
+/// Compiled once for a run of tests.
+fn compile(source: &str) -> PathBuf {
+    static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+    let _guard = ONE_AT_A_TIME.lock();
+    let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/process/programs");
+    let program =
+        Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{source}-{}", std::process::id()));
+    if !program.exists() {
+        let status = Command::new("gcc")
+            .args([
+                "-O1",
+                "-g",
+                "-Wall",
+                "-Wno-unused-function",
+                "-pthread",
+                "-o",
+            ])
+            .arg(&program)
+            .arg(sources.join(source).with_extension("c"))
+            .arg("-lrt")
+            .status()
+            .expect("gcc");
+        assert!(status.success(), "{source}.c does not compile");
+    }
+    program
+}
+
+/// Programs without privileges must reach it.
+fn scratch(name: &str) -> PathBuf {
+    static COUNT: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(0);
+    let number = COUNT.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+    let name = format!("holdfast-{name}-{}-{number}", std::process::id());
+    let folder = std::env::temp_dir().join(name);
+    std::fs::create_dir_all(&folder).expect("a folder");
+    folder
+}

@@ -1,0 +1,80 @@
+/* What every program under test has: it says when it is ready, goes on checking itself until it is told to end, and leaves
+ * a verdict. */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <fcntl.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+static const char *folder;
+
+static void leave(const char *name, const char *text) {
+    char path[512];
+    snprintf(path, sizeof path, "%s/%s", folder, name);
+    int file = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+    if (file < 0 || write(file, text, strlen(text)) < 0) _exit(99);
+    close(file);
+}
+
+static void fail(int line, const char *format, ...) {
+    char what[400], text[512];
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(what, sizeof what, format, arguments);
+    va_end(arguments);
+    snprintf(text, sizeof text, "line %d: %s (errno %d)", line, what, errno);
+    leave("verdict", text);
+    _exit(1);
+}
+
+#define CHECK(condition) do { if (!(condition)) fail(__LINE__, "%s", #condition); } while (0)
+#define EQUAL(found, wanted) do { long f_ = (long)(found), w_ = (long)(wanted); \
+    if (f_ != w_) fail(__LINE__, "%s is %ld, not %ld", #found, f_, w_); } while (0)
+
+/* 1 until the test wants the program to end. */
+static int go_on(void) {
+    char path[512];
+    snprintf(path, sizeof path, "%s/end", folder);
+    int saved = errno, there = access(path, F_OK) == 0;
+    errno = saved;
+    return !there;
+}
+
+static void ready(void) { leave("ready", "ready"); }
+
+static int passed(void) {
+    leave("verdict", "passed");
+    return 0;
+}
+
+static long read_all(int file, char *into, size_t room) {
+    size_t length = 0;
+    for (;;) {
+        long more = read(file, into + length, room - length);
+        if (more < 0) return -1;
+        if (!more || length + more == room) return length + more;
+        length += more;
+    }
+}
+
+/* Counts in a file how often the program has checked itself, so that a test can wait for that. */
+static void beat(void) {
+    static long beats;
+    char text[32];
+    snprintf(text, sizeof text, "%ld", ++beats);
+    leave("beats.new", text);
+    char from[512], to[512];
+    snprintf(from, sizeof from, "%s/beats.new", folder);
+    snprintf(to, sizeof to, "%s/beats", folder);
+    rename(from, to);
+}
+
+static void nap(long milliseconds) {
+    struct timespec left = { milliseconds / 1000, milliseconds % 1000 * 1000000 };
+    while (nanosleep(&left, &left)) CHECK(errno == EINTR);
+}
