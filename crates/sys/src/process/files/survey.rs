@@ -137,8 +137,10 @@ fn read_info(dir: &OwnedFd, fd: u32, text: &mut Vec<u8>) -> io::Result<FdInfo> {
     text.clear();
     loop {
         text.reserve(4096);
+        let room = text.capacity() - text.len();
         match rustix::io::read(&file, rustix::buffer::spare_capacity(text)) {
-            Ok(0) => break,
+            // The kernel writes the whole text at once: what does not fill the room is its end.
+            Ok(length) if length < room => break,
             Ok(_) | Err(Errno::INTR) => {}
             Err(error) => return Err(error.into()),
         }

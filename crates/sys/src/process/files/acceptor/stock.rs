@@ -101,7 +101,8 @@ impl Stock {
 
     fn make_room(&self) -> Result<(), FilesError> {
         let homeless = self.image.files.len() - self.homes.len();
-        let objects = self.image.pipes.len() * 3 + self.image.contents.len();
+        // A pipe is kept open itself, and an end of it until its turn comes.
+        let objects = self.image.pipes.len() * 2 + self.image.contents.len();
         let ghosts = self
             .image
             .files
