@@ -3,7 +3,7 @@
 
 use holdfast_sys::process::files::{Draft, Given, Limits, Stock};
 use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
-use std::os::fd::{IntoRawFd, OwnedFd};
+use std::os::fd::{AsFd, IntoRawFd, OwnedFd};
 use std::time::Duration;
 
 fn main() {
@@ -59,7 +59,10 @@ fn restore(
     changes: holdfast_sys::process::files::Changes,
     given: Given,
 ) -> ! {
-    // The donor's own copies stand for restored sockets; making those is not measured here.
+    // The donor's own copies stand for restored sockets; making those is not measured here. Output goes where the tree's
+    // descriptors are not.
+    let out = std::io::stdout().as_fd().try_clone_to_owned();
+    let out = Stock::lift_own(out.expect("dup")).expect("lifted");
     let started = cpu();
     let mut stock = Stock::prepare(image, Given::default()).expect("prepared");
     let prepared = cpu() - started;
@@ -69,10 +72,11 @@ fn restore(
     let started = cpu();
     let table = *stock.image().tables.keys().next().expect("a table");
     let steps = stock.arrangement(table).expect("arranged").len();
-    println!(
-        "  acceptor: before the freeze {prepared:?}; in it {finished:?}, and {steps} steps planned in {:?}",
-        (cpu() - started)
+    let text = format!(
+        "  acceptor: before the freeze {prepared:?}; in it {finished:?}, and {steps} steps planned in {:?}\n",
+        cpu() - started
     );
+    rustix::io::write(&out, text.as_bytes()).expect("written");
     std::process::exit(0);
 }
 
