@@ -1,5 +1,6 @@
 //! Our stub and a `userfaultfd` in a process that goes on to run.
 
+use super::chain;
 use super::halt::Halted;
 use crate::process::error::{Context, Error, Result, unexpected};
 use crate::process::image::{ADDRESS_END, PAGE};
@@ -29,13 +30,14 @@ impl Attachment {
     pub fn make(halted: &Halted, maps: &[MapLine]) -> Result<Self> {
         let process = pidfd_open(halted.pid)?;
         let tracee = halted.first();
+        let exit = exit_of(halted.pid, halted.pid)?;
         let stub = Stub {
-            address: install(tracee, &halted.memory, maps)?,
-            exit: exit_of(halted.pid, halted.pid)?,
+            address: install(tracee, &halted.memory, maps, exit)?,
+            exit,
         };
         let made = userfault(&stub, halted, &process);
         if made.is_err() {
-            let _ = remove(&stub, tracee, maps, &halted.memory);
+            let _ = remove_safely(&stub, halted, maps);
         }
         Ok(Self {
             userfault: made?,
@@ -46,7 +48,7 @@ impl Attachment {
 
     /// Takes the stub out of the process again.
     pub fn remove(&self, halted: &Halted, maps: &[MapLine]) -> Result<()> {
-        remove(&self.stub, halted.first(), maps, &halted.memory)
+        remove_safely(&self.stub, halted, maps)
     }
 
     /// Whether the process still has the stub: not after `exec`.
@@ -78,26 +80,43 @@ pub(super) fn exit_of(pid: i32, tid: i32) -> Result<Exit> {
     })
 }
 
-fn install(tracee: Tracee, memory: &Memory, maps: &[MapLine]) -> Result<u64> {
-    let gadget = call_instruction(memory, maps)?;
+fn install(tracee: Tracee, memory: &Memory, maps: &[MapLine], exit: Exit) -> Result<u64> {
     let address = gap(maps)?;
-    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED_NOREPLACE;
-    let readable = (libc::PROT_READ | libc::PROT_WRITE) as u64;
-    let arguments = [address, STUB_BYTES, readable, flags as u64, u64::MAX, 0];
-    call_once(tracee, gadget, libc::SYS_mmap, &arguments)?;
-    let ready = memory.write(address, stub_code()).and_then(|()| {
-        let executable = (libc::PROT_READ | libc::PROT_EXEC) as u64;
-        call_once(
-            tracee,
-            gadget,
-            libc::SYS_mprotect,
-            &[address, PAGE, executable],
-        )
-    });
-    if ready.is_err() {
-        let _ = call_once(tracee, gadget, libc::SYS_munmap, &[address, STUB_BYTES]);
+    let flags = (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED_NOREPLACE) as u64;
+    let executable = (libc::PROT_READ | libc::PROT_EXEC) as u64;
+    let writable = (libc::PROT_READ | libc::PROT_WRITE) as u64;
+    let map = |at: u64, bytes: u64, protection: u64| [at, bytes, protection, flags, u64::MAX, 0];
+    let calls = [
+        (libc::SYS_mmap, map(address, PAGE, executable)),
+        (
+            libc::SYS_mmap,
+            map(address + PAGE, STUB_BYTES - PAGE, writable),
+        ),
+        // A child would have what nobody takes away.
+        (
+            libc::SYS_madvise,
+            [address, STUB_BYTES, libc::MADV_DONTFORK as u64, 0, 0, 0],
+        ),
+    ];
+    if !chain::run(tracee, memory, maps, exit, &calls)? {
+        let gadget = call_instruction(memory, maps)?;
+        for (number, arguments) in calls {
+            call_once(tracee, gadget, number, &arguments)?;
+        }
     }
-    ready.map(|_| address)
+    // Fails if the mapping did.
+    memory.write_any(address, stub_code())?;
+    memory.write(address + PAGE, &[0])?;
+    Ok(address)
+}
+
+/// Takes a stub out of a process that may outlive its tracer.
+fn remove_safely(stub: &Stub, halted: &Halted, maps: &[MapLine]) -> Result<()> {
+    let calls = [(libc::SYS_munmap, [stub.address, STUB_BYTES, 0, 0, 0, 0])];
+    if chain::run(halted.first(), &halted.memory, maps, stub.exit, &calls)? {
+        return Ok(());
+    }
+    remove(stub, halted.first(), maps, &halted.memory)
 }
 
 /// Takes a stub out of a process, by an instruction of the process's own.

@@ -34,9 +34,15 @@ impl Tracker {
     /// [`Error::WouldNotStop`]; [`Error::Blocked`] if something that cannot move has appeared; [`Error::Gone`].
     pub fn freeze(mut self) -> std::result::Result<StoppedTree, Box<Unfrozen>> {
         let mut halted = Vec::new();
-        let outcome = self
-            .halt_all(&mut halted)
-            .and_then(|()| self.collect(false));
+        let outcome = self.halt_all(&mut halted).and_then(|()| {
+            let mut round = self.collect(false)?;
+            for (process, halted) in round.tree.processes.iter_mut().zip(&halted) {
+                if let Some(halted) = halted {
+                    process.threads = halted.own_ids()?;
+                }
+            }
+            Ok(round)
+        });
         match outcome {
             Ok(round) => Ok(StoppedTree {
                 halted,

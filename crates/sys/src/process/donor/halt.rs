@@ -1,7 +1,7 @@
 //! All threads of a process stopped, and let go as if nothing had been.
 
 use crate::process::error::{Error, Result};
-use crate::process::procfs;
+use crate::process::procfs::{self, Status};
 use crate::process::trace::{Memory, Patience, Registers, STOP_LIMIT, Stop, Tracee, look};
 
 /// `PTRACE_O_SUSPEND_SECCOMP`: filters do not apply while we make the thread call the kernel.
@@ -55,6 +55,8 @@ impl Halted {
                     stopped: false,
                 }),
                 Err(Error::Gone(_)) if tid != self.pid => {}
+                // Between its end and its disappearance a thread cannot be attached to.
+                Err(_) if tid != self.pid && has_ended(self.pid, tid) => {}
                 Err(error) => return Err(error),
             }
         }
@@ -91,6 +93,14 @@ impl Halted {
                 Some(_) => {}
             }
         }
+    }
+
+    /// Threads by their IDs in their own PID namespace.
+    pub fn own_ids(&self) -> Result<Vec<i32>> {
+        let own = |thread: &HaltedThread| {
+            Status::read(self.pid, thread.tracee.tid).map(|status| status.own_id())
+        };
+        self.threads.iter().map(own).collect()
     }
 
     /// The first thread.
@@ -161,6 +171,12 @@ impl Drop for Halted {
             let _ = self.let_go();
         }
     }
+}
+
+fn has_ended(pid: i32, tid: i32) -> bool {
+    let state = procfs::read(pid, &format!("task/{tid}/stat"));
+    let after_name = state.as_deref().ok().and_then(|text| text.rsplit_once(')'));
+    after_name.is_none_or(|(_, rest)| rest.trim_start().starts_with(['Z', 'X']))
 }
 
 /// While it stands still and makes our calls, filters do not apply; before, they do. Where the caller may not suspend them,

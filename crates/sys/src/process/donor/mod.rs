@@ -6,6 +6,7 @@
 
 mod attach;
 mod catalogue;
+mod chain;
 mod freeze;
 pub(crate) mod gap;
 mod halt;

@@ -8,6 +8,7 @@ mod tracee;
 
 pub(crate) use memory::{Memory, pidfd_getfd, pidfd_open};
 pub use registers::Registers;
+pub(crate) use sigframe::build as frame;
 pub(crate) use stub::{
     Batch, Call, Exit, SCRATCH, SCRATCH_BYTES, STUB_BYTES, Stub, code as stub_code,
 };

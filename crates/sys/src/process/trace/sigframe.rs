@@ -13,8 +13,9 @@ const CONTEXT_BYTES: usize = 40 + 256 + 8;
 /// Where `struct _fpx_sw_bytes` lies in the area of FXSAVE; ptrace tells the features there.
 const SOFTWARE: usize = 464;
 
-/// A frame for address `at`, which must be a multiple of 64; `extended` as ptrace gives it.
-pub(super) fn build(at: u64, registers: &Registers, extended: &[u8], mask: u64) -> Vec<u8> {
+/// A frame for address `at`, which must be a multiple of 64; `extended` as ptrace gives it, or
+/// nothing, which resets these registers.
+pub(crate) fn build(at: u64, registers: &Registers, extended: &[u8], mask: u64) -> Vec<u8> {
     let extended_at = CONTEXT_BYTES.next_multiple_of(64);
     let mut frame = Vec::with_capacity(extended_at + extended.len() + 4);
     let r = registers;
@@ -47,7 +48,11 @@ pub(super) fn build(at: u64, registers: &Registers, extended: &[u8], mask: u64) 
         0,
         0,
         0, // err, trapno, oldmask, cr2
-        at + extended_at as u64,
+        if extended.is_empty() {
+            0
+        } else {
+            at + extended_at as u64
+        },
     ];
     frame.extend(words.iter().flat_map(|word| word.to_ne_bytes()));
     frame.extend([0; 64]);

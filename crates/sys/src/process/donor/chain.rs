@@ -1,0 +1,133 @@
+//! System calls of a process that has no stub (yet, or any more), such that the tracer may die at any moment: each call
+//! returns into `rt_sigreturn`, which makes the next, and the last frame is the thread as it was. All of it lies below the
+//! thread's stack, whose bytes are put back.
+
+use crate::process::error::{Error, Result, unexpected};
+use crate::process::image::ADDRESS_END;
+use crate::process::procfs::MapLine;
+use crate::process::trace::{Exit, Memory, Registers, Stop, Tracee, frame, wait_for};
+use std::time::Duration;
+
+/// `syscall; ret`.
+const CALL: &[u8] = &[0x0f, 0x05, 0xc3];
+/// `mov $15, %rax; syscall`, as C libraries and Go have it for their handlers, in two encodings.
+const RETURN: [&[u8]; 2] = [
+    &[0x48, 0xc7, 0xc0, 15, 0, 0, 0, 0x0f, 0x05],
+    &[0xb8, 15, 0, 0, 0, 0x0f, 0x05],
+];
+/// What leaf functions use below the stack pointer.
+const RED_ZONE: u64 = 128;
+/// Bytes of a frame without vector registers, with a return address below it.
+const FRAME: u64 = 512;
+/// Where in it the frame begins.
+const BEGIN: u64 = 64;
+
+/// Makes calls in a stopped thread; false if its program has not what that takes. What the calls return is not known.
+pub(super) fn run(
+    tracee: Tracee,
+    memory: &Memory,
+    maps: &[MapLine],
+    exit: Exit,
+    calls: &[(libc::c_long, [u64; 6])],
+) -> Result<bool> {
+    let Exit::Resume {
+        process,
+        thread,
+        signal,
+    } = exit
+    else {
+        return Ok(false);
+    };
+    let back = RETURN.iter().find_map(|code| find(memory, maps, code));
+    let (Some(call), Some(back)) = (find(memory, maps, CALL), back) else {
+        return Ok(false);
+    };
+    let (before, mask) = (tracee.registers()?, tracee.mask()?);
+    let last = (
+        libc::SYS_tgkill,
+        [process as u64, thread as u64, signal as u64, 0, 0, 0],
+    );
+    let extended = tracee.extended()?;
+    let room = FRAME * (calls.len() as u64 + 2) + extended.len() as u64;
+    let base = before.rsp.wrapping_sub(RED_ZONE + room) & !63;
+    let only = !(1 << (signal - 1));
+    let place = |number: u64| base + FRAME * number;
+    let making = |number: u64, (nr, arguments): (libc::c_long, [u64; 6])| Registers {
+        rip: call,
+        rax: nr as u64,
+        orig_rax: u64::MAX,
+        rdi: arguments[0],
+        rsi: arguments[1],
+        rdx: arguments[2],
+        r10: arguments[3],
+        r8: arguments[4],
+        r9: arguments[5],
+        rsp: place(number) + BEGIN - 8,
+        ..before
+    };
+    let mut bytes = vec![0; room as usize];
+    let mut put = |number: u64, content: &[u8]| {
+        let at = (FRAME * number + BEGIN) as usize;
+        bytes[at - 8..at].copy_from_slice(&back.to_ne_bytes());
+        bytes[at..at + content.len()].copy_from_slice(content);
+    };
+    for (number, next) in (0u64..).zip(calls[1..].iter().copied().chain([last])) {
+        put(
+            number,
+            &frame(place(number) + BEGIN, &making(number + 1, next), &[], only),
+        );
+    }
+    let end = calls.len() as u64;
+    put(
+        end,
+        &frame(place(end) + BEGIN, &before.restarted(), &extended, mask),
+    );
+    let mut saved = vec![0; room as usize];
+    if memory.read(base, &mut saved).is_err() || memory.write(base, &bytes).is_err() {
+        return Ok(false);
+    }
+    tracee.set_mask(only)?;
+    tracee.set_registers(&making(0, calls[0]))?;
+    let outcome = wait_for_end(tracee, signal, call + 2);
+    if !matches!(outcome, Err(Error::Gone(_))) {
+        tracee.set_registers(&before)?;
+        tracee.set_mask(mask)?;
+        memory.write(base, &saved)?;
+    }
+    outcome.map(|()| true)
+}
+
+fn wait_for_end(tracee: Tracee, signal: i32, end: u64) -> Result<()> {
+    let mut stopped = false;
+    loop {
+        tracee.resume(0)?;
+        match wait_for(tracee.tid, Duration::from_secs(10))? {
+            Stop::Ended(_) => return Err(Error::Gone(tracee.tid)),
+            Stop::Signal(libc::SIGSTOP) => stopped = true,
+            Stop::Signal(got) if got == signal && tracee.registers()?.rip == end => break,
+            Stop::Signal(got) if got != signal => {
+                return Err(unexpected(&format!("a chain of calls got signal {got}")));
+            }
+            _ => {}
+        }
+    }
+    if stopped {
+        // SAFETY: no pointers are passed.
+        unsafe { libc::syscall(libc::SYS_tkill, tracee.tid, libc::SIGSTOP) };
+    }
+    Ok(())
+}
+
+/// Where in the program's code these bytes are.
+fn find(memory: &Memory, maps: &[MapLine], code: &[u8]) -> Option<u64> {
+    let executable =
+        |map: &&MapLine| map.protection & libc::PROT_EXEC != 0 && map.end <= ADDRESS_END;
+    maps.iter().filter(executable).find_map(|map| {
+        let mut bytes = vec![0; (map.end - map.start).min(32 << 20) as usize];
+        memory.read(map.start, &mut bytes).ok()?;
+        let at = bytes
+            .windows(code.len())
+            .position(|window| window == code)?;
+        Some(map.start + at as u64)
+    })
+}
