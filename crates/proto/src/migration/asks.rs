@@ -48,6 +48,8 @@ pub(super) enum AskPurpose {
     Restarted(MoveId),
     /// A record that has served its turn.
     Remove(MoveId),
+    /// Nothing: the answer says that no earlier question about the move is on its way any more.
+    Flush(MoveId),
     /// What became of a move that this node prepared a translation for.
     Doubt(MoveId),
 }
@@ -162,6 +164,7 @@ impl Migration {
             AskPurpose::Commit(id) => self.committed(now, id, answers),
             AskPurpose::Restarted(id) => self.restarted_take_answered(now, id, answers),
             AskPurpose::Remove(id) => self.removed(id),
+            AskPurpose::Flush(id) => self.flushed(id),
             AskPurpose::Doubt(_) => {}
         }
     }

@@ -13,7 +13,7 @@
 //! | `CopyRound` | donor | the first writes down the move and begins to follow what changes; each sends what has changed since the one before |
 //! | `Note` | donor | writes down the flows that may be diverted from now on, and the peers |
 //! | `Freeze` | donor | writes down that it freezes, switches each flow to "transit out", stops the process, sends the rest. Again with flows that came late. Of a clone: stops, sends and lets go on |
-//! | `Thaw` | donor | undoes all of that: flows owned at the epochs given, the process goes on, what was written down is removed |
+//! | `Thaw` | donor | undoes all of that: flows owned at the epochs given, the process goes on. Until `Forget` it stays written down that the move was noted, if it was, without flows |
 //! | `Release` | donor | flows become "moved", the process is ended silently (with post-copy: once its memory has been fetched), what was written down is removed |
 //! | `Examine` | acceptor | policy, files, libraries, numbers, memory and disk; touches nothing |
 //! | `Build` | acceptor | makes the husk that the process is put into, writes down the move, takes what rounds bring |
@@ -21,7 +21,7 @@
 //! | `Restore` | acceptor | waits for the bytes, writes down flows, peers and that it may be committed, puts everything into the husk; nothing may leave or run yet |
 //! | `Go` | acceptor | flows owned at the epochs given, holds flushed, sockets of `lost` flows closed silently, the process runs; writes down that it does. Once this is written, it changes nothing |
 //! | `Discard` | acceptor | removes husk, holds, sockets and what was written down |
-//! | `Forget` | acceptor | removes what was written down; the process stays |
+//! | `Forget` | donor, acceptor | removes what was written down; the process stays |
 //! | `Translate` | peer | see [`holdfast_wire::migration::TranslateStep`]; writes down what is prepared. Below the hops of the connection's last switch it changes nothing and succeeds |
 //! | `Arbitrate`, `Lookup` | holder | as the handoff's commands of that name, in one order with them |
 

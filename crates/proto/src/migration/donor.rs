@@ -32,6 +32,8 @@ pub(super) enum Stage {
     Settling,
     Thawing,
     Releasing,
+    /// The outcome is told; the holder still has the process's record.
+    Removing,
 }
 
 /// A move given.
@@ -261,19 +263,21 @@ impl Migration {
         self.end_given(id, Outcome::Kept { reason });
     }
 
-    /// Tells the outcome. The move is forgotten.
+    /// The move has ended, and nothing of it was written down.
     pub(super) fn end_given(&mut self, id: MoveId, outcome: Outcome) {
+        self.tell_outcome(id, outcome);
+        self.donor.remove(&id);
+    }
+
+    pub(super) fn tell_outcome(&mut self, id: MoveId, outcome: Outcome) {
         self.set_deadline(id, None);
-        let Some(given) = self.donor.remove(&id) else {
+        self.cancel_given_question(id);
+        let Some(given) = self.donor.get_mut(&id) else {
             return;
         };
-        if let Some(again) = given.divert_again {
-            self.core.timers.remove(&(again, Timer::Divert(id)));
-        }
-        if let Some(question) = given.question {
-            self.cancel_question(question);
-        }
-        let summary = given.summary;
+        self.core
+            .set_timer(Timer::Divert(id), &mut given.divert_again, None);
+        let summary = std::mem::take(&mut given.summary);
         self.core.event(Event::Outcome {
             id,
             outcome,

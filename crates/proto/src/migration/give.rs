@@ -32,6 +32,8 @@ pub(super) enum At {
     Frozen,
     /// Closed before it was frozen.
     Gone,
+    /// The holder has no record of it: it moved and was closed there, or was closed here before the holder heard of it.
+    Unrecorded,
 }
 
 pub(super) fn place(flow: &FlowAt) -> (Flow, Place) {
@@ -52,13 +54,14 @@ impl Given {
 impl Migration {
     /// The rounds have ended: acceptor and peers prepare.
     pub(super) fn prepare_freeze(&mut self, now: Duration, id: MoveId) {
-        let known = &self.core.config.peers;
+        let config = &self.core.config;
         let Some(given) = self.donor.get_mut(&id) else {
             return;
         };
         given.since = now;
-        // This node translates by itself when it serves the other end too.
-        given.peers.retain(|peer| known.contains(&peer.node));
+        // The other end may be on this node too.
+        let known = |node: &NodeId| config.peers.contains(node) || config.node == *node;
+        given.peers.retain(|peer| known(&peer.node));
         given.unprepared = given.peers.iter().map(|peer| peer.node).collect();
         let forwarded = given.forwarded.clone();
         self.arm(id);

@@ -302,7 +302,7 @@ impl Migration {
                 step,
                 to,
                 connections,
-            } => self.translate_asked(from, id, (hops, step, to), connections),
+            } => self.translate_asked(now, from, id, (hops, step, to), connections),
             MoveFrame::Translated { step, result } => {
                 self.translated(now, from, id, step, result);
             }

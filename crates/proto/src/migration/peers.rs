@@ -94,7 +94,7 @@ impl Migration {
         let (hops, step, to) = (tell.hops, tell.step, tell.to);
         let connections = tell.connections.clone();
         if peer == self.core.config.node {
-            return self.translate(id, Some(peer), (hops, step, to), connections);
+            return self.translate(now, id, Some(peer), (hops, step, to), connections);
         }
         let frame = MoveFrame::Translate {
             hops,
@@ -144,6 +144,7 @@ impl Migration {
     /// Somebody's process moves, and has connections to this node.
     pub(super) fn translate_asked(
         &mut self,
+        now: Duration,
         from: NodeId,
         id: MoveId,
         (hops, step, to): (u32, TranslateStep, NodeId),
@@ -152,11 +153,12 @@ impl Migration {
         if from != id.donor && from != to {
             return (self.core).ignored(from, "Translate", "the move is not the sender's");
         }
-        self.translate(id, Some(from), (hops, step, to), connections);
+        self.translate(now, id, Some(from), (hops, step, to), connections);
     }
 
     fn translate(
         &mut self,
+        now: Duration,
         id: MoveId,
         asker: Option<NodeId>,
         (hops, step, to): (u32, TranslateStep, NodeId),
@@ -168,7 +170,7 @@ impl Migration {
                 .any(|connection| self.moves_here(connection))
             {
                 let why = "the other end of a connection is moving itself".to_owned();
-                return self.answer_translate(asker, id, step, Err(why));
+                return self.answer_translate(now, asker, id, step, Err(why));
             }
             self.end_prepared(id);
             let prepared = Prepared {
@@ -201,20 +203,21 @@ impl Migration {
             (TranslateStep::Prepare, Ok(())) => self.doubt_later(now, id),
             _ => self.end_prepared(id),
         }
-        if asker == Some(self.core.config.node) {
-            return self.translated(now, self.core.config.node, id, step, result);
-        }
-        self.answer_translate(asker, id, step, result);
+        self.answer_translate(now, asker, id, step, result);
     }
 
     fn answer_translate(
         &mut self,
+        now: Duration,
         asker: Option<NodeId>,
         id: MoveId,
         step: TranslateStep,
         result: Result<(), String>,
     ) {
         match (asker, result) {
+            (Some(asker), result) if asker == self.core.config.node => {
+                self.translated(now, asker, id, step, result);
+            }
             (Some(asker), result) => {
                 let frame = MoveFrame::Translated { step, result };
                 self.core.send(asker, id, frame);
@@ -279,7 +282,7 @@ impl Migration {
         };
         let of = (prepared.hops, step, prepared.to);
         let connections = prepared.connections.clone();
-        self.translate(id, None, of, connections);
+        self.translate(now, id, None, of, connections);
     }
 
     /// Whether another's move has been prepared for that has this connection's other end.

@@ -16,7 +16,7 @@ use core::time::Duration;
 use holdfast_wire::migration::{FlowAt, MoveFrame, PeerConnections};
 use holdfast_wire::{ChangeKind, Epoch, Flow, MoveId, NodeId};
 
-/// What was written down of a move.
+/// What was written down of a move. A node may be donor or acceptor, and peer as well: then there are two.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RecoveredMove {
     /// Which.

@@ -24,7 +24,7 @@ impl Migration {
         let (to, asked) = (given.to, given.asked);
         match given.stage {
             Stage::Checking => return self.keep(id, reason),
-            Stage::Settling | Stage::Thawing | Stage::Releasing => return,
+            Stage::Settling | Stage::Thawing | Stage::Releasing | Stage::Removing => return,
             _ => {}
         }
         let why = reason.to_string();
@@ -94,12 +94,14 @@ impl Migration {
                 }
                 self.thaw(now, id);
             }
-            // What was closed before the freeze did not go with it.
+            // What was closed before the freeze did not go with it: its transit was rolled back just now.
             Some(_) => {
                 for (place, record) in given.flows.values_mut().zip(records) {
-                    if record.is_none_or(|record| record.is_owned_by(node)) {
-                        place.at = At::Gone;
-                    }
+                    place.at = match record {
+                        None => At::Unrecorded,
+                        Some(record) if record.is_owned_by(node) => At::Gone,
+                        Some(_) => place.at,
+                    };
                 }
                 self.moved(id);
             }
@@ -194,17 +196,23 @@ impl Migration {
         };
         let ours = given.flows.iter().map(|(flow, place)| (*flow, place.epoch));
         let ours: BTreeMap<Flow, _> = ours.collect();
-        let (to, record, cloned) = (given.to, given.record, given.cloned);
-        let reason = given.reason.clone();
+        let (record, cloned) = (given.record, given.cloned);
+        let outcome = match cloned {
+            true => Outcome::Cloned,
+            false => Outcome::Kept {
+                reason: given.reason.clone(),
+            },
+        };
+        given.stage = Stage::Removing;
         self.core.end_flows(id, &ours, |_| false);
-        if cloned {
-            self.core.send(to, id, MoveFrame::Released);
-            return self.end_given(id, Outcome::Cloned);
-        }
-        self.end_given(id, Outcome::Kept { reason });
-        if let Some(epoch) = record {
-            let remove = of_process(id, ChangeKind::Remove, epoch);
-            self.ask(now, vec![remove], AskPurpose::Remove(id));
+        self.tell_outcome(id, outcome);
+        match record {
+            _ if cloned => self.flush(now, id),
+            Some(epoch) => {
+                let remove = of_process(id, ChangeKind::Remove, epoch);
+                self.ask(now, vec![remove], AskPurpose::Remove(id));
+            }
+            None => self.removed(id),
         }
     }
 }

@@ -5,6 +5,7 @@ use super::acceptor::Stage;
 use super::asks::{Answers, AskPurpose, TRANSIT, of_process};
 use super::command::{Command, FlowEpoch};
 use super::core::Purpose;
+use super::donor::Stage::Removing;
 use super::event::Event;
 use core::time::Duration;
 use holdfast_wire::migration::{FlowAt, MoveFrame, PeerConnections, TranslateStep};
@@ -209,10 +210,14 @@ impl Migration {
         self.ask(now, vec![remove], AskPurpose::Remove(id));
     }
 
-    /// The record of a move is gone.
+    /// The record of a move is gone: what was written down of it may go too.
     pub(super) fn removed(&mut self, id: MoveId) {
-        if self.taken_in(id, Stage::Forgetting).is_some() {
-            self.end_taken(id);
+        let given = self.given_in(id, Removing).is_some();
+        if given || self.taken_in(id, Stage::Forgetting).is_some() {
+            match given {
+                true => drop(self.donor.remove(&id)),
+                false => self.end_taken(id),
+            }
             self.core
                 .command(Purpose::Forget(id), |token| Command::Forget { token, id });
         }

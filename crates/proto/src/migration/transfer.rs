@@ -1,5 +1,6 @@
 //! The freeze at the donor: the process is stopped, what is left is sent, and the acceptor says how it ended.
 
+use super::asks::AskPurpose;
 use super::command::{Command, FlowEpoch, FreezeReport};
 use super::core::Purpose;
 use super::donor::Stage;
@@ -10,7 +11,7 @@ use super::{Migration, asks};
 use core::time::Duration;
 use holdfast_wire::frame::AcceptorTimes;
 use holdfast_wire::migration::{FlowAt, MoveFrame};
-use holdfast_wire::{Epoch, Flow, MoveId, NodeId};
+use holdfast_wire::{ChangeKind, Epoch, Flow, MoveId, NodeId};
 use std::collections::{BTreeMap, BTreeSet};
 
 impl Migration {
@@ -128,7 +129,7 @@ impl Migration {
             // The holder has not answered yet. The acceptor says so only when it was committed.
             (Stage::Settling, Ok(_)) if given.frozen => self.moved(id),
             (Stage::Settling, Err(_)) if given.in_doubt => self.thaw_in_doubt(now, id),
-            (Stage::Checking | Stage::Settling, _) | (_, Ok(_)) => {
+            (Stage::Checking | Stage::Settling | Stage::Removing, _) | (_, Ok(_)) => {
                 self.core.ignored(from, "MoveDone", "it is not waited for");
             }
             (_, Err(why)) => self.fail(now, id, Reason::Aborted { by: from, why }),
@@ -174,6 +175,7 @@ impl Migration {
         given.stage = Stage::Releasing;
         let (to, forwarded) = (given.to, given.forwarded.clone());
         let flows = given.flows_at(At::Frozen);
+        let flows = flows.chain(given.flows_at(At::Unrecorded));
         let flows = flows.map(|FlowAt { flow, epoch }| FlowEpoch {
             flow,
             epoch: epoch.saturating_add(asks::TRANSIT),
@@ -196,10 +198,9 @@ impl Migration {
         attempt: u32,
         result: Result<(), String>,
     ) {
-        let Some(given) = self.given_in(id, Stage::Releasing) else {
+        if self.given_in(id, Stage::Releasing).is_none() {
             return;
-        };
-        let to = given.to;
+        }
         if let Err(why) = result {
             if self.core.later(now, Purpose::Release(id, attempt), attempt) {
                 return;
@@ -207,11 +208,32 @@ impl Migration {
             let command = "Release";
             self.core.event(Event::Failed { id, command, why });
         }
-        let moved = self.donor[&id].flows_at(At::Frozen);
+        let Some(given) = self.donor.get_mut(&id) else {
+            return;
+        };
+        given.stage = Stage::Removing;
+        let moved = given.flows_at(At::Frozen);
         let moved: BTreeSet<Flow> = moved.map(|flow| flow.flow).collect();
         self.core
             .end_flows(id, &BTreeMap::new(), |flow| moved.contains(flow));
-        self.core.send(to, id, MoveFrame::Released);
-        self.end_given(id, Outcome::Moved);
+        self.tell_outcome(id, Outcome::Moved);
+        self.flush(now, id);
+    }
+
+    /// The acceptor may have the record removed when it is told that all is released. A question of this node that was
+    /// repeated and comes behind that would make a new one: questions of one channel come in order, so one more is asked,
+    /// which changes nothing.
+    pub(super) fn flush(&mut self, now: Duration, id: MoveId) {
+        let nothing = asks::of_process(id, ChangeKind::Rollback, asks::TRANSIT);
+        self.ask(now, vec![nothing], AskPurpose::Flush(id));
+    }
+
+    /// Nothing of a move is left here.
+    pub(super) fn flushed(&mut self, id: MoveId) {
+        if let Some(given) = self.given_in(id, Stage::Removing) {
+            let to = given.to;
+            self.core.send(to, id, MoveFrame::Released);
+            self.removed(id);
+        }
     }
 }
