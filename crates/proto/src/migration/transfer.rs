@@ -126,8 +126,8 @@ impl Migration {
                 self.learn(now, id, times);
                 self.moved(id);
             }
-            // The holder has not answered yet. The acceptor says so only when it was committed.
-            (Stage::Settling, Ok(_)) if given.frozen => self.moved(id),
+            // Else the holder says more: which flows did not go with it.
+            (Stage::Settling, Ok(_)) if given.in_doubt => self.moved(id),
             (Stage::Settling, Err(_)) if given.in_doubt => self.thaw_in_doubt(now, id),
             (Stage::Checking | Stage::Settling | Stage::Removing, _) | (_, Ok(_)) => {
                 self.core.ignored(from, "MoveDone", "it is not waited for");
