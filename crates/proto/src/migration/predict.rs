@@ -16,7 +16,7 @@ const BULK_BYTES: u64 = 256 << 10;
 /// What a sample weighs when the next one has come.
 const FADING: f64 = 0.9;
 /// What the guess weighs.
-const GUESS: f64 = 0.2;
+const GUESS: f64 = 0.02;
 
 /// What a process is, as far as its freeze goes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
