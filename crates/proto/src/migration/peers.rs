@@ -180,6 +180,9 @@ impl Migration {
                 doubt: None,
             };
             self.prepared.insert(id, prepared);
+        } else {
+            // Now and not when it is done: a `Prepare` that comes behind is another.
+            self.end_prepared(id);
         }
         let purpose = Purpose::Translate(id, asker, step);
         self.core.command(purpose, |token| Command::Translate {
@@ -201,7 +204,8 @@ impl Migration {
     ) {
         match (step, &result) {
             (TranslateStep::Prepare, Ok(())) => self.doubt_later(now, id),
-            _ => self.end_prepared(id),
+            (TranslateStep::Prepare, Err(_)) => self.end_prepared(id),
+            _ => {}
         }
         self.answer_translate(now, asker, id, step, result);
     }
