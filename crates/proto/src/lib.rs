@@ -6,6 +6,7 @@
 //!
 //! - [`ownership`]: the compare-and-set that the holder of the steering table applies;
 //! - [`handoff`]: how connections move from node to node;
+//! - [`migration`]: how processes move with all their connections;
 //! - [`pool_element`]: one server in a pool: its registration, and the control channels to its users;
 //! - [`pool_user`]: a client that asks for servers of pools, and keeps sessions with them through failures.
 //! - [`registrar`]: a registrar of Reliable Server Pooling.
@@ -13,6 +14,7 @@
 
 pub mod handoff;
 mod hunt;
+pub mod migration;
 pub mod ownership;
 pub mod pool_element;
 pub mod pool_user;

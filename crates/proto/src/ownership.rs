@@ -131,12 +131,21 @@ impl Floors {
     }
 
     /// The epoch at which a new `flow` starts when its owner asks for `epoch`.
+    ///
+    /// A process's record starts where it is asked to: its name is never used again, and who asks for a divert of a record
+    /// that it establishes with the same question knows the epoch.
     pub fn at_least(&self, flow: &Flow, epoch: Epoch) -> Epoch {
+        if flow.is_process() {
+            return epoch;
+        }
         self.floors[bucket(flow)].max(epoch)
     }
 
     /// Notes that `flow` was removed at `epoch`.
     pub fn removed(&mut self, flow: &Flow, epoch: Epoch) {
+        if flow.is_process() {
+            return;
+        }
         let floor = &mut self.floors[bucket(flow)];
         *floor = (*floor).max(epoch.saturating_add(1));
     }

@@ -2,6 +2,7 @@
 //! ([`VERSION`]), body in postcard.
 
 use crate::frame::{Frame, FrameOf};
+use crate::migration::MoveFrame;
 use bytes::{Buf, Bytes, BytesMut};
 
 /// The format this crate speaks.
@@ -79,6 +80,11 @@ fn size_estimate(frame: &Frame) -> usize {
             .map(|flow| flow.dynamic.len() + flow.application.len() + 16)
             .sum(),
         Frame::Ask { changes, .. } => changes.len() * 56,
+        Frame::Move { frame, .. } => match frame {
+            MoveFrame::Offer(offer) => offer.description.len() + 64,
+            MoveFrame::Arm { flows, .. } | MoveFrame::Final { flows, .. } => 64 + flows.len() * 48,
+            _ => 64,
+        },
         _ => 64,
     }
 }

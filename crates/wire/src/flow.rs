@@ -7,7 +7,7 @@ use std::hash::{Hash, Hasher};
 use std::net::{IpAddr, SocketAddr};
 use std::str::FromStr;
 
-/// The transport protocol of a flow.
+/// The transport protocol of a flow, or what else has a record in the steering table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Protocol {
@@ -15,22 +15,26 @@ pub enum Protocol {
     Tcp,
     /// RFC 768.
     Udp,
+    /// A process that moves, see [`Flow::of_move`]: no packet has it.
+    Process,
 }
 
 impl Protocol {
-    /// The number in the IP header (6 or 17).
+    /// The number in the IP header (6 or 17); for a process 255, which no packet may have.
     pub fn number(self) -> u8 {
         match self {
             Protocol::Tcp => 6,
             Protocol::Udp => 17,
+            Protocol::Process => 255,
         }
     }
 
-    /// The protocol with that number in the IP header.
+    /// The protocol with that number, see [`Protocol::number`].
     pub fn from_number(number: u8) -> Option<Protocol> {
         match number {
             6 => Some(Protocol::Tcp),
             17 => Some(Protocol::Udp),
+            255 => Some(Protocol::Process),
             _ => None,
         }
     }
@@ -41,6 +45,7 @@ impl fmt::Display for Protocol {
         f.pad(match self {
             Protocol::Tcp => "tcp",
             Protocol::Udp => "udp",
+            Protocol::Process => "process",
         })
     }
 }
@@ -89,6 +94,9 @@ pub enum FlowError {
     /// The protocol is not one of ours.
     #[error("`{0}` is not a protocol; use tcp or udp")]
     Protocol(String),
+    /// It claims to be the record of a process.
+    #[error("`{0}` is not a move of a process; write DONOR.BOOT.SEQ, such as 2.5f3a.7")]
+    Move(String),
     /// One address is IPv4, the other IPv6.
     #[error("{local} and {remote} are of two families; give both as IPv4 or both as IPv6")]
     Families {
@@ -103,7 +111,8 @@ impl Flow {
     /// A flow in the one form it has: mapped IPv6 addresses become IPv4, flow labels and scopes are dropped.
     ///
     /// # Errors
-    /// [`FlowError::Families`] when one address is IPv4 and the other is not.
+    /// [`FlowError::Families`] when one address is IPv4 and the other is not; [`FlowError::Move`] when the addresses of a
+    /// process's record are not those of [`Flow::of_move`].
     pub fn new(
         protocol: Protocol,
         local: SocketAddr,
@@ -114,11 +123,15 @@ impl Flow {
         if local.is_ipv4() != remote.is_ipv4() {
             return Err(FlowError::Families { local, remote });
         }
-        Ok(Flow {
+        let flow = Flow {
             protocol,
             local,
             remote,
-        })
+        };
+        if flow.is_process() && flow.move_id().is_none() {
+            return Err(FlowError::Move(format!("{local}-{remote}")));
+        }
+        Ok(flow)
     }
 
     /// Whether the flow runs over IPv6.
@@ -129,7 +142,10 @@ impl Flow {
 
 impl fmt::Display for Flow {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}:{}-{}", self.protocol, self.local, self.remote)
+        match self.move_id() {
+            Some(id) => write!(f, "process:{id}"),
+            None => write!(f, "{}:{}-{}", self.protocol, self.local, self.remote),
+        }
     }
 }
 
@@ -142,6 +158,7 @@ impl FromStr for Flow {
         let protocol = match protocol {
             "tcp" => Protocol::Tcp,
             "udp" => Protocol::Udp,
+            "process" => return addresses.parse().map(Flow::of_move),
             other => return Err(FlowError::Protocol(excerpt(other))),
         };
         let (local, remote) = addresses.split_once('-').ok_or_else(form)?;
@@ -152,7 +169,7 @@ impl FromStr for Flow {
 }
 
 /// As much of a text as an error should repeat.
-fn excerpt(text: &str) -> String {
+pub(crate) fn excerpt(text: &str) -> String {
     text.chars()
         .take(120)
         .flat_map(char::escape_debug)

@@ -3,6 +3,7 @@
 //! A frame is generic over how it holds its blobs, so that decoding first borrows from the buffer it came in and then
 //! takes shares of that buffer: no blob is copied. Everybody else uses [`Frame`], whose blobs are [`Bytes`].
 
+use crate::migration::{MoveFrameOf, MoveId};
 use crate::{Change, Epoch, Flow, NodeId, Record, Refusal};
 use bytes::Bytes;
 use serde::de::{SeqAccess, Visitor};
@@ -165,6 +166,13 @@ pub enum FrameOf<B> {
         /// Of the `Ping`.
         token: u64,
     },
+    /// About the move of a process.
+    Move {
+        /// Which.
+        id: MoveId,
+        /// What.
+        frame: MoveFrameOf<B>,
+    },
 }
 
 impl<B> FrameOf<B> {
@@ -183,6 +191,7 @@ impl<B> FrameOf<B> {
             FrameOf::QueryAnswer { .. } => "QueryAnswer",
             FrameOf::Ping { .. } => "Ping",
             FrameOf::Pong { .. } => "Pong",
+            FrameOf::Move { frame, .. } => frame.name(),
         }
     }
 
@@ -216,6 +225,10 @@ impl<B> FrameOf<B> {
             FrameOf::QueryAnswer { request, records } => FrameOf::QueryAnswer { request, records },
             FrameOf::Ping { token } => FrameOf::Ping { token },
             FrameOf::Pong { token } => FrameOf::Pong { token },
+            FrameOf::Move { id, frame } => FrameOf::Move {
+                id,
+                frame: frame.map_blobs(convert),
+            },
         }
     }
 }
@@ -241,7 +254,7 @@ impl<B> StateFlow<B> {
 }
 
 /// Reads a list of at most [`ENTRIES_MAX`] entries: an entry may take one byte on the wire and fifty in memory.
-fn bounded<'de, D: Deserializer<'de>, T: Deserialize<'de>>(
+pub(crate) fn bounded<'de, D: Deserializer<'de>, T: Deserialize<'de>>(
     deserializer: D,
 ) -> Result<Vec<T>, D::Error> {
     struct List<T>(PhantomData<T>);

@@ -5,13 +5,14 @@
 //!
 //! - [`Flow`]: one connection or datagram association, written `tcp:10.0.0.1:80-10.0.1.2:4242`;
 //! - [`NodeId`]: a node's number;
-//! - [`frame`]: the messages between daemons, and the envelope they travel in;
+//! - [`frame`]: the messages between daemons, and the envelope they travel in; [`migration`]: those about a process;
 //! - [`rserpool`]: the messages of Reliable Server Pooling, ASAP and ENRP.
 #![forbid(unsafe_code)]
 
 mod decode;
 mod flow;
 pub mod frame;
+pub mod migration;
 mod node_id;
 mod packet;
 mod record;
@@ -20,6 +21,7 @@ pub mod rserpool;
 pub use decode::{Decoder, FrameError, LENGTH_MAX, VERSION, encode};
 pub use flow::{Flow, FlowError, Protocol};
 pub use frame::{BatchId, Frame};
+pub use migration::MoveId;
 pub use node_id::NodeId;
 pub use packet::{Inbound, Segment};
 pub use record::{Change, ChangeKind, Epoch, Record, RecordState, Refusal};

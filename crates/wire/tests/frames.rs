@@ -1,11 +1,14 @@
 //! Frames come back as they went, in pieces of any size; anything else is an error that says what to do.
 
+mod moves;
+
 use bytes::Bytes;
 use holdfast_wire::frame::{AcceptorTimes, BatchId, PrepareFlow, StateFlow};
 use holdfast_wire::{
     Change, ChangeKind, Decoder, Flow, Frame, FrameError, LENGTH_MAX, NodeId, Protocol, Record,
     Refusal, encode,
 };
+use moves::{move_id, of_a_move};
 use proptest::collection::vec;
 use proptest::prelude::*;
 use std::net::{IpAddr, SocketAddr};
@@ -16,13 +19,14 @@ fn flow() -> impl Strategy<Value = Flow> {
     let v6 = (any::<[u8; 16]>(), any::<[u8; 16]>())
         .prop_map(|(a, b)| (IpAddr::from(a), IpAddr::from(b)));
     let protocol = prop_oneof![Just(Protocol::Tcp), Just(Protocol::Udp)];
-    (protocol, prop_oneof![v4, v6], any::<u16>(), any::<u16>()).prop_filter_map(
+    let flow = (protocol, prop_oneof![v4, v6], any::<u16>(), any::<u16>()).prop_filter_map(
         "two families",
         |(protocol, (local, remote), from, to)| {
             let (local, remote) = (SocketAddr::new(local, from), SocketAddr::new(remote, to));
             Flow::new(protocol, local, remote).ok()
         },
-    )
+    );
+    prop_oneof![4 => flow, 1 => move_id().prop_map(Flow::of_move)]
 }
 
 fn node() -> impl Strategy<Value = NodeId> {
@@ -104,6 +108,7 @@ fn frame() -> impl Strategy<Value = Frame> {
     );
     prop_oneof![
         between_donor_and_acceptor(),
+        of_a_move(),
         (node(), any::<u64>(), ".*").prop_map(|(node, boot, group)| Frame::Hello {
             node,
             boot,
@@ -162,7 +167,7 @@ proptest! {
 
     /// Arbitrary bodies in a sound envelope: deep in the reader, still no panic; what is read is written the same way.
     #[test]
-    fn any_body_is_a_frame_or_malformed(body in vec(any::<u8>(), 1..600), variant in 0_u8..13) {
+    fn any_body_is_a_frame_or_malformed(body in vec(any::<u8>(), 1..600), variant in 0_u8..14) {
         let mut bytes = ((body.len() + 1) as u32).to_be_bytes().to_vec();
         bytes.push(holdfast_wire::VERSION);
         bytes.extend(&body);
@@ -207,7 +212,7 @@ proptest! {
     }
 
     #[test]
-    fn any_text_is_a_flow_or_an_error(text in "(tcp|udp)?:?[0-9a-f.:\\[\\]-]{0,60}|.{0,40}") {
+    fn any_text_is_a_flow_or_an_error(text in "(tcp|udp|process)?:?[0-9a-f.:\\[\\]-]{0,60}|.{0,40}") {
         if let Ok(flow) = text.parse::<Flow>() {
             prop_assert_eq!(flow.to_string().parse::<Flow>(), Ok(flow));
         }
@@ -374,6 +379,21 @@ fn flows_are_written_one_way() {
     for (text, expected) in wrong {
         let error = text.parse::<Flow>().expect_err(text).to_string();
         assert!(error.contains(expected), "{text}: {error}");
+    }
+    let wrong = [
+        "process:",
+        "process:1",
+        "process:1.2",
+        "process:1.g.3",
+        "process:70000.1.2",
+        "process:1.2.3.4",
+        "process:+1.2.3",
+        "process:1.2.-3",
+        "process:10.0.0.1:80-10.0.1.2:4242",
+    ];
+    for text in wrong {
+        let error = text.parse::<Flow>().expect_err(text).to_string();
+        assert!(error.contains("write DONOR.BOOT.SEQ"), "{text}: {error}");
     }
     assert_eq!("7".parse::<NodeId>(), Ok(NodeId(7)));
     assert!("0".parse::<NodeId>().is_err());

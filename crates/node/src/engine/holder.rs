@@ -44,13 +44,14 @@ impl Holder {
             .and_then(record_from_map)
     }
 
-    /// All records.
+    /// All records of flows; those of processes that move are not among them.
     pub fn records(programs: &Programs) -> Vec<(Flow, Record)> {
         programs
             .steering
             .entries()
             .iter()
             .filter_map(|(key, record)| Some((flow_of(key)?, record_from_map(record)?)))
+            .filter(|(flow, _)| !flow.is_process())
             .collect()
     }
 

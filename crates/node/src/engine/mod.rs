@@ -247,12 +247,19 @@ const FLOWS_PER_MESSAGE: usize = 1024;
 
 /// A flow in the API's vocabulary.
 fn text_of(flow: &Flow) -> FlowText {
-    let protocol = match flow.protocol {
-        Protocol::Tcp => holdfast_api::Protocol::Tcp,
-        Protocol::Udp => holdfast_api::Protocol::Udp,
-    };
+    let protocol = api_protocol(flow.protocol);
     // Both forms keep the same rule about families, so one always has the other.
     FlowText::new(protocol, flow.local, flow.remote).expect("a flow has one family")
+}
+
+/// A protocol in the API's vocabulary. The record of a process that moves is no flow and does not come here: neither map nor
+/// machine gives it, and a peer that names it in a handoff is refused.
+fn api_protocol(protocol: Protocol) -> holdfast_api::Protocol {
+    match protocol {
+        Protocol::Tcp => holdfast_api::Protocol::Tcp,
+        Protocol::Udp => holdfast_api::Protocol::Udp,
+        Protocol::Process => unreachable!("a process is no flow"),
+    }
 }
 
 /// A flow of the API in ours.

@@ -34,7 +34,7 @@ impl Engine {
         }
         let services = self.config.services.iter().map(|service| ServiceStatus {
             pool: service.pool.clone(),
-            protocol: api_protocol(service.protocol),
+            protocol: super::api_protocol(service.protocol),
             address: service.address,
         });
         let programs = self.programs.iter().map(|program| ProgramStatus {
@@ -190,12 +190,5 @@ impl Engine {
         }
         self.placement_epoch += 1;
         Ok(self.placement())
-    }
-}
-
-fn api_protocol(protocol: holdfast_wire::Protocol) -> holdfast_api::Protocol {
-    match protocol {
-        holdfast_wire::Protocol::Tcp => holdfast_api::Protocol::Tcp,
-        holdfast_wire::Protocol::Udp => holdfast_api::Protocol::Udp,
     }
 }

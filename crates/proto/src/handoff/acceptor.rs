@@ -112,14 +112,20 @@ impl Handoff {
         };
         let mut accepted = Vec::with_capacity(flows.len());
         for flow in flows {
-            let moving = self.core.moving.contains_key(&flow.flow);
+            let refused = if flow.flow.is_process() {
+                Some("a process does not move as a connection")
+            } else if self.core.moving.contains_key(&flow.flow) {
+                Some("the flow takes part in another handoff there")
+            } else {
+                None
+            };
             taken.flows.push(TakenFlow {
                 flow: flow.flow,
                 epoch: flow.epoch,
-                refused: moving.then(|| "the flow takes part in another handoff there".to_owned()),
+                refused: refused.map(str::to_owned),
                 owned: None,
             });
-            if !moving {
+            if refused.is_none() {
                 self.core.moving.insert(flow.flow, Moving::default());
                 accepted.push(flow);
             }

@@ -10,7 +10,7 @@
 //! What never happens, whatever is lost, late, repeated or killed: two nodes speaking for a flow. What always happens,
 //! once nodes and holder reach each other: each flow has one owner, who speaks.
 //!
-//! `Hello`, `Ping` and `Pong` belong to the channel; the machine ignores them.
+//! `Hello`, `Ping` and `Pong` belong to the channel, `Move` to another machine; this one ignores them.
 
 mod acceptor;
 mod asks;
@@ -180,7 +180,7 @@ impl Handoff {
             Frame::Ask { request, changes } => self.asked(from, request, changes),
             Frame::Answer { request, results } => self.answered(now, from, request, results),
             Frame::Query { request, flows } => self.queried(from, request, flows),
-            Frame::Hello { .. } | Frame::Ping { .. } | Frame::Pong { .. } => {}
+            Frame::Hello { .. } | Frame::Ping { .. } | Frame::Pong { .. } | Frame::Move { .. } => {}
             Frame::Prepared { .. } | Frame::Done { .. } => {
                 self.core
                     .ignored(from, frame.name(), "the batch is not this daemon's");

@@ -1,0 +1,197 @@
+//! What the roles share: outputs, timers, tokens, and which flows are moving.
+
+use super::Output;
+use super::asks::Question;
+use super::command::{Command, Token};
+use super::config::Config;
+use super::event::Event;
+use core::time::Duration;
+use holdfast_wire::migration::{MoveFrame, TranslateStep};
+use holdfast_wire::{Change, ChangeKind, Epoch, Flow, Frame, MoveId, NodeId};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+/// What a timer is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Timer {
+    /// A move given: its step takes too long.
+    Given(MoveId),
+    /// Its divert is asked again.
+    Divert(MoveId),
+    /// A move taken: it is waited for too long, or `Done` is due again.
+    Taken(MoveId),
+    /// A question to the holder; by its number.
+    Ask(u64),
+    /// A failed command that is due again.
+    Again(Token),
+    /// A peer has not said that it translates.
+    Tell(MoveId, NodeId),
+    /// A translation was prepared here, and nothing heard since.
+    Doubt(MoveId),
+}
+
+/// What a command was for, kept until its completion.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Purpose {
+    Check(MoveId),
+    Round(MoveId),
+    Note(MoveId),
+    Freeze(MoveId),
+    /// With how often it was given before.
+    Thaw(MoveId, u32),
+    Release(MoveId, u32),
+    Examine(MoveId),
+    Build(MoveId),
+    Arm(MoveId, u32),
+    Restore(MoveId),
+    Go(MoveId, u32),
+    Discard(MoveId),
+    Forget(MoveId),
+    /// Asked by that node; by none when this node asked the holder itself.
+    Translate(MoveId, Option<NodeId>, TranslateStep),
+    /// A question of this node, which is the holder.
+    Holder(u64),
+}
+
+/// A flow that takes part in a move here.
+#[derive(Debug)]
+pub(super) struct Moving {
+    pub id: MoveId,
+    /// Changes reported meanwhile; they wait for its end.
+    pub deferred: Vec<Change>,
+}
+
+impl Moving {
+    /// Whether it was closed meanwhile.
+    pub(super) fn is_removed(&self) -> bool {
+        let mut deferred = self.deferred.iter();
+        deferred.any(|change| change.kind == ChangeKind::Remove)
+    }
+}
+
+/// See the module's text.
+#[derive(Debug)]
+pub(super) struct Core {
+    pub config: Config,
+    pub outputs: VecDeque<Output>,
+    pub commands: BTreeMap<Token, Purpose>,
+    /// Failed commands that wait to be given again.
+    pub again: BTreeMap<Token, Purpose>,
+    pub questions: BTreeMap<u64, Question>,
+    pub moving: BTreeMap<Flow, Moving>,
+    pub timers: BTreeSet<(Duration, Timer)>,
+    next: u64,
+}
+
+impl Core {
+    pub(super) fn new(config: Config) -> Core {
+        Core {
+            config,
+            outputs: VecDeque::new(),
+            commands: BTreeMap::new(),
+            again: BTreeMap::new(),
+            questions: BTreeMap::new(),
+            moving: BTreeMap::new(),
+            timers: BTreeSet::new(),
+            next: 0,
+        }
+    }
+
+    /// A number this machine has not used: for moves, tokens and questions.
+    pub(super) fn number(&mut self) -> u64 {
+        self.next += 1;
+        self.next
+    }
+
+    pub(super) fn send(&mut self, to: NodeId, id: MoveId, frame: MoveFrame) {
+        let frame = Frame::Move { id, frame };
+        self.outputs.push_back(Output::Send { to, frame });
+    }
+
+    pub(super) fn event(&mut self, event: Event) {
+        self.outputs.push_back(Output::Event(event));
+    }
+
+    pub(super) fn ignored(&mut self, from: NodeId, what: &'static str, why: &'static str) {
+        self.event(Event::Ignored { from, what, why });
+    }
+
+    /// Gives a command; `make` gets its token.
+    pub(super) fn command(&mut self, purpose: Purpose, make: impl FnOnce(Token) -> Command) {
+        let token = Token(self.number());
+        self.commands.insert(token, purpose);
+        self.outputs.push_back(Output::Do(make(token)));
+    }
+
+    /// Keeps a failed command until it is due again; says whether it is worth it.
+    pub(super) fn later(&mut self, now: Duration, purpose: Purpose, attempt: u32) -> bool {
+        if attempt >= ATTEMPTS_MAX {
+            return false;
+        }
+        let token = Token(self.number());
+        self.again.insert(token, purpose);
+        let due = now + self.config.command_retry;
+        self.timers.insert((due, Timer::Again(token)));
+        true
+    }
+
+    /// Sets a timer anew, or clears it.
+    pub(super) fn set_timer(
+        &mut self,
+        timer: Timer,
+        old: &mut Option<Duration>,
+        due: Option<Duration>,
+    ) {
+        if let Some(old) = std::mem::replace(old, due) {
+            self.timers.remove(&(old, timer));
+        }
+        if let Some(due) = due {
+            self.timers.insert((due, timer));
+        }
+    }
+
+    /// Marks flows as moving; gives the first that takes part in another move.
+    pub(super) fn begin_flows(
+        &mut self,
+        id: MoveId,
+        flows: impl Iterator<Item = Flow> + Clone,
+    ) -> Result<(), Flow> {
+        let other = |flow: &Flow| self.moving.get(flow).is_some_and(|moving| moving.id != id);
+        if let Some(flow) = flows.clone().find(other) {
+            return Err(flow);
+        }
+        for flow in flows {
+            let deferred = Vec::new();
+            self.moving.entry(flow).or_insert(Moving { id, deferred });
+        }
+        Ok(())
+    }
+
+    /// The move's flows no longer move. What was reported about them meanwhile is reported now: of a flow that `moved` away
+    /// only what came after its removal, of another all of it, its removal with the epoch that it has in `ours`.
+    pub(super) fn end_flows(
+        &mut self,
+        id: MoveId,
+        ours: &BTreeMap<Flow, Epoch>,
+        moved: impl Fn(&Flow) -> bool,
+    ) {
+        let mut changes = Vec::new();
+        for (flow, moving) in self.moving.extract_if(.., |_, moving| moving.id == id) {
+            let mut is_ours = !moved(&flow);
+            for mut change in moving.deferred {
+                if change.kind == ChangeKind::Remove {
+                    if !std::mem::replace(&mut is_ours, false) {
+                        continue;
+                    }
+                    change.epoch = ours.get(&flow).copied().unwrap_or(change.epoch);
+                }
+                changes.push(change);
+            }
+        }
+        if !changes.is_empty() {
+            self.event(Event::Report { changes });
+        }
+    }
+}
+
+/// How often a command that must succeed is given.
+const ATTEMPTS_MAX: u32 = 5;

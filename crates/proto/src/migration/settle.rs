@@ -1,0 +1,218 @@
+//! The end of a move at its donor that did not go as it should: the process goes on here, or it moved all the same.
+//!
+//! What may have been diverted is rolled back at the holder, whose answer decides; a process that may be stopped stays so
+//! until then. One that was not stopped runs on meanwhile: nobody can have committed it, for its state never left.
+
+use super::Migration;
+use super::asks::{Answers, AskPurpose, OWNED, TRANSIT, of_process};
+use super::command::{Command, FlowEpoch};
+use super::core::Purpose;
+use super::donor::Stage;
+use super::event::{Event, Outcome, Reason};
+use super::give::At;
+use core::time::Duration;
+use holdfast_wire::migration::MoveFrame;
+use holdfast_wire::{Change, ChangeKind, Flow, MoveId};
+use std::collections::BTreeMap;
+
+impl Migration {
+    /// A move does not go on.
+    pub(super) fn fail(&mut self, now: Duration, id: MoveId, reason: Reason) {
+        let Some(given) = self.donor.get_mut(&id) else {
+            return;
+        };
+        let (to, asked) = (given.to, given.asked);
+        match given.stage {
+            Stage::Checking => return self.keep(id, reason),
+            Stage::Settling | Stage::Thawing | Stage::Releasing | Stage::Removing => return,
+            _ => {}
+        }
+        let why = reason.to_string();
+        let frame = MoveFrame::Abort { reason: why };
+        self.core.send(to, id, frame);
+        if given.stage == Stage::Offering {
+            return self.keep(id, reason);
+        }
+        given.reason = reason;
+        self.set_deadline(id, None);
+        self.cancel_given_question(id);
+        match asked {
+            true => self.roll_back(now, id),
+            false => self.thaw(now, id),
+        }
+    }
+
+    /// What the holder was asked about the move does not matter any more.
+    pub(super) fn cancel_given_question(&mut self, id: MoveId) {
+        let question = (self.donor.get_mut(&id)).and_then(|given| given.question.take());
+        if let Some(question) = question {
+            self.cancel_question(question);
+        }
+    }
+
+    /// Undoes a divert that has, or may have, happened. The process itself comes first, as in the commit: whichever of
+    /// the two questions the holder gets first decides about all of it.
+    pub(super) fn roll_back(&mut self, now: Duration, id: MoveId) {
+        let Some(given) = self.donor.get_mut(&id) else {
+            return;
+        };
+        given.stage = Stage::Settling;
+        let mut changes = Vec::new();
+        // The divert may come yet, if it is not known to have come: then there is a record that fences it out.
+        if !given.frozen {
+            changes.push(of_process(id, ChangeKind::Establish, OWNED));
+        }
+        changes.push(of_process(id, ChangeKind::Rollback, TRANSIT));
+        let flows = given.flows.iter();
+        changes.extend(flows.map(|(flow, place)| Change {
+            flow: *flow,
+            kind: ChangeKind::Rollback,
+            epoch: place.epoch.saturating_add(1),
+        }));
+        let question = self.ask(now, changes, AskPurpose::Rollback(id));
+        if let Some(given) = self.donor.get_mut(&id) {
+            given.question = Some(question);
+        }
+    }
+
+    pub(super) fn rolled_back(&mut self, now: Duration, id: MoveId, answers: Answers) {
+        let node = self.core.config.node;
+        let Some(given) = self.given_in(id, Stage::Settling) else {
+            return;
+        };
+        given.question = None;
+        let records = answers.into_iter();
+        let mut records = records.map(|answer| answer.unwrap_or_else(|refusal| refusal.current));
+        let process = records.nth(usize::from(!given.frozen)).flatten();
+        match process {
+            Some(record) if record.is_owned_by(node) => {
+                given.record = Some(record.epoch);
+                for (place, record) in given.flows.values_mut().zip(records) {
+                    place.epoch = record
+                        .filter(|record| record.is_owned_by(node))
+                        .map_or(place.epoch, |record| record.epoch);
+                }
+                self.thaw(now, id);
+            }
+            // What was closed before the freeze did not go with it: its transit was rolled back just now.
+            Some(_) => {
+                for (place, record) in given.flows.values_mut().zip(records) {
+                    place.at = match record {
+                        None => At::Unrecorded,
+                        Some(record) if record.is_owned_by(node) => At::Gone,
+                        Some(_) => place.at,
+                    };
+                }
+                self.moved(id);
+            }
+            // The state never left, so the original is all there is.
+            None if !given.frozen => self.thaw(now, id),
+            None => self.doubt_holder(now, id),
+        }
+    }
+
+    /// The holder lost its table, and with it whether the acceptor had committed: the acceptor knows.
+    fn doubt_holder(&mut self, now: Duration, id: MoveId) {
+        let Some(given) = self.donor.get_mut(&id) else {
+            return;
+        };
+        let to = given.to;
+        if !std::mem::replace(&mut given.in_doubt, true) {
+            self.core.event(Event::HolderForgot { id });
+        }
+        let reason = "the holder does not know the move any more".to_owned();
+        self.core.send(to, id, MoveFrame::Abort { reason });
+        let again = now + self.core.config.ask_retry_max;
+        self.set_deadline(id, Some(again));
+    }
+
+    /// The acceptor says that it will never run it, and the holder knows no better.
+    pub(super) fn thaw_in_doubt(&mut self, now: Duration, id: MoveId) {
+        let Some(given) = self.donor.get_mut(&id) else {
+            return;
+        };
+        let mut changes = Vec::new();
+        for (flow, place) in &mut given.flows {
+            // Above the epoch of any rollback that was granted and forgotten.
+            place.epoch = place.epoch.saturating_add(TRANSIT);
+            let (flow, kind, epoch) = (*flow, ChangeKind::Establish, place.epoch);
+            changes.push(Change { flow, kind, epoch });
+        }
+        if !changes.is_empty() {
+            self.core.event(Event::Report { changes });
+        }
+        self.thaw(now, id);
+    }
+
+    /// The process goes on here.
+    pub(super) fn thaw(&mut self, now: Duration, id: MoveId) {
+        self.set_deadline(id, None);
+        self.cancel_given_question(id);
+        let Some(given) = self.donor.get(&id) else {
+            return;
+        };
+        // Peers are told of the move when acceptor and peers prepare for the freeze.
+        if given.part > 0 {
+            let peers = given.peers.clone();
+            self.undo_peers(now, id, peers);
+        }
+        self.command_thaw(id, 1);
+    }
+
+    pub(super) fn command_thaw(&mut self, id: MoveId, attempt: u32) {
+        let Some(given) = self.donor.get_mut(&id) else {
+            return;
+        };
+        given.stage = Stage::Thawing;
+        let flows = given.flows.iter().map(|(flow, place)| FlowEpoch {
+            flow: *flow,
+            epoch: place.epoch,
+        });
+        let flows = flows.collect();
+        let purpose = Purpose::Thaw(id, attempt);
+        self.core
+            .command(purpose, |token| Command::Thaw { token, id, flows });
+    }
+
+    pub(super) fn thawed(
+        &mut self,
+        now: Duration,
+        id: MoveId,
+        attempt: u32,
+        result: Result<(), String>,
+    ) {
+        if self.given_in(id, Stage::Thawing).is_none() {
+            return;
+        }
+        if let Err(why) = result {
+            if self.core.later(now, Purpose::Thaw(id, attempt), attempt) {
+                return;
+            }
+            let command = "Thaw";
+            self.core.event(Event::Failed { id, command, why });
+        }
+        let Some(given) = self.donor.get_mut(&id) else {
+            return;
+        };
+        let ours = given.flows.iter().map(|(flow, place)| (*flow, place.epoch));
+        let ours: BTreeMap<Flow, _> = ours.collect();
+        let (record, cloned) = (given.record, given.cloned);
+        let outcome = match cloned {
+            true => Outcome::Cloned,
+            false => Outcome::Kept {
+                reason: given.reason.clone(),
+            },
+        };
+        given.stage = Stage::Removing;
+        self.core.end_flows(id, &ours, |_| false);
+        self.tell_outcome(id, outcome);
+        match record {
+            _ if cloned => self.flush(now, id),
+            Some(epoch) => {
+                let remove = of_process(id, ChangeKind::Remove, epoch);
+                self.ask(now, vec![remove], AskPurpose::Remove(id));
+            }
+            None => self.removed(id),
+        }
+    }
+}

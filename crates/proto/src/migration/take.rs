@@ -1,0 +1,237 @@
+//! The acceptor's second half: the process is restored, committed at the holder, and only then runs.
+
+use super::Migration;
+use super::acceptor::Stage;
+use super::asks::{Answers, AskPurpose, TRANSIT, of_process};
+use super::command::{Command, FlowEpoch};
+use super::core::Purpose;
+use super::donor::Stage::Removing;
+use super::event::Event;
+use core::time::Duration;
+use holdfast_wire::migration::{FlowAt, MoveFrame, PeerConnections, TranslateStep};
+use holdfast_wire::{Change, ChangeKind, Flow, MoveId, NodeId, Record};
+use std::collections::BTreeMap;
+
+impl Migration {
+    /// The donor has sent everything.
+    pub(super) fn final_arrived(
+        &mut self,
+        now: Duration,
+        from: NodeId,
+        id: MoveId,
+        flows: Vec<FlowAt>,
+        (peers, forwarded, bytes): (Vec<PeerConnections>, Vec<Flow>, u64),
+    ) {
+        let Some(taken) = self.acceptor.get_mut(&id) else {
+            return self.refuse_unknown(from, id, "Final");
+        };
+        if id.donor != from || taken.stage != Stage::Waiting {
+            return (self.core).ignored(from, "Final", "it does not fit the move");
+        }
+        if flows.iter().any(|flow| !taken.held.contains(&flow.flow)) {
+            self.discard(id, "it has flows that were not announced");
+            return self.say_never(id, "it has flows that were not announced");
+        }
+        taken.enter(now, Stage::Restoring);
+        taken.flows = flows.clone();
+        taken.peers = peers.clone();
+        self.set_taken_deadline(id, None);
+        self.core
+            .command(Purpose::Restore(id), |token| Command::Restore {
+                token,
+                id,
+                flows,
+                peers,
+                forwarded,
+                bytes,
+            });
+    }
+
+    pub(super) fn restored(&mut self, now: Duration, id: MoveId, result: Result<(), String>) {
+        let Some(taken) = self.taken_in(id, Stage::Restoring) else {
+            return;
+        };
+        if let Err(why) = result {
+            let why = format!("it could not be restored: {why}");
+            self.discard(id, &why);
+            return self.say_never(id, &why);
+        }
+        taken.times.restore_us = taken.enter(now, Stage::Committing);
+        let changes = changes(id, ChangeKind::Commit, &taken.flows);
+        self.ask(now, changes, AskPurpose::Commit(id));
+    }
+
+    /// The holder has decided.
+    pub(super) fn committed(&mut self, now: Duration, id: MoveId, answers: Answers) {
+        let node = self.core.config.node;
+        if self.taken_in(id, Stage::Committing).is_none() {
+            return;
+        }
+        // A commit that was refused is not this node's, whatever the record says.
+        let mut records = answers.into_iter().map(|answer| answer.ok().flatten());
+        match records.next().flatten() {
+            Some(record) if record.is_owned_by(node) => self.go(now, id, record, records),
+            _ => {
+                self.discard(id, "the holder did not commit it");
+                self.say_never(id, "the holder did not commit it");
+            }
+        }
+    }
+
+    /// It is this node's: it runs, and its peers send here.
+    pub(super) fn go(
+        &mut self,
+        now: Duration,
+        id: MoveId,
+        record: Record,
+        records: impl Iterator<Item = Option<Record>>,
+    ) {
+        let node = self.core.config.node;
+        let Some(taken) = self.acceptor.get_mut(&id) else {
+            return;
+        };
+        taken.stage = Stage::Going;
+        taken.epoch = record.epoch;
+        for (FlowAt { flow, .. }, record) in taken.flows.iter().zip(records) {
+            match record.filter(|record| record.is_owned_by(node)) {
+                Some(record) => taken.ours.push((*flow, record.epoch)),
+                None => taken.lost.push(*flow),
+            }
+        }
+        self.command_go(id, 1);
+        self.switch_peers(now, id);
+    }
+
+    pub(super) fn command_go(&mut self, id: MoveId, attempt: u32) {
+        let Some(taken) = self.acceptor.get(&id) else {
+            return;
+        };
+        let lost = taken.lost.clone();
+        let ours = taken.ours.iter();
+        let flows = ours.map(|&(flow, epoch)| FlowEpoch { flow, epoch });
+        let flows = flows.collect();
+        self.core
+            .command(Purpose::Go(id, attempt), |token| Command::Go {
+                token,
+                id,
+                flows,
+                lost,
+            });
+    }
+
+    pub(super) fn switch_peers(&mut self, now: Duration, id: MoveId) {
+        let node = self.core.config.node;
+        let Some(taken) = self.acceptor.get(&id) else {
+            return;
+        };
+        let (hops, peers) = (taken.hops, taken.peers.clone());
+        self.tell(now, id, (hops, node), TranslateStep::Switch, peers);
+    }
+
+    pub(super) fn went(
+        &mut self,
+        now: Duration,
+        id: MoveId,
+        attempt: u32,
+        result: Result<(), String>,
+    ) {
+        if self.taken_in(id, Stage::Going).is_none() {
+            return;
+        }
+        if let Err(why) = result {
+            if self.core.later(now, Purpose::Go(id, attempt), attempt) {
+                return;
+            }
+            let command = "Go";
+            self.core.event(Event::Failed { id, command, why });
+        }
+        let Some(taken) = self.acceptor.get_mut(&id) else {
+            return;
+        };
+        taken.times.commit_us = taken.enter(now, Stage::Gone);
+        taken.wait = self.core.config.ask_retry_min;
+        let flows = taken.ours.clone();
+        let ours: BTreeMap<Flow, _> = flows.iter().copied().collect();
+        self.core
+            .end_flows(id, &ours, |flow| !ours.contains_key(flow));
+        self.core.event(Event::Accepted { id, flows });
+        self.say_done(now, id);
+    }
+
+    /// Tells the donor that its process runs here, until it says that nothing of it is left there.
+    pub(super) fn say_done(&mut self, now: Duration, id: MoveId) {
+        let max = self.core.config.ask_retry_max;
+        let Some(taken) = self
+            .taken_in(id, Stage::Gone)
+            .filter(|taken| !taken.released)
+        else {
+            return;
+        };
+        let (result, times) = (Ok(taken.epoch), taken.times);
+        let due = now + taken.wait;
+        taken.wait = (taken.wait * 2).min(max);
+        self.core
+            .send(id.donor, id, MoveFrame::Done { result, times });
+        self.set_taken_deadline(id, Some(due));
+    }
+
+    /// There is a new channel to a donor.
+    pub(super) fn say_all_done(&mut self, now: Duration, donor: NodeId) {
+        let moves: Vec<MoveId> = self.acceptor.keys().copied().collect();
+        for id in moves.into_iter().filter(|id| id.donor == donor) {
+            self.say_done(now, id);
+        }
+    }
+
+    pub(super) fn released_there(&mut self, now: Duration, from: NodeId, id: MoveId) {
+        if id.donor != from {
+            return (self.core).ignored(from, "Released", "the move is another's");
+        }
+        if let Some(taken) = self.taken_in(id, Stage::Gone) {
+            taken.released = true;
+            self.set_taken_deadline(id, None);
+            self.forget_if_over(now, id);
+        }
+    }
+
+    /// Donor and peers have answered: nobody needs the record any more.
+    pub(super) fn forget_if_over(&mut self, now: Duration, id: MoveId) {
+        if self.tells.keys().any(|(of, _)| *of == id) {
+            return;
+        }
+        let Some(taken) = self
+            .taken_in(id, Stage::Gone)
+            .filter(|taken| taken.released)
+        else {
+            return;
+        };
+        taken.stage = Stage::Forgetting;
+        let remove = of_process(id, ChangeKind::Remove, taken.epoch);
+        self.ask(now, vec![remove], AskPurpose::Remove(id));
+    }
+
+    /// The record of a move is gone: what was written down of it may go too.
+    pub(super) fn removed(&mut self, id: MoveId) {
+        let given = self.given_in(id, Removing).is_some();
+        if given || self.taken_in(id, Stage::Forgetting).is_some() {
+            match given {
+                true => drop(self.donor.remove(&id)),
+                false => self.end_taken(id),
+            }
+            self.core
+                .command(Purpose::Forget(id), |token| Command::Forget { token, id });
+        }
+    }
+}
+
+/// A change of the process's record, and the same of its flows' transits.
+pub(super) fn changes(id: MoveId, kind: ChangeKind, flows: &[FlowAt]) -> Vec<Change> {
+    let flows = flows.iter().map(|flow| Change {
+        flow: flow.flow,
+        kind,
+        epoch: flow.epoch.saturating_add(1),
+    });
+    std::iter::once(of_process(id, kind, TRANSIT))
+        .chain(flows)
+        .collect()
+}

@@ -1,0 +1,239 @@
+//! The freeze at the donor: the process is stopped, what is left is sent, and the acceptor says how it ended.
+
+use super::asks::AskPurpose;
+use super::command::{Command, FlowEpoch, FreezeReport};
+use super::core::Purpose;
+use super::donor::Stage;
+use super::event::{Event, Outcome, Reason, Step};
+use super::give::{At, place};
+use super::predict::Load;
+use super::{Migration, asks};
+use core::time::Duration;
+use holdfast_wire::frame::AcceptorTimes;
+use holdfast_wire::migration::{FlowAt, MoveFrame};
+use holdfast_wire::{ChangeKind, Epoch, Flow, MoveId, NodeId};
+use std::collections::{BTreeMap, BTreeSet};
+
+impl Migration {
+    /// Everything is diverted: the process is stopped, or what came late is sent after it.
+    pub(super) fn freeze(&mut self, now: Duration, id: MoveId) {
+        self.set_deadline(id, None);
+        let Some(given) = self.donor.get_mut(&id) else {
+            return;
+        };
+        given.stage = Stage::Freezing;
+        let clone = given.options.clone;
+        if !given.frozen {
+            given.summary.phases.divert = given.enter(now, Stage::Freezing);
+            self.model.learn_gap(now.saturating_sub(given.rounds.ended));
+        }
+        // The original of a clone goes on whatever becomes of the copy.
+        given.frozen = !clone;
+        let post_copy = given.summary.post_copy;
+        let flows = given.flows_at(At::Diverted).map(|flow| FlowEpoch {
+            flow: flow.flow,
+            epoch: flow.epoch.saturating_add(1),
+        });
+        let flows = flows.collect();
+        self.core
+            .command(Purpose::Freeze(id), |token| Command::Freeze {
+                token,
+                id,
+                flows,
+                post_copy,
+                clone,
+            });
+    }
+
+    pub(super) fn frozen(
+        &mut self,
+        now: Duration,
+        id: MoveId,
+        result: Result<FreezeReport, String>,
+    ) {
+        let Some(given) = self.given_in(id, Stage::Freezing) else {
+            return;
+        };
+        let report = match result {
+            Ok(report) => report,
+            Err(why) => {
+                let step = Step::Freeze;
+                return self.fail(now, id, Reason::Failed { step, why });
+            }
+        };
+        given.summary.bytes += report.bytes;
+        for (flow, place) in &mut given.flows {
+            match place.at {
+                At::Diverted if report.gone.contains(flow) => place.at = At::Gone,
+                At::Diverted => place.at = At::Frozen,
+                _ => {}
+            }
+        }
+        if given.options.clone || report.late.is_empty() {
+            return self.send_final(now, id);
+        }
+        for late in &report.late {
+            let (flow, late) = place(late);
+            given.flows.entry(flow).or_insert(late);
+        }
+        if let Err(reason) = self.check_sockets(id) {
+            return self.fail(now, id, reason);
+        }
+        self.set_deadline(id, Some(now + self.core.config.divert_timeout));
+        self.arm(id);
+    }
+
+    /// All of it has been sent.
+    fn send_final(&mut self, now: Duration, id: MoveId) {
+        let Some(given) = self.donor.get_mut(&id) else {
+            return;
+        };
+        given.summary.phases.extract = given.enter(now, Stage::Transferring);
+        let (to, bytes) = (given.to, given.summary.bytes);
+        let frame = MoveFrame::Final {
+            flows: given.flows_at(At::Frozen).collect(),
+            peers: given.peers.clone(),
+            forwarded: given.forwarded.clone(),
+            bytes,
+        };
+        self.core.send(to, id, frame);
+        let bytes_take = self.model.transfer(bytes) * 4;
+        let deadline = now + self.core.config.transfer_timeout + bytes_take;
+        self.set_deadline(id, Some(deadline));
+    }
+
+    /// The acceptor says how it ended.
+    pub(super) fn done(
+        &mut self,
+        now: Duration,
+        from: NodeId,
+        id: MoveId,
+        result: Result<Epoch, String>,
+        times: AcceptorTimes,
+    ) {
+        let Some(given) = self.donor.get_mut(&id) else {
+            // Nothing of it is here: it was released in an earlier life, or this was said before.
+            if result.is_ok() {
+                self.core.send(from, id, MoveFrame::Released);
+            }
+            return self.core.ignored(from, "MoveDone", "the move is not known");
+        };
+        if given.to != from {
+            return (self.core).ignored(from, "MoveDone", "it is not the acceptor's");
+        }
+        match (given.stage, result) {
+            (Stage::Transferring, Ok(_)) => {
+                self.learn(now, id, times);
+                self.moved(id);
+            }
+            // Else the holder says more: which flows did not go with it.
+            (Stage::Settling, Ok(_)) if given.in_doubt => self.moved(id),
+            (Stage::Settling, Err(_)) if given.in_doubt => self.thaw_in_doubt(now, id),
+            (Stage::Checking | Stage::Settling | Stage::Removing, _) | (_, Ok(_)) => {
+                self.core.ignored(from, "MoveDone", "it is not waited for");
+            }
+            (_, Err(why)) => self.fail(now, id, Reason::Aborted { by: from, why }),
+        }
+    }
+
+    /// What the freeze cost.
+    fn learn(&mut self, now: Duration, id: MoveId, times: AcceptorTimes) {
+        let Some(given) = self.donor.get_mut(&id) else {
+            return;
+        };
+        let took = now.saturating_sub(given.since);
+        let phases = &mut given.summary.phases;
+        phases.restore = Duration::from_micros(times.restore_us.into());
+        phases.commit = Duration::from_micros(times.commit_us.into());
+        phases.transfer = took.saturating_sub(phases.restore + phases.commit);
+        let load = Load {
+            dirty: given.summary.bytes,
+            ..given.load
+        };
+        let freeze = phases.freeze();
+        self.model.learn_freeze(given.options.sockets, load, freeze);
+    }
+
+    /// It is committed: the original ends, or if it was cloned goes on as if nothing had been.
+    pub(super) fn moved(&mut self, id: MoveId) {
+        self.set_deadline(id, None);
+        self.cancel_given_question(id);
+        let Some(given) = self.donor.get_mut(&id) else {
+            return;
+        };
+        given.cloned = given.options.clone;
+        match given.cloned {
+            true => self.command_thaw(id, 1),
+            false => self.command_release(id, 1),
+        }
+    }
+
+    pub(super) fn command_release(&mut self, id: MoveId, attempt: u32) {
+        let Some(given) = self.donor.get_mut(&id) else {
+            return;
+        };
+        given.stage = Stage::Releasing;
+        let (to, forwarded) = (given.to, given.forwarded.clone());
+        let flows = given.flows_at(At::Frozen);
+        let flows = flows.chain(given.flows_at(At::Unrecorded));
+        let flows = flows.map(|FlowAt { flow, epoch }| FlowEpoch {
+            flow,
+            epoch: epoch.saturating_add(asks::TRANSIT),
+        });
+        let flows = flows.collect();
+        let purpose = Purpose::Release(id, attempt);
+        self.core.command(purpose, |token| Command::Release {
+            token,
+            id,
+            to,
+            flows,
+            forwarded,
+        });
+    }
+
+    pub(super) fn released(
+        &mut self,
+        now: Duration,
+        id: MoveId,
+        attempt: u32,
+        result: Result<(), String>,
+    ) {
+        if self.given_in(id, Stage::Releasing).is_none() {
+            return;
+        }
+        if let Err(why) = result {
+            if self.core.later(now, Purpose::Release(id, attempt), attempt) {
+                return;
+            }
+            let command = "Release";
+            self.core.event(Event::Failed { id, command, why });
+        }
+        let Some(given) = self.donor.get_mut(&id) else {
+            return;
+        };
+        given.stage = Stage::Removing;
+        let moved = given.flows_at(At::Frozen);
+        let moved: BTreeSet<Flow> = moved.map(|flow| flow.flow).collect();
+        self.core
+            .end_flows(id, &BTreeMap::new(), |flow| moved.contains(flow));
+        self.tell_outcome(id, Outcome::Moved);
+        self.flush(now, id);
+    }
+
+    /// The acceptor may have the record removed when it is told that all is released. A question of this node that was
+    /// repeated and comes behind that would make a new one: questions of one channel come in order, so one more is asked,
+    /// which changes nothing.
+    pub(super) fn flush(&mut self, now: Duration, id: MoveId) {
+        let nothing = asks::of_process(id, ChangeKind::Rollback, asks::TRANSIT);
+        self.ask(now, vec![nothing], AskPurpose::Flush(id));
+    }
+
+    /// Nothing of a move is left here.
+    pub(super) fn flushed(&mut self, id: MoveId) {
+        if let Some(given) = self.given_in(id, Stage::Removing) {
+            let to = given.to;
+            self.core.send(to, id, MoveFrame::Released);
+            self.removed(id);
+        }
+    }
+}

@@ -1,0 +1,181 @@
+//! What a daemon does for its machine, step by step: it may die between two.
+
+use crate::host::{Running, Written};
+use crate::world::{What, World};
+use holdfast_proto::migration::{Command, RecoveredRole, Results, Token};
+use holdfast_wire::migration::TranslateStep;
+use holdfast_wire::{Flow, MoveId};
+use std::time::Duration;
+
+impl World {
+    pub fn begin(&mut self, node: usize, command: Command) {
+        if let Command::Arbitrate { token, .. } | Command::Lookup { token, .. } = &command {
+            let (token, step) = (*token, 0);
+            self.hosts[node]
+                .running
+                .insert(token, Running { command, step });
+            let at = self.holder_busy.max(self.now + self.micros(1, 60));
+            self.holder_busy = at;
+            let life = self.hosts[node].life;
+            self.at(at - self.now, What::Effect { node, life, token });
+            return;
+        }
+        let (token, _, id) = about(&command);
+        self.hosts[node]
+            .running
+            .insert(token, Running { command, step: 0 });
+        self.next_effect(node, token, id);
+    }
+
+    /// Effects of one move come one after the other, in the order of the commands.
+    fn next_effect(&mut self, node: usize, token: Token, id: Option<MoveId>) {
+        let slow = if self.trouble(2) { 400_000 } else { 150 };
+        let mut at = self.now + self.micros(1, slow);
+        if let Some(id) = id {
+            let host = &mut self.hosts[node];
+            let busy = host.busy_until.entry(id).or_default();
+            at = at.max(*busy + Duration::from_nanos(1));
+            // Room for its other steps before those of the next command.
+            *busy = at + Duration::from_micros(3);
+        }
+        let life = self.hosts[node].life;
+        self.at(at - self.now, What::Effect { node, life, token });
+    }
+
+    pub fn effect(&mut self, node: usize, token: Token) {
+        let life = self.hosts[node].life;
+        let mut running = self.hosts[node].running.remove(&token).expect("runs");
+        let (_, steps, _) = about(&running.command);
+        let step = running.step;
+        running.step += 1;
+        let last = running.step == steps;
+        let results = self.carry_out(node, &running.command, step, last);
+        if last || results.is_some() {
+            let results = results.expect("an end");
+            let delay = self.micros(0, 100);
+            return self.at(
+                delay,
+                What::Complete {
+                    node,
+                    life,
+                    token,
+                    results,
+                },
+            );
+        }
+        self.hosts[node].running.insert(token, running);
+        self.at(Duration::from_micros(1), What::Effect { node, life, token });
+    }
+
+    /// One step; gives what came of it with the last, or early when it fails.
+    fn carry_out(
+        &mut self,
+        node: usize,
+        command: &Command,
+        step: usize,
+        last: bool,
+    ) -> Option<Results> {
+        let flaky = if last { self.flaky } else { 0 };
+        let fails = self.rng.percent(flaky);
+        match command {
+            Command::Check { .. }
+            | Command::CopyRound { .. }
+            | Command::Note { .. }
+            | Command::Freeze { .. }
+            | Command::Thaw { .. }
+            | Command::Release { .. } => self.give(node, command, (step, last), fails),
+            Command::Examine { .. }
+            | Command::Build { .. }
+            | Command::Arm { .. }
+            | Command::Restore { .. }
+            | Command::Go { .. }
+            | Command::Discard { .. } => self.take(node, command, (step, last), fails),
+            Command::Forget { id, .. } => {
+                self.hosts[node].written.remove(id);
+                Some(Results::Forgotten)
+            }
+            Command::Translate { .. } => Some(self.translate(node, command)),
+            Command::Arbitrate { asker, changes, .. } => {
+                let results = self.arbitrate(*asker, changes);
+                Some(Results::Arbitrated(results))
+            }
+            Command::Lookup { flows, .. } => {
+                let records = flows.iter().map(|flow| self.steering.get(flow).copied());
+                Some(Results::LookedUp(records.collect()))
+            }
+        }
+    }
+
+    fn translate(&mut self, node: usize, command: &Command) -> Results {
+        let Command::Translate {
+            id,
+            hops,
+            step,
+            to,
+            connections,
+            ..
+        } = command
+        else {
+            panic!("not a translation");
+        };
+        let (hops, to) = (*hops, *to);
+        let host = &mut self.hosts[node];
+        match step {
+            TranslateStep::Prepare => {
+                let connections = connections.clone();
+                let role = RecoveredRole::Peer { to, connections };
+                let known = host.processes.values().any(|process| {
+                    let mut ends = process.image.connections.iter();
+                    ends.any(|end| connections_has(command, &end.flow))
+                });
+                if !known {
+                    return Results::Translated(Err("the connection is not here".to_owned()));
+                }
+                host.prepared.insert(*id, Written { hops, role });
+            }
+            TranslateStep::Switch | TranslateStep::Undo => {
+                host.prepared.remove(id);
+            }
+        }
+        for process in host.processes.values_mut() {
+            for end in &mut process.image.connections {
+                let applies = hops >= end.hops;
+                if connections.contains(&end.flow.mirrored())
+                    && *step == TranslateStep::Switch
+                    && applies
+                {
+                    (end.peer, end.hops) = (to, hops + 1);
+                }
+            }
+        }
+        self.count(&format!("translate {step:?}"));
+        Results::Translated(Ok(()))
+    }
+}
+
+fn connections_has(command: &Command, end: &Flow) -> bool {
+    match command {
+        Command::Translate { connections, .. } => connections.contains(&end.mirrored()),
+        _ => false,
+    }
+}
+
+/// The token of a command, how many steps it has, and its move.
+fn about(command: &Command) -> (Token, usize, Option<MoveId>) {
+    match command {
+        Command::Check { token, .. } => (*token, 1, None),
+        Command::CopyRound { token, id, .. } => (*token, 1, Some(*id)),
+        Command::Note { token, id, .. } => (*token, 1, Some(*id)),
+        Command::Freeze { token, id, .. } => (*token, 2, Some(*id)),
+        Command::Thaw { token, id, .. } => (*token, 2, Some(*id)),
+        Command::Release { token, id, .. } => (*token, 2, Some(*id)),
+        Command::Examine { token, id, .. } => (*token, 1, Some(*id)),
+        Command::Build { token, id, .. } => (*token, 1, Some(*id)),
+        Command::Arm { token, id, .. } => (*token, 1, Some(*id)),
+        Command::Restore { token, id, .. } => (*token, 2, Some(*id)),
+        Command::Go { token, id, .. } => (*token, 3, Some(*id)),
+        Command::Discard { token, id } | Command::Forget { token, id } => (*token, 1, Some(*id)),
+        Command::Translate { token, id, .. } => (*token, 1, Some(*id)),
+        Command::Arbitrate { token, .. } | Command::Lookup { token, .. } => (*token, 1, None),
+    }
+}

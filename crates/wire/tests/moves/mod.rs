@@ -1,0 +1,142 @@
+//! Frames about the move of a process, and how its record is named.
+
+use crate::{blob, flow, node};
+use holdfast_wire::frame::AcceptorTimes;
+use holdfast_wire::migration::{
+    FlowAt, MoveFrame, MoveId, Offer, PeerConnections, SocketStrategy, TranslateStep,
+};
+use holdfast_wire::{Flow, Frame, NodeId, Protocol, encode};
+use proptest::collection::vec;
+use proptest::prelude::*;
+
+pub fn move_id() -> impl Strategy<Value = MoveId> {
+    // Halves that look like the end of a mapped IPv4 address among them.
+    let half = prop_oneof![any::<u64>(), Just(0xffff_0a00_0001), Just(0)];
+    (node(), half.clone(), half).prop_map(|(donor, boot, seq)| MoveId { donor, boot, seq })
+}
+
+pub fn of_a_move() -> impl Strategy<Value = Frame> {
+    let flows = || {
+        vec(
+            (flow(), any::<u32>()).prop_map(|(flow, epoch)| FlowAt { flow, epoch }),
+            0..9,
+        )
+    };
+    let connections = || vec(flow(), 0..5);
+    let peers = (node(), connections());
+    let peers = peers.prop_map(|(node, connections)| PeerConnections { node, connections });
+    let sockets = prop_oneof![
+        Just(SocketStrategy::Iterative),
+        Just(SocketStrategy::Collective),
+        Just(SocketStrategy::Incremental)
+    ];
+    let step = || {
+        prop_oneof![
+            Just(TranslateStep::Prepare),
+            Just(TranslateStep::Switch),
+            Just(TranslateStep::Undo)
+        ]
+    };
+    let offer = (
+        any::<[bool; 2]>(),
+        sockets,
+        any::<[u32; 2]>(),
+        any::<u64>(),
+        blob(),
+    );
+    let offer = offer.prop_map(
+        |([clone, post_copy], sockets, [hops, flows], memory, description)| {
+            MoveFrame::Offer(Offer {
+                clone,
+                sockets,
+                post_copy,
+                hops,
+                memory,
+                flows,
+                description,
+            })
+        },
+    );
+    let result = || proptest::result::maybe_ok(Just(()), ".*");
+    let done = (
+        proptest::result::maybe_ok(any::<u32>(), ".*"),
+        any::<u32>(),
+        any::<u32>(),
+    );
+    let frame = prop_oneof![
+        offer,
+        vec(".*", 0..4).prop_map(|refusals| MoveFrame::Offered { refusals }),
+        result().prop_map(MoveFrame::Ready),
+        (any::<u32>(), flows()).prop_map(|(part, flows)| MoveFrame::Arm { part, flows }),
+        (any::<u32>(), result()).prop_map(|(part, result)| MoveFrame::Armed { part, result }),
+        (flows(), vec(peers, 0..4), connections(), any::<u64>()).prop_map(
+            |(flows, peers, forwarded, bytes)| MoveFrame::Final {
+                flows,
+                peers,
+                forwarded,
+                bytes
+            }
+        ),
+        done.prop_map(|(result, restore_us, commit_us)| {
+            let times = AcceptorTimes {
+                restore_us,
+                commit_us,
+            };
+            MoveFrame::Done { result, times }
+        }),
+        Just(MoveFrame::Released),
+        ".*".prop_map(|reason| MoveFrame::Abort { reason }),
+        (any::<u32>(), step(), node(), connections()).prop_map(|(hops, step, to, connections)| {
+            MoveFrame::Translate {
+                hops,
+                step,
+                to,
+                connections,
+            }
+        }),
+        (step(), result()).prop_map(|(step, result)| MoveFrame::Translated { step, result }),
+    ];
+    (move_id(), frame).prop_map(|(id, frame)| Frame::Move { id, frame })
+}
+
+#[test]
+fn the_record_of_a_process_is_no_flow_and_no_flow_is_one() {
+    let id = MoveId {
+        donor: NodeId(2),
+        boot: 0x5f3a,
+        seq: 7,
+    };
+    let record = Flow::of_move(id);
+    assert_eq!(record.to_string(), "process:2.5f3a.7");
+    assert_eq!("process:2.5f3a.7".parse(), Ok(record));
+    assert_eq!((record.move_id(), record.is_process()), (Some(id), true));
+    // As it comes back from a map, where an address may be a mapped one.
+    let Flow { local, remote, .. } = record;
+    assert_eq!(Flow::new(Protocol::Process, local, remote), Ok(record));
+    let (local, remote) = (record.remote, record.local);
+    assert!(Flow::new(Protocol::Process, local, remote).is_err());
+    let flow: Flow = "tcp:[fd00::1]:2-[fd00::7]:0".parse().expect("a flow");
+    assert_eq!((flow.move_id(), flow.is_process()), (None, false));
+}
+
+#[test]
+fn the_frames_of_a_move_stay_what_they_are() {
+    let id = MoveId {
+        donor: NodeId(2),
+        boot: 3,
+        seq: 4,
+    };
+    let frame = MoveFrame::Arm {
+        part: 1,
+        flows: vec![FlowAt {
+            flow: "tcp:10.0.0.1:80-10.0.1.2:4242".parse().expect("a flow"),
+            epoch: 7,
+        }],
+    };
+    let mut bytes = Vec::new();
+    encode(&Frame::Move { id, frame }, &mut bytes).expect("small");
+    let expected = [
+        0, 0, 0, 23, 1, 12, 2, 3, 4, 3, 1, 1, 0, 0, 10, 0, 0, 1, 80, 0, 10, 0, 1, 2, 0x92, 0x21, 7,
+    ];
+    assert_eq!(bytes[..], expected[..]);
+}
