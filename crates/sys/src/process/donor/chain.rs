@@ -52,19 +52,7 @@ pub(super) fn run(
     let base = before.rsp.wrapping_sub(RED_ZONE + room) & !63;
     let only = !(1 << (signal - 1));
     let place = |number: u64| base + FRAME * number;
-    let making = |number: u64, (nr, arguments): (libc::c_long, [u64; 6])| Registers {
-        rip: call,
-        rax: nr as u64,
-        orig_rax: u64::MAX,
-        rdi: arguments[0],
-        rsi: arguments[1],
-        rdx: arguments[2],
-        r10: arguments[3],
-        r8: arguments[4],
-        r9: arguments[5],
-        rsp: place(number) + BEGIN - 8,
-        ..before
-    };
+    let making = |number: u64, what| at_call(&before, call, place(number) + BEGIN - 8, what);
     let mut bytes = vec![0; room as usize];
     let mut put = |number: u64, content: &[u8]| {
         let at = (FRAME * number + BEGIN) as usize;
@@ -95,6 +83,29 @@ pub(super) fn run(
         memory.write(base, &saved)?;
     }
     outcome.map(|()| true)
+}
+
+/// Registers of a thread about to make a call.
+fn at_call(
+    before: &Registers,
+    call: u64,
+    stack: u64,
+    (number, arguments): (libc::c_long, [u64; 6]),
+) -> Registers {
+    let [rdi, rsi, rdx, r10, r8, r9] = arguments;
+    Registers {
+        rip: call,
+        rax: number as u64,
+        orig_rax: u64::MAX,
+        rdi,
+        rsi,
+        rdx,
+        r10,
+        r8,
+        r9,
+        rsp: stack,
+        ..*before
+    }
 }
 
 fn wait_for_end(tracee: Tracee, signal: i32, end: u64) -> Result<()> {

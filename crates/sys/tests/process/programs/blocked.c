@@ -52,12 +52,14 @@ static void traced(void) {
 
 static void strict(void) {
     if (fork()) return;
+    prctl(PR_SET_PDEATHSIG, 9);
     CHECK(!prctl(PR_SET_SECCOMP, SECCOMP_MODE_STRICT));
     for (;;) __asm__ volatile("pause");
 }
 
 static int spin(void *unused) {
     (void)unused;
+    prctl(PR_SET_PDEATHSIG, 9);
     for (;;) pause();
     return 0;
 }
