@@ -38,8 +38,7 @@ pub(super) fn run(
     else {
         return Ok(false);
     };
-    let back = RETURN.iter().find_map(|code| find(memory, maps, code));
-    let (Some(call), Some(back)) = (find(memory, maps, CALL), back) else {
+    let Some((call, back)) = instructions(memory, maps) else {
         return Ok(false);
     };
     let (before, mask) = (tracee.registers()?, tracee.mask()?);
@@ -127,6 +126,12 @@ fn wait_for_end(tracee: Tracee, signal: i32, end: u64) -> Result<()> {
         unsafe { libc::syscall(libc::SYS_tkill, tracee.tid, libc::SIGSTOP) };
     }
     Ok(())
+}
+
+/// Where the program has what a chain is made of.
+fn instructions(memory: &Memory, maps: &[MapLine]) -> Option<(u64, u64)> {
+    let back = RETURN.iter().find_map(|code| find(memory, maps, code))?;
+    Some((find(memory, maps, CALL)?, back))
 }
 
 /// Where in the program's code these bytes are.
