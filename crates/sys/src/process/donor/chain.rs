@@ -38,8 +38,7 @@ pub(super) fn run(
     else {
         return Ok(false);
     };
-    let back = RETURN.iter().find_map(|code| find(memory, maps, code));
-    let (Some(call), Some(back)) = (find(memory, maps, CALL), back) else {
+    let Some((call, back)) = instructions(memory, maps) else {
         return Ok(false);
     };
     let (before, mask) = (tracee.registers()?, tracee.mask()?);
@@ -52,19 +51,7 @@ pub(super) fn run(
     let base = before.rsp.wrapping_sub(RED_ZONE + room) & !63;
     let only = !(1 << (signal - 1));
     let place = |number: u64| base + FRAME * number;
-    let making = |number: u64, (nr, arguments): (libc::c_long, [u64; 6])| Registers {
-        rip: call,
-        rax: nr as u64,
-        orig_rax: u64::MAX,
-        rdi: arguments[0],
-        rsi: arguments[1],
-        rdx: arguments[2],
-        r10: arguments[3],
-        r8: arguments[4],
-        r9: arguments[5],
-        rsp: place(number) + BEGIN - 8,
-        ..before
-    };
+    let making = |number: u64, what| at_call(&before, call, place(number) + BEGIN - 8, what);
     let mut bytes = vec![0; room as usize];
     let mut put = |number: u64, content: &[u8]| {
         let at = (FRAME * number + BEGIN) as usize;
@@ -97,6 +84,29 @@ pub(super) fn run(
     outcome.map(|()| true)
 }
 
+/// Registers of a thread about to make a call.
+fn at_call(
+    before: &Registers,
+    call: u64,
+    stack: u64,
+    (number, arguments): (libc::c_long, [u64; 6]),
+) -> Registers {
+    let [rdi, rsi, rdx, r10, r8, r9] = arguments;
+    Registers {
+        rip: call,
+        rax: number as u64,
+        orig_rax: u64::MAX,
+        rdi,
+        rsi,
+        rdx,
+        r10,
+        r8,
+        r9,
+        rsp: stack,
+        ..*before
+    }
+}
+
 fn wait_for_end(tracee: Tracee, signal: i32, end: u64) -> Result<()> {
     let mut stopped = false;
     loop {
@@ -116,6 +126,12 @@ fn wait_for_end(tracee: Tracee, signal: i32, end: u64) -> Result<()> {
         unsafe { libc::syscall(libc::SYS_tkill, tracee.tid, libc::SIGSTOP) };
     }
     Ok(())
+}
+
+/// Where the program has what a chain is made of.
+fn instructions(memory: &Memory, maps: &[MapLine]) -> Option<(u64, u64)> {
+    let back = RETURN.iter().find_map(|code| find(memory, maps, code))?;
+    Some((find(memory, maps, CALL)?, back))
 }
 
 /// Where in the program's code these bytes are.
