@@ -175,7 +175,10 @@ impl Core {
         moved: impl Fn(&Flow) -> bool,
     ) {
         let mut changes = Vec::new();
-        for (flow, moving) in self.moving.extract_if(.., |_, moving| moving.id == id) {
+        let all = std::mem::take(&mut self.moving).into_iter();
+        let (ended, others): (Vec<_>, Vec<_>) = all.partition(|(_, moving)| moving.id == id);
+        self.moving = others.into_iter().collect();
+        for (flow, moving) in ended {
             let mut is_ours = !moved(&flow);
             for mut change in moving.deferred {
                 if change.kind == ChangeKind::Remove {

@@ -158,12 +158,16 @@ impl Plane {
             1.0,
         );
         let (mut products, mut times) = (self.guess, self.guess_times);
-        for row in 0..3 {
-            for column in 0..3 {
-                products[row][column] += self.products[row][column];
-            }
-            times[row] += self.times[row];
-        }
+        let seen = self.products.iter().flatten();
+        products
+            .iter_mut()
+            .flatten()
+            .zip(seen)
+            .for_each(|(sum, seen)| *sum += seen);
+        times
+            .iter_mut()
+            .zip(self.times)
+            .for_each(|(sum, seen)| *sum += seen);
         // Noise may tilt the plane out of what is possible: that cost is then none, and the others take its part.
         let mut free = [true; 3];
         loop {
@@ -192,11 +196,11 @@ fn add(
     time: f64,
     weight: f64,
 ) {
-    for row in 0..3 {
-        for column in 0..3 {
-            products[row][column] += weight * terms[row] * terms[column];
+    for ((row, sum), term) in products.iter_mut().zip(times).zip(terms) {
+        for (product, other) in row.iter_mut().zip(terms) {
+            *product += weight * term * other;
         }
-        times[row] += weight * terms[row] * time;
+        *sum += weight * term * time;
     }
 }
 
@@ -214,8 +218,9 @@ fn solve(mut products: [[f64; 3]; 3], mut times: [f64; 3], free: [bool; 3]) -> [
     for pivot in 0..3 {
         for row in pivot + 1..3 {
             let factor = products[row][pivot] / products[pivot][pivot];
-            for column in pivot..3 {
-                products[row][column] -= factor * products[pivot][column];
+            let above = products[pivot];
+            for (product, above) in products[row].iter_mut().zip(above).skip(pivot) {
+                *product -= factor * above;
             }
             times[row] -= factor * times[pivot];
         }

@@ -16,35 +16,45 @@ pub fn move_id() -> impl Strategy<Value = MoveId> {
 }
 
 pub fn of_a_move() -> impl Strategy<Value = Frame> {
-    let flows = || {
-        vec(
-            (flow(), any::<u32>()).prop_map(|(flow, epoch)| FlowAt { flow, epoch }),
-            0..9,
-        )
-    };
-    let connections = || vec(flow(), 0..5);
-    let peers = (node(), connections());
-    let peers = peers.prop_map(|(node, connections)| PeerConnections { node, connections });
+    let frame = prop_oneof![before_the_freeze(), from_the_freeze_on()];
+    (move_id(), frame).prop_map(|(id, frame)| Frame::Move { id, frame })
+}
+
+fn flows() -> impl Strategy<Value = Vec<FlowAt>> {
+    let one = (flow(), any::<u32>()).prop_map(|(flow, epoch)| FlowAt { flow, epoch });
+    vec(one, 0..9)
+}
+
+fn connections() -> impl Strategy<Value = Vec<Flow>> {
+    vec(flow(), 0..5)
+}
+
+fn step() -> impl Strategy<Value = TranslateStep> {
+    prop_oneof![
+        Just(TranslateStep::Prepare),
+        Just(TranslateStep::Switch),
+        Just(TranslateStep::Undo)
+    ]
+}
+
+fn result() -> impl Strategy<Value = Result<(), String>> {
+    proptest::result::maybe_ok(Just(()), ".*")
+}
+
+fn offer() -> impl Strategy<Value = MoveFrame> {
     let sockets = prop_oneof![
         Just(SocketStrategy::Iterative),
         Just(SocketStrategy::Collective),
         Just(SocketStrategy::Incremental)
     ];
-    let step = || {
-        prop_oneof![
-            Just(TranslateStep::Prepare),
-            Just(TranslateStep::Switch),
-            Just(TranslateStep::Undo)
-        ]
-    };
-    let offer = (
+    let fields = (
         any::<[bool; 2]>(),
         sockets,
         any::<[u32; 2]>(),
         any::<u64>(),
         blob(),
     );
-    let offer = offer.prop_map(
+    fields.prop_map(
         |([clone, post_copy], sockets, [hops, flows], memory, description)| {
             MoveFrame::Offer(Offer {
                 clone,
@@ -56,27 +66,35 @@ pub fn of_a_move() -> impl Strategy<Value = Frame> {
                 description,
             })
         },
-    );
-    let result = || proptest::result::maybe_ok(Just(()), ".*");
+    )
+}
+
+fn before_the_freeze() -> impl Strategy<Value = MoveFrame> {
+    prop_oneof![
+        offer(),
+        vec(".*", 0..4).prop_map(|refusals| MoveFrame::Offered { refusals }),
+        result().prop_map(MoveFrame::Ready),
+        (any::<u32>(), flows()).prop_map(|(part, flows)| MoveFrame::Arm { part, flows }),
+        (any::<u32>(), result()).prop_map(|(part, result)| MoveFrame::Armed { part, result }),
+    ]
+}
+
+fn from_the_freeze_on() -> impl Strategy<Value = MoveFrame> {
+    let peers = (node(), connections());
+    let peers = peers.prop_map(|(node, connections)| PeerConnections { node, connections });
+    let end = (flows(), vec(peers, 0..4), connections(), any::<u64>());
     let done = (
         proptest::result::maybe_ok(any::<u32>(), ".*"),
         any::<u32>(),
         any::<u32>(),
     );
-    let frame = prop_oneof![
-        offer,
-        vec(".*", 0..4).prop_map(|refusals| MoveFrame::Offered { refusals }),
-        result().prop_map(MoveFrame::Ready),
-        (any::<u32>(), flows()).prop_map(|(part, flows)| MoveFrame::Arm { part, flows }),
-        (any::<u32>(), result()).prop_map(|(part, result)| MoveFrame::Armed { part, result }),
-        (flows(), vec(peers, 0..4), connections(), any::<u64>()).prop_map(
-            |(flows, peers, forwarded, bytes)| MoveFrame::Final {
-                flows,
-                peers,
-                forwarded,
-                bytes
-            }
-        ),
+    prop_oneof![
+        end.prop_map(|(flows, peers, forwarded, bytes)| MoveFrame::Final {
+            flows,
+            peers,
+            forwarded,
+            bytes
+        }),
         done.prop_map(|(result, restore_us, commit_us)| {
             let times = AcceptorTimes {
                 restore_us,
@@ -95,8 +113,7 @@ pub fn of_a_move() -> impl Strategy<Value = Frame> {
             }
         }),
         (step(), result()).prop_map(|(step, result)| MoveFrame::Translated { step, result }),
-    ];
-    (move_id(), frame).prop_map(|(id, frame)| Frame::Move { id, frame })
+    ]
 }
 
 #[test]

@@ -28,7 +28,7 @@ pub(super) fn run(
     memory: &Memory,
     maps: &[MapLine],
     exit: Exit,
-    calls: &[(libc::c_long, [u64; 6])],
+    calls: &[Call],
 ) -> Result<bool> {
     let Exit::Resume {
         process,
@@ -46,35 +46,21 @@ pub(super) fn run(
         libc::SYS_tgkill,
         [process as u64, thread as u64, signal as u64, 0, 0, 0],
     );
-    let extended = tracee.extended()?;
-    let room = FRAME * (calls.len() as u64 + 2) + extended.len() as u64;
-    let base = before.rsp.wrapping_sub(RED_ZONE + room) & !63;
-    let only = !(1 << (signal - 1));
-    let place = |number: u64| base + FRAME * number;
-    let making = |number: u64, what| at_call(&before, call, place(number) + BEGIN - 8, what);
-    let mut bytes = vec![0; room as usize];
-    let mut put = |number: u64, content: &[u8]| {
-        let at = (FRAME * number + BEGIN) as usize;
-        bytes[at - 8..at].copy_from_slice(&back.to_ne_bytes());
-        bytes[at..at + content.len()].copy_from_slice(content);
+    let chain = Chain {
+        call,
+        back,
+        before,
+        mask,
+        extended: tracee.extended()?,
+        only: !(1 << (signal - 1)),
     };
-    for (number, next) in (0u64..).zip(calls[1..].iter().copied().chain([last])) {
-        put(
-            number,
-            &frame(place(number) + BEGIN, &making(number + 1, next), &[], only),
-        );
-    }
-    let end = calls.len() as u64;
-    put(
-        end,
-        &frame(place(end) + BEGIN, &before.restarted(), &extended, mask),
-    );
-    let mut saved = vec![0; room as usize];
+    let (base, bytes) = chain.lay(calls, last);
+    let mut saved = vec![0; bytes.len()];
     if memory.read(base, &mut saved).is_err() || memory.write(base, &bytes).is_err() {
         return Ok(false);
     }
-    tracee.set_mask(only)?;
-    tracee.set_registers(&making(0, calls[0]))?;
+    tracee.set_mask(chain.only)?;
+    tracee.set_registers(&chain.making(base, 0, calls[0]))?;
     let outcome = wait_for_end(tracee, signal, call + 2);
     if !matches!(outcome, Err(Error::Gone(_))) {
         tracee.set_registers(&before)?;
@@ -84,13 +70,52 @@ pub(super) fn run(
     outcome.map(|()| true)
 }
 
-/// Registers of a thread about to make a call.
-fn at_call(
-    before: &Registers,
+/// A call's number and arguments.
+type Call = (libc::c_long, [u64; 6]);
+
+/// What the frames are made from.
+struct Chain {
+    /// Where `syscall; ret` is, and where what calls `rt_sigreturn`.
     call: u64,
-    stack: u64,
-    (number, arguments): (libc::c_long, [u64; 6]),
-) -> Registers {
+    back: u64,
+    /// The thread as it was.
+    before: Registers,
+    mask: u64,
+    extended: Vec<u8>,
+    /// The signals that are blocked meanwhile: all but the last call's.
+    only: u64,
+}
+
+impl Chain {
+    /// Where the frames go, and their bytes.
+    fn lay(&self, calls: &[Call], last: Call) -> (u64, Vec<u8>) {
+        let room = FRAME * (calls.len() as u64 + 2) + self.extended.len() as u64;
+        let base = self.before.rsp.wrapping_sub(RED_ZONE + room) & !63;
+        let place = |number: u64| base + FRAME * number + BEGIN;
+        let mut bytes = vec![0; room as usize];
+        let mut put = |number: u64, content: &[u8]| {
+            let at = (FRAME * number + BEGIN) as usize;
+            bytes[at - 8..at].copy_from_slice(&self.back.to_ne_bytes());
+            bytes[at..at + content.len()].copy_from_slice(content);
+        };
+        for (number, next) in (0u64..).zip(calls[1..].iter().copied().chain([last])) {
+            let making = self.making(base, number + 1, next);
+            put(number, &frame(place(number), &making, &[], self.only));
+        }
+        let (end, before) = (calls.len() as u64, self.before.restarted());
+        put(end, &frame(place(end), &before, &self.extended, self.mask));
+        (base, bytes)
+    }
+
+    /// The thread about to make the call of this number.
+    fn making(&self, base: u64, number: u64, what: Call) -> Registers {
+        let stack = base + FRAME * number + BEGIN - 8;
+        at_call(&self.before, self.call, stack, what)
+    }
+}
+
+/// Registers of a thread about to make a call.
+fn at_call(before: &Registers, call: u64, stack: u64, (number, arguments): Call) -> Registers {
     let [rdi, rsi, rdx, r10, r8, r9] = arguments;
     Registers {
         rip: call,
