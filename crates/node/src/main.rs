@@ -40,11 +40,14 @@ struct Arguments {
     /// Another registrar to begin with, besides those of the file; several times for several.
     #[arg(long, value_name = "ADDRESS[:PORT]", value_parser = RegistrarPeer::parse)]
     peer: Vec<RegistrarPeer>,
-    /// A registrar that a pool daemon asks, instead of those of the file; several times for several.
-    /// Written as ADDRESS[:PORT], tcp://ADDRESS[:PORT] or tls://[NAME@]ADDRESS[:PORT].
-    #[arg(long, value_name = "REGISTRAR")]
+    #[arg(
+        long,
+        value_name = "REGISTRAR",
+        help = "A registrar that a pool daemon asks, instead of those of the file; several times for several. Written as \
+                ADDRESS[:PORT], tcp://ADDRESS[:PORT] or tls://[NAME@]ADDRESS[:PORT]"
+    )]
     registrar: Vec<RegistrarAt>,
-    /// The group's authority, for a pool daemon's registrars over TLS; with --tls-cert and --tls-key instead of the file's [tls].
+    /// The group's authority, for a pool daemon's registrars over TLS; with --tls-cert and --tls-key instead of the section `tls` of the file.
     #[arg(long, value_name = "FILE", requires = "tls_cert")]
     tls_ca: Option<PathBuf>,
     /// The pool daemon's certificate.

@@ -26,9 +26,13 @@ pub struct PoolDaemon {
     /// own
     #[arg(long, value_name = "DIRECTORY", default_value = "/run/holdfast")]
     run_dir: PathBuf,
-    /// A registrar, several times for several [default: the one of this host]: ADDRESS[:PORT] over SCTP, tcp://ADDRESS[:PORT], or
-    /// tls://[NAME@]ADDRESS[:PORT], with the name in its certificate. Starts a daemon of the command's own
-    #[arg(long, value_name = "REGISTRAR")]
+    #[arg(
+        long,
+        value_name = "REGISTRAR",
+        help = "A registrar, several times for several [default: the one of this host]: ADDRESS[:PORT] over SCTP, \
+                tcp://ADDRESS[:PORT], or tls://[NAME@]ADDRESS[:PORT], with the name in its certificate. Starts a daemon of \
+                the command's own"
+    )]
     registrar: Vec<String>,
     #[command(flatten)]
     tls: TlsFiles,

@@ -8,7 +8,7 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use holdfast_api::app::{Channel, decode, encode};
+use holdfast_api::app::{Channel, PROTOCOL_VERSION, decode, encode};
 use holdfast_api::control::{ErrorBody, POOL_ROUTES, PoolDaemonStatus, openapi};
 use holdfast_api::pool::{
     DATA_BYTES_MAX, Element, ElementEvent, FromPool, PoolSession, Registration, Service, ToPool,
@@ -229,7 +229,7 @@ fn programs_that_break_the_rules_are_told_so_and_others_do_not_notice() {
     let handle = "\\q".to_owned();
     let (session, bytes) = (0, vec![0; DATA_BYTES_MAX + 1]);
     for (packets, words) in [
-        (vec![vec![1, 250, 3]], "malformed"),
+        (vec![vec![PROTOCOL_VERSION, 250, 3]], "malformed"),
         (vec![vec![9]], "version"),
         (vec![say(&ToPool::Finish)], "Register or Open first"),
         (vec![say(&ToPool::Open { handle })], "pool handle"),

@@ -187,13 +187,33 @@ fn the_check_of_captures_finds_what_is_malformed_and_what_is_missing() {
     };
     let asap = of(|message| matches!(message, Message::Asap(_)));
     let enrp = of(|message| matches!(message, Message::Enrp(_)));
-    let good = [("a.pcap", asap.clone()), ("b.pcap", enrp.clone())];
+    // Of each test program that is listed there, and of a host of a lab.
+    let mut good: Vec<(&str, Vec<_>)> = [
+        "node-registrar.pcap",
+        "node-pool.pcap",
+        "bench-registrar.pcap",
+        "bench-sessions.pcap",
+        "bench-pool_commands.pcap",
+    ]
+    .map(|name| (name, asap.clone()))
+    .into();
+    assert!(!check(&good).0, "no ENRP");
+    good.push(("bench-sessions@lab.n1.pcap", enrp.clone()));
     let (content, said) = check(&good);
     assert!(content, "{said}");
-    let summary = "10 packets, 5 ASAP and 5 ENRP messages, 0 packets malformed";
+    let summary = "30 packets, 25 ASAP and 5 ENRP messages, 0 packets malformed";
     assert!(said.contains(summary), "{said}");
-    assert!(!check(&[("a.pcap", asap.clone())]).0, "no ENRP");
-    assert!(!check(&[("a.pcap", enrp.clone())]).0, "no ASAP");
+    for (place, name) in ["node-registrar", "node-pool", "bench-registrar"]
+        .iter()
+        .enumerate()
+    {
+        let mut others = good.clone();
+        others[place].1 = enrp.clone();
+        let (content, said) = check(&others);
+        assert!(!content && said.contains(name), "{said}");
+        others.remove(place);
+        assert!(!check(&others).0, "nothing of {name}");
+    }
     assert!(!check(&[]).0, "nothing");
     let mut damaged = asap[0].clone();
     damaged[28] ^= 1;
@@ -203,9 +223,10 @@ fn the_check_of_captures_finds_what_is_malformed_and_what_is_missing() {
     };
     let short = packet(&Message::Asap(asap::Message::Error(vec![short])), 9);
     for bad in [damaged, short] {
-        let [first, second] = good.clone();
-        let (content, said) = check(&[first, second, ("c.pcap", vec![bad])]);
+        let mut all = good.clone();
+        all.push(("node-pool@c.pcap", vec![bad]));
+        let (content, said) = check(&all);
         assert!(!content, "{said}");
-        assert!(said.contains("c.pcap, packet 1"), "{said}");
+        assert!(said.contains("node-pool@c, packet 1"), "{said}");
     }
 }
