@@ -155,6 +155,7 @@ impl Tracker {
                 }
             }
         }
+        // A leader outside the PID namespace is seen as 0; at the acceptor its namespace's first process leads.
         let own = |ids: &[i32]| ids.last().copied().unwrap_or(0).max(1);
         Ok(Process {
             pid: status.own_id(),
