@@ -69,9 +69,8 @@ pub fn survey(pids: &[i32]) -> Result<Survey, FilesError> {
 pub(crate) fn shared_tables(pids: &[i32]) -> Vec<Option<usize>> {
     let mut tables: Vec<usize> = Vec::new();
     let same = |at: usize| {
-        let order = |table: &usize| {
-            raw::compare_tables(pids[*table], pids[at]).unwrap_or(Ordering::Less)
-        };
+        let order =
+            |table: &usize| raw::compare_tables(pids[*table], pids[at]).unwrap_or(Ordering::Less);
         match tables.binary_search_by(order) {
             Ok(found) => Some(tables[found]),
             Err(place) => {

@@ -59,18 +59,18 @@ impl Sockets {
         })
     }
 
-    /// Makes sockets that are new or became others, and drops those for which `stays` says no. Nothing goes on the wire, but
-    /// UDP sockets receive what is let through to them.
+    /// Makes sockets that are new or became others, and drops those that are `gone`. Nothing goes on the wire, but UDP sockets
+    /// receive what is let through to them.
     ///
     /// # Errors
     /// What this host lacks, or the kernel refuses.
     pub fn prepare(
         &mut self,
         sockets: &BTreeMap<FileId, SocketStatic>,
-        stays: impl Fn(FileId) -> bool,
+        gone: &BTreeSet<FileId>,
     ) -> Result<(), SocketError> {
-        self.made.retain(|id, _| stays(*id));
-        self.fresh.retain(|id| stays(*id));
+        self.made.retain(|id, _| !gone.contains(id));
+        self.fresh.retain(|id| !gone.contains(id));
         for (id, fixed) in sockets {
             // The number may stand for another socket with the same address.
             self.made.remove(id);
@@ -210,13 +210,14 @@ impl Sockets {
     /// Gives connections the options that could not be set before, and closes the copies of those that have all. To be called
     /// again, after some round trips, until it says [`Settled::Done`]: a copy that stays open would keep back a FIN.
     pub fn settle(&mut self) -> Settled {
-        self.made.retain(|_, made| match (&made.fixed, &made.phase) {
-            (SocketStatic::Connection(fixed), Phase::Ready(socket)) => {
-                // One that cannot be settled is closed by now.
-                matches!(settle(socket.as_fd(), fixed), Ok(Settled::Later))
-            }
-            _ => false,
-        });
+        self.made
+            .retain(|_, made| match (&made.fixed, &made.phase) {
+                (SocketStatic::Connection(fixed), Phase::Ready(socket)) => {
+                    // One that cannot be settled is closed by now.
+                    matches!(settle(socket.as_fd(), fixed), Ok(Settled::Later))
+                }
+                _ => false,
+            });
         if self.made.is_empty() {
             Settled::Done
         } else {
@@ -233,9 +234,7 @@ fn settle_in(
     packets: &mut Vec<Vec<u8>>,
 ) -> Result<(), SocketError> {
     match (fixed, state) {
-        (SocketStatic::Unconnected(fixed), SocketState::Unconnected) => {
-            Ok(fixed.restore(socket)?)
-        }
+        (SocketStatic::Unconnected(fixed), SocketState::Unconnected) => Ok(fixed.restore(socket)?),
         (SocketStatic::Datagrams(fixed), SocketState::Datagrams(queue)) => {
             let replayed = queue
                 .iter()

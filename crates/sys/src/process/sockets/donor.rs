@@ -5,8 +5,7 @@ use crate::process::files::image::FileId;
 use crate::sockopt::get_int;
 use crate::tcp_info::{TcpInfo, TcpState};
 use crate::tcp_repair::{
-    RepairError, StaticReader, TcpDynamic, TcpUnconnected, Unmovable, abandon,
-    extract_all, resume,
+    RepairError, StaticReader, TcpDynamic, TcpUnconnected, Unmovable, abandon, extract_all, resume,
 };
 use crate::udp;
 use std::collections::{BTreeMap, BTreeSet};

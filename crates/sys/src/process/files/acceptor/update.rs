@@ -45,12 +45,7 @@ impl Stock {
     }
 
     /// Makes what is new or has become something else, and gives the image before; `last` when the tree stands still.
-    fn change(
-        &mut self,
-        changes: Changes,
-        given: Given,
-        last: bool,
-    ) -> Result<Image, FilesError> {
+    fn change(&mut self, changes: Changes, given: Given, last: bool) -> Result<Image, FilesError> {
         let mut after = self.image.apply(changes)?;
         std::mem::swap(&mut self.image, &mut after);
         let before = after;
@@ -82,9 +77,14 @@ impl Stock {
             let old = before.contents.get(id);
             if old.is_some_and(|old| old.elsewhere != value.elsewhere) {
                 self.keepers.remove(id);
-                let of_it = |kind: &Kind| matches!(kind, Kind::Content { content, .. } if content == id);
+                let of_it =
+                    |kind: &Kind| matches!(kind, Kind::Content { content, .. } if content == id);
                 let files = self.image.files.iter();
-                remade.extend(files.filter(|(_, file)| of_it(&file.kind)).map(|(id, _)| *id));
+                remade.extend(
+                    files
+                        .filter(|(_, file)| of_it(&file.kind))
+                        .map(|(id, _)| *id),
+                );
             }
         }
     }

@@ -20,12 +20,7 @@ pub struct Found {
 
 impl Found {
     /// Keeps the copy of a socket. What the draft says of it may still hold.
-    pub fn hold(
-        &mut self,
-        id: FileId,
-        copy: OwnedFd,
-        known: Option<&SocketStatic>,
-    ) -> Saved<()> {
+    pub fn hold(&mut self, id: FileId, copy: OwnedFd, known: Option<&SocketStatic>) -> Saved<()> {
         if !known.is_some_and(|known| known.is_still(copy.as_fd())) {
             self.look(id, copy.as_fd())?;
         }

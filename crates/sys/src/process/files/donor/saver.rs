@@ -8,7 +8,7 @@ use crate::process::files::image::{FileId, Image, Kind, ObjectId, OpenFile, Owne
 use crate::process::files::survey::{Place, Pool, Survey, inner_pid, key, own_info, survey};
 use crate::process::files::{kinds, raw};
 use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{HashMap, HashSet};
 use std::fs;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
