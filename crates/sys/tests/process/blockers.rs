@@ -36,14 +36,7 @@ fn what_cannot_move_is_named() {
                 .any(|blocker| blocker.to_string().contains(message))
         });
         let report = inspect(root).expect("looks");
-        // A ring is mapped and open.
-        let count = if case == "io_uring" { 2 } else { 1 };
-        assert_eq!(
-            report.blockers.len(),
-            count,
-            "{case}: {:?}",
-            report.blockers
-        );
+        assert_eq!(report.blockers.len(), 1, "{case}: {:?}", report.blockers);
         match Tracker::start(root) {
             Err(Error::Blocked(blockers)) => assert_eq!(blockers, report.blockers),
             other => panic!("{case}: {other:?}"),
@@ -55,7 +48,19 @@ fn what_cannot_move_is_named() {
 #[test]
 fn what_can_move_has_no_blockers() {
     for source in [
-        "memory", "threads", "signals", "timers", "identity", "seccomp", "tree",
+        "memory",
+        "threads",
+        "signals",
+        "timers",
+        "identity",
+        "seccomp",
+        "tree",
+        "files",
+        "pipes",
+        "events",
+        "unix_sockets",
+        "tables",
+        "memory_files",
     ] {
         let program = Program::start(source);
         let report = inspect(program.pid()).expect("looks");

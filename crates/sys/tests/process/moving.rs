@@ -1,7 +1,7 @@
 //! Moving a tree between hosts, which here are network namespaces.
 
 use holdfast_sys::process::acceptor::{ClockOffsets, Restorer};
-use holdfast_sys::process::donor::Tracker;
+use holdfast_sys::process::donor::{StoppedTree, Tracker};
 use holdfast_sys::process::error::Error;
 use holdfast_sys::process::files::image::FileId;
 use holdfast_sys::process::image::{Descriptors, decode, encode};
@@ -182,7 +182,7 @@ pub fn migrate_until(tree: Tree, to: &Host, last: Step) -> Result<Left, Error> {
         return left(tree, Box::new((tracker, acceptor)));
     }
     let began = Instant::now();
-    let mut stopped = tracker.freeze().map_err(|unfrozen| unfrozen.error)?;
+    let (mut stopped, descriptors) = stop(tracker)?;
     let halted = began.elapsed();
     if last >= Step::LastShape {
         acceptor.restorer.tree(stopped.tree())?;
@@ -194,13 +194,13 @@ pub fn migrate_until(tree: Tree, to: &Host, last: Step) -> Result<Left, Error> {
     }
     let memory = began.elapsed();
     if last >= Step::LastDescriptors {
-        acceptor.descriptors(&from, &stopped.descriptors()?, true)?;
+        acceptor.descriptors(&from, &descriptors, true)?;
     }
     if last >= Step::Sockets {
         let states = decoded(&stopped.extract(1)?);
         acceptor.restore(&from, states)?;
     }
-    let descriptors = began.elapsed();
+    let sockets = began.elapsed();
     if last >= Step::State {
         acceptor.restorer.frozen(&stopped.state()?)?;
     }
@@ -218,7 +218,7 @@ pub fn migrate_until(tree: Tree, to: &Host, last: Step) -> Result<Left, Error> {
     );
     let all = began.elapsed();
     eprintln!(
-        "freeze: stopped {halted:?}, memory {memory:?}, descriptors {descriptors:?}, state {state:?}, running {all:?}"
+        "freeze: stopped {halted:?}, memory {memory:?}, descriptors {sockets:?}, state {state:?}, running {all:?}"
     );
     acceptor.sockets.settle();
     let moved = Tree {
@@ -227,6 +227,22 @@ pub fn migrate_until(tree: Tree, to: &Host, last: Step) -> Result<Left, Error> {
         restorer: Some(acceptor.restorer),
     };
     Ok((moved, None))
+}
+
+/// Stops a tree. Some blockers come and go.
+fn stop(mut tracker: Tracker) -> Result<(StoppedTree, Descriptors), Error> {
+    for _ in 0..100 {
+        let mut stopped = tracker.freeze().map_err(|unfrozen| unfrozen.error)?;
+        match stopped.descriptors() {
+            Ok(found) => return Ok((stopped, found)),
+            Err(Error::Blocked(_)) => tracker = stopped.thaw()?,
+            Err(error) => return Err(error),
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    let mut stopped = tracker.freeze().map_err(|unfrozen| unfrozen.error)?;
+    let found = stopped.descriptors()?;
+    Ok((stopped, found))
 }
 
 /// Who takes a tree.

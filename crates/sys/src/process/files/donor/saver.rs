@@ -87,6 +87,8 @@ pub struct Saver<'a> {
     pub outside: Outside,
     /// The kernel's list of Unix sockets, once it was asked for.
     pub unix: Option<kinds::unix::Listed>,
+    /// Pipes of which an end has not been met yet, that is open: class and what `/proc/PID/fd` shows.
+    pub half_pipes: Vec<(usize, String)>,
     /// The caller's PIDs of the tree.
     pub pids: Vec<i32>,
     /// What is found of TCP and UDP sockets.
@@ -123,6 +125,7 @@ impl<'a> Saver<'a> {
             image: Image::default(),
             outside,
             unix: None,
+            half_pipes: Vec::new(),
             pids: pids.to_vec(),
             inet: inet::Found::default(),
             survey,
@@ -154,11 +157,24 @@ impl<'a> Saver<'a> {
             }
             class += 1;
         }
+        blockers.extend(self.half_pipes());
         if !blockers.is_empty() {
             return Err(FilesError::Blocked(blockers));
         }
         let known = self.fill_tables()?;
         Ok((self.image, known, self.inet))
+    }
+
+    /// Pipes of which another end is open, but not in the tree. While it runs, nobody knows what is in flight.
+    fn half_pipes(&self) -> Vec<Blocker> {
+        let is_unix = |file: &OpenFile| matches!(file.kind, Kind::Unix(_));
+        if !self.frozen && self.image.files.values().any(is_unix) {
+            return Vec::new();
+        }
+        let half = self.half_pipes.iter();
+        let half = half.filter(|(class, _)| !kinds::pipe::is_whole(self, *class));
+        half.map(|(class, link)| self.blocker(*class, link.clone(), Reason::OtherEndOutside(None)))
+            .collect()
     }
 
     /// The number of an open file of the tree.
