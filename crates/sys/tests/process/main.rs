@@ -2,9 +2,12 @@
 #![cfg(target_arch = "x86_64")]
 
 mod blockers;
+#[path = "../common/mod.rs"]
+mod common;
 mod faults;
 mod moving;
 mod program;
+mod servers;
 
 use holdfast_sys::process::donor::Tracker;
 use moving::Host;
