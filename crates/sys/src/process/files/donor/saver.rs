@@ -1,7 +1,7 @@
 //! One reading of a tree: each open file once, those that are found in flight on the way too.
 
 use super::outside::Outside;
-use super::{Draft, Known, Limits};
+use super::{Draft, Known, Limits, inet};
 use crate::process::files::error::{At, Blocker, FilesError, Reason};
 use crate::process::files::fdinfo::FdInfo;
 use crate::process::files::image::{FileId, Image, Kind, ObjectId, OpenFile, Owner, Slot, Table};
@@ -31,6 +31,15 @@ impl From<FilesError> for Stop {
     fn from(error: FilesError) -> Self {
         Self::Failed(error)
     }
+}
+
+/// When a tree is read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stage {
+    /// While it runs.
+    Running,
+    /// While it stands still.
+    Frozen,
 }
 
 /// What saving gives.
@@ -80,8 +89,8 @@ pub struct Saver<'a> {
     pub unix: Option<kinds::unix::Listed>,
     /// The caller's PIDs of the tree.
     pub pids: Vec<i32>,
-    /// Whatever is done with Inet sockets in the freeze starts from these.
-    sockets: BTreeMap<FileId, OwnedFd>,
+    /// What is found of TCP and UDP sockets.
+    inet: inet::Found,
     survey: Survey,
     draft: Option<&'a Draft>,
     ids: Vec<FileId>,
@@ -98,20 +107,24 @@ impl<'a> Saver<'a> {
         pids: &[i32],
         limits: &Limits,
         draft: Option<&'a Draft>,
-        outside: Outside,
+        stage: Stage,
     ) -> Result<Self, FilesError> {
         let survey = survey(pids)?;
+        let (frozen, outside) = match stage {
+            Stage::Frozen => (true, Outside::default()),
+            Stage::Running => (false, Outside::look(pids)),
+        };
         let known = draft.map(|draft| &draft.known);
         let next = |numbers: Option<u32>| numbers.map_or(0, |last| last + 1);
         Ok(Self {
             limits: limits.clone(),
-            frozen: draft.is_some(),
+            frozen,
             pool: Pool::new(&survey),
             image: Image::default(),
             outside,
             unix: None,
             pids: pids.to_vec(),
-            sockets: BTreeMap::new(),
+            inet: inet::Found::default(),
             survey,
             draft,
             ids: Vec::new(),
@@ -124,7 +137,7 @@ impl<'a> Saver<'a> {
     }
 
     /// Saves everything.
-    pub fn run(mut self) -> Result<(Image, Known, BTreeMap<FileId, OwnedFd>), FilesError> {
+    pub fn run(mut self) -> Result<(Image, Known, inet::Found), FilesError> {
         let mut blockers = Vec::new();
         let mut class = 0;
         self.number_all();
@@ -145,7 +158,7 @@ impl<'a> Saver<'a> {
             return Err(FilesError::Blocked(blockers));
         }
         let known = self.fill_tables()?;
-        Ok((self.image, known, self.sockets))
+        Ok((self.image, known, self.inet))
     }
 
     /// The number of an open file of the tree.
@@ -213,8 +226,12 @@ impl<'a> Saver<'a> {
             .draft
             .and_then(|draft| draft.image.files.get(&id))
             .cloned();
-        if let Some(file) = unchanged_socket(&info, before.as_ref()) {
-            self.sockets.insert(id, copy);
+        if self.frozen
+            && let Some(file) = unchanged_socket(&info, before.as_ref())
+        {
+            let known = self.draft.and_then(|draft| draft.sockets.get(&id));
+            let known = known.map(|known| &**known);
+            self.inet.hold(id, copy, known)?;
             return Ok(Some(file));
         }
         let path = format!("/proc/self/fd/{}", copy.as_raw_fd());
@@ -235,8 +252,12 @@ impl<'a> Saver<'a> {
         let owner = owner(&subject)?;
         let kind = kinds::save(self, &subject)?;
         let flags = subject.info.flags;
-        if self.frozen && matches!(kind, Kind::Inet { .. }) {
-            self.sockets.insert(id, subject.copy);
+        if matches!(kind, Kind::Inet { .. }) {
+            if self.frozen {
+                self.inet.hold(id, subject.copy, None)?;
+            } else {
+                self.inet.look(id, subject.fd())?;
+            }
         }
         Ok(Some(OpenFile {
             flags,
