@@ -21,14 +21,16 @@ mod fdinfo;
 pub mod image;
 mod inspect;
 mod kinds;
+mod listed;
 mod raw;
 mod survey;
 
 pub use acceptor::{Given, Step, Stock};
-pub use donor::{Draft, Frozen, Limits};
+pub use donor::{Copier, Draft, Frozen, Limits};
 pub use error::{Blocker, FilesError, Reason, Refusal};
 pub use fdinfo::{EpollLine, FdInfo, InotifyLine, Lease};
 pub use image::Image;
 pub use image::changes::Changes;
 pub use inspect::inspect;
 pub use kinds::terminal::take_terminal;
+pub use listed::{Listed, Listing};

@@ -1,13 +1,18 @@
 //! Reading the descriptors of a running tree.
 
+mod copier;
 mod outside;
 mod saver;
 
+pub use copier::Copier;
 pub use saver::{Saved, Saver, Subject};
+
+use saver::Outcome;
 
 use super::error::FilesError;
 use super::image::{FileId, Image, ObjectId};
-use super::survey::Key;
+use super::listed::{self, Listing};
+use super::survey::{Key, Survey, survey};
 use outside::Outside;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::os::fd::OwnedFd;
@@ -39,9 +44,14 @@ impl Default for Limits {
 pub struct Draft {
     /// What is sent to the acceptor before the freeze.
     pub image: Image,
+    /// Where its TCP and UDP sockets can be copied from ([`Copier::copy`]).
+    pub sockets: BTreeMap<FileId, Address>,
     limits: Limits,
     known: Known,
 }
+
+/// A process, as the caller sees it, and a descriptor of its.
+pub type Address = (i32, u32);
 
 /// What became of what the donor saw, so that a later image gives the same thing the same number.
 #[derive(Clone, Debug, Default)]
@@ -57,8 +67,11 @@ pub struct Known {
 pub struct Frozen {
     /// Everything; what the acceptor needs is its difference from the draft.
     pub image: Image,
-    /// Copies of the tree's TCP and UDP sockets.
+    /// Copies of the tree's TCP and UDP sockets; with [`Draft::save_frozen_listed`] only of those that the draft has not, or
+    /// has otherwise.
     pub sockets: BTreeMap<FileId, OwnedFd>,
+    /// Where all TCP and UDP sockets can be copied from; those in flight are in `sockets` alone.
+    pub places: BTreeMap<FileId, Address>,
 }
 
 impl Draft {
@@ -69,10 +82,16 @@ impl Draft {
     /// [`FilesError::Blocked`] with every descriptor that cannot move; [`FilesError::Kernel`].
     pub fn save(pids: &[i32], limits: &Limits) -> Result<Self, FilesError> {
         let outside = Outside::look(pids);
-        let saver = Saver::new(pids, limits, None, outside)?;
-        let (image, known, _) = saver.run()?;
+        let saver = Saver::new(pids, survey(pids)?, limits, None, outside);
+        let Outcome {
+            image,
+            known,
+            places,
+            ..
+        } = saver.run()?;
         Ok(Self {
             image,
+            sockets: places,
             limits: limits.clone(),
             known,
         })
@@ -83,8 +102,29 @@ impl Draft {
     /// # Errors
     /// As [`Self::save`]; some blockers come and go, so that another try may succeed.
     pub fn save_frozen(&self, pids: &[i32]) -> Result<Frozen, FilesError> {
-        let saver = Saver::new(pids, &self.limits, Some(self), Outside::default())?;
-        let (image, _, sockets) = saver.run()?;
-        Ok(Frozen { image, sockets })
+        self.finish(pids, survey(pids)?)
+    }
+
+    /// [`Self::save_frozen`] from what was listed of all `pids` since they stand still: sockets that the draft has cost no
+    /// system call.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn save_frozen_listed(
+        &self,
+        pids: &[i32],
+        listings: Vec<Listing>,
+    ) -> Result<Frozen, FilesError> {
+        self.finish(pids, listed::survey(pids, listings)?)
+    }
+
+    fn finish(&self, pids: &[i32], survey: Survey) -> Result<Frozen, FilesError> {
+        let saver = Saver::new(pids, survey, &self.limits, Some(self), Outside::default());
+        let outcome = saver.run()?;
+        Ok(Frozen {
+            image: outcome.image,
+            sockets: outcome.sockets,
+            places: outcome.places,
+        })
     }
 }

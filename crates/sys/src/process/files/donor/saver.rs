@@ -1,13 +1,12 @@
 //! One reading of a tree: each open file once, those that are found in flight on the way too.
 
 use super::outside::Outside;
-use super::{Draft, Known, Limits};
+use super::{Address, Copier, Draft, Known, Limits};
 use crate::process::files::error::{At, Blocker, FilesError, Reason};
 use crate::process::files::fdinfo::FdInfo;
 use crate::process::files::image::{FileId, Image, Kind, ObjectId, OpenFile, Owner, Slot, Table};
-use crate::process::files::survey::{Place, Pool, Survey, inner_pid, key, own_info, survey};
+use crate::process::files::survey::{Place, Pool, Survey, inner_pid, key, own_info};
 use crate::process::files::{kinds, raw};
-use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fs;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -82,6 +81,7 @@ pub struct Saver<'a> {
     pub pids: Vec<i32>,
     /// Whatever is done with Inet sockets in the freeze starts from these.
     sockets: BTreeMap<FileId, OwnedFd>,
+    places: BTreeMap<FileId, Address>,
     survey: Survey,
     draft: Option<&'a Draft>,
     ids: Vec<FileId>,
@@ -89,21 +89,34 @@ pub struct Saver<'a> {
     next_file: FileId,
     objects: HashMap<(u32, u64), ObjectId>,
     next_object: ObjectId,
-    processes: HashMap<i32, OwnedFd>,
+    copier: Copier,
+}
+
+/// What reading gives.
+#[derive(Debug)]
+pub struct Outcome {
+    /// Everything.
+    pub image: Image,
+    /// For a later reading.
+    pub known: Known,
+    /// Copies of Inet sockets, where the tree is stopped.
+    pub sockets: BTreeMap<FileId, OwnedFd>,
+    /// Where Inet sockets are.
+    pub places: BTreeMap<FileId, Address>,
 }
 
 impl<'a> Saver<'a> {
-    /// Lists the descriptors of the tree.
+    /// For the descriptors that were found.
     pub fn new(
         pids: &[i32],
+        survey: Survey,
         limits: &Limits,
         draft: Option<&'a Draft>,
         outside: Outside,
-    ) -> Result<Self, FilesError> {
-        let survey = survey(pids)?;
+    ) -> Self {
         let known = draft.map(|draft| &draft.known);
         let next = |numbers: Option<u32>| numbers.map_or(0, |last| last + 1);
-        Ok(Self {
+        Self {
             limits: limits.clone(),
             frozen: draft.is_some(),
             pool: Pool::new(&survey),
@@ -112,6 +125,7 @@ impl<'a> Saver<'a> {
             unix: None,
             pids: pids.to_vec(),
             sockets: BTreeMap::new(),
+            places: BTreeMap::new(),
             survey,
             draft,
             ids: Vec::new(),
@@ -119,12 +133,12 @@ impl<'a> Saver<'a> {
             next_file: next(draft.and_then(|draft| draft.image.files.keys().next_back().copied())),
             objects: known.map(|known| known.objects.clone()).unwrap_or_default(),
             next_object: next(known.and_then(|known| known.objects.values().max().copied())),
-            processes: HashMap::new(),
-        })
+            copier: Copier::default(),
+        }
     }
 
     /// Saves everything.
-    pub fn run(mut self) -> Result<(Image, Known, BTreeMap<FileId, OwnedFd>), FilesError> {
+    pub fn run(mut self) -> Result<Outcome, FilesError> {
         let mut blockers = Vec::new();
         let mut class = 0;
         self.number_all();
@@ -145,7 +159,12 @@ impl<'a> Saver<'a> {
             return Err(FilesError::Blocked(blockers));
         }
         let known = self.fill_tables()?;
-        Ok((self.image, known, self.sockets))
+        Ok(Outcome {
+            image: self.image,
+            known,
+            sockets: self.sockets,
+            places: self.places,
+        })
     }
 
     /// The number of an open file of the tree.
@@ -204,19 +223,23 @@ impl<'a> Saver<'a> {
 
     /// `None` for a descriptor that a running process closed meanwhile.
     fn save_class(&mut self, class: usize, link: &mut String) -> Saved<Option<OpenFile>> {
+        let id = self.ids[class];
+        let before = self.draft.and_then(|draft| draft.image.files.get(&id));
+        let unchanged = unchanged_socket(&self.pool.classes[class].info, before);
+        if unchanged.is_some() && self.pool.classes[class].listed {
+            self.note_place(class);
+            return Ok(unchanged);
+        }
         let Some(copy) = self.copy(class)? else {
             return Ok(None);
         };
-        let id = self.ids[class];
-        let info = self.pool.classes[class].info.clone();
-        let before = self
-            .draft
-            .and_then(|draft| draft.image.files.get(&id))
-            .cloned();
-        if let Some(file) = unchanged_socket(&info, before.as_ref()) {
+        if unchanged.is_some() {
+            self.note_place(class);
             self.sockets.insert(id, copy);
-            return Ok(Some(file));
+            return Ok(unchanged);
         }
+        let info = self.pool.classes[class].info.clone();
+        let before = before.cloned();
         let path = format!("/proc/self/fd/{}", copy.as_raw_fd());
         let target = fs::read_link(&path).at(&path)?;
         *link = target.to_string_lossy().into_owned();
@@ -235,8 +258,11 @@ impl<'a> Saver<'a> {
         let owner = owner(&subject)?;
         let kind = kinds::save(self, &subject)?;
         let flags = subject.info.flags;
-        if self.frozen && matches!(kind, Kind::Inet { .. }) {
-            self.sockets.insert(id, subject.copy);
+        if matches!(kind, Kind::Inet { .. }) {
+            self.note_place(class);
+            if self.frozen {
+                self.sockets.insert(id, subject.copy);
+            }
         }
         Ok(Some(OpenFile {
             flags,
@@ -246,20 +272,20 @@ impl<'a> Saver<'a> {
         }))
     }
 
+    fn note_place(&mut self, class: usize) {
+        if let Place::Process(pid, fd) = self.pool.classes[class].place {
+            self.places.insert(self.ids[class], (pid, fd));
+        }
+    }
+
     fn copy(&mut self, class: usize) -> Saved<Option<OwnedFd>> {
-        let (pid, fd) = match &self.pool.classes[class].place {
+        let address = match &self.pool.classes[class].place {
             Place::Own(copy) => return Ok(Some(copy.try_clone().at("dup")?)),
             Place::Process(pid, fd) => (*pid, *fd),
         };
-        if let std::collections::hash_map::Entry::Vacant(entry) = self.processes.entry(pid) {
-            let number = Pid::from_raw(pid).ok_or(Reason::PidfdOutside)?;
-            entry.insert(pidfd_open(number, PidfdFlags::empty()).at("pidfd_open")?);
-        }
-        let process = &self.processes[&pid];
-        match pidfd_getfd(process, fd as i32, PidfdGetfdFlags::empty()) {
-            Ok(copy) => Ok(Some(copy)),
-            Err(rustix::io::Errno::BADF) if !self.frozen => Ok(None),
-            Err(error) => Err(error).at("pidfd_getfd")?,
+        match self.copier.copy(address) {
+            Err(error) if error.raw_os_error() == Some(libc::EBADF) && !self.frozen => Ok(None),
+            outcome => Ok(Some(outcome.at("pidfd_getfd")?)),
         }
     }
 
@@ -268,10 +294,14 @@ impl<'a> Saver<'a> {
         let mut locks = Vec::new();
         for (table, fd) in &self.pool.classes[subject.class].slots {
             let descriptors = &self.survey[table].descriptors;
-            let Ok(at) = descriptors.binary_search_by_key(fd, |(number, _)| *number) else {
+            let Ok(at) = descriptors.binary_search_by_key(fd, |one| one.number) else {
                 continue;
             };
-            for lock in descriptors[at].1.locks(*table).map_err(|_| Reason::Lease)? {
+            for lock in descriptors[at]
+                .info
+                .locks(*table)
+                .map_err(|_| Reason::Lease)?
+            {
                 if !locks.contains(&lock) {
                     locks.push(lock);
                 }
@@ -290,13 +320,13 @@ impl<'a> Saver<'a> {
             }
         }
         for (number, seen) in &self.survey {
-            let slots = seen.descriptors.iter().filter_map(|(fd, info)| {
-                let (_, file) = known.files.get(&(*number, *fd))?;
+            let slots = seen.descriptors.iter().filter_map(|one| {
+                let (_, file) = known.files.get(&(*number, one.number))?;
                 let slot = Slot {
                     file: *file,
-                    close_on_exec: info.close_on_exec,
+                    close_on_exec: one.info.close_on_exec,
                 };
-                Some((*fd, slot))
+                Some((one.number, slot))
             });
             let table = Table {
                 pids: seen.holders.iter().map(|holder| holder.inner).collect(),
