@@ -227,6 +227,15 @@ static __always_inline int is_plain(struct sock *sk, struct tcp_sock *tcp)
 	return !bpf_core_field_exists(tcp->ao_info) || !tcp->ao_info;
 }
 
+/* As the kernel answers to TCP_TIMESTAMP. */
+static __always_inline __u32 tcp_clock(struct tcp_sock *tcp)
+{
+	__u64 now_us = bpf_ktime_get_ns() / 1000;
+	if (bpf_core_field_exists(tcp->tcp_usec_ts) && BPF_CORE_READ_BITFIELD(tcp, tcp_usec_ts))
+		return ((__u32)now_us + tcp->tsoffset) | 1;
+	return ((__u32)(now_us / 1000) + tcp->tsoffset) & ~1u;
+}
+
 static __always_inline void stream(struct observed *o, struct sock *sk, struct tcp_sock *tcp)
 {
 	struct tcp_options_received *negotiated = &tcp->rx_opt;
@@ -268,15 +277,6 @@ static __always_inline void stream(struct observed *o, struct sock *sk, struct t
 	o->receive_buffer = sk->sk_rcvbuf;
 	o->receive_low_water = sk->sk_rcvlowat;
 	o->window_clamp = tcp->window_clamp;
-}
-
-/* As the kernel answers to TCP_TIMESTAMP. */
-static __always_inline __u32 tcp_clock(struct tcp_sock *tcp)
-{
-	__u64 now_us = bpf_ktime_get_ns() / 1000;
-	if (bpf_core_field_exists(tcp->tcp_usec_ts) && BPF_CORE_READ_BITFIELD(tcp, tcp_usec_ts))
-		return ((__u32)now_us + tcp->tsoffset) | 1;
-	return ((__u32)(now_us / 1000) + tcp->tsoffset) & ~1u;
 }
 
 static __always_inline void socket_marks(struct option_marks *m, struct sock *sk)

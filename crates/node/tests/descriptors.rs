@@ -158,12 +158,15 @@ fn a_stopped_process_is_saved_alike_either_way() {
     let pids = [shell.pid()];
     let descriptors = Descriptors::new();
     let draft = Draft::save(&pids, &Limits::default()).unwrap_or_else(|error| panic!("{error}"));
-    assert_eq!(draft.sockets.len(), 32, "31 TCP sockets and one of UDP");
+    assert_eq!(draft.places.len(), 32, "31 TCP sockets and one of UDP");
 
+    let seen: BTreeSet<_> = draft.places.keys().copied().collect();
     let compare = |new_sockets: usize| {
         let by_proc = draft.save_frozen(&pids).expect("saved");
         let listings = descriptors.list(&pids).expect("this kernel takes it");
-        let listed = draft.save_frozen_listed(&pids, listings).expect("saved");
+        let listed = draft
+            .save_frozen_listed(&pids, listings, &seen)
+            .expect("saved");
         assert_eq!(listed.image, by_proc.image);
         assert_eq!(listed.places, by_proc.places);
         assert_eq!(

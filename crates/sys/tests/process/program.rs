@@ -13,6 +13,7 @@ const LIMIT: Duration = Duration::from_secs(60);
 pub struct Program {
     folder: PathBuf,
     child: Child,
+    pid: i32,
 }
 
 impl Program {
@@ -23,9 +24,17 @@ impl Program {
 
     /// The same with arguments behind the folder.
     pub fn start_with(source: &str, arguments: &[&str]) -> Self {
+        // A session of its own, whatever session the tests run in.
+        Self::start_under(&["setsid"], source, arguments)
+    }
+
+    /// The same as the last words of another command, which executes it or waits for it.
+    pub fn start_under(command: &[&str], source: &str, arguments: &[&str]) -> Self {
         let program = compile(source);
         let folder = scratch(source);
-        let child = Command::new(program)
+        let child = Command::new(command[0])
+            .args(&command[1..])
+            .arg(&program)
             .arg(&folder)
             .args(arguments)
             .stdin(Stdio::null())
@@ -33,19 +42,22 @@ impl Program {
             .stderr(Stdio::null())
             .spawn()
             .expect("starts");
-        let program = Self { folder, child };
-        program.wait_for(|program| program.read("ready").is_some());
-        program
+        let pid = child.id() as i32;
+        let mut started = Self { folder, child, pid };
+        started.wait_for(|started| started.read("ready").is_some());
+        // It may hide in a namespace.
+        started.pid = descendant(pid, &program).unwrap_or(pid);
+        started
     }
 
-    /// Where it is now: a child of the test.
+    /// Where it is now.
     pub fn tree(&self, host: &Host) -> Tree {
-        Tree::original(self.child.id() as i32, host)
+        Tree::original(self.pid, host)
     }
 
     /// Its PID before it is moved.
     pub fn pid(&self) -> i32 {
-        self.child.id() as i32
+        self.pid
     }
 
     /// How many processes run this program in this folder, children apart.
@@ -134,6 +146,18 @@ impl Drop for Program {
         let _ = self.child.wait();
         let _ = std::fs::remove_dir_all(&self.folder);
     }
+}
+
+/// The process that runs a program: this one, or the first below it.
+fn descendant(pid: i32, program: &Path) -> Option<i32> {
+    if std::fs::read_link(format!("/proc/{pid}/exe")).ok()? == program {
+        return Some(pid);
+    }
+    let children = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).ok()?;
+    let mut children = children
+        .split_whitespace()
+        .filter_map(|pid| pid.parse().ok());
+    children.find_map(|child| descendant(child, program))
 }
 
 /// Compiled once for a run of tests.

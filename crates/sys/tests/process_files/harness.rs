@@ -5,6 +5,7 @@ use holdfast_sys::process::files::{
     Changes, Draft, FdInfo, FilesError, Given, Image, Limits, Listed, Listing, Stock,
 };
 use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
+use std::collections::BTreeSet;
 use std::fs;
 use std::io::{Read, Write};
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
@@ -92,7 +93,7 @@ impl Donor {
             .save_frozen(&self.pids())
             .unwrap_or_else(|error| panic!("{error}"));
         let listed = draft
-            .save_frozen_listed(&self.pids(), list(&self.pids()))
+            .save_frozen_listed(&self.pids(), list(&self.pids()), &BTreeSet::new())
             .unwrap_or_else(|error| panic!("{error}"));
         assert_eq!(lasting(listed.image), lasting(frozen.image.clone()));
         let changes = frozen.image.changes_since(&draft.image);

@@ -20,11 +20,13 @@ const WAIT_NS: libc::c_long = 20_000;
 
 /// Makes the root: a copy of the restorer that has a stub and traps in it. `groups` have no leader in the tree.
 pub(super) fn root(process: &Process, stub: u64, groups: &[i32]) -> Result<Husk> {
-    let outside = process.session != process.pid;
-    let session = process.session;
-    let pid = match outside {
-        false => fork_with_pid(process.pid, || become_husk(stub))?,
-        true => Helper { session, groups }.child(process.pid, stub)?,
+    let own = std::process::id() as i32;
+    let leads = process.session == process.pid;
+    let pid = match process.session {
+        _ if leads => fork_with_pid(process.pid, || become_husk(stub))?,
+        // Its namespace's first process led its session, or one outside; here that is the restorer.
+        session if session == own => born_beside(process.pid, stub, groups)?,
+        session => Helper { session, groups }.child(process.pid, stub)?,
     };
     Tracee::seize(pid, OPTIONS)?;
     let tracee = Tracee { tid: pid };
@@ -38,7 +40,7 @@ pub(super) fn root(process: &Process, stub: u64, groups: &[i32]) -> Result<Husk>
         }
     }
     let husk = Husk::new(pid, stub, process.generation)?;
-    if !outside {
+    if leads {
         let mut script = husk.script();
         script.call("setsid", libc::SYS_setsid, &[]);
         husk.run(script)?;
@@ -190,6 +192,18 @@ fn tell_traced(pid: i32) -> Result<()> {
     memory.write((&raw const IS_TRACED).addr() as u64, &[1])
 }
 
+/// A child in the restorer's own session, and a bearer of each group.
+fn born_beside(pid: i32, stub: u64, groups: &[i32]) -> Result<i32> {
+    let own = std::process::id() as i32;
+    for group in groups.iter().filter(|group| **group != own) {
+        clone_with_pid(*group, 0, rest)?;
+        // SAFETY: no pointers are passed.
+        let outcome = unsafe { libc::setpgid(*group, *group) };
+        check_long(outcome.into()).context(|| format!("process group {group}"))?;
+    }
+    fork_with_pid(pid, || become_husk(stub))
+}
+
 /// A process with the PID of a session's leader that is not in the tree: without it the session's number cannot be.
 struct Helper<'a> {
     session: i32,
@@ -247,6 +261,14 @@ fn bear_group(writer: i32) {
     unsafe {
         libc::setpgid(0, 0);
         libc::write(writer, (&raw const BORN).cast(), 1);
+    }
+    rest();
+}
+
+/// Runs in a process that does nothing until it is ended.
+fn rest() {
+    // SAFETY: plain system calls without pointers.
+    unsafe {
         libc::syscall(libc::SYS_close_range, 3, u32::MAX, 0);
         loop {
             libc::pause();

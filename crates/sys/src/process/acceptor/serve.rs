@@ -47,8 +47,11 @@ fn restore(channel: &mut UnixStream) -> Result<Option<Restoration>> {
     Ok(None)
 }
 
-/// A name, mounts of its own, and a `/proc` of its own PID namespace.
+/// A name, a session, mounts of its own, and a `/proc` of its own PID namespace.
 fn set_up() -> Result<()> {
+    // A program whose session the first process of its namespace led finds one of that number here.
+    // SAFETY: no pointers are passed.
+    check_long(unsafe { libc::setsid() }.into()).context(|| "a session".to_owned())?;
     let name =
         std::ffi::CString::new(crate::process::REAPER_NAME).map_err(|_| Error::Image("a name"))?;
     // SAFETY: the name ends with a NUL and outlives the call.

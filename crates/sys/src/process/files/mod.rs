@@ -25,12 +25,14 @@ mod listed;
 mod raw;
 mod survey;
 
-pub use acceptor::{Given, Step, Stock};
-pub use donor::{Copier, Draft, Frozen, Limits};
+pub use acceptor::{Given, Place, Step, Stock};
+pub use donor::{Address, Copier, Draft, Frozen, Limits};
 pub use error::{Blocker, FilesError, Reason, Refusal};
 pub use fdinfo::{EpollLine, FdInfo, InotifyLine, Lease};
 pub use image::Image;
 pub use image::changes::Changes;
 pub use inspect::inspect;
+pub(crate) use kinds::locks::take as take_lock;
 pub use kinds::terminal::take_terminal;
 pub use listed::{Listed, Listing};
+pub(crate) use survey::shared_tables;

@@ -1,21 +1,22 @@
 //! Reading the descriptors of a running tree.
 
 mod copier;
+mod inet;
 mod outside;
 mod saver;
 
 pub use copier::Copier;
 pub use saver::{Saved, Saver, Subject};
 
-use saver::Outcome;
-
 use super::error::FilesError;
 use super::image::{FileId, Image, ObjectId};
 use super::listed::{self, Listing};
 use super::survey::{Key, Survey, survey};
-use outside::Outside;
+use crate::process::sockets::SocketStatic;
+use saver::Stage;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::os::fd::OwnedFd;
+use std::sync::Arc;
 
 /// How far saving goes.
 #[derive(Clone, Debug)]
@@ -44,8 +45,10 @@ impl Default for Limits {
 pub struct Draft {
     /// What is sent to the acceptor before the freeze.
     pub image: Image,
-    /// Where its TCP and UDP sockets can be copied from ([`Copier::copy`]).
-    pub sockets: BTreeMap<FileId, Address>,
+    /// What the tree's TCP and UDP sockets were born with.
+    pub sockets: BTreeMap<FileId, Arc<SocketStatic>>,
+    /// Where they can be copied from ([`Copier::copy`]), but for those in flight.
+    pub places: BTreeMap<FileId, Address>,
     limits: Limits,
     known: Known,
 }
@@ -67,32 +70,48 @@ pub struct Known {
 pub struct Frozen {
     /// Everything; what the acceptor needs is its difference from the draft.
     pub image: Image,
-    /// Copies of the tree's TCP and UDP sockets; with [`Draft::save_frozen_listed`] only of those that the draft has not, or
-    /// has otherwise.
+    /// Copies of the tree's TCP and UDP sockets; with [`Draft::save_frozen_listed`] not of those that were seen.
     pub sockets: BTreeMap<FileId, OwnedFd>,
-    /// Where all TCP and UDP sockets can be copied from; those in flight are in `sockets` alone.
+    /// Where all can be copied from, but for those in flight.
     pub places: BTreeMap<FileId, Address>,
+    /// What those of which there are copies were born with and the draft has nothing, or nothing that still holds.
+    pub fixed: BTreeMap<FileId, Arc<SocketStatic>>,
 }
 
 impl Draft {
     /// Reads the descriptors of processes that may be running. `pids` are those of the caller's PID namespace; threads are
-    /// left out.
+    /// left out. The calling thread must be in their network namespace.
     ///
     /// # Errors
     /// [`FilesError::Blocked`] with every descriptor that cannot move; [`FilesError::Kernel`].
     pub fn save(pids: &[i32], limits: &Limits) -> Result<Self, FilesError> {
-        let outside = Outside::look(pids);
-        let saver = Saver::new(pids, survey(pids)?, limits, None, outside);
-        let Outcome {
-            image,
-            known,
-            places,
-            ..
-        } = saver.run()?;
+        let saver = Saver::new(pids, survey(pids)?, limits, None, Stage::Running);
+        Self::of(saver, limits.clone())
+    }
+
+    /// Reads the descriptors of the same tree again while it runs: what was there has the same numbers.
+    ///
+    /// # Errors
+    /// As [`Self::save`].
+    pub fn again(&self, pids: &[i32], limits: &Limits) -> Result<Self, FilesError> {
+        let saver = Saver::new(pids, survey(pids)?, limits, Some(self), Stage::Running);
+        let mut draft = Self::of(saver, limits.clone())?;
+        // Sizes that the kernel tunes are no reason to make a socket anew.
+        for (id, fixed) in &mut draft.sockets {
+            if let Some(before) = self.sockets.get(id).filter(|before| before.is_like(fixed)) {
+                fixed.clone_from(before);
+            }
+        }
+        Ok(draft)
+    }
+
+    fn of(saver: Saver<'_>, limits: Limits) -> Result<Self, FilesError> {
+        let (image, known, inet) = saver.run()?;
         Ok(Self {
             image,
-            sockets: places,
-            limits: limits.clone(),
+            sockets: inet.fixed,
+            places: inet.places,
+            limits,
             known,
         })
     }
@@ -102,11 +121,11 @@ impl Draft {
     /// # Errors
     /// As [`Self::save`]; some blockers come and go, so that another try may succeed.
     pub fn save_frozen(&self, pids: &[i32]) -> Result<Frozen, FilesError> {
-        self.finish(pids, survey(pids)?)
+        self.finish(pids, survey(pids)?, &BTreeSet::new())
     }
 
-    /// [`Self::save_frozen`] from what was listed of all `pids` since they stand still: sockets that the draft has cost no
-    /// system call.
+    /// [`Self::save_frozen`] from what was listed of all `pids` since they stand still. Sockets that the draft has and
+    /// whose state is `seen` from beside them cost no system call: they are not copied.
     ///
     /// # Errors
     /// As there.
@@ -114,17 +133,25 @@ impl Draft {
         &self,
         pids: &[i32],
         listings: Vec<Listing>,
+        seen: &BTreeSet<FileId>,
     ) -> Result<Frozen, FilesError> {
-        self.finish(pids, listed::survey(pids, listings)?)
+        self.finish(pids, listed::survey(pids, listings)?, seen)
     }
 
-    fn finish(&self, pids: &[i32], survey: Survey) -> Result<Frozen, FilesError> {
-        let saver = Saver::new(pids, survey, &self.limits, Some(self), Outside::default());
-        let outcome = saver.run()?;
+    fn finish(
+        &self,
+        pids: &[i32],
+        survey: Survey,
+        seen: &BTreeSet<FileId>,
+    ) -> Result<Frozen, FilesError> {
+        let mut saver = Saver::new(pids, survey, &self.limits, Some(self), Stage::Frozen);
+        saver.inet.seen.clone_from(seen);
+        let (image, _, inet) = saver.run()?;
         Ok(Frozen {
-            image: outcome.image,
-            sockets: outcome.sockets,
-            places: outcome.places,
+            image,
+            sockets: inet.held,
+            places: inet.places,
+            fixed: inet.fixed,
         })
     }
 }

@@ -1,13 +1,13 @@
 //! One reading of a tree: each open file once, those that are found in flight on the way too.
 
 use super::outside::Outside;
-use super::{Address, Copier, Draft, Known, Limits};
+use super::{Copier, Draft, Known, Limits, inet};
 use crate::process::files::error::{At, Blocker, FilesError, Reason};
 use crate::process::files::fdinfo::FdInfo;
 use crate::process::files::image::{FileId, Image, Kind, ObjectId, OpenFile, Owner, Slot, Table};
 use crate::process::files::survey::{Place, Pool, Survey, inner_pid, key, own_info};
 use crate::process::files::{kinds, raw};
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{HashMap, HashSet};
 use std::fs;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
@@ -30,6 +30,15 @@ impl From<FilesError> for Stop {
     fn from(error: FilesError) -> Self {
         Self::Failed(error)
     }
+}
+
+/// When a tree is read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stage {
+    /// While it runs.
+    Running,
+    /// While it stands still.
+    Frozen,
 }
 
 /// What saving gives.
@@ -79,9 +88,8 @@ pub struct Saver<'a> {
     pub unix: Option<kinds::unix::Listed>,
     /// The caller's PIDs of the tree.
     pub pids: Vec<i32>,
-    /// Whatever is done with Inet sockets in the freeze starts from these.
-    sockets: BTreeMap<FileId, OwnedFd>,
-    places: BTreeMap<FileId, Address>,
+    /// What is found of TCP and UDP sockets.
+    pub inet: inet::Found,
     survey: Survey,
     draft: Option<&'a Draft>,
     ids: Vec<FileId>,
@@ -92,19 +100,6 @@ pub struct Saver<'a> {
     copier: Copier,
 }
 
-/// What reading gives.
-#[derive(Debug)]
-pub struct Outcome {
-    /// Everything.
-    pub image: Image,
-    /// For a later reading.
-    pub known: Known,
-    /// Copies of Inet sockets, where the tree is stopped.
-    pub sockets: BTreeMap<FileId, OwnedFd>,
-    /// Where Inet sockets are.
-    pub places: BTreeMap<FileId, Address>,
-}
-
 impl<'a> Saver<'a> {
     /// For the descriptors that were found.
     pub fn new(
@@ -112,20 +107,23 @@ impl<'a> Saver<'a> {
         survey: Survey,
         limits: &Limits,
         draft: Option<&'a Draft>,
-        outside: Outside,
+        stage: Stage,
     ) -> Self {
+        let (frozen, outside) = match stage {
+            Stage::Frozen => (true, Outside::default()),
+            Stage::Running => (false, Outside::look(pids)),
+        };
         let known = draft.map(|draft| &draft.known);
         let next = |numbers: Option<u32>| numbers.map_or(0, |last| last + 1);
         Self {
             limits: limits.clone(),
-            frozen: draft.is_some(),
+            frozen,
             pool: Pool::new(&survey),
             image: Image::default(),
             outside,
             unix: None,
             pids: pids.to_vec(),
-            sockets: BTreeMap::new(),
-            places: BTreeMap::new(),
+            inet: inet::Found::default(),
             survey,
             draft,
             ids: Vec::new(),
@@ -138,7 +136,7 @@ impl<'a> Saver<'a> {
     }
 
     /// Saves everything.
-    pub fn run(mut self) -> Result<Outcome, FilesError> {
+    pub fn run(mut self) -> Result<(Image, Known, inet::Found), FilesError> {
         let mut blockers = Vec::new();
         let mut class = 0;
         self.number_all();
@@ -159,12 +157,7 @@ impl<'a> Saver<'a> {
             return Err(FilesError::Blocked(blockers));
         }
         let known = self.fill_tables()?;
-        Ok(Outcome {
-            image: self.image,
-            known,
-            sockets: self.sockets,
-            places: self.places,
-        })
+        Ok((self.image, known, self.inet))
     }
 
     /// The number of an open file of the tree.
@@ -226,7 +219,8 @@ impl<'a> Saver<'a> {
         let id = self.ids[class];
         let before = self.draft.and_then(|draft| draft.image.files.get(&id));
         let unchanged = unchanged_socket(&self.pool.classes[class].info, before);
-        if unchanged.is_some() && self.pool.classes[class].listed {
+        let unchanged = unchanged.filter(|_| self.frozen);
+        if unchanged.is_some() && self.pool.classes[class].listed && self.inet.seen.contains(&id) {
             self.note_place(class);
             return Ok(unchanged);
         }
@@ -234,8 +228,10 @@ impl<'a> Saver<'a> {
             return Ok(None);
         };
         if unchanged.is_some() {
+            let known = self.draft.and_then(|draft| draft.sockets.get(&id));
+            let known = known.map(|known| &**known);
             self.note_place(class);
-            self.sockets.insert(id, copy);
+            self.inet.hold(id, copy, known)?;
             return Ok(unchanged);
         }
         let info = self.pool.classes[class].info.clone();
@@ -261,7 +257,9 @@ impl<'a> Saver<'a> {
         if matches!(kind, Kind::Inet { .. }) {
             self.note_place(class);
             if self.frozen {
-                self.sockets.insert(id, subject.copy);
+                self.inet.hold(id, subject.copy, None)?;
+            } else {
+                self.inet.look(id, subject.fd())?;
             }
         }
         Ok(Some(OpenFile {
@@ -274,7 +272,7 @@ impl<'a> Saver<'a> {
 
     fn note_place(&mut self, class: usize) {
         if let Place::Process(pid, fd) = self.pool.classes[class].place {
-            self.places.insert(self.ids[class], (pid, fd));
+            self.inet.places.insert(self.ids[class], (pid, fd));
         }
     }
 
