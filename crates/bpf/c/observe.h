@@ -108,7 +108,7 @@ struct observed {
 	__u32 receive_low_water;
 	__u32 window_clamp;
 	__u32 namespace; /* inode number of its network namespace */
-	__u32 pad;
+	__u32 timestamp; /* its TCP clock; the lowest bit says whether that counts microseconds */
 	struct option_marks marks;
 };
 

@@ -79,6 +79,14 @@ impl Preparer {
         })
     }
 
+    /// What a new socket has.
+    pub(super) fn fresh(&self, v6: bool) -> &SocketOptions {
+        match (v6, &self.fresh_v6) {
+            (true, Some(v6)) => v6,
+            _ => &self.fresh_v4,
+        }
+    }
+
     /// Makes a socket for the connection: repair mode, options, bound. Nothing goes on the wire.
     ///
     /// # Errors
@@ -88,11 +96,7 @@ impl Preparer {
         let socket = fd.as_fd();
         // Before bind, so that bind succeeds beside a listener of the same address.
         set_int(socket, IPPROTO_TCP, libc::TCP_REPAIR, REPAIR_ON).at("TCP_REPAIR")?;
-        let fresh = match (fixed.v6_socket, &self.fresh_v6) {
-            (true, Some(v6)) => v6,
-            _ => &self.fresh_v4,
-        };
-        fixed.options.apply(socket, fresh)?;
+        fixed.options.apply(socket, self.fresh(fixed.v6_socket))?;
         // `TCP_REPAIR_OPTIONS` sets the peer's MSS but leaves the segment size that `connect` computed, from 536 where
         // nothing else was said. The kernel takes 88 to 32767 here.
         let segment = i32::from(fixed.segment_size).clamp(88, 32_767);

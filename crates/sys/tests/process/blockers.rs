@@ -61,6 +61,7 @@ fn what_can_move_has_no_blockers() {
         "unix_sockets",
         "tables",
         "memory_files",
+        "terminal",
     ] {
         let program = Program::start(source);
         let report = inspect(program.pid()).expect("looks");

@@ -136,6 +136,26 @@ fn a_file_that_differs_is_refused() {
     program.ends_well(tree);
 }
 
+/// A child in the session of a terminal cannot get that terminal back: said before anything is frozen.
+#[test]
+fn a_session_with_jobs_on_a_terminal_is_refused() {
+    let program = Program::start_with("terminal", &["job"]);
+    let tree = program.tree(&Host::own());
+    let moving = std::thread::spawn(move || {
+        let outcome = migrate_until(tree, &Host::new(), Step::FirstDescriptors);
+        match outcome {
+            Err(Error::Refused(why)) => why,
+            other => panic!("{:?}", other.map(|(tree, _)| tree.root)),
+        }
+    });
+    let why = moving.join().expect("a thread");
+    assert!(why.contains("controlling terminal"), "{why}");
+    program.goes_on();
+    let tree = program.tree(&Host::own());
+    assert!(!tree.has_traces());
+    program.ends_well(tree);
+}
+
 /// A restorer whose root directory has `other` under `path`.
 fn restorer_that_sees(other: &str, path: &Path) -> Restorer {
     let mounts = File::open("/proc/thread-self/ns/mnt").expect("opens");

@@ -5,6 +5,7 @@ mod blockers;
 #[path = "../common/mod.rs"]
 mod common;
 mod faults;
+mod measure;
 mod moving;
 mod program;
 mod servers;
@@ -127,6 +128,11 @@ fn events_move() {
 #[test]
 fn unix_sockets_move() {
     there_and_back("unix_sockets");
+}
+
+#[test]
+fn a_terminal_moves() {
+    there_and_back("terminal");
 }
 
 #[test]

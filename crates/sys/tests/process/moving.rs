@@ -53,7 +53,7 @@ impl Host {
         .expect("a namespace")
     }
 
-    fn enter(&self) {
+    pub fn enter(&self) {
         // SAFETY: no pointers are passed; only this thread moves.
         let outcome = unsafe { libc::setns(self.namespace.as_raw_fd(), libc::CLONE_NEWNET) };
         assert_eq!(outcome, 0);
@@ -224,7 +224,9 @@ pub fn migrate_until(tree: Tree, to: &Host, last: Step) -> Result<Left, Error> {
     }
     let state = began.elapsed();
     // Both hosts have one file system here, and so one set of locks.
+    let originals = stopped.pids();
     stopped.release()?;
+    originals.into_iter().for_each(wait_for_end);
     (to.reach)(true);
     // What was sent meanwhile is lost.
     acceptor.sockets.activate(WindowProbe::Yes, 1)?;
@@ -299,7 +301,7 @@ impl Acceptor {
     /// Gives sockets their state, with the packets that belong to it.
     fn restore(&mut self, from: &Host, states: BTreeMap<FileId, SocketState>) -> Result<(), Error> {
         self.host.enter();
-        let packets = self.sockets.restore(states, 1);
+        let packets = self.sockets.restore(states, None, 1);
         let packets = packets.inspect(|packets| {
             if !packets.is_empty() {
                 let tun = Tun::open("hold").expect("a TUN device");
@@ -317,6 +319,15 @@ impl Acceptor {
 /// As it comes from another host.
 fn decoded<T: serde::Serialize + serde::de::DeserializeOwned>(value: &T) -> T {
     postcard::from_bytes(&postcard::to_stdvec(value).expect("coded")).expect("decoded")
+}
+
+/// What a process that was killed had open is closed a moment later.
+fn wait_for_end(pid: i32) {
+    crate::common::wait_for("the original's end", || {
+        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+        let state = stat.rsplit_once(") ").map_or("", |(_, rest)| rest);
+        state.is_empty() || state.starts_with(['Z', 'X'])
+    });
 }
 
 /// The root's PID as the test sees it: the restorer's child that had this PID before.

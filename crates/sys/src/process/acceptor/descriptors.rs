@@ -5,7 +5,7 @@ use super::plan::Restoration;
 use crate::process::error::{Error, Result};
 use crate::process::files::image::FileId;
 use crate::process::files::{Changes, Given, Stock};
-use crate::process::image::{Checked, Files};
+use crate::process::image::{Checked, Files, Process};
 use serde::{Deserialize, Serialize};
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -90,6 +90,9 @@ impl Restoration {
                 return Err(shared_otherwise(first.pid));
             }
             filled.push(slots);
+            for husk in &sharers {
+                self.check_terminal(stock, *number, husk.pid)?;
+            }
             first.fill(stock.places(*number))?;
             if last {
                 complete(stock, *number, &sharers)?;
@@ -99,6 +102,22 @@ impl Restoration {
             return Err(Error::Image("descriptors of other processes"));
         }
         Ok(())
+    }
+
+    /// The kernel gives a controlling terminal to the leader of a session, and to who is born later.
+    fn check_terminal(&self, stock: &Stock, table: u32, leader: i32) -> Result<()> {
+        let terminal = stock.image().controlling_terminal(table, leader);
+        let in_session = |process: &&Process| {
+            process.session == leader && process.pid != leader && process.exit_status.is_none()
+        };
+        match self.tree.processes.iter().find(in_session) {
+            Some(other) if terminal.is_some() => Err(Error::Refused(format!(
+                "process {} shares the controlling terminal of process {leader}: only the leader of a session can \
+                 get one back",
+                other.pid
+            ))),
+            _ => Ok(()),
+        }
     }
 
     pub(super) fn living(&self) -> impl Iterator<Item = &Husk> {

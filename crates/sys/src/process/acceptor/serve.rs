@@ -88,7 +88,11 @@ fn set_up() -> Result<()> {
         c"/proc",
         Some(c"proc"),
         libc::MS_NOSUID | libc::MS_NODEV | libc::MS_NOEXEC,
-    )
+    )?;
+    // Terminals of the tree keep their numbers, whatever the host has; where there is no such directory, there are none.
+    let flags = libc::MS_NOSUID | libc::MS_NOEXEC;
+    let _ = mount(c"devpts", c"/dev/pts", Some(c"devpts"), flags);
+    Ok(())
 }
 
 fn mount(source: &CStr, target: &CStr, kind: Option<&CStr>, flags: libc::c_ulong) -> Result<()> {

@@ -80,6 +80,7 @@ int main(int count, char **words) {
         }
         _exit(6);
     }
+    while (!board[BESIDE] || !board[OTHER]) nap(1);
     ready();
     while (go_on()) {
         long before = board[OTHER];

@@ -1,10 +1,11 @@
 //! TCP and UDP sockets that are met while a tree is read.
 
+use super::Address;
 use super::saver::Saved;
 use crate::process::files::error::Reason;
 use crate::process::files::image::FileId;
 use crate::process::sockets::{Reader, SocketError, SocketStatic};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
@@ -15,6 +16,10 @@ pub struct Found {
     pub held: BTreeMap<FileId, OwnedFd>,
     /// What sockets were born with; in the freeze only of those for which the draft has nothing that still holds.
     pub fixed: BTreeMap<FileId, Arc<SocketStatic>>,
+    /// Where they can be copied from.
+    pub places: BTreeMap<FileId, Address>,
+    /// Those that the caller sees from beside them: no copies are made.
+    pub seen: BTreeSet<FileId>,
     reader: Option<Reader>,
 }
 

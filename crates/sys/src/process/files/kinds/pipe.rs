@@ -4,7 +4,7 @@ use super::named;
 use crate::process::files::acceptor::Stock;
 use crate::process::files::donor::{Saved, Saver, Subject};
 use crate::process::files::error::{At, FilesError, Reason};
-use crate::process::files::image::{Bytes, FileId, Kind, ObjectId, Pipe};
+use crate::process::files::image::{Bytes, FileId, Kind, ObjectId, OpenFile, Pipe};
 use crate::process::files::raw;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{Mode, OFlags, Stat, open};
@@ -85,13 +85,22 @@ fn refuse_strangers(saver: &mut Saver<'_>, subject: &Subject, fifo: bool) -> Sav
     Ok(())
 }
 
-/// Whether another end has been found in flight meanwhile.
-pub fn is_whole(saver: &Saver<'_>, class: usize) -> bool {
-    let info = &saver.pool.classes[class].info;
-    let access = |flags: u32| flags & libc::O_ACCMODE as u32;
-    let alike = saver.pool.alike(info).iter();
-    let mut ends = alike.map(|class| access(saver.pool.classes[*class].info.flags));
-    ends.any(|end| end != access(info.flags))
+/// Pipes of which another end is open, but not in the tree. While it runs, nobody knows what is in flight between sockets.
+pub fn half(saver: &Saver<'_>) -> Vec<(usize, String)> {
+    let is_unix = |file: &OpenFile| matches!(file.kind, Kind::Unix(_));
+    if !saver.frozen && saver.image.files.values().any(is_unix) {
+        return Vec::new();
+    }
+    let access = |class: usize| saver.pool.classes[class].info.flags & libc::O_ACCMODE as u32;
+    let is_whole = |class: usize| {
+        let mut ends = saver.pool.alike(&saver.pool.classes[class].info).iter();
+        ends.any(|end| access(*end) != access(class))
+    };
+    let half = saver
+        .half_pipes
+        .iter()
+        .filter(|(class, _)| !is_whole(*class));
+    half.cloned().collect()
 }
 
 /// What is in the pipe. It stays there: `tee` copies it into a pipe of our own.

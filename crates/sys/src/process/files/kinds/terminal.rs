@@ -76,7 +76,9 @@ fn save_master(saver: &mut Saver<'_>, subject: &Subject) -> Saved<Kind> {
     let locked = flag(TIOCGPTLCK, "TIOCGPTLCK")?;
     let packets = flag(TIOCGPKT, "TIOCGPKT")?;
     let exclusive = flag(TIOCGEXCL, "TIOCGEXCL")?;
-    let path = format!("/dev/pts/{terminal}");
+    // As the process itself finds it: its mounts may be others than ours.
+    let holder = saver.pool.classes[subject.class].place.address().0;
+    let path = format!("/proc/{holder}/root/dev/pts/{terminal}");
     let file = stat(&path).map_err(|_| Reason::Unreachable)?;
     // A master tells and is told the modes of its slave.
     let mut modes = [0u8; MODES];

@@ -1,0 +1,148 @@
+//! What each step of a freeze costs, printed: `cargo test --release -p holdfast-sys --test process measure -- --ignored
+//! --nocapture`.
+
+use crate::common::{Net, SERVICE_V4, SERVICE_V6};
+use crate::moving::{Host, restorer};
+use crate::program::Program;
+use holdfast_sys::process::donor::Tracker;
+use holdfast_sys::process::image::encode;
+use holdfast_sys::process::sockets::Sockets;
+use holdfast_sys::tcp_repair::WindowProbe;
+use std::net::TcpStream;
+use std::time::{Duration, Instant};
+
+const RUNS: usize = 7;
+const CONNECTIONS: usize = 1024;
+
+#[test]
+#[ignore = "measures, and says nothing about right or wrong"]
+fn a_freeze() {
+    for idle in [0, CONNECTIONS] {
+        let runs: Vec<Steps> = (0..RUNS).map(|_| run(idle)).collect();
+        println!("{idle} connections and 24 other descriptors, median and maximum of {RUNS}:");
+        for (at, (name, _)) in runs[0].0.iter().enumerate() {
+            let mut times: Vec<Duration> = runs.iter().map(|steps| steps.0[at].1).collect();
+            times.sort();
+            println!(
+                "  {name:<44} {:>10.0?} {:>10.0?}",
+                times[RUNS / 2],
+                times[RUNS - 1]
+            );
+        }
+    }
+}
+
+#[derive(Default)]
+struct Steps(Vec<(&'static str, Duration)>);
+
+impl Steps {
+    fn time<R>(&mut self, name: &'static str, work: impl FnOnce() -> R) -> R {
+        let began = Instant::now();
+        let result = work();
+        self.0.push((name, began.elapsed()));
+        result
+    }
+}
+
+fn run(idle: usize) -> Steps {
+    let net = Net::new();
+    let addresses = [SERVICE_V4.to_string(), SERVICE_V6.to_string()];
+    let program = net
+        .a
+        .run(|| Program::start_with("server", &[&addresses[0], &addresses[1]]));
+    let clients: Vec<TcpStream> = net.client.run(|| {
+        let connect = |_| TcpStream::connect((SERVICE_V4, 8080)).expect("connects");
+        (0..idle).map(connect).collect()
+    });
+    program.goes_on();
+    let steps = std::thread::scope(|scope| {
+        let moving = || {
+            let [from, to] = [&net.a, &net.b].map(|namespace| namespace.run(Host::own));
+            move_measured(program.pid(), &from, &to)
+        };
+        scope.spawn(moving).join().expect("moves")
+    });
+    drop(clients);
+    steps
+}
+
+/// Moves a tree step by step, and ends it there.
+fn move_measured(root: i32, from: &Host, to: &Host) -> Steps {
+    let mut steps = Steps::default();
+    to.enter();
+    let mut restorer = restorer();
+    let mut sockets = Sockets::new().expect("sockets");
+    from.enter();
+    let mut tracker = Tracker::start(root).expect("starts");
+    for name in ["before: first look at descriptors", "before: another look"] {
+        let mut round = tracker.round().expect("a round");
+        restorer.tree(&round.tree).expect("made");
+        while let Some(pages) = tracker.read(&mut round, 1 << 20).expect("read") {
+            restorer.pages(&pages).expect("written");
+        }
+        let found = steps.time(name, || tracker.descriptors()).expect("looks");
+        to.enter();
+        sockets
+            .prepare(&found.sockets, &found.gone)
+            .expect("prepared");
+        from.enter();
+        restorer
+            .descriptors(&found, &sockets.fresh())
+            .expect("made");
+        sockets.handed_over();
+    }
+    let mut stopped = steps
+        .time("stop, mappings, dirty pages", || tracker.freeze())
+        .map_err(|unfrozen| unfrozen.error)
+        .expect("stops");
+    let found = steps
+        .time("donor: descriptors", || stopped.descriptors())
+        .expect("looks");
+    let states = steps
+        .time("donor: sockets", || stopped.extract(2))
+        .expect("extracted");
+    let frozen = steps
+        .time("donor: state", || stopped.state())
+        .expect("state");
+    let bytes = postcard::to_stdvec(&states).expect("coded").len();
+    println!(
+        "  descriptors {} bytes, sockets {bytes} bytes, state {} bytes",
+        encode(&found).expect("coded").len(),
+        encode(&frozen).expect("coded").len()
+    );
+    steps
+        .time("acceptor: tree", || restorer.tree(stopped.tree()))
+        .expect("made");
+    steps.time("read and write pages", || {
+        while let Some(pages) = stopped.read(1 << 20).expect("read") {
+            restorer.pages(&pages).expect("written");
+        }
+    });
+    to.enter();
+    steps.time("acceptor: descriptors", || {
+        sockets
+            .prepare(&found.sockets, &found.gone)
+            .expect("prepared");
+        restorer
+            .last_descriptors(&found, &sockets.fresh())
+            .expect("made");
+    });
+    steps
+        .time("acceptor: sockets", || sockets.restore(states, None, 2))
+        .expect("restored");
+    steps
+        .time("acceptor: state", || restorer.frozen(&frozen))
+        .expect("given");
+    steps
+        .time("acceptor: sockets on", || {
+            sockets.activate(WindowProbe::No, 2)
+        })
+        .expect("active");
+    steps.time("acceptor: go", || restorer.go()).expect("runs");
+    steps
+        .time("after: donor's sockets and processes end", || {
+            stopped.release()
+        })
+        .expect("released");
+    steps
+}

@@ -1,0 +1,88 @@
+/* A terminal whose master and slave are in the tree: modes, window, the session that it controls, its foreground group. */
+#include "self.h"
+#include <signal.h>
+#include <sys/ioctl.h>
+#include <sys/wait.h>
+#include <termios.h>
+
+/* Answers lines until there is one that begins with q. */
+static void answer(int terminal) {
+    char text[64];
+    long length;
+    while ((length = read(terminal, text, sizeof text)) > 0 && text[0] != 'q') {
+        EQUAL(tcgetpgrp(terminal), getpgrp());
+        int own = open("/dev/tty", O_RDWR);
+        CHECK(own >= 0);
+        EQUAL(write(own, text, length), length);
+        close(own);
+    }
+}
+
+/* Leads a session that the terminal controls; it is in the foreground itself, or a job of it. */
+static void shell(const char *name, int has_job) {
+    CHECK(setsid() == getpid());
+    int terminal = open(name, O_RDWR);
+    CHECK(terminal >= 0 && tcgetsid(terminal) == getpid());
+    signal(SIGTTOU, SIG_IGN);
+    signal(SIGHUP, SIG_IGN);
+    if (!has_job) {
+        answer(terminal);
+        _exit(22);
+    }
+    pid_t job = fork();
+    if (!job) {
+        setpgid(0, 0);
+        answer(terminal);
+        _exit(21);
+    }
+    setpgid(job, job);
+    CHECK(!tcsetpgrp(terminal, job));
+    int status;
+    EQUAL(waitpid(job, &status, 0), job);
+    EQUAL(tcgetsid(terminal), getpid());
+    _exit(WEXITSTATUS(status) + 1);
+}
+
+int main(int count, char **words) {
+    CHECK(count == 2 || count == 3);
+    folder = words[1];
+    int master = posix_openpt(O_RDWR | O_NOCTTY);
+    CHECK(master >= 0 && !grantpt(master) && !unlockpt(master));
+    char name[64];
+    CHECK(!ptsname_r(master, name, sizeof name));
+    struct winsize window = { 33, 121, 5, 6 };
+    CHECK(!ioctl(master, TIOCSWINSZ, &window));
+    struct termios modes;
+    CHECK(!tcgetattr(master, &modes));
+    modes.c_lflag &= ~ECHO;
+    modes.c_oflag &= ~OPOST;
+    modes.c_cc[VERASE] = 'x';
+    CHECK(!tcsetattr(master, TCSANOW, &modes));
+    pid_t leader = fork();
+    if (!leader) {
+        close(master);
+        shell(name, count == 3);
+    }
+    while (tcgetpgrp(master) <= 0 || (count == 3 && tcgetpgrp(master) == leader)) nap(1);
+    pid_t job = tcgetpgrp(master);
+    ready();
+    while (go_on()) {
+        char found[64];
+        EQUAL(write(master, "hellxlo\n", 8), 8);
+        EQUAL(read_all(master, found, 6), 6);
+        CHECK(!memcmp(found, "hello\n", 6));
+        CHECK(!tcgetattr(master, &modes) && !(modes.c_lflag & ECHO) && modes.c_cc[VERASE] == 'x');
+        CHECK(!ioctl(master, TIOCGWINSZ, &window) && window.ws_row == 33 && window.ws_col == 121);
+        EQUAL(tcgetsid(master), leader);
+        EQUAL(tcgetpgrp(master), job);
+        char now[64];
+        CHECK(!ptsname_r(master, now, sizeof now) && !strcmp(now, name) && !access(name, R_OK | W_OK));
+        beat();
+        nap(2);
+    }
+    EQUAL(write(master, "q\n", 2), 2);
+    int status;
+    EQUAL(waitpid(leader, &status, 0), leader);
+    CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 22);
+    return passed();
+}
