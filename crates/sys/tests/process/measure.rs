@@ -4,8 +4,8 @@
 use crate::common::{Net, SERVICE_V4, SERVICE_V6};
 use crate::moving::{Host, restorer};
 use crate::program::Program;
+use holdfast_sys::process::acceptor::Restorer;
 use holdfast_sys::process::donor::Tracker;
-use holdfast_sys::process::image::encode;
 use holdfast_sys::process::sockets::Sockets;
 use holdfast_sys::tcp_repair::WindowProbe;
 use std::net::TcpStream;
@@ -70,27 +70,13 @@ fn run(idle: usize) -> Steps {
 fn move_measured(root: i32, from: &Host, to: &Host) -> Steps {
     let mut steps = Steps::default();
     to.enter();
-    let mut restorer = restorer();
-    let mut sockets = Sockets::new().expect("sockets");
+    let restorer = restorer();
+    let sockets = Sockets::new().expect("sockets");
     from.enter();
     let mut tracker = Tracker::start(root).expect("starts");
-    for name in ["before: first look at descriptors", "before: another look"] {
-        let mut round = tracker.round().expect("a round");
-        restorer.tree(&round.tree).expect("made");
-        while let Some(pages) = tracker.read(&mut round, 1 << 20).expect("read") {
-            restorer.pages(&pages).expect("written");
-        }
-        let found = steps.time(name, || tracker.descriptors()).expect("looks");
-        to.enter();
-        sockets
-            .prepare(&found.sockets, &found.gone)
-            .expect("prepared");
-        from.enter();
-        restorer
-            .descriptors(&found, &sockets.fresh())
-            .expect("made");
-        sockets.handed_over();
-    }
+    let mut acceptor = (restorer, sockets);
+    copy(&mut tracker, &mut acceptor, [from, to], &mut steps);
+    let (mut restorer, mut sockets) = acceptor;
     let mut stopped = steps
         .time("stop, mappings, dirty pages", || tracker.freeze())
         .map_err(|unfrozen| unfrozen.error)
@@ -104,12 +90,6 @@ fn move_measured(root: i32, from: &Host, to: &Host) -> Steps {
     let frozen = steps
         .time("donor: state", || stopped.state())
         .expect("state");
-    let bytes = postcard::to_stdvec(&states).expect("coded").len();
-    println!(
-        "  descriptors {} bytes, sockets {bytes} bytes, state {} bytes",
-        encode(&found).expect("coded").len(),
-        encode(&frozen).expect("coded").len()
-    );
     steps
         .time("acceptor: tree", || restorer.tree(stopped.tree()))
         .expect("made");
@@ -145,4 +125,30 @@ fn move_measured(root: i32, from: &Host, to: &Host) -> Steps {
         })
         .expect("released");
     steps
+}
+
+/// Two rounds while the tree runs.
+fn copy(
+    tracker: &mut Tracker,
+    (restorer, sockets): &mut (Restorer, Sockets),
+    [from, to]: [&Host; 2],
+    steps: &mut Steps,
+) {
+    for name in ["before: first look at descriptors", "before: another look"] {
+        let mut round = tracker.round().expect("a round");
+        restorer.tree(&round.tree).expect("made");
+        while let Some(pages) = tracker.read(&mut round, 1 << 20).expect("read") {
+            restorer.pages(&pages).expect("written");
+        }
+        let found = steps.time(name, || tracker.descriptors()).expect("looks");
+        to.enter();
+        sockets
+            .prepare(&found.sockets, &found.gone)
+            .expect("prepared");
+        from.enter();
+        restorer
+            .descriptors(&found, &sockets.fresh())
+            .expect("made");
+        sockets.handed_over();
+    }
 }

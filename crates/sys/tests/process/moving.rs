@@ -173,25 +173,8 @@ pub fn migrate_until(tree: Tree, to: &Host, last: Step) -> Result<Left, Error> {
     from.enter();
     let mut tracker = Tracker::start(tree.root)?;
     let left = |tree, more: Box<dyn std::any::Any>| Ok((tree, Some(more)));
-    for round in 0..3 {
-        let step = |step: Step| if round == 0 { step } else { Step::SecondRound };
-        if last < step(Step::FirstShape) {
-            return left(tree, Box::new((tracker, acceptor)));
-        }
-        let mut round = tracker.round()?;
-        acceptor.restorer.tree(&round.tree)?;
-        if last < step(Step::FirstPages) {
-            return left(tree, Box::new((tracker, acceptor)));
-        }
-        while let Some(pages) = tracker.read(&mut round, 1 << 20)? {
-            acceptor.restorer.pages(&pages)?;
-        }
-        if last < step(Step::FirstDescriptors) {
-            return left(tree, Box::new((tracker, acceptor)));
-        }
-        acceptor.descriptors(&from, &tracker.descriptors()?, false)?;
-    }
-    if last < Step::Stopped {
+    let copied = copy(&mut tracker, &mut acceptor, &from, last)?;
+    if !copied || last < Step::Stopped {
         return left(tree, Box::new((tracker, acceptor)));
     }
     let began = Instant::now();
@@ -223,11 +206,54 @@ pub fn migrate_until(tree: Tree, to: &Host, last: Step) -> Result<Left, Error> {
         return left(tree, Box::new((stopped, acceptor)));
     }
     let state = began.elapsed();
+    commit(stopped, &mut acceptor)?;
+    let all = began.elapsed();
+    eprintln!(
+        "freeze: stopped {halted:?}, memory {memory:?}, descriptors {sockets:?}, state {state:?}, running {all:?}"
+    );
+    let moved = Tree {
+        root: outer_pid(&acceptor.restorer, tree.root),
+        host: to.clone(),
+        restorer: Some(acceptor.restorer),
+    };
+    Ok((moved, None))
+}
+
+/// Three rounds while the tree runs; whether all were to be made.
+fn copy(
+    tracker: &mut Tracker,
+    acceptor: &mut Acceptor,
+    from: &Host,
+    last: Step,
+) -> Result<bool, Error> {
+    for round in 0..3 {
+        let step = |step: Step| if round == 0 { step } else { Step::SecondRound };
+        if last < step(Step::FirstShape) {
+            return Ok(false);
+        }
+        let mut round = tracker.round()?;
+        acceptor.restorer.tree(&round.tree)?;
+        if last < step(Step::FirstPages) {
+            return Ok(false);
+        }
+        while let Some(pages) = tracker.read(&mut round, 1 << 20)? {
+            acceptor.restorer.pages(&pages)?;
+        }
+        if last < step(Step::FirstDescriptors) {
+            return Ok(false);
+        }
+        acceptor.descriptors(from, &tracker.descriptors()?, false)?;
+    }
+    Ok(true)
+}
+
+/// The original ends, and the copy runs.
+fn commit(stopped: StoppedTree, acceptor: &mut Acceptor) -> Result<(), Error> {
     // Both hosts have one file system here, and so one set of locks.
     let originals = stopped.pids();
     stopped.release()?;
     originals.into_iter().for_each(wait_for_end);
-    (to.reach)(true);
+    (acceptor.host.reach)(true);
     // What was sent meanwhile is lost.
     acceptor.sockets.activate(WindowProbe::Yes, 1)?;
     let unlocked = acceptor.restorer.go()?;
@@ -235,17 +261,8 @@ pub fn migrate_until(tree: Tree, to: &Host, last: Step) -> Result<Left, Error> {
         unlocked.is_empty(),
         "locks that nobody else can have: {unlocked:?}"
     );
-    let all = began.elapsed();
-    eprintln!(
-        "freeze: stopped {halted:?}, memory {memory:?}, descriptors {sockets:?}, state {state:?}, running {all:?}"
-    );
     acceptor.sockets.settle();
-    let moved = Tree {
-        root: outer_pid(&acceptor.restorer, tree.root),
-        host: to.clone(),
-        restorer: Some(acceptor.restorer),
-    };
-    Ok((moved, None))
+    Ok(())
 }
 
 type Stopped = (StoppedTree, Descriptors, BTreeMap<FileId, SocketState>);

@@ -41,6 +41,51 @@ static unsigned long next_of(int epoll, int timeout) {
     return got ? found.data.u64 : 0;
 }
 
+static void counts(int semaphore) {
+    unsigned long number;
+    for (int i = 0; i < 3; i++) EQUAL(read(semaphore, &number, 8), 8);
+    CHECK(read(semaphore, &number, 8) == -1 && errno == EAGAIN);
+    number = 3;
+    EQUAL(write(semaphore, &number, 8), 8);
+}
+
+static void wakes(unsigned long number) {
+    unsigned long answered;
+    EQUAL(write(wake, &number, 8), 8);
+    EQUAL(read(answer, &answered, 8), 8);
+    EQUAL(answered, number);
+}
+
+static void is_told(int by_signal, int signals, int signal) {
+    struct signalfd_siginfo info;
+    CHECK(!kill(getpid(), signal));
+    EQUAL(next_of(by_signal, 10000), 5);
+    EQUAL(read(signals, &info, sizeof info), sizeof info);
+    EQUAL(info.ssi_signo, signal);
+    CHECK(read(signals, &info, sizeof info) == -1 && errno == EAGAIN);
+}
+
+/* A new file in the folder that is watched is seen. */
+static void is_notified(int notify, int watch, long turn) {
+    char path[512], events[4096];
+    snprintf(path, sizeof path, "%s/watched/new-%ld", folder, turn);
+    close(open(path, O_CREAT | O_RDWR, 0600));
+    int seen = 0;
+    long length = read(notify, events, sizeof events);
+    for (long at = 0; at < length;) {
+        struct inotify_event *event = (void *)(events + at);
+        if (event->wd == watch && event->mask & IN_CREATE && strstr(path, event->name)) seen = 1;
+        at += sizeof *event + event->len;
+    }
+    CHECK(seen && !unlink(path));
+}
+
+static void ends(int process, pid_t child) {
+    CHECK(!syscall(SYS_pidfd_send_signal, process, SIGKILL, 0, 0));
+    siginfo_t end;
+    CHECK(!waitid(P_PIDFD, process, &end, WEXITED) && end.si_pid == child);
+}
+
 int main(int count, char **words) {
     CHECK(count == 2);
     folder = words[1];
@@ -64,7 +109,7 @@ int main(int count, char **words) {
     CHECK(!timerfd_settime(ticking, 0, &every, 0) && !timerfd_settime(far, 0, &later, 0));
     int nested = epoll_create1(0);
     CHECK(!watched(nested, ticking, EPOLLIN, 8) && !watched(modes, nested, EPOLLIN, 9));
-    char path[512], events[4096];
+    char path[512];
     snprintf(path, sizeof path, "%s/watched", folder);
     CHECK(!mkdir(path, 0700));
     int notify = inotify_init1(IN_NONBLOCK), folder_watch = inotify_add_watch(notify, path, IN_CREATE);
@@ -77,20 +122,10 @@ int main(int count, char **words) {
     ready();
     for (long turn = 1; go_on(); turn++) {
         unsigned long number = turn;
-        EQUAL(write(wake, &number, 8), 8);
-        EQUAL(read(answer, &number, 8), 8);
-        EQUAL(number, turn);
-        for (int i = 0; i < 3; i++) EQUAL(read(semaphore, &number, 8), 8);
-        CHECK(read(semaphore, &number, 8) == -1 && errno == EAGAIN);
-        number = 3;
-        EQUAL(write(semaphore, &number, 8), 8);
+        wakes(number);
+        counts(semaphore);
         /* A signal comes by the set that waits for it, also right after a move. */
-        CHECK(!kill(getpid(), turn % 2 ? SIGUSR1 : SIGUSR2));
-        EQUAL(next_of(by_signal, 10000), 5);
-        struct signalfd_siginfo info;
-        EQUAL(read(signals, &info, sizeof info), sizeof info);
-        EQUAL(info.ssi_signo, turn % 2 ? SIGUSR1 : SIGUSR2);
-        CHECK(read(signals, &info, sizeof info) == -1 && errno == EAGAIN);
+        is_told(by_signal, signals, turn % 2 ? SIGUSR1 : SIGUSR2);
         if (turn % 4 == 0) {
             EQUAL(next_of(modes, 10000), 9);
             EQUAL(next_of(nested, 0), 8);
@@ -98,28 +133,14 @@ int main(int count, char **words) {
             ticks += number;
         }
         CHECK(!timerfd_gettime(far, &left) && left.it_value.tv_sec > 500 && left.it_value.tv_sec < 1000);
-        snprintf(path, sizeof path, "%s/watched/new-%ld", folder, turn);
-        close(open(path, O_CREAT | O_RDWR, 0600));
-        int seen = 0;
-        long length = read(notify, events, sizeof events);
-        for (long at = 0; at < length;) {
-            struct inotify_event *event = (void *)(events + at);
-            if (event->wd == folder_watch && event->mask & IN_CREATE && strstr(path, event->name)) seen = 1;
-            at += sizeof *event + event->len;
-        }
-        CHECK(seen && !unlink(path));
+        is_notified(notify, folder_watch, turn);
         struct pollfd ask = { process, POLLIN, 0 };
         EQUAL(poll(&ask, 1, 0), 0);
         beat();
         nap(1);
     }
     CHECK(ticks > 0);
-    CHECK(!syscall(SYS_pidfd_send_signal, process, SIGKILL, 0, 0));
-    siginfo_t end;
-    CHECK(!waitid(P_PIDFD, process, &end, WEXITED) && end.si_pid == child);
-    struct epoll_event again = { .events = EPOLLIN | EPOLLONESHOT, .data.u64 = 11 };
-    EQUAL(next_of(modes, 0) == 7, 0);
-    CHECK(!epoll_ctl(modes, EPOLL_CTL_MOD, once, &again));
+    ends(process, child);
     unsigned long stop = 1000000;
     EQUAL(write(wake, &stop, 8), 8);
     CHECK(!pthread_join(thread, 0));

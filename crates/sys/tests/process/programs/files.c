@@ -82,8 +82,7 @@ int main(int count, char **words) {
             is_locked("locked", 5000, 1);
             is_locked("whole", 0, 0);
         }
-        struct rlimit limit;
-        CHECK(!getrlimit(RLIMIT_NOFILE, &limit) && limit.rlim_cur == 200 && limit.rlim_max == 300);
+        CHECK(!getrlimit(RLIMIT_NOFILE, &few) && few.rlim_cur == 200 && few.rlim_max == 300);
         for (int i = 0; i < 3; i++) CHECK(!fstat(i, &now) && now.st_rdev == standard[i].st_rdev);
         int next = open("/dev/null", O_RDONLY);
         EQUAL(next, whole + 1);

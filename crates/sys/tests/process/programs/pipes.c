@@ -5,6 +5,18 @@
 #include <sys/stat.h>
 #include <sys/wait.h>
 
+/* Answers three times what it is told. */
+static void multiply(const int *orders, const int *answers) {
+    close(orders[1]);
+    close(answers[0]);
+    long number;
+    while (read(orders[0], &number, sizeof number) == sizeof number) {
+        number *= 3;
+        EQUAL(write(answers[1], &number, sizeof number), sizeof number);
+    }
+    _exit(7);
+}
+
 int main(int count, char **words) {
     CHECK(count == 2);
     folder = words[1];
@@ -24,16 +36,7 @@ int main(int count, char **words) {
     EQUAL(write(fifo, "waits", 5), 5);
     signal(SIGPIPE, SIG_IGN);
     pid_t child = fork();
-    if (!child) {
-        close(orders[1]);
-        close(answers[0]);
-        long number;
-        while (read(orders[0], &number, sizeof number) == sizeof number) {
-            number *= 3;
-            EQUAL(write(answers[1], &number, sizeof number), sizeof number);
-        }
-        _exit(7);
-    }
+    if (!child) multiply(orders, answers);
     close(orders[0]);
     close(answers[1]);
     ready();

@@ -35,6 +35,27 @@ static void exchange(int from, int to, const char *text) {
     CHECK(!strcmp(text, found));
 }
 
+/* Calls a listener by its file, and a datagram socket by its hidden name. */
+static void call(int listener, struct sockaddr_un *name, int bound, struct sockaddr_un *hidden, long hidden_length) {
+    int client = socket(AF_UNIX, SOCK_STREAM, 0), to_hidden = socket(AF_UNIX, SOCK_DGRAM, 0);
+    CHECK(!connect(client, (void *)name, sizeof *name));
+    int server = accept(listener, 0, 0);
+    CHECK(server >= 0);
+    exchange(client, server, "by its file");
+    CHECK(!connect(to_hidden, (void *)hidden, hidden_length));
+    exchange(to_hidden, bound, "by its hidden name");
+    close(client), close(server), close(to_hidden);
+}
+
+static void echo(const int *stream) {
+    close(stream[0]);
+    char found[64];
+    long length;
+    while ((length = recv(stream[1], found, sizeof found, 0)) > 0)
+        EQUAL(send(stream[1], found, length, MSG_NOSIGNAL), length);
+    _exit(length ? 8 : 9);
+}
+
 int main(int count, char **words) {
     CHECK(count == 2);
     folder = words[1];
@@ -58,14 +79,7 @@ int main(int count, char **words) {
     send_file(files[0], pipe_ends[1]);
     close(pipe_ends[1]);
     pid_t child = fork();
-    if (!child) {
-        close(stream[0]);
-        char found[64];
-        long length;
-        while ((length = recv(stream[1], found, sizeof found, 0)) > 0)
-            EQUAL(send(stream[1], found, length, MSG_NOSIGNAL), length);
-        _exit(length ? 8 : 9);
-    }
+    if (!child) echo(stream);
     close(stream[1]);
     char found[64] = { 0 };
     EQUAL(recv(stream[0], found, 4, MSG_WAITALL), 4);
@@ -84,14 +98,7 @@ int main(int count, char **words) {
             EQUAL(read(pipe_ends[0], found, 64), 7);
             send_file(files[0], writer);
             close(writer);
-            int client = socket(AF_UNIX, SOCK_STREAM, 0), to_hidden = socket(AF_UNIX, SOCK_DGRAM, 0);
-            CHECK(!connect(client, (void *)&name, sizeof name));
-            int server = accept(listener, 0, 0);
-            CHECK(server >= 0);
-            exchange(client, server, "by its file");
-            CHECK(!connect(to_hidden, (void *)&hidden, hidden_length));
-            exchange(to_hidden, bound, "by its hidden name");
-            close(client), close(server), close(to_hidden);
+            call(listener, &name, bound, &hidden, hidden_length);
         }
         int value = 0;
         socklen_t length = sizeof value;
