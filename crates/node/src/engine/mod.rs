@@ -14,6 +14,7 @@ mod faults;
 mod flows;
 mod holder;
 mod journal;
+mod moves;
 mod network;
 mod operations;
 mod programs;
@@ -48,6 +49,7 @@ use crate::channel::Peers;
 use crate::config::Config;
 use crate::dataplane::{Dataplane, Hold};
 use crate::metrics::Metrics;
+use crate::migration::Moves;
 use acceptor::{Arrival, Preparing};
 use congestion::Congestion;
 use donor::{Collecting, Donation, Draining};
@@ -69,6 +71,7 @@ pub struct Engine {
     dataplane: Dataplane,
     hold: Hold,
     machine: Handoff,
+    moves: Moves,
     holder: Option<Holder>,
     peers: Peers,
     apps: AppServer,
@@ -120,8 +123,17 @@ impl Engine {
         self.machine.handle_done(now, completion);
     }
 
-    /// Carries out everything the machine asks for.
+    /// Carries out everything the machines ask for.
     fn pump(&mut self) {
+        self.pump_handoffs();
+        while self.pump_moves() {
+            self.pump_handoffs();
+        }
+        self.tell_gone();
+        self.tell_asked();
+    }
+
+    fn pump_handoffs(&mut self) {
         while let Some(output) = self.machine.poll_output() {
             match output {
                 Output::Send { to, frame } => {
@@ -135,8 +147,6 @@ impl Engine {
                 Output::Event(event) => self.handle_event(event),
             }
         }
-        self.tell_gone();
-        self.tell_asked();
     }
 
     fn carry_out(&mut self, command: Command) {

@@ -6,7 +6,8 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 use holdfast_api::control::HandoffCounts;
 use holdfast_bpf::shared::Event as KernelEvent;
 use holdfast_proto::handoff::{Config as MachineConfig, Handoff};
-use holdfast_sys::caps::{Capability, keep_only, missing};
+use holdfast_proto::migration::Config as MoveConfig;
+use holdfast_sys::caps::{Capability, keep_only, limit_to, missing};
 use holdfast_sys::net::Interface;
 use holdfast_sys::priority::be_realtime;
 use holdfast_sys::tcp_repair::{Preparer, StaticReader};
@@ -30,6 +31,7 @@ use crate::config::Config;
 use crate::control::ControlServer;
 use crate::dataplane::{Dataplane, Hold};
 use crate::metrics::Metrics;
+use crate::migration::Moves;
 use crate::tls::Tls;
 
 /// What the daemon needs: repair mode, filters and addresses; loading programs, and tracing for CO-RE helpers.
@@ -39,6 +41,24 @@ pub const CAPABILITIES: [Capability; 5] = [
     Capability::NetBindService,
     Capability::Bpf,
     Capability::Perfmon,
+];
+
+/// What it needs besides where processes move: looking into and controlling others' processes; namespaces, PIDs, limits,
+/// users and priorities of those that come.
+pub const MIGRATION_CAPABILITIES: [Capability; 13] = [
+    Capability::Chown,
+    Capability::DacOverride,
+    Capability::DacReadSearch,
+    Capability::Fowner,
+    Capability::Kill,
+    Capability::Setgid,
+    Capability::Setuid,
+    Capability::Setpcap,
+    Capability::SysPtrace,
+    Capability::SysAdmin,
+    Capability::SysNice,
+    Capability::SysResource,
+    Capability::CheckpointRestore,
 ];
 
 /// 2020-01-01, seconds since 1970.
@@ -81,13 +101,19 @@ pub(super) fn other(error: impl std::error::Error + 'static) -> SetupError {
 pub async fn start(config: Config) -> Result<(), SetupError> {
     let (mut engine, inputs) = assemble(config)?;
     engine.recover();
+    let now = engine.now();
+    engine.moves.recover(now);
     engine.pump();
     if engine.config.node.realtime
         && let Err(error) = be_realtime()
     {
         tracing::warn!(%error, "no real-time priority: freezes are longer when this host is busy (node.realtime)");
     }
-    keep_only(&CAPABILITIES).map_err(system("dropping capabilities"))?;
+    let dropped = match engine.config.migration.enabled {
+        true => limit_to(&[&CAPABILITIES[..], &MIGRATION_CAPABILITIES].concat()),
+        false => keep_only(&CAPABILITIES),
+    };
+    dropped.map_err(system("dropping capabilities"))?;
     let kernel_events = std::rc::Rc::new(std::cell::RefCell::new(Vec::<KernelEvent>::new()));
     let sink = kernel_events.clone();
     // The reader borrows nothing from the engine: it has its own handle of the map.
@@ -136,6 +162,13 @@ fn assemble(config: Config) -> Result<(Engine, Inputs), SetupError> {
         .map_err(system("the socket of server programs"))?;
     let control =
         ControlServer::bind(&config, metrics.clone()).map_err(system("the control socket"))?;
+    let moving = MoveConfig::new(
+        config.node.id,
+        boot,
+        config.group.contact,
+        config.peers.iter().map(|peer| peer.id),
+    );
+    let (moves, movers) = Moves::open(moving, &config).map_err(system("the records of moves"))?;
     let journal = Journal::open(&config.node.run_dir).map_err(system("the journal of arrivals"))?;
     let run_dir = config.node.run_dir.clone();
     let holder = config
@@ -152,6 +185,7 @@ fn assemble(config: Config) -> Result<(Engine, Inputs), SetupError> {
         .collect();
     let engine = Engine {
         machine: Handoff::new(machine),
+        moves,
         preparer: Preparer::new().map_err(other)?,
         static_reader: StaticReader::new().map_err(other)?,
         settling: Settling::default(),
@@ -194,6 +228,7 @@ fn assemble(config: Config) -> Result<(Engine, Inputs), SetupError> {
         Inputs {
             peers: peer_events,
             control,
+            movers,
         },
     ))
 }

@@ -30,6 +30,11 @@ impl Restoration {
         self.tree.processes.first().map_or(0, |root| root.pid)
     }
 
+    /// Whether everything is there, and only waits to run.
+    pub fn is_complete(&self) -> bool {
+        self.frozen.is_some()
+    }
+
     /// Brings processes, threads and mappings to those of `tree`.
     pub fn tree(&mut self, tree: Tree) -> Result<()> {
         check_vdso(&tree)?;

@@ -2,13 +2,13 @@
 
 use super::channel::{self, Kind, Reply};
 use super::plan::Restoration;
-use super::remote::{CHANNEL, ClockOffsets};
+use super::remote::{CHANNEL, ClockOffsets, RETURN};
 use crate::process::error::{Context, Error, Result, check_long};
 use crate::process::image::decode;
 use std::ffi::CStr;
 use std::io;
 use std::os::fd::FromRawFd;
-use std::os::unix::net::UnixStream;
+use std::os::unix::net::{UnixListener, UnixStream};
 
 /// Serves the channel on descriptor 3 until the tree has ended. To be called first of all by a process that
 /// [`Restorer::start`](super::Restorer::start) started; gives its exit code.
@@ -16,7 +16,8 @@ use std::os::unix::net::UnixStream;
 pub fn serve() -> i32 {
     // SAFETY: who starts a restorer leaves the channel there, and nothing else in this process knows of it.
     let mut channel = unsafe { UnixStream::from_raw_fd(CHANNEL) };
-    match set_up().and_then(|()| restore(&mut channel)) {
+    let back = way_back();
+    match set_up().and_then(|()| restore(&mut channel, back)) {
         Ok(Some(restoration)) => reap(restoration, channel),
         Ok(None) => 1,
         Err(error) => {
@@ -26,11 +27,28 @@ pub fn serve() -> i32 {
     }
 }
 
-/// Obeys until the tree runs; nothing if the daemon hung up before.
-fn restore(channel: &mut UnixStream) -> Result<Option<Restoration>> {
+/// Where a later daemon comes back, if this one wants that.
+fn way_back() -> Option<UnixListener> {
+    // SAFETY: no pointers are passed.
+    let is_there = unsafe { libc::fcntl(RETURN, libc::F_GETFD) } >= 0;
+    // SAFETY: who starts a restorer leaves nothing else there, and nothing else in this process knows of it.
+    is_there.then(|| unsafe { UnixListener::from_raw_fd(RETURN) })
+}
+
+/// Obeys until the tree runs; nothing if the daemon hung up before all of it was there.
+fn restore(channel: &mut UnixStream, back: Option<UnixListener>) -> Result<Option<Restoration>> {
     let mut restoration = Restoration::default();
     let talking = || "the channel".to_owned();
-    while let Some((kind, bytes)) = channel::receive(channel).context(talking)? {
+    loop {
+        let Some((kind, bytes)) = received(channel).context(talking)? else {
+            match &back {
+                Some(back) if restoration.is_complete() => {
+                    *channel = back.accept().context(talking)?.0
+                }
+                _ => return Ok(None),
+            }
+            continue;
+        };
         let outcome = match kind {
             Kind::Start => start(&bytes),
             Kind::Tree => decode(&bytes).and_then(|tree| restoration.tree(tree)),
@@ -39,12 +57,32 @@ fn restore(channel: &mut UnixStream) -> Result<Option<Restoration>> {
             Kind::Go => restoration.go(),
         };
         let reply = Reply::to(outcome);
-        channel::answer(channel, &reply).context(talking)?;
-        if reply == Reply::Done && kind == Kind::Go {
+        let runs = reply == Reply::Done && kind == Kind::Go;
+        if runs {
+            // Who comes later finds nobody, and so knows that it runs.
+            drop(back);
+            // The daemon may have died meanwhile.
+            let _ = channel::answer(channel, &reply);
             return Ok(Some(restoration));
         }
+        match channel::answer(channel, &reply) {
+            Err(error) if hung_up(&error) => {}
+            other => other.context(talking)?,
+        }
     }
-    Ok(None)
+}
+
+/// What comes next; nothing if the daemon has hung up, in whatever way.
+fn received(channel: &mut UnixStream) -> io::Result<Option<(Kind, Vec<u8>)>> {
+    match channel::receive(channel) {
+        Err(error) if hung_up(&error) => Ok(None),
+        other => other,
+    }
+}
+
+fn hung_up(error: &io::Error) -> bool {
+    use io::ErrorKind::{BrokenPipe, ConnectionReset, UnexpectedEof};
+    matches!(error.kind(), BrokenPipe | ConnectionReset | UnexpectedEof)
 }
 
 /// A name, a session, mounts of its own, and a `/proc` of its own PID namespace.

@@ -13,7 +13,7 @@ use std::os::fd::AsRawFd;
 #[derive(Debug)]
 pub struct StoppedTree {
     // Let go before the tracker takes its stubs out.
-    halted: Vec<Option<Halted>>,
+    pub(super) halted: Vec<Option<Halted>>,
     round: Round,
     tracker: Tracker,
 }
@@ -155,7 +155,8 @@ impl StoppedTree {
     /// What the kernel says.
     pub fn roll_back(mut self) -> Result<()> {
         for (halted, tracked) in self.halted.drain(..).zip(self.tracker.processes.drain(..)) {
-            if let (Some(halted), Some(watched)) = (halted, tracked.watched) {
+            if let (Some(mut halted), Some(watched)) = (halted, tracked.watched) {
+                halted.release_hold();
                 watched.remove(&halted)?;
                 halted.thaw()?;
             }

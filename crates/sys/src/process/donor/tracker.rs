@@ -90,6 +90,36 @@ impl Tracker {
         self.collect(true)
     }
 
+    /// Bytes of memory that have changed since the last round, about: memory that nobody can watch is left out, and so is
+    /// shared memory.
+    ///
+    /// # Errors
+    /// What the kernel says.
+    pub fn dirty_bytes(&self) -> Result<u64> {
+        let mut bytes = 0;
+        for watched in self.processes.iter().filter_map(|of| of.watched.as_ref()) {
+            let everything = (0, u64::MAX);
+            let regions = userfault::scan(&watched.pagemap, everything, false)
+                .context(|| "PAGEMAP_SCAN (Linux 6.7)".to_owned())?;
+            let unsent = |region: &&userfault::Region| {
+                use userfault::{FILE, WRITTEN, ZERO};
+                region.categories & WRITTEN != 0 && region.categories & (FILE | ZERO) == 0
+            };
+            let changed: Ranges = regions
+                .iter()
+                .filter(unsent)
+                .map(|region| (region.start, region.end))
+                .collect();
+            let private: Ranges = (watched.mappings.iter())
+                .filter(|mapping| mapping.is_private())
+                .map(|mapping| (mapping.start, mapping.end))
+                .collect();
+            let changed = changed.and(&private);
+            bytes += changed.iter().map(|(start, end)| end - start).sum::<u64>();
+        }
+        Ok(bytes)
+    }
+
     /// Stops watching, and takes what is ours out of the tree.
     ///
     /// # Errors
