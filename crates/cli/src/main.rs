@@ -3,11 +3,13 @@
 
 mod bench;
 mod ca;
+mod check;
 mod control;
 mod demo;
 mod flow;
 mod handoff;
 mod lab;
+mod migrate;
 mod node;
 mod pool;
 mod reference;
@@ -44,6 +46,8 @@ enum Command {
     Status(status::StatusArgs),
     Flow(flow::FlowArgs),
     Handoff(handoff::HandoffArgs),
+    Check(check::CheckArgs),
+    Migrate(migrate::MigrateArgs),
     Bench(bench::BenchArgs),
     Repro(holdfast_bench::repro::ReproArgs),
     Completions(reference::CompletionsArgs),
@@ -89,6 +93,8 @@ fn run(line: Line) -> Result<Ending> {
         Command::Status(args) => done(status::run(&args)),
         Command::Flow(args) => done(flow::run(&args)),
         Command::Handoff(args) => handoff::run(&args),
+        Command::Check(args) => check::run(&args),
+        Command::Migrate(args) => migrate::run(&args),
         Command::Bench(args) => bench::run(args),
         Command::Repro(args) => done(holdfast_bench::repro::run(&args)),
         Command::Completions(args) => done(reference::completions(&args)),
