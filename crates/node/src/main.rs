@@ -185,7 +185,7 @@ fn run_node(arguments: &Arguments) -> Result<(), Box<dyn std::error::Error>> {
         );
         return Ok(());
     }
-    engine::check_capabilities()?;
+    engine::check_capabilities(&config)?;
     logs::init(&config.log)?;
     // Held to the end: two daemons would take each other's filters away.
     let _pid_file = PidFile::take(&config)?;

@@ -43,9 +43,9 @@ pub const CAPABILITIES: [Capability; 5] = [
     Capability::Perfmon,
 ];
 
-/// What it needs besides where processes move: looking into and controlling others' processes; namespaces, PIDs, limits,
-/// users and priorities of those that come.
-pub const MIGRATION_CAPABILITIES: [Capability; 13] = [
+/// What it needs besides where processes move: looking into and controlling others' processes; namespaces, PIDs and
+/// users of those that come.
+pub const MIGRATION_CAPABILITIES: [Capability; 11] = [
     Capability::Chown,
     Capability::DacOverride,
     Capability::DacReadSearch,
@@ -56,10 +56,11 @@ pub const MIGRATION_CAPABILITIES: [Capability; 13] = [
     Capability::Setpcap,
     Capability::SysPtrace,
     Capability::SysAdmin,
-    Capability::SysNice,
-    Capability::SysResource,
     Capability::CheckpointRestore,
 ];
+
+/// What it keeps for that where it has it: raising limits and priorities of processes that come.
+const MIGRATION_WISHES: [Capability; 2] = [Capability::SysNice, Capability::SysResource];
 
 /// 2020-01-01, seconds since 1970.
 const YEAR_2020: u64 = 1_577_836_800;
@@ -109,9 +110,10 @@ pub async fn start(config: Config) -> Result<(), SetupError> {
     {
         tracing::warn!(%error, "no real-time priority: freezes are longer when this host is busy (node.realtime)");
     }
+    let needed = needed(&engine.config);
     let dropped = match engine.config.migration.enabled {
-        true => limit_to(&[&CAPABILITIES[..], &MIGRATION_CAPABILITIES].concat()),
-        false => keep_only(&CAPABILITIES),
+        true => limit_to(&[&needed[..], &MIGRATION_WISHES].concat()),
+        false => keep_only(&needed),
     };
     dropped.map_err(system("dropping capabilities"))?;
     let kernel_events = std::rc::Rc::new(std::cell::RefCell::new(Vec::<KernelEvent>::new()));
@@ -130,13 +132,22 @@ pub async fn start(config: Config) -> Result<(), SetupError> {
 ///
 /// # Errors
 /// [`SetupError::Capabilities`] names what is lacking.
-pub fn check_capabilities() -> Result<(), SetupError> {
-    let lacking = missing(&CAPABILITIES).map_err(system("reading capabilities"))?;
+pub fn check_capabilities(config: &Config) -> Result<(), SetupError> {
+    let lacking = missing(&needed(config)).map_err(system("reading capabilities"))?;
     if lacking.is_empty() {
         return Ok(());
     }
     let names: Vec<String> = lacking.iter().map(ToString::to_string).collect();
     Err(SetupError::Capabilities(names.join(", ")))
+}
+
+/// What this configuration takes.
+fn needed(config: &Config) -> Vec<Capability> {
+    let mut needed = CAPABILITIES.to_vec();
+    if config.migration.enabled {
+        needed.extend(MIGRATION_CAPABILITIES);
+    }
+    needed
 }
 
 fn assemble(config: Config) -> Result<(Engine, Inputs), SetupError> {

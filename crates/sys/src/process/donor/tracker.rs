@@ -47,9 +47,9 @@ pub(super) struct Tracked {
 pub(super) struct Watched {
     pub attachment: Attachment,
     pub memory: Memory,
-    pagemap: File,
+    pub(super) pagemap: File,
     lines: Vec<MapLine>,
-    mappings: Vec<Mapping>,
+    pub(super) mappings: Vec<Mapping>,
     /// Pages that the acceptor has, in one version or another.
     sent: Ranges,
 }
@@ -88,36 +88,6 @@ impl Tracker {
     pub fn round(&mut self) -> Result<Round> {
         self.follow_tree()?;
         self.collect(true)
-    }
-
-    /// Bytes of memory that have changed since the last round, about: memory that nobody can watch is left out, and so is
-    /// shared memory.
-    ///
-    /// # Errors
-    /// What the kernel says.
-    pub fn dirty_bytes(&self) -> Result<u64> {
-        let mut bytes = 0;
-        for watched in self.processes.iter().filter_map(|of| of.watched.as_ref()) {
-            let everything = (0, u64::MAX);
-            let regions = userfault::scan(&watched.pagemap, everything, false)
-                .context(|| "PAGEMAP_SCAN (Linux 6.7)".to_owned())?;
-            let unsent = |region: &&userfault::Region| {
-                use userfault::{FILE, WRITTEN, ZERO};
-                region.categories & WRITTEN != 0 && region.categories & (FILE | ZERO) == 0
-            };
-            let changed: Ranges = regions
-                .iter()
-                .filter(unsent)
-                .map(|region| (region.start, region.end))
-                .collect();
-            let private: Ranges = (watched.mappings.iter())
-                .filter(|mapping| mapping.is_private())
-                .map(|mapping| (mapping.start, mapping.end))
-                .collect();
-            let changed = changed.and(&private);
-            bytes += changed.iter().map(|(start, end)| end - start).sum::<u64>();
-        }
-        Ok(bytes)
     }
 
     /// Stops watching, and takes what is ours out of the tree.
