@@ -107,6 +107,36 @@ fn in_a_container(unshare: &[&str], first: &[&str], test: &str) {
 }
 
 #[test]
+fn files_move() {
+    there_and_back("files");
+}
+
+#[test]
+fn pipes_move() {
+    there_and_back("pipes");
+}
+
+#[test]
+fn events_move() {
+    there_and_back("events");
+}
+
+#[test]
+fn unix_sockets_move() {
+    there_and_back("unix_sockets");
+}
+
+#[test]
+fn shared_tables_move() {
+    there_and_back("tables");
+}
+
+#[test]
+fn memory_files_move() {
+    there_and_back("memory_files");
+}
+
+#[test]
 fn a_tree_moves() {
     there_and_back("tree");
 }

@@ -7,6 +7,7 @@
 mod attach;
 mod catalogue;
 mod chain;
+mod descriptors;
 mod freeze;
 pub(crate) mod gap;
 mod halt;

@@ -8,6 +8,7 @@ use super::round::Round;
 use super::shared::SharedContent;
 use super::userfault;
 use crate::process::error::{Context, Error, Result};
+use crate::process::files::Draft;
 use crate::process::image::{Content, Mapping, Process, Run, Space, Tree};
 use crate::process::inspect;
 use crate::process::procfs::{Advice, MapLine, Stat, Status};
@@ -25,6 +26,8 @@ pub struct Tracker {
     pub(super) processes: Vec<Tracked>,
     pub(super) catalogue: Catalogue,
     pub(super) shared: Vec<SharedContent>,
+    /// Descriptors as they were when they were looked at last.
+    pub(super) draft: Option<Draft>,
     vdso: Vec<u8>,
     register_features: u64,
     generations: u64,
@@ -69,6 +72,7 @@ impl Tracker {
             processes: Vec::new(),
             catalogue: Catalogue::default(),
             shared: Vec::new(),
+            draft: None,
             vdso: Vec::new(),
             register_features: 0,
             generations: 0,
@@ -107,6 +111,7 @@ impl Tracker {
             let shape = self.collect_process(index, advice, &mut round)?;
             shapes.push(shape);
         }
+        self.find_shared_tables(&mut shapes);
         self.collect_shared(&mut round)?;
         round.tree = Tree {
             clocks: clocks(),
@@ -169,6 +174,7 @@ impl Tracker {
             session: own(&status.session_ids),
             exit_status: tracked.watched.is_none().then(|| stat.field(52) as i32),
             threads,
+            table_of: None,
             executable: 0,
             mappings: Vec::new(),
         })
