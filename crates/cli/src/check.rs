@@ -54,11 +54,12 @@ fn text(check: &ProcessCheck) -> String {
     }
     let mib = check.memory_bytes as f64 / f64::from(1 << 20);
     text += &format!(
-        "processes {}, threads {}, mappings {}, descriptors {}, memory {mib:.1} MiB\n",
+        "processes {}, threads {}, mappings {}, descriptors {} ({} of them sockets), memory {mib:.1} MiB\n",
         check.processes.len(),
         check.threads,
         check.mappings,
-        check.descriptors
+        check.descriptors,
+        check.sockets
     );
     if check.movable {
         let ms = check.predicted_freeze_us / 1e3;
@@ -94,6 +95,7 @@ mod tests {
             threads: 9,
             mappings: 80,
             descriptors: 12,
+            sockets: 2,
             memory_bytes: 3 << 19,
             predicted_freeze_us: 1_840.0,
         }

@@ -23,6 +23,8 @@ pub struct ProcessCheck {
     pub mappings: u64,
     /// Open descriptors of all of them.
     pub descriptors: u64,
+    /// TCP and UDP sockets among them.
+    pub sockets: u64,
     /// Memory in use, shared memory and files included, bytes.
     pub memory_bytes: u64,
     /// How long it would stand still, at best, microseconds: what it writes to memory meanwhile comes on top.

@@ -1,7 +1,13 @@
 //! Processes move between the nodes of a group by their daemons, there and back. Needs root.
 #![cfg(target_arch = "x86_64")]
 
+mod clients;
+#[path = "../common/mod.rs"]
+mod common;
 mod faults;
+#[path = "../udp/numbered.rs"]
+#[allow(dead_code, reason = "a part is used")]
+mod numbered;
 mod world;
 
 use std::sync::{Mutex, PoisonError};
@@ -119,4 +125,25 @@ fn the_process_is_killed() {
         let mut points = STEPS.iter();
         points.try_for_each(|at| faults::kill_the_process(world, *at))
     });
+}
+
+#[test]
+fn datagrams_of_clients_are_answered_while_their_server_moves() {
+    alone(|| clients::datagrams("udp"));
+}
+
+#[test]
+fn connections_of_clients_go_on_while_their_server_moves() {
+    alone(|| clients::connections("tcp"));
+}
+
+fn alone(case: impl FnOnce() -> Result<()>) {
+    if !nix::unistd::geteuid().is_root() {
+        eprintln!("skipped: a lab needs root");
+        return;
+    }
+    let _one = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Err(error) = case() {
+        panic!("{error:#}");
+    }
 }

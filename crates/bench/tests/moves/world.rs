@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
@@ -59,7 +60,7 @@ impl World {
                 "-c",
                 "setsid \"$0\" \"$1\" </dev/null >/dev/null 2>&1 &",
             ])
-            .arg(compile()?)
+            .arg(compile("counter")?)
             .arg(&file);
         let status = command.stdin(Stdio::null()).status()?;
         ensure!(status.success(), "the program was not started: {status}");
@@ -152,7 +153,7 @@ impl World {
 
     /// How many processes of the program are on a node, stopped ones and husks too.
     pub fn runs_on(&self, node: &str) -> Result<usize> {
-        let program = compile()?;
+        let program = compile("counter")?;
         let is_it = |pid: &i32| {
             std::fs::read_link(format!("/proc/{pid}/exe")).is_ok_and(|exe| exe == program)
         };
@@ -209,21 +210,22 @@ fn parse(line: &str) -> Result<Count> {
     })
 }
 
-/// The program, compiled once for a run of tests.
-fn compile() -> Result<PathBuf> {
-    static PROGRAM: std::sync::OnceLock<PathBuf> = std::sync::OnceLock::new();
-    if let Some(program) = PROGRAM.get() {
-        return Ok(program.clone());
-    }
-    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/moves/counter.c");
+/// A program of this folder, compiled once for a run of tests.
+pub fn compile(name: &str) -> Result<PathBuf> {
+    static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+    let _one = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
     let program =
-        Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("counter-{}", std::process::id()));
+        Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{name}-{}", std::process::id()));
+    if program.exists() {
+        return Ok(program);
+    }
+    let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/moves");
     let status = std::process::Command::new("gcc")
         .args(["-O1", "-Wall", "-pthread", "-o"])
         .arg(&program)
-        .arg(source)
+        .arg(sources.join(name).with_extension("c"))
         .status()
         .context("gcc")?;
-    ensure!(status.success(), "counter.c does not compile");
-    Ok(PROGRAM.get_or_init(|| program).clone())
+    ensure!(status.success(), "{name}.c does not compile");
+    Ok(program)
 }

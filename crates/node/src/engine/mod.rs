@@ -11,6 +11,7 @@ mod control;
 mod donor;
 mod events;
 mod faults;
+mod fences;
 mod flows;
 mod holder;
 mod journal;
@@ -39,8 +40,9 @@ use holdfast_api::app::FromDaemon;
 use holdfast_api::control::HandoffCounts;
 use holdfast_api::{Drain, FlowText};
 use holdfast_proto::handoff::{Command, Completion, Handoff, Output};
+use holdfast_proto::migration::FlowEpoch as MoveFlow;
 use holdfast_sys::tcp_repair::{Preparer, StaticReader};
-use holdfast_wire::{Flow, NodeId, Protocol};
+use holdfast_wire::{Flow, MoveId, NodeId, Protocol};
 
 pub use setup::{SetupError, check_capabilities, start};
 
@@ -54,6 +56,7 @@ use acceptor::{Arrival, Preparing};
 use congestion::Congestion;
 use donor::{Collecting, Donation, Draining};
 use faults::{Faults, Moment};
+use fences::Fences;
 use holder::Holder;
 use journal::Journal;
 use operations::Operations;
@@ -72,6 +75,9 @@ pub struct Engine {
     hold: Hold,
     machine: Handoff,
     moves: Moves,
+    fences: Fences,
+    /// Flows of processes that are about to run here.
+    going: BTreeMap<MoveId, Vec<MoveFlow>>,
     holder: Option<Holder>,
     peers: Peers,
     apps: AppServer,
@@ -232,6 +238,9 @@ impl Engine {
     /// Takes what waits in the hold to where it belongs.
     fn read_hold(&mut self) {
         while let Some((flow, packet)) = self.hold.read() {
+            let Some(packet) = self.held(&flow, packet) else {
+                continue;
+            };
             if let Some(arrival) = self.arrivals.get_mut(&flow) {
                 if arrival.released {
                     self.hold.replay(&packet.bytes);

@@ -197,6 +197,8 @@ fn assemble(config: Config) -> Result<(Engine, Inputs), SetupError> {
     let engine = Engine {
         machine: Handoff::new(machine),
         moves,
+        fences: HashMap::new(),
+        going: BTreeMap::new(),
         preparer: Preparer::new().map_err(other)?,
         static_reader: StaticReader::new().map_err(other)?,
         settling: Settling::default(),

@@ -87,8 +87,7 @@ impl Engine {
         }
         self.metrics.set_flows_owned(owned);
         if !changes.is_empty() {
-            let now = self.now();
-            self.machine.handle_changes(now, changes);
+            self.report(changes);
         }
     }
 }

@@ -1,14 +1,19 @@
 //! An acceptor's thread: it puts a process together, by way of a restorer.
 
+use std::collections::BTreeMap;
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{self, Receiver, Sender};
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use holdfast_proto::migration::{Completion, Results, Token};
 use holdfast_sys::process::acceptor::{ClockOffsets, Restorer};
 use holdfast_sys::process::donor::Held;
-use holdfast_sys::process::image::{Clocks, Frozen, Pages, Tree, decode};
+use holdfast_sys::process::files::image::FileId;
+use holdfast_sys::process::image::{Clocks, Descriptors, Frozen, Pages, Tree, decode};
+use holdfast_sys::process::sockets::{SocketState, Sockets};
+use holdfast_sys::tcp_repair::{Settled, WindowProbe};
 use holdfast_wire::MoveId;
 use rustix::time::ClockId;
 
@@ -19,6 +24,13 @@ use super::told::{Teller, Told};
 
 /// The word by which `holdfastd` knows that it is a restorer.
 pub const RESTORER: &str = "restorer";
+
+/// Threads that restore sockets.
+const RESTORERS: usize = 1;
+
+/// How long sockets may take to take late options, and between two times.
+const SETTLE_MAX: Duration = Duration::from_secs(5);
+const SETTLE_AGAIN: Duration = Duration::from_millis(10);
 
 /// This very program, also where its file has been replaced.
 const PROGRAM: &str = "/proc/self/exe";
@@ -56,6 +68,7 @@ impl Acceptor {
             teller,
             incoming: Incoming::default(),
             restorer: None,
+            sockets: None,
             building: None,
             complete: false,
             problem: None,
@@ -81,6 +94,7 @@ struct Taking {
     teller: Teller,
     incoming: Incoming,
     restorer: Option<Restorer>,
+    sockets: Option<Sockets>,
     /// Who waits until the first shape of the tree was taken.
     building: Option<Token>,
     /// The state of the stopped tree was taken.
@@ -106,11 +120,11 @@ impl Taking {
                     let runs = result.is_ok();
                     self.done(token, Results::Gone(result));
                     if runs {
-                        return;
+                        return self.settle();
                     }
                 }
                 Job::Discard(token) => {
-                    self.restorer = None;
+                    (self.restorer, self.sockets) = (None, None);
                     let _ = std::fs::remove_file(&self.way_back);
                     self.record.remove();
                     return self.done(token, Results::Discarded);
@@ -156,6 +170,8 @@ impl Taking {
                 let pages: Pages = decode(&message).map_err(text)?;
                 self.there()?.pages(&pages).map_err(text)?;
             }
+            Kind::Descriptors | Kind::LastDescriptors => self.descriptors(kind, &message)?,
+            Kind::Sockets => self.restore_sockets(&message)?,
             Kind::Frozen => {
                 let frozen: Frozen = decode(&message).map_err(text)?;
                 self.policy.check_frozen(&frozen)?;
@@ -163,6 +179,40 @@ impl Taking {
                 self.complete = true;
             }
         }
+        Ok(())
+    }
+
+    fn descriptors(&mut self, kind: Kind, message: &[u8]) -> Result<(), String> {
+        let found: Descriptors = decode(message).map_err(text)?;
+        self.policy.check_sockets(&found)?;
+        if self.sockets.is_none() {
+            self.sockets = Some(Sockets::new().map_err(|error| error.to_string())?);
+        }
+        let (Some(sockets), Some(restorer)) = (&mut self.sockets, &mut self.restorer) else {
+            return Err("descriptors came before the shape of their tree".to_owned());
+        };
+        let prepared = sockets.prepare(&found.sockets, &found.gone);
+        prepared.map_err(|error| error.to_string())?;
+        match kind {
+            Kind::LastDescriptors => restorer.last_descriptors(&found, &sockets.fresh()),
+            _ => restorer.descriptors(&found, &sockets.fresh()),
+        }
+        .map_err(text)?;
+        sockets.handed_over();
+        Ok(())
+    }
+
+    fn restore_sockets(&mut self, message: &[u8]) -> Result<(), String> {
+        let states: BTreeMap<FileId, SocketState> = postcard::from_bytes(message)
+            .map_err(|error| format!("the state of sockets cannot be read: {error}"))?;
+        let sockets = self
+            .sockets
+            .as_mut()
+            .ok_or("their state came before sockets")?;
+        let packets = sockets.restore(states, RESTORERS);
+        let packets = packets.map_err(|error| error.to_string())?;
+        let id = self.id;
+        self.teller.tell(Told::Packets { id, packets });
         Ok(())
     }
 
@@ -208,7 +258,13 @@ impl Taking {
     }
 
     fn go(&mut self) -> Result<(), String> {
-        self.there()?.go().map_err(text)?;
+        if let Some(sockets) = &mut self.sockets {
+            let activated = sockets.activate(WindowProbe::No, RESTORERS);
+            activated.map_err(|error| error.to_string())?;
+        }
+        for lock in self.there()?.go().map_err(text)? {
+            tracing::warn!(id = %self.id, lock, "a lock of a process that came is somebody else's here");
+        }
         let _ = std::fs::remove_file(&self.way_back);
         self.record.write(&Entry::Runs)?;
         if let Some(restorer) = self.restorer.take() {
@@ -216,6 +272,19 @@ impl Taking {
             self.teller.tell(Told::Runs { id, restorer });
         }
         Ok(())
+    }
+}
+
+impl Taking {
+    /// Options that sockets take only later.
+    fn settle(mut self) {
+        let Some(sockets) = &mut self.sockets else {
+            return;
+        };
+        let began = Instant::now();
+        while sockets.settle() == Settled::Later && began.elapsed() < SETTLE_MAX {
+            std::thread::sleep(SETTLE_AGAIN);
+        }
     }
 }
 

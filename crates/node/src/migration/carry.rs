@@ -2,7 +2,7 @@
 
 use holdfast_proto::migration::{Command, Completion, ProcessId, Results, Token};
 use holdfast_wire::migration::Offer;
-use holdfast_wire::{MoveId, NodeId};
+use holdfast_wire::{Flow, MoveId, NodeId};
 
 use super::acceptor::{self, Acceptor};
 use super::donor::{self, Donor};
@@ -32,11 +32,15 @@ impl Moves {
                 let record = self.records.of(id, Role::Gives);
                 Some(Results::Noted(record.write(&Entry::Noted { flows, peers })))
             }
-            Command::Freeze { id, .. } => self.freeze(token, id),
+            Command::Freeze { id, flows, .. } => {
+                let flows = flows.iter().map(|of| of.flow).collect();
+                self.freeze(token, id, flows)
+            }
             Command::Thaw { id, .. } => self.thaw(token, id),
             Command::Release { id, .. } => self.release(token, id),
             Command::Examine { offer, .. } => Some(Results::Examined(self.examine(&offer))),
             Command::Build { id, offer, .. } => self.build(token, id, &offer),
+            // The owner's, which has the filters.
             Command::Arm { .. } => Some(Results::Armed(Ok(()))),
             Command::Restore {
                 id, flows, peers, ..
@@ -92,7 +96,8 @@ impl Moves {
             clone: false,
             hops: self.residents.moves_of(root),
         })?;
-        let donor = Donor::start(id, root, to, record, self.teller.clone());
+        let with = (record, self.services.clone());
+        let donor = Donor::start(id, root, to, with, self.teller.clone());
         let donor = donor.map_err(|error| format!("no thread for it: {error}"))?;
         self.donors.insert(id, donor);
         Ok(())
@@ -103,12 +108,12 @@ impl Moves {
         (!runs).then(gone)
     }
 
-    fn freeze(&mut self, token: Token, id: MoveId) -> Now {
+    fn freeze(&mut self, token: Token, id: MoveId, flows: Vec<Flow>) -> Now {
         if let Err(why) = self.records.of(id, Role::Gives).write(&Entry::Freezes) {
             return Some(Results::Frozen(Err(why)));
         }
         let gone = || Results::Frozen(Err("its thread has ended".to_owned()));
-        self.donor_job(id, donor::Job::Freeze(token), gone)
+        self.donor_job(id, donor::Job::Freeze(token, flows), gone)
     }
 
     fn thaw(&mut self, token: Token, id: MoveId) -> Now {
@@ -128,7 +133,7 @@ impl Moves {
 
     /// Nothing is stopped any more. That it was noted stays, until nobody asks any more.
     fn thawed(&mut self, id: MoveId) {
-        self.donors.remove(&id);
+        self.end_donor(id);
         let record = self.records.of(id, Role::Gives);
         let mut entries = record.read();
         entries.retain(|entry| matches!(entry, Entry::Gives { .. } | Entry::Noted { .. }));
@@ -164,7 +169,7 @@ impl Moves {
     }
 
     fn released(&mut self, id: MoveId) {
-        self.donors.remove(&id);
+        self.end_donor(id);
         self.records.of(id, Role::Gives).remove();
         self.residents.look();
     }
@@ -267,9 +272,15 @@ impl Moves {
         }
     }
 
+    fn end_donor(&mut self, id: MoveId) {
+        self.donors.remove(&id);
+        self.places.remove(&id);
+    }
+
     fn end_acceptor(&mut self, id: MoveId) {
         self.acceptors.remove(&id);
         self.untaken.remove(&id);
+        self.packets.remove(&id);
     }
 
     fn forget(&mut self, id: MoveId) {
@@ -279,7 +290,7 @@ impl Moves {
 }
 
 /// The token by which a command is answered.
-fn token_of(command: &Command) -> Token {
+pub(crate) fn token_of(command: &Command) -> Token {
     match command {
         Command::Check { token, .. }
         | Command::CopyRound { token, .. }

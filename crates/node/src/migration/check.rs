@@ -3,8 +3,7 @@
 use holdfast_api::control::{BlockerEntry, ErrorBody, ProcessCheck};
 use holdfast_proto::migration::{CheckReport, Completion, ProcessId, Results, Token};
 use holdfast_sys::process::error::Error;
-use holdfast_sys::process::files::{self, FilesError, Limits};
-use holdfast_sys::process::inspect::{self, Report};
+use holdfast_sys::process::inspect::{self, Blocker, Obstacle, Report};
 use tokio::sync::oneshot;
 
 use super::policy::{Description, name_of};
@@ -14,34 +13,11 @@ use super::told::{Teller, Told};
 struct Found {
     report: Report,
     blockers: Vec<BlockerEntry>,
-    descriptors: u64,
 }
-
-/// Descriptors that a process may have: the restorer's own take their places.
-const STANDARD: std::ops::RangeInclusive<u32> = 0..=2;
 
 fn look(root: i32) -> Result<Found, Error> {
     let report = inspect::inspect(root)?;
-    let mut blockers: Vec<BlockerEntry> = (report.blockers.iter())
-        .map(|blocker| BlockerEntry {
-            pid: blocker.pid,
-            fd: None,
-            path: None,
-            reason: blocker.obstacle.to_string(),
-        })
-        .collect();
-    let mut descriptors = 0;
-    for pid in &report.processes {
-        let names = std::fs::read_dir(format!("/proc/{pid}/fd"));
-        let names = names.into_iter().flatten().flatten();
-        let open: Vec<u32> = names
-            .filter_map(|name| name.file_name().to_str()?.parse().ok())
-            .collect();
-        descriptors += open.len() as u64;
-        let more = open.into_iter().filter(|fd| !STANDARD.contains(fd));
-        blockers.extend(more.map(|fd| unsupported(*pid, fd)));
-    }
-    blockers.extend(of_files(&report));
+    let mut blockers: Vec<BlockerEntry> = report.blockers.iter().map(entry).collect();
     if report.processes.contains(&(std::process::id() as i32)) {
         blockers.push(BlockerEntry {
             pid: root,
@@ -50,42 +26,24 @@ fn look(root: i32) -> Result<Found, Error> {
             reason: "this daemon is one of its processes".to_owned(),
         });
     }
-    Ok(Found {
-        report,
-        blockers,
-        descriptors,
-    })
+    Ok(Found { report, blockers })
 }
 
-fn unsupported(pid: i32, fd: u32) -> BlockerEntry {
-    let path = std::fs::read_link(format!("/proc/{pid}/fd/{fd}"));
-    BlockerEntry {
-        pid,
-        fd: Some(fd),
-        path: path.ok().map(|path| path.to_string_lossy().into_owned()),
-        reason: "descriptors beyond 2 do not move yet: close it".to_owned(),
-    }
-}
-
-/// What of its descriptors can never move.
-fn of_files(report: &Report) -> Vec<BlockerEntry> {
-    match files::inspect(&report.processes, &Limits::default()) {
-        Ok(blockers) => blockers
-            .into_iter()
-            .map(|blocker| BlockerEntry {
-                pid: blocker.pid,
-                fd: blocker.fd,
-                path: Some(blocker.path),
-                reason: blocker.reason.to_string(),
-            })
-            .collect(),
-        Err(FilesError::Blocked(_)) => Vec::new(),
-        Err(error) => vec![BlockerEntry {
-            pid: report.processes.first().copied().unwrap_or(0),
+fn entry(blocker: &Blocker) -> BlockerEntry {
+    let pid = blocker.pid;
+    match &blocker.obstacle {
+        Obstacle::Descriptor { fd, path, reason } => BlockerEntry {
+            pid,
+            fd: *fd,
+            path: Some(path.clone()),
+            reason: reason.clone(),
+        },
+        other => BlockerEntry {
+            pid,
             fd: None,
             path: None,
-            reason: error.to_string(),
-        }],
+            reason: other.to_string(),
+        },
     }
 }
 
@@ -118,7 +76,8 @@ fn check(root: i32) -> Result<ProcessCheck, ErrorBody> {
         processes: found.report.processes,
         threads: found.report.threads as u64,
         mappings: found.report.mappings as u64,
-        descriptors: found.descriptors,
+        descriptors: found.report.open_files as u64,
+        sockets: found.report.sockets as u64,
         memory_bytes: found.report.resident_bytes,
         predicted_freeze_us: 0.0,
     })
@@ -148,6 +107,7 @@ fn report(process: ProcessId, hops: u32) -> Result<CheckReport, Vec<String>> {
         hops,
         memory: found.report.resident_bytes,
         threads: u32::try_from(found.report.threads).unwrap_or(u32::MAX),
+        sockets: u32::try_from(found.report.sockets).unwrap_or(u32::MAX),
         description: description.encode().into(),
         ..CheckReport::default()
     })

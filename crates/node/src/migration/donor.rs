@@ -1,27 +1,37 @@
 //! A donor's thread: it alone traces the process, from the first round until the move has ended.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, Sender};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use holdfast_proto::migration::{Completion, FreezeReport, Results, RoundReport, Token};
 use holdfast_sys::process::donor::{Held, StoppedTree, Tracker};
 use holdfast_sys::process::error::Error;
-use holdfast_sys::process::image::{Tree, encode};
-use holdfast_wire::{MoveId, NodeId};
+use holdfast_sys::process::image::{Descriptors, Tree, encode};
+use holdfast_wire::{Flow, MoveId, NodeId};
 
 use super::pieces::{Kind, Outgoing, Window};
+use super::places::{Places, Services};
 use super::records::{Entry, Record};
-use super::told::Teller;
+use super::told::{Teller, Told};
+
+/// For how long it is tried to stop a tree where its descriptors can be saved, and between two times.
+const STOP_MAX: Duration = Duration::from_millis(300);
+const STOP_AGAIN: Duration = Duration::from_millis(1);
+
+/// Threads that read the state of sockets.
+const EXTRACTORS: usize = 1;
 
 /// Bytes of memory in one message.
 const PAGES_BYTES: u64 = 1 << 20;
 
 /// What a donor's thread is to do.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug)]
 pub(super) enum Job {
     Round(Token),
-    Freeze(Token),
+    /// Packets of these flows wait for the acceptor.
+    Freeze(Token, Vec<Flow>),
     Thaw(Token),
     Release(Token),
 }
@@ -39,7 +49,7 @@ impl Donor {
         id: MoveId,
         root: i32,
         to: NodeId,
-        record: Record,
+        (record, services): (Record, Services),
         teller: Teller,
     ) -> std::io::Result<Donor> {
         let (jobs, inbox) = mpsc::channel();
@@ -49,6 +59,9 @@ impl Donor {
             root,
             outgoing,
             record,
+            services,
+            places: Places::default(),
+            fenced: BTreeSet::new(),
             teller,
         };
         std::thread::Builder::new()
@@ -85,6 +98,10 @@ struct Giving {
     root: i32,
     outgoing: Outgoing,
     record: Record,
+    services: Services,
+    places: Places,
+    /// Flows whose packets wait for the acceptor.
+    fenced: BTreeSet<Flow>,
     teller: Teller,
 }
 
@@ -106,7 +123,8 @@ impl Giving {
                     let (next, result) = self.round(state);
                     (next, token, Results::Copied(result))
                 }
-                Job::Freeze(token) => {
+                Job::Freeze(token, flows) => {
+                    self.fenced.extend(flows);
                     let (next, result) = self.freeze(state);
                     (next, token, Results::Frozen(result))
                 }
@@ -144,7 +162,13 @@ impl Giving {
             self.outgoing
                 .send(Kind::Pages, encode(&pages).map_err(text)?)?;
         }
+        let found = tracker.descriptors().map_err(text)?;
+        self.services.check(&found)?;
+        self.places.follow(&found);
+        self.outgoing
+            .send(Kind::Descriptors, encode(&found).map_err(text)?)?;
         self.outgoing.taken()?;
+        self.tell_sockets();
         let duration = began.elapsed();
         let threads: usize = round.tree.processes.iter().map(|of| of.threads.len()).sum();
         Ok(RoundReport {
@@ -152,6 +176,7 @@ impl Giving {
             dirty: tracker.dirty_bytes().map_err(text)?,
             duration,
             threads: u32::try_from(threads).unwrap_or(u32::MAX),
+            sockets: u32::try_from(self.places.list().len()).unwrap_or(u32::MAX),
             ..RoundReport::default()
         })
     }
@@ -167,32 +192,82 @@ impl Giving {
             State::Stopped(_) => return (state, Ok(FreezeReport::default())),
             other => return (other, Err("nothing was copied".to_owned())),
         };
-        let mut stopped = match tracker.freeze() {
-            Ok(stopped) => Box::new(stopped),
-            Err(unfrozen) => return (State::Watched(unfrozen.tracker), Err(text(unfrozen.error))),
+        let (stopped, last) = match stop(tracker) {
+            Ok(stopped) => stopped,
+            Err((tracker, why)) => return (tracker.map_or(State::Ended, State::Watched), Err(why)),
         };
-        let result = self.send_rest(&mut stopped);
+        let mut stopped = Box::new(stopped);
+        let result = self.send_rest(&mut stopped, &last);
         (State::Stopped(stopped), result)
     }
 
     /// All that is left. With the last message the acceptor could run it, so before that it is stopped for good.
-    fn send_rest(&mut self, stopped: &mut StoppedTree) -> Result<FreezeReport, String> {
-        let before = self.outgoing.sent;
+    fn send_rest(
+        &mut self,
+        stopped: &mut StoppedTree,
+        last: &Descriptors,
+    ) -> Result<FreezeReport, String> {
+        let sent_before = self.outgoing.sent;
+        self.services.check(last)?;
+        let before = self.services.connections(&self.places);
+        self.places.follow(last);
+        let after = self.services.connections(&self.places);
+        let known = |flow: &&Flow| before.contains(*flow) || self.fenced.contains(*flow);
+        if let Some(flow) = after.iter().find(|flow| !known(flow)) {
+            return Err(format!("{flow} began just then: try again"));
+        }
+        let sockets = stopped.extract(EXTRACTORS).map_err(text)?;
+        let sockets = postcard::to_stdvec(&sockets).map_err(|error| error.to_string())?;
         self.send_tree(stopped.tree())?;
         while let Some(pages) = stopped.read(PAGES_BYTES).map_err(text)? {
             self.outgoing
                 .send(Kind::Pages, encode(&pages).map_err(text)?)?;
         }
+        self.outgoing
+            .send(Kind::LastDescriptors, encode(last).map_err(text)?)?;
+        self.outgoing.send(Kind::Sockets, sockets)?;
         let state = encode(&stopped.state().map_err(text)?).map_err(text)?;
         // First written: what is stopped is never forgotten.
         self.record
             .write(&Entry::Held(stopped.to_hold().map_err(text)?))?;
         stopped.hold().map_err(text)?;
         self.outgoing.send(Kind::Frozen, state)?;
+        self.tell_sockets();
         Ok(FreezeReport {
-            bytes: self.outgoing.sent - before,
+            bytes: self.outgoing.sent - sent_before,
             ..FreezeReport::default()
         })
+    }
+}
+
+impl Giving {
+    fn tell_sockets(&self) {
+        let (id, sockets) = (self.id, self.places.list());
+        self.teller.tell(Told::Sockets { id, sockets });
+    }
+}
+
+/// Stops the tree where its descriptors can be saved: some cannot for moments, as while something waits to be read that
+/// only the program can read. What is given back in an error watches the tree still, if anything does.
+#[allow(clippy::type_complexity)]
+fn stop(mut tracker: Tracker) -> Result<(StoppedTree, Descriptors), (Option<Tracker>, String)> {
+    let began = Instant::now();
+    loop {
+        let mut stopped = match tracker.freeze() {
+            Ok(stopped) => stopped,
+            Err(unfrozen) => return Err((Some(unfrozen.tracker), text(unfrozen.error))),
+        };
+        let error = match stopped.descriptors() {
+            Ok(last) => return Ok((stopped, last)),
+            Err(error) => error,
+        };
+        let passing = matches!(error, Error::Blocked(_) | Error::Socket(_));
+        let why = text(error);
+        tracker = stopped.thaw().map_err(|error| (None, text(error)))?;
+        if !passing || began.elapsed() > STOP_MAX {
+            return Err((Some(tracker), why));
+        }
+        std::thread::sleep(STOP_AGAIN);
     }
 }
 

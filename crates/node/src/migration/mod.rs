@@ -11,12 +11,13 @@ mod check;
 mod donor;
 mod operations;
 mod pieces;
+mod places;
 mod policy;
 mod records;
 mod residents;
 mod told;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use holdfast_api::control::{
@@ -25,14 +26,14 @@ use holdfast_api::control::{
 };
 use holdfast_proto::migration::{
     Completion, Config as MachineConfig, Event, Load, Migration, Options, Output, ProcessId,
-    Request,
+    RecoveredRole, Request,
 };
 use holdfast_wire::migration::{MoveFrame, SocketStrategy};
-use holdfast_wire::{Frame, MoveId, NodeId};
+use holdfast_wire::{Flow, Frame, MoveId, NodeId};
 use tokio::sync::oneshot;
 
 pub use acceptor::RESTORER;
-pub(crate) use carry::{name_of_command, name_of_results};
+pub(crate) use carry::{name_of_command, name_of_results, token_of};
 pub(crate) use told::{Listener, Told};
 
 use crate::config::Config;
@@ -40,6 +41,8 @@ use acceptor::Acceptor;
 use donor::Donor;
 use operations::Operations;
 use pieces::WINDOW_BYTES;
+pub(crate) use places::Place;
+use places::Services;
 use policy::{Policy, name_of};
 use records::Records;
 use residents::Residents;
@@ -57,6 +60,11 @@ pub(crate) struct Moves {
     acceptors: BTreeMap<MoveId, Acceptor>,
     /// Bytes of pieces that acceptors' threads have not taken yet.
     untaken: BTreeMap<MoveId, usize>,
+    /// The sockets of processes on their way from here.
+    places: BTreeMap<MoveId, Vec<Place>>,
+    /// For this node's stack, before sockets of processes that come act.
+    packets: BTreeMap<MoveId, Vec<Vec<u8>>>,
+    services: Services,
     /// What nodes are called.
     nodes: BTreeMap<NodeId, String>,
     teller: Teller,
@@ -87,16 +95,21 @@ impl Moves {
             .nodes()
             .map(|(id, name)| (id, name.to_owned()))
             .collect();
+        let services = config.services.iter().map(|service| service.address.ip());
+        let services = Services::new(services);
         let moves = Moves {
             machine: Migration::new(machine),
             enabled: config.migration.enabled,
-            policy: Policy::new(&config.migration),
+            policy: Policy::new(&config.migration, services.clone()),
             residents: Residents::open(records.residents()),
             records,
             operations: Operations::default(),
             donors: BTreeMap::new(),
             acceptors: BTreeMap::new(),
             untaken: BTreeMap::new(),
+            places: BTreeMap::new(),
+            packets: BTreeMap::new(),
+            services,
             nodes,
             teller,
         };
@@ -245,6 +258,14 @@ impl Moves {
                 self.runs(id, Some(restorer));
                 None
             }
+            Told::Sockets { id, sockets } => {
+                self.places.insert(id, sockets);
+                None
+            }
+            Told::Packets { id, packets } => {
+                self.packets.insert(id, packets);
+                None
+            }
             Told::Inspected { check, reply } => {
                 let predicted = check.as_ref().as_ref().map_or(0.0, |of| self.predicted(of));
                 let check = check.map(|check| ProcessCheck {
@@ -255,6 +276,38 @@ impl Moves {
                 None
             }
         }
+    }
+
+    /// The sockets of a process on its way from here, as last seen.
+    pub(crate) fn places(&self, id: MoveId) -> &[Place] {
+        self.places.get(&id).map_or(&[], Vec::as_slice)
+    }
+
+    /// What is to be given to the stack before the sockets of a process that comes act.
+    pub(crate) fn take_packets(&mut self, id: MoveId) -> Vec<Vec<u8>> {
+        self.packets.remove(&id).unwrap_or_default()
+    }
+
+    /// To whom a process goes.
+    pub(crate) fn acceptor_of(&self, id: MoveId) -> Option<NodeId> {
+        self.donors.get(&id).map(|donor| donor.to)
+    }
+
+    /// Flows of moves that an earlier daemon wrote down: they are no handoff's.
+    pub(crate) fn written_flows(&self) -> BTreeSet<Flow> {
+        let lists = self
+            .records
+            .found()
+            .into_iter()
+            .filter_map(|of| match of.role {
+                RecoveredRole::Donor { noted, .. } => noted,
+                RecoveredRole::Acceptor { restored, .. } => restored,
+                RecoveredRole::Peer { .. } => None,
+            });
+        lists
+            .flat_map(|(flows, _)| flows)
+            .map(|of| of.flow)
+            .collect()
     }
 
     /// Once a second.
@@ -279,7 +332,7 @@ impl Moves {
     fn predicted(&self, check: &ProcessCheck) -> f64 {
         let load = Load {
             dirty: 0,
-            sockets: 0,
+            sockets: u32::try_from(check.sockets).unwrap_or(u32::MAX),
             threads: u32::try_from(check.threads).unwrap_or(u32::MAX),
         };
         let predicted = self.machine.predict(SocketStrategy::default(), load);

@@ -27,14 +27,26 @@ pub(super) enum Kind {
     Pages = 2,
     /// `Frozen`.
     Frozen = 3,
+    /// `Descriptors`.
+    Descriptors = 4,
+    /// The same, of the stopped tree.
+    LastDescriptors = 5,
+    /// What sockets had when the tree stood still.
+    Sockets = 6,
 }
 
 impl Kind {
     /// The kind with this number, if there is one.
     pub(super) fn from_number(number: u8) -> Option<Kind> {
-        [Kind::Tree, Kind::Pages, Kind::Frozen]
-            .into_iter()
-            .find(|kind| *kind as u8 == number)
+        let all = [
+            Kind::Tree,
+            Kind::Pages,
+            Kind::Frozen,
+            Kind::Descriptors,
+            Kind::LastDescriptors,
+            Kind::Sockets,
+        ];
+        all.into_iter().find(|kind| *kind as u8 == number)
     }
 }
 

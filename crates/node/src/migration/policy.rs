@@ -6,10 +6,11 @@
 use std::collections::BTreeSet;
 use std::path::Path;
 
-use holdfast_sys::process::image::{Frozen, Tree};
+use holdfast_sys::process::image::{Descriptors, Frozen, Tree};
 use holdfast_sys::process::procfs::Status;
 use serde::{Deserialize, Serialize};
 
+use super::places::Services;
 use crate::config::MigrationConfig;
 
 /// What a donor says of a process before it sends any of it.
@@ -62,13 +63,20 @@ pub(super) fn name_of(pid: i32) -> String {
 #[derive(Debug, Clone)]
 pub(super) struct Policy {
     config: MigrationConfig,
+    services: Services,
 }
 
 impl Policy {
-    pub(super) fn new(config: &MigrationConfig) -> Policy {
+    pub(super) fn new(config: &MigrationConfig, services: Services) -> Policy {
         Policy {
             config: config.clone(),
+            services,
         }
+    }
+
+    /// Whether the sockets that were sent may come: at addresses of the group, and no others.
+    pub(super) fn check_sockets(&self, found: &Descriptors) -> Result<(), String> {
+        self.services.check(found)
     }
 
     /// Why a process that is offered is not taken; empty if it is.
@@ -170,12 +178,13 @@ mod tests {
     use super::*;
 
     fn policy(enabled: bool) -> Policy {
-        Policy::new(&MigrationConfig {
+        let config = MigrationConfig {
             enabled,
             users: BTreeSet::from([1000]),
             groups: BTreeSet::from([100]),
             paths: vec!["/usr/games".into()],
-        })
+        };
+        Policy::new(&config, Services::new([]))
     }
 
     fn game(user: u32, program: &str) -> Description {

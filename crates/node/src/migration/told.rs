@@ -7,6 +7,8 @@ use holdfast_sys::process::acceptor::Restorer;
 use holdfast_wire::{MoveId, NodeId};
 use tokio::sync::{mpsc, oneshot};
 
+use super::places::Place;
+
 /// Something a thread has to say.
 pub(crate) enum Told {
     /// To be sent to the acceptor.
@@ -28,6 +30,10 @@ pub(crate) enum Told {
         id: Option<MoveId>,
         completion: Completion,
     },
+    /// The sockets of a process on its way from here, before the round or freeze that found them has ended.
+    Sockets { id: MoveId, sockets: Vec<Place> },
+    /// To be given to this node's stack before the sockets of a process that comes act, in this order.
+    Packets { id: MoveId, packets: Vec<Vec<u8>> },
     /// A process runs here from now on.
     Runs { id: MoveId, restorer: Restorer },
     /// What the operator wanted to know of a process, but for the freeze.
