@@ -10,6 +10,8 @@ use std::process::Command;
 
 const PACKAGE: &str = "datachannel-sys";
 const SOURCE: &str = "libdatachannel/deps/usrsctp/usrsctplib";
+/// Ours, which sees the library's structures.
+const AHEAD: &str = "c/ahead.c";
 /// Calls that get this before their names.
 const OURS: &str = "holdfast_usrsctp_";
 const RENAMED: [&str; 7] = [
@@ -54,6 +56,7 @@ const DEFINED: [&str; 12] = [
 
 fn main() {
     println!("cargo:rerun-if-changed=build.rs");
+    println!("cargo:rerun-if-changed={AHEAD}");
     let source = package_folder(PACKAGE).join(SOURCE);
     println!("cargo:rerun-if-changed={}", source.display());
     let own: Vec<PathBuf> = REPLACED.iter().map(|(file, _)| source.join(file)).collect();
@@ -71,6 +74,7 @@ fn main() {
     let mut build = library(&source);
     build
         .files(files)
+        .file(AHEAD)
         .objects(objects)
         .compile("holdfast_usrsctp");
 }
