@@ -186,12 +186,20 @@ impl Network {
         bytes: usize,
     ) -> Option<Time> {
         let line = self.line(from, to);
-        if !line.cut && line.link.rate.is_none() && line.link.loss == 0.0 && line.link.reorder == 0.0 {
+        if !line.cut
+            && line.link.rate.is_none()
+            && line.link.loss == 0.0
+            && line.link.reorder == 0.0
+        {
             return Some(now + line.link.delay.draw(random));
         }
         let (mut at, mut wait) = (now, RETRANSMISSION);
         for _ in 0..=RETRANSMISSIONS {
-            if let Some(first) = self.datagram(random, at, (from, to), bytes).into_iter().min() {
+            if let Some(first) = self
+                .datagram(random, at, (from, to), bytes)
+                .into_iter()
+                .min()
+            {
                 return Some(first);
             }
             at = at + wait;
@@ -226,7 +234,10 @@ mod tests {
     #[test]
     fn a_rate_makes_packets_wait_for_each_other() {
         let rate = Some(8_000.0);
-        let (mut net, mut random) = one(Link { rate, ..Link::constant(5.0) });
+        let (mut net, mut random) = one(Link {
+            rate,
+            ..Link::constant(5.0)
+        });
         let mut arrival = |now| net.datagram(&mut random, Time(now), WAY, 10)[0].0;
         assert_eq!(arrival(0), 15_000_000);
         assert_eq!(arrival(0), 25_000_000);
@@ -235,7 +246,13 @@ mod tests {
 
     #[test]
     fn shares_are_lost_doubled_and_overtaken() {
-        let link = Link { loss: 0.25, duplicate: 0.5, reorder: 0.1, reorder_ms: 30.0, ..Link::constant(5.0) };
+        let link = Link {
+            loss: 0.25,
+            duplicate: 0.5,
+            reorder: 0.1,
+            reorder_ms: 30.0,
+            ..Link::constant(5.0)
+        };
         let (mut net, mut random) = one(link);
         let (mut counts, mut late) = ([0; 3], 0);
         for _ in 0..10_000 {
@@ -251,9 +268,16 @@ mod tests {
 
     #[test]
     fn what_is_sent_again_arrives_late_and_nothing_crosses_a_cut() {
-        let (mut net, mut random) = one(Link { loss: 0.5, ..Link::constant(5.0) });
+        let (mut net, mut random) = one(Link {
+            loss: 0.5,
+            ..Link::constant(5.0)
+        });
         let arrivals: Vec<u64> = (0..1_000)
-            .map(|_| net.reliable(&mut random, Time::ZERO, WAY, 100).unwrap_or_default().0)
+            .map(|_| {
+                net.reliable(&mut random, Time::ZERO, WAY, 100)
+                    .unwrap_or_default()
+                    .0
+            })
             .collect();
         let after = |ms: u64| arrivals.iter().filter(|at| **at == ms * 1_000_000).count();
         assert!((440..560).contains(&after(5)) && (200..300).contains(&after(1_005)));

@@ -54,7 +54,10 @@ mod tests {
                 told.fetch_add(1, Ordering::Relaxed);
             },
         );
-        assert_eq!(squares, jobs.iter().map(|job| job * job).collect::<Vec<_>>());
+        assert_eq!(
+            squares,
+            jobs.iter().map(|job| job * job).collect::<Vec<_>>()
+        );
         assert_eq!(told.into_inner(), 100);
     }
 }

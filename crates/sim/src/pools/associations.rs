@@ -78,14 +78,38 @@ impl World<'_> {
         }
         if at.is_none() {
             let timeout = self.now + self.config.association_timeout.into();
-            self.queue.push(timeout, Event::Lost { association, side: 0 });
+            self.queue.push(
+                timeout,
+                Event::Lost {
+                    association,
+                    side: 0,
+                },
+            );
         } else if self.is_alive(to) {
             new.last = [ways[2], ways[3]];
             new.round_trip_s = (ways[1] - self.now).as_secs_f64();
-            self.queue.push(ways[2], Event::Up { association, side: 1 });
-            self.queue.push(ways[3], Event::Up { association, side: 0 });
+            self.queue.push(
+                ways[2],
+                Event::Up {
+                    association,
+                    side: 1,
+                },
+            );
+            self.queue.push(
+                ways[3],
+                Event::Up {
+                    association,
+                    side: 0,
+                },
+            );
         } else {
-            self.queue.push(ways[1], Event::Lost { association, side: 0 });
+            self.queue.push(
+                ways[1],
+                Event::Lost {
+                    association,
+                    side: 0,
+                },
+            );
         }
         self.associations.push(new);
         association
@@ -125,7 +149,11 @@ impl World<'_> {
         let arrival = arrival.max(known.last[from]);
         known.last[from] = arrival;
         let side = 1 - side;
-        let deliver = Event::Deliver { association, side, message };
+        let deliver = Event::Deliver {
+            association,
+            side,
+            message,
+        };
         self.queue.push(arrival, deliver);
     }
 
@@ -187,7 +215,10 @@ impl World<'_> {
             return;
         }
         known.up[usize::from(side)] = true;
-        let (node, other) = (known.ends[usize::from(side)], known.ends[usize::from(1 - side)]);
+        let (node, other) = (
+            known.ends[usize::from(side)],
+            known.ends[usize::from(1 - side)],
+        );
         let (protocol, name) = (known.protocol, known.name);
         match (self.nodes.role(node), name) {
             (Role::Registrar(index), name) => {
@@ -197,7 +228,8 @@ impl World<'_> {
                 };
                 let at = node::endpoint(other, protocol);
                 let id = id(association, side);
-                self.directory.insert((node, other, protocol), (association, side));
+                self.directory
+                    .insert((node, other, protocol), (association, side));
                 self.registrar(index, |machine, now| {
                     machine.handle_up(now, id, protocol, &[at], dial);
                 });
@@ -218,7 +250,10 @@ impl World<'_> {
         let known = &mut self.associations[association as usize];
         let was_up = std::mem::replace(&mut known.up[usize::from(side)], false);
         known.open = false;
-        let (node, other) = (known.ends[usize::from(side)], known.ends[usize::from(1 - side)]);
+        let (node, other) = (
+            known.ends[usize::from(side)],
+            known.ends[usize::from(1 - side)],
+        );
         let (protocol, name) = (known.protocol, known.name);
         match (self.nodes.role(node), name) {
             (Role::Registrar(index), Name::Dial(dial)) if side == 0 && !was_up => {
@@ -264,18 +299,24 @@ impl World<'_> {
                 });
             }
             Role::Element(index) => {
-                let Ok(parsed) = Message::parse(message) else { return };
+                let Ok(parsed) = Message::parse(message) else {
+                    return;
+                };
                 let link = match name {
                     Name::Link(link) => link,
                     Name::Dial(_) => Link::Theirs(u64::from(association)),
                 };
-                self.element(index, |machine, now| machine.handle_message(now, link, parsed.message));
+                self.element(index, |machine, now| {
+                    machine.handle_message(now, link, parsed.message)
+                });
             }
             Role::User(index) => {
                 let (Ok(parsed), Name::Link(link)) = (Message::parse(message), name) else {
                     return;
                 };
-                self.user(index, |machine, now| machine.handle_message(now, link, parsed.message));
+                self.user(index, |machine, now| {
+                    machine.handle_message(now, link, parsed.message)
+                });
             }
         }
     }

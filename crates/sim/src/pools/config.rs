@@ -140,7 +140,13 @@ pub enum Action {
 impl Config {
     /// Zones alike, with so much delay within each and so much more between any two; milliseconds, one way.
     #[must_use]
-    pub fn new(zones: Vec<Zone>, lan_ms: f64, wan_ms: f64, choice: Choice, workload: Workload) -> Config {
+    pub fn new(
+        zones: Vec<Zone>,
+        lan_ms: f64,
+        wan_ms: f64,
+        choice: Choice,
+        workload: Workload,
+    ) -> Config {
         let count = zones.len();
         let way = |from, to| if from == to { lan_ms } else { lan_ms + wan_ms };
         let row = |from| (0..count).map(|to| Link::constant(way(from, to))).collect();

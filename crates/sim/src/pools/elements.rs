@@ -108,7 +108,9 @@ impl World<'_> {
         {
             match output {
                 Output::Connect { link, to } => {
-                    let Some(to) = node::node_of(&to) else { continue };
+                    let Some(to) = node::node_of(&to) else {
+                        continue;
+                    };
                     let association = self.connect(node, to, Protocol::Asap, Name::Link(link));
                     self.elements[index].links.push((link, association));
                 }
@@ -116,7 +118,9 @@ impl World<'_> {
                     if let Some((association, side)) = self.elements[index].association(link) {
                         self.close(association, side);
                     }
-                    self.elements[index].links.retain(|(other, _)| *other != link);
+                    self.elements[index]
+                        .links
+                        .retain(|(other, _)| *other != link);
                 }
                 Output::Send { link, message } => {
                     if let Some((association, side)) = self.elements[index].association(link) {
@@ -140,7 +144,9 @@ impl World<'_> {
         if self.elements[index].machine.is_none() {
             return self.post(node, user, Letter::Lost { request });
         }
-        self.elements[index].server.add(self.now, (user, request), size);
+        self.elements[index]
+            .server
+            .add(self.now, (user, request), size);
         self.post(node, user, Letter::Accepted { request });
         self.load_changed(index);
     }
@@ -166,7 +172,13 @@ impl World<'_> {
         if next != element.served_at {
             element.served_at = next;
             if let Some(at) = next {
-                self.queue.push(at, Event::Served { index: index as u32, at });
+                self.queue.push(
+                    at,
+                    Event::Served {
+                        index: index as u32,
+                        at,
+                    },
+                );
             }
         }
         let load = element.server.jobs() as f64 * self.config.load_per_request;

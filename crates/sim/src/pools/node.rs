@@ -28,7 +28,10 @@ impl Nodes {
     pub(super) fn new(zones: &[super::Zone]) -> Nodes {
         let count = zones.len();
         let mut of: Vec<Zone> = (0..count).map(|zone| zone as Zone).collect();
-        for counted in [|zone: &super::Zone| zone.elements, |zone: &super::Zone| zone.users] {
+        for counted in [
+            |zone: &super::Zone| zone.elements,
+            |zone: &super::Zone| zone.users,
+        ] {
             for (index, zone) in zones.iter().enumerate() {
                 of.extend((0..counted(zone)).map(|_| index as Zone));
             }

@@ -87,7 +87,11 @@ impl World<'_> {
                     self.send(association, side, message.clone());
                 }
             }
-            Output::Connect { dial, protocol, addresses } => {
+            Output::Connect {
+                dial,
+                protocol,
+                addresses,
+            } => {
                 let node = index as u32;
                 let to = addresses.first().and_then(|at| node::node_at(at.ip()));
                 let Some(to) = to.filter(|to| *to != node) else {
@@ -97,7 +101,12 @@ impl World<'_> {
                     // There is one already.
                     Some(&(association, side)) => {
                         let id = id(association, side);
-                        let up = Event::DialledAgain { index, dial, protocol, id };
+                        let up = Event::DialledAgain {
+                            index,
+                            dial,
+                            protocol,
+                            id,
+                        };
                         self.queue.push(self.now, up);
                     }
                     None => {
@@ -118,7 +127,10 @@ impl World<'_> {
     /// The transport has ended an association, as its registrar wanted.
     pub(super) fn aborted(&mut self, association: u32, side: u8) {
         let known = &self.associations[association as usize];
-        let (node, other) = (known.ends[usize::from(side)], known.ends[usize::from(1 - side)]);
+        let (node, other) = (
+            known.ends[usize::from(side)],
+            known.ends[usize::from(1 - side)],
+        );
         let protocol = known.protocol;
         if let Role::Registrar(index) = self.nodes.role(node) {
             let key = (node, other, protocol);

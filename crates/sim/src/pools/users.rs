@@ -15,11 +15,20 @@ use std::time::Duration;
 /// What users and elements tell each other.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Letter {
-    Request { request: u32, size: f64 },
-    Accepted { request: u32 },
-    Done { request: u32 },
+    Request {
+        request: u32,
+        size: f64,
+    },
+    Accepted {
+        request: u32,
+    },
+    Done {
+        request: u32,
+    },
     /// The element is gone, or out of reach.
-    Lost { request: u32 },
+    Lost {
+        request: u32,
+    },
 }
 
 /// What a user waits for.
@@ -75,9 +84,16 @@ impl World<'_> {
     }
 
     pub(super) fn schedule_request(&mut self, index: usize) {
-        let wait = self.random.exponential(self.config.workload.request_interval);
+        let wait = self
+            .random
+            .exponential(self.config.workload.request_interval);
         let at = self.now + Time::from_secs_f64(wait);
-        self.queue.push(at, Event::Generate { index: index as u32 });
+        self.queue.push(
+            at,
+            Event::Generate {
+                index: index as u32,
+            },
+        );
     }
 
     fn begin(&mut self, index: usize) {
@@ -115,7 +131,9 @@ impl World<'_> {
         while let Some(output) = self.users[index].machine.poll_output() {
             match output {
                 Output::Connect { link, to } => {
-                    let Some(to) = node::node_of(&to) else { continue };
+                    let Some(to) = node::node_of(&to) else {
+                        continue;
+                    };
                     let association = self.connect(node, to, Protocol::Asap, Name::Link(link));
                     self.users[index].links.push((link, association));
                 }
@@ -135,7 +153,12 @@ impl World<'_> {
                 Output::Event(Told::Selected { element, .. }) => self.selected(index, &element),
                 Output::Event(Told::Failed { .. }) => {
                     let at = self.now + PAUSE;
-                    self.queue.push(at, Event::Again { index: index as u32 });
+                    self.queue.push(
+                        at,
+                        Event::Again {
+                            index: index as u32,
+                        },
+                    );
                 }
                 Output::Event(_) => {}
             }
@@ -158,7 +181,9 @@ impl World<'_> {
         let (request, size) = (current.request, current.size);
         let mut at = Some(self.now);
         for _ in 0..self.config.setup_round_trips {
-            at = at.and_then(|at| self.way_at(at, node, to)).and_then(|at| self.way_at(at, to, node));
+            at = at
+                .and_then(|at| self.way_at(at, node, to))
+                .and_then(|at| self.way_at(at, to, node));
         }
         self.post_at(at, node, to, Letter::Request { request, size });
     }
@@ -184,7 +209,14 @@ impl World<'_> {
         };
         let timeout = self.now + self.config.association_timeout.into();
         let letter = Letter::Lost { request };
-        self.queue.push(timeout, Event::Letter { from: element, to: user, letter });
+        self.queue.push(
+            timeout,
+            Event::Letter {
+                from: element,
+                to: user,
+                letter,
+            },
+        );
     }
 
     /// A letter arrives.
@@ -216,7 +248,9 @@ impl World<'_> {
             Letter::Lost { request } if request == asked => {
                 current.element = None;
                 let handle = self.handle.clone();
-                self.user(index, |machine, now| machine.handle_unreachable(now, &handle, id));
+                self.user(index, |machine, now| {
+                    machine.handle_unreachable(now, &handle, id)
+                });
                 self.select(index);
             }
             _ => {}
@@ -227,7 +261,9 @@ impl World<'_> {
         let Some(current) = self.users[index].current.take() else {
             return;
         };
-        let Some((element, _)) = current.element else { return };
+        let Some((element, _)) = current.element else {
+            return;
+        };
         let zone = self.nodes.zone(self.nodes.user(index));
         self.measure(&Finished {
             size: current.size,

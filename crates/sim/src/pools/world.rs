@@ -21,23 +21,64 @@ use std::time::Duration;
 #[derive(Debug)]
 pub(super) enum Event {
     /// A message arrives at an end.
-    Deliver { association: u32, side: Side, message: Bytes },
-    Letter { from: Node, to: Node, letter: Letter },
+    Deliver {
+        association: u32,
+        side: Side,
+        message: Bytes,
+    },
+    Letter {
+        from: Node,
+        to: Node,
+        letter: Letter,
+    },
     /// A machine wants to be woken.
-    Wake { node: Node, at: Time },
+    Wake {
+        node: Node,
+        at: Time,
+    },
     /// A request has ended, unless others have come or gone since.
-    Served { index: u32, at: Time },
-    Generate { index: u32 },
+    Served {
+        index: u32,
+        at: Time,
+    },
+    Generate {
+        index: u32,
+    },
     /// A user asks again.
-    Again { index: u32 },
-    Up { association: u32, side: Side },
-    Lost { association: u32, side: Side },
-    Aborted { association: u32, side: Side },
-    Break { association: u32 },
-    DialFailed { index: usize, dial: DialId },
-    DialledAgain { index: usize, dial: DialId, protocol: Protocol, id: AssociationId },
-    StartRegistrar { index: u32 },
-    StartElement { index: u32 },
+    Again {
+        index: u32,
+    },
+    Up {
+        association: u32,
+        side: Side,
+    },
+    Lost {
+        association: u32,
+        side: Side,
+    },
+    Aborted {
+        association: u32,
+        side: Side,
+    },
+    Break {
+        association: u32,
+    },
+    DialFailed {
+        index: usize,
+        dial: DialId,
+    },
+    DialledAgain {
+        index: usize,
+        dial: DialId,
+        protocol: Protocol,
+        id: AssociationId,
+    },
+    StartRegistrar {
+        index: u32,
+    },
+    StartElement {
+        index: u32,
+    },
     Act(Action),
     /// A window opens or closes.
     Look,
@@ -105,7 +146,10 @@ impl<'a> World<'a> {
             associations: Vec::new(),
             directory: HashMap::new(),
             handle: PoolHandle::from("pool"),
-            windows: windows.into_iter().map(|(a, b)| (a, b, Window::default())).collect(),
+            windows: windows
+                .into_iter()
+                .map(|(a, b)| (a, b, Window::default()))
+                .collect(),
             events: 0,
             digest: 0,
             config,
@@ -122,16 +166,38 @@ impl<'a> World<'a> {
         for index in 0..self.config.zones.len() {
             self.registrars.push(RegistrarNode::default());
             let at = Time::from_secs_f64(2.0 * index as f64 / self.config.zones.len() as f64);
-            self.queue.push(at, Event::StartRegistrar { index: index as u32 });
+            self.queue.push(
+                at,
+                Event::StartRegistrar {
+                    index: index as u32,
+                },
+            );
         }
         let ready = self.config.begin.as_secs_f64() / 2.0;
-        for (zone, Zoned { first, count, at_first }) in self.zoned().into_iter().enumerate() {
+        for (
+            zone,
+            Zoned {
+                first,
+                count,
+                at_first,
+            },
+        ) in self.zoned().into_iter().enumerate()
+        {
             for place in 0..count {
-                self.elements.push(ElementNode::new(self.config.workload.capacity));
-                debug_assert_eq!(self.element_index(zone as u16, place), (first + place) as usize);
+                self.elements
+                    .push(ElementNode::new(self.config.workload.capacity));
+                debug_assert_eq!(
+                    self.element_index(zone as u16, place),
+                    (first + place) as usize
+                );
                 if place < at_first {
                     let at = spread(ready, ready / 2.0, &mut self.random);
-                    self.queue.push(at, Event::StartElement { index: first + place });
+                    self.queue.push(
+                        at,
+                        Event::StartElement {
+                            index: first + place,
+                        },
+                    );
                 }
             }
         }
@@ -144,7 +210,8 @@ impl<'a> World<'a> {
         }
         self.now = Time::ZERO;
         for (at, action) in &self.config.plan {
-            self.queue.push(self.config.begin + *at, Event::Act(*action));
+            self.queue
+                .push(self.config.begin + *at, Event::Act(*action));
         }
         for place in 0..self.windows.len() {
             let (from, to, _) = self.windows[place];
@@ -177,7 +244,11 @@ impl<'a> World<'a> {
             self.step(event);
         }
         Outcome {
-            windows: self.windows.into_iter().map(|(_, _, window)| window).collect(),
+            windows: self
+                .windows
+                .into_iter()
+                .map(|(_, _, window)| window)
+                .collect(),
             events: self.events,
             simulated_s: end.as_secs_f64(),
             digest: self.digest,
@@ -187,7 +258,11 @@ impl<'a> World<'a> {
     #[inline]
     fn step(&mut self, event: Event) {
         let counts = match event {
-            Event::Deliver { association, side, message } => {
+            Event::Deliver {
+                association,
+                side,
+                message,
+            } => {
                 self.deliver(association, side, &message);
                 true
             }
@@ -226,8 +301,15 @@ impl<'a> World<'a> {
             Event::DialFailed { index, dial } => {
                 self.registrar(index, |machine, now| machine.handle_dial_failed(now, dial));
             }
-            Event::DialledAgain { index, dial, protocol, id } => {
-                self.registrar(index, |machine, now| machine.handle_up(now, id, protocol, &[], Some(dial)));
+            Event::DialledAgain {
+                index,
+                dial,
+                protocol,
+                id,
+            } => {
+                self.registrar(index, |machine, now| {
+                    machine.handle_up(now, id, protocol, &[], Some(dial))
+                });
             }
             Event::StartRegistrar { index } => self.start_registrar(index as usize),
             Event::StartElement { index } => self.start_element(index as usize),
