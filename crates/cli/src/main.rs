@@ -12,6 +12,7 @@ mod node;
 mod pool;
 mod reference;
 mod registrar;
+mod sim;
 mod status;
 mod table;
 #[cfg(test)]
@@ -46,6 +47,7 @@ enum Command {
     Handoff(handoff::HandoffArgs),
     Bench(bench::BenchArgs),
     Repro(holdfast_bench::repro::ReproArgs),
+    Sim(sim::SimArgs),
     Completions(reference::CompletionsArgs),
     Man(reference::ManArgs),
 }
@@ -91,6 +93,7 @@ fn run(line: Line) -> Result<Ending> {
         Command::Handoff(args) => handoff::run(&args),
         Command::Bench(args) => bench::run(args),
         Command::Repro(args) => done(holdfast_bench::repro::run(&args)),
+        Command::Sim(args) => sim::run(&args),
         Command::Completions(args) => done(reference::completions(&args)),
         Command::Man(args) => done(reference::man(&args)),
     }

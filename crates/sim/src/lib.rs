@@ -6,14 +6,18 @@
 //! - [`net`]: links with delay, rate, loss, reordering and duplication, between zones that partitions may part;
 //! - [`server`]: what works on several requests at once and shares its capacity among them;
 //! - [`pools`]: registrars, pool elements and pool users, the very machines of the daemons, under the load of paper 004;
+//! - [`faults`]: faults by chance, after which all must come right;
+//! - [`scenario`]: simulations as text;
 //! - [`seeds`]: the same for many seeds at once, and what they say together ([`Estimate`]).
 #![forbid(unsafe_code)]
 
 mod estimate;
+pub mod faults;
 pub mod net;
 pub mod pools;
 mod queue;
 mod random;
+pub mod scenario;
 pub mod seeds;
 pub mod server;
 mod time;

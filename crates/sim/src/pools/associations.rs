@@ -132,6 +132,13 @@ impl World<'_> {
         if !known.open {
             return;
         }
+        let message = match self.config.bug {
+            None => message,
+            Some(bug) => match bug.sent(known.protocol, message) {
+                Some(message) => message,
+                None => return,
+            },
+        };
         let (from, to) = (usize::from(side), usize::from(1 - side));
         let ends = (known.ends[from], known.ends[to]);
         let arrival = match known.held.is_empty() {

@@ -1,8 +1,9 @@
 //! What is simulated.
 
+use super::{Bug, Demands};
 use crate::net::Link;
 use crate::time::Time;
-use holdfast_proto::registrar::Settings;
+use holdfast_proto::registrar::{Limits, Settings};
 use holdfast_wire::rserpool::Policy;
 use std::time::Duration;
 
@@ -35,6 +36,12 @@ pub struct Config {
     pub begin: Time,
     /// How long they go on: "the simulation runtime is 15 minutes".
     pub runtime: Time,
+    /// What must be so; none: nobody looks.
+    pub demands: Option<Demands>,
+    /// What is broken on purpose.
+    pub bug: Option<Bug>,
+    /// How long an element's registration holds.
+    pub life: Duration,
     /// Times to be told of apart, counted from `begin`; none: all of it.
     pub windows: Vec<(Time, Time)>,
 }
@@ -161,6 +168,11 @@ impl Config {
             registrar: Settings {
                 resolution_items: 1,
                 distance_step: 1,
+                // Many more than a daemon would take.
+                limits: Limits {
+                    associations: usize::MAX,
+                    ..Limits::default()
+                },
                 ..Settings::default()
             },
             association_timeout: Duration::from_secs(10),
@@ -168,6 +180,9 @@ impl Config {
             plan: Vec::new(),
             begin: Time::from_secs_f64(20.0),
             runtime: Time::from_secs_f64(900.0),
+            demands: None,
+            bug: None,
+            life: Duration::from_secs(300),
             windows: Vec::new(),
         }
     }

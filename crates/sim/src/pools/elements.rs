@@ -56,6 +56,8 @@ impl World<'_> {
         let service = node::service(node);
         let mut config = Config::new(self.handle.clone(), service, policy, hunt, seed);
         config.life_unit = LifeUnit::Seconds;
+        config.life = Some(self.config.life);
+        config.life_margin = self.config.life / 2;
         config.update_interval = self.config.update_interval;
         self.elements[index].machine = Some(PoolElement::new(config));
         self.elements[index].wake = None;

@@ -58,6 +58,13 @@ pub(super) struct UserNode {
 /// Until a user asks again who got no element.
 const PAUSE: Time = Time(500_000_000);
 
+impl UserNode {
+    /// Since when its request has been under way.
+    pub(super) fn waits_since(&self) -> Option<Time> {
+        self.current.as_ref().map(|current| current.dequeued)
+    }
+}
+
 impl World<'_> {
     pub(super) fn new_user(&mut self, index: usize) -> UserNode {
         let hunt = self.hunt(self.nodes.user(index));

@@ -1,10 +1,12 @@
 //! The world: nodes, the network between them, and what happens next.
 
 use super::associations::{Association, Side};
+use super::bug::Bug;
 use super::config::{Action, Config};
 use super::elements::ElementNode;
 use super::measure::{Finished, Outcome, Window};
 use super::node::{Node, Nodes, Role};
+use super::oracle::{LOOK, Oracle, Violation};
 use super::registrars::RegistrarNode;
 use super::users::{Letter, UserNode};
 use crate::net::{Delay, Network};
@@ -82,6 +84,8 @@ pub(super) enum Event {
     Act(Action),
     /// A window opens or closes.
     Look,
+    /// The oracle looks.
+    Examine,
 }
 
 #[derive(Debug)]
@@ -100,6 +104,7 @@ pub(super) struct World<'a> {
     /// The registrars' associations that are up, by both ends. It is never walked in its own order.
     pub(super) directory: HashMap<(Node, Node, Protocol), (u32, Side)>,
     pub(super) handle: PoolHandle,
+    pub(super) oracle: Oracle,
     windows: Vec<(Time, Time, Window)>,
     events: u64,
     digest: u64,
@@ -150,6 +155,7 @@ impl<'a> World<'a> {
                 .into_iter()
                 .map(|(a, b)| (a, b, Window::default()))
                 .collect(),
+            oracle: Oracle::default(),
             events: 0,
             digest: 0,
             config,
@@ -218,6 +224,9 @@ impl<'a> World<'a> {
             self.queue.push(from, Event::Look);
             self.queue.push(to, Event::Look);
         }
+        if self.config.demands.is_some() {
+            self.queue.push(self.config.begin, Event::Examine);
+        }
     }
 
     fn zoned(&self) -> Vec<Zoned> {
@@ -237,13 +246,16 @@ impl<'a> World<'a> {
             .collect()
     }
 
-    pub(super) fn run(mut self) -> Outcome {
+    pub(super) fn run(mut self) -> (Outcome, Option<Violation>) {
         let end = self.config.begin + self.config.runtime;
         while let Some((at, event)) = self.queue.pop_until(end) {
             self.now = at;
             self.step(event);
+            if self.oracle.violation.is_some() {
+                break;
+            }
         }
-        Outcome {
+        let outcome = Outcome {
             windows: self
                 .windows
                 .into_iter()
@@ -252,7 +264,8 @@ impl<'a> World<'a> {
             events: self.events,
             simulated_s: end.as_secs_f64(),
             digest: self.digest,
-        }
+        };
+        (outcome, self.oracle.violation)
     }
 
     #[inline]
@@ -315,6 +328,12 @@ impl<'a> World<'a> {
             Event::StartElement { index } => self.start_element(index as usize),
             Event::Act(action) => self.act(action),
             Event::Look => self.look(),
+            Event::Examine => {
+                if let Some(demands) = self.config.demands {
+                    self.examine(demands);
+                    self.queue.push(self.now + LOOK, Event::Examine);
+                }
+            }
             _ => {}
         }
     }
@@ -322,6 +341,16 @@ impl<'a> World<'a> {
     /// A machine is asked whether its time has come. Whether it had.
     fn wake(&mut self, node: Node, at: Time) -> bool {
         let now: Duration = self.now.into();
+        if let Some(bug) = self.config.bug
+            && matches!(
+                (bug, self.nodes.role(node)),
+                (Bug::NoRegistrarTimers, Role::Registrar(_))
+                    | (Bug::NoElementTimers, Role::Element(_))
+                    | (Bug::NoUserTimers, Role::User(_))
+            )
+        {
+            return false;
+        }
         match self.nodes.role(node) {
             Role::Registrar(index) => {
                 let registrar = &mut self.registrars[index];
