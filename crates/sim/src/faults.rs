@@ -65,7 +65,7 @@ pub fn schedule(seed: u64) -> Config {
             users: 1 + random.below(4) as u32,
         })
         .collect();
-    let workload = Workload::of_utilisation(1e6, 5e5, 1.0, 0.3);
+    let workload = Workload::of_utilisation(1e6, 2e5, 1.0, 0.05);
     let choice = match random.chance(0.5) {
         true => Choice::LeastUsed,
         false => Choice::LeastUsedDpf(1e-5),
@@ -77,6 +77,9 @@ pub fn schedule(seed: u64) -> Config {
         config.links.iter_mut().flatten().for_each(lossy);
     }
     hurry(&mut config);
+    if random.chance(0.5) {
+        config.life = Duration::from_secs(12);
+    }
     config.runtime = Time::from_secs_f64(REST_S + 2.0);
     config.demands = Some(Demands {
         calm: Time::from_secs_f64(STORM_S),
@@ -103,7 +106,6 @@ fn hurry(config: &mut Config) {
     registrar.table_elements_max = 3;
     registrar.takeover_elements_max = 2;
     config.association_timeout = Duration::from_secs(3);
-    config.life = Duration::from_secs(12);
 }
 
 fn pick(config: &Config, random: &mut Random) -> (u16, u32) {

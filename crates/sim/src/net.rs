@@ -45,7 +45,7 @@ impl Delay {
 
 /// What a link does to packets, in one direction.
 #[derive(Debug, Clone, Copy, PartialEq, Deserialize)]
-#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+#[serde(deny_unknown_fields)]
 pub struct Link {
     /// How long each takes.
     pub delay: Delay,
