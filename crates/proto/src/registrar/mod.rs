@@ -265,8 +265,7 @@ impl Registrar {
         }
     }
 
-    /// The transport's smoothed round trip of an association. Delays are half of it; see [`distance`](mod@distance) for what
-    /// becomes of them.
+    /// The transport's smoothed round trip of an association: see [`distance`](mod@distance).
     pub fn handle_round_trip(&mut self, association: AssociationId, round_trip: Duration) {
         let way = u32::try_from((round_trip.as_micros() + 1_000) / 2_000).unwrap_or(u32::MAX);
         if let Some(association) = self.associations.get_mut(association) {

@@ -134,7 +134,7 @@ impl World<'_> {
         }
         let element = &mut self.elements[index];
         let due = element.machine.as_ref().and_then(PoolElement::poll_timeout);
-        super::world::rearm(&mut self.queue, node, &mut element.wake, due);
+        super::timers::rearm(&mut self.queue, node, &mut element.wake, due);
         if left {
             self.kill_element(index);
         }

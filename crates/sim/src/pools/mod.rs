@@ -12,6 +12,7 @@ mod node;
 mod oracle;
 mod plan;
 mod registrars;
+mod timers;
 mod users;
 mod world;
 

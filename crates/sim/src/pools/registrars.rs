@@ -71,7 +71,7 @@ impl World<'_> {
         let registrar = &mut self.registrars[index];
         let due = registrar.machine.as_ref().and_then(Registrar::poll_timeout);
         let wake = &mut registrar.wake;
-        super::world::rearm(&mut self.queue, index as u32, wake, due);
+        super::timers::rearm(&mut self.queue, index as u32, wake, due);
     }
 
     #[inline]

@@ -172,7 +172,7 @@ impl World<'_> {
         }
         let user = &mut self.users[index];
         let due = user.machine.poll_timeout();
-        super::world::rearm(&mut self.queue, node, &mut user.wake, due);
+        super::timers::rearm(&mut self.queue, node, &mut user.wake, due);
     }
 
     fn selected(&mut self, index: usize, element: &PoolElement) {

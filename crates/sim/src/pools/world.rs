@@ -1,7 +1,6 @@
 //! The world: nodes, the network between them, and what happens next.
 
 use super::associations::{Association, Side};
-use super::bug::Bug;
 use super::config::{Action, Config};
 use super::elements::ElementNode;
 use super::measure::{Finished, Outcome, Window};
@@ -14,11 +13,9 @@ use crate::queue::Queue;
 use crate::random::Random;
 use crate::time::Time;
 use bytes::Bytes;
-use holdfast_proto::pool_element::PoolElement;
-use holdfast_proto::registrar::{AssociationId, DialId, Protocol, Registrar};
+use holdfast_proto::registrar::{AssociationId, DialId, Protocol};
 use holdfast_wire::rserpool::PoolHandle;
 use std::collections::HashMap;
-use std::time::Duration;
 
 #[derive(Debug)]
 pub(super) enum Event {
@@ -110,22 +107,6 @@ pub(super) struct World<'a> {
     digest: u64,
 }
 
-/// Puts a machine's next timer into the queue, unless an earlier one is there already, at whose time it is asked again.
-#[inline]
-pub(super) fn rearm(
-    queue: &mut Queue<Event>,
-    node: Node,
-    wake: &mut Option<Time>,
-    due: Option<Duration>,
-) {
-    let Some(due) = due else { return };
-    let at = Time::from(due);
-    if wake.is_none_or(|set| at < set) {
-        *wake = Some(at);
-        queue.push(at, Event::Wake { node, at });
-    }
-}
-
 impl<'a> World<'a> {
     pub(super) fn new(config: &'a Config, seed: u64) -> World<'a> {
         let all = (config.begin, config.begin + config.runtime);
@@ -166,44 +147,26 @@ impl<'a> World<'a> {
 
     /// Registrars begin one after the other, then elements; users ask from `begin` on.
     fn populate(&mut self) {
-        let spread = |from: f64, width: f64, random: &mut Random| {
-            Time::from_secs_f64(from + width * random.fraction())
-        };
-        for index in 0..self.config.zones.len() {
+        let zones = self.config.zones.len();
+        for index in 0..zones as u32 {
             self.registrars.push(RegistrarNode::default());
-            let at = Time::from_secs_f64(2.0 * index as f64 / self.config.zones.len() as f64);
-            self.queue.push(
-                at,
-                Event::StartRegistrar {
-                    index: index as u32,
-                },
-            );
+            let at = Time::from_secs_f64(2.0 * f64::from(index) / zones as f64);
+            self.queue.push(at, Event::StartRegistrar { index });
         }
-        let ready = self.config.begin.as_secs_f64() / 2.0;
-        for (
-            zone,
-            Zoned {
-                first,
-                count,
-                at_first,
-            },
-        ) in self.zoned().into_iter().enumerate()
+        let half = self.config.begin.as_secs_f64() / 2.0;
+        for Zoned {
+            first,
+            count,
+            at_first,
+        } in self.zoned()
         {
             for place in 0..count {
                 self.elements
                     .push(ElementNode::new(self.config.workload.capacity));
-                debug_assert_eq!(
-                    self.element_index(zone as u16, place),
-                    (first + place) as usize
-                );
                 if place < at_first {
-                    let at = spread(ready, ready / 2.0, &mut self.random);
-                    self.queue.push(
-                        at,
-                        Event::StartElement {
-                            index: first + place,
-                        },
-                    );
+                    let at = Time::from_secs_f64(half * (1.0 + self.random.fraction() / 2.0));
+                    let index = first + place;
+                    self.queue.push(at, Event::StartElement { index });
                 }
             }
         }
@@ -215,14 +178,18 @@ impl<'a> World<'a> {
             self.schedule_request(index);
         }
         self.now = Time::ZERO;
+        self.foresee();
+    }
+
+    /// What is to happen, and be looked at.
+    fn foresee(&mut self) {
         for (at, action) in &self.config.plan {
             self.queue
                 .push(self.config.begin + *at, Event::Act(*action));
         }
-        for place in 0..self.windows.len() {
-            let (from, to, _) = self.windows[place];
-            self.queue.push(from, Event::Look);
-            self.queue.push(to, Event::Look);
+        for (from, to, _) in &self.windows {
+            self.queue.push(*from, Event::Look);
+            self.queue.push(*to, Event::Look);
         }
         if self.config.demands.is_some() {
             self.queue.push(self.config.begin, Event::Examine);
@@ -335,65 +302,6 @@ impl<'a> World<'a> {
                 }
             }
             _ => {}
-        }
-    }
-
-    /// A machine is asked whether its time has come. Whether it had.
-    fn wake(&mut self, node: Node, at: Time) -> bool {
-        let now: Duration = self.now.into();
-        if let Some(bug) = self.config.bug
-            && matches!(
-                (bug, self.nodes.role(node)),
-                (Bug::NoRegistrarTimers, Role::Registrar(_))
-                    | (Bug::NoElementTimers, Role::Element(_))
-                    | (Bug::NoUserTimers, Role::User(_))
-            )
-        {
-            return false;
-        }
-        match self.nodes.role(node) {
-            Role::Registrar(index) => {
-                let registrar = &mut self.registrars[index];
-                if registrar.wake != Some(at) {
-                    return false;
-                }
-                registrar.wake = None;
-                let due = registrar.machine.as_ref().and_then(Registrar::poll_timeout);
-                let fires = due.is_some_and(|due| due <= now);
-                match fires {
-                    true => self.registrar(index, |machine, now| machine.handle_timeout(now)),
-                    false => rearm(&mut self.queue, node, &mut registrar.wake, due),
-                }
-                fires
-            }
-            Role::Element(index) => {
-                let element = &mut self.elements[index];
-                if element.wake != Some(at) {
-                    return false;
-                }
-                element.wake = None;
-                let due = element.machine.as_ref().and_then(PoolElement::poll_timeout);
-                let fires = due.is_some_and(|due| due <= now);
-                match fires {
-                    true => self.element(index, |machine, now| machine.handle_timeout(now)),
-                    false => rearm(&mut self.queue, node, &mut element.wake, due),
-                }
-                fires
-            }
-            Role::User(index) => {
-                let user = &mut self.users[index];
-                if user.wake != Some(at) {
-                    return false;
-                }
-                user.wake = None;
-                let due = user.machine.poll_timeout();
-                let fires = due.is_some_and(|due| due <= now);
-                match fires {
-                    true => self.user(index, |machine, now| machine.handle_timeout(now)),
-                    false => rearm(&mut self.queue, node, &mut user.wake, due),
-                }
-                fires
-            }
         }
     }
 
