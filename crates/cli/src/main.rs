@@ -14,6 +14,7 @@ mod node;
 mod pool;
 mod reference;
 mod registrar;
+mod sim;
 mod status;
 mod table;
 #[cfg(test)]
@@ -50,6 +51,7 @@ enum Command {
     Migrate(migrate::MigrateArgs),
     Bench(bench::BenchArgs),
     Repro(holdfast_bench::repro::ReproArgs),
+    Sim(sim::SimArgs),
     Completions(reference::CompletionsArgs),
     Man(reference::ManArgs),
 }
@@ -97,6 +99,7 @@ fn run(line: Line) -> Result<Ending> {
         Command::Migrate(args) => migrate::run(&args),
         Command::Bench(args) => bench::run(args),
         Command::Repro(args) => done(holdfast_bench::repro::run(&args)),
+        Command::Sim(args) => sim::run(&args),
         Command::Completions(args) => done(reference::completions(&args)),
         Command::Man(args) => done(reference::man(&args)),
     }
