@@ -50,7 +50,7 @@ pub fn serving(name: &str) -> Result<(World, tempfile::TempDir)> {
     Ok((world, folder))
 }
 
-fn pid(folder: &tempfile::TempDir) -> Result<i32> {
+pub fn pid(folder: &tempfile::TempDir) -> Result<i32> {
     let text = std::fs::read_to_string(folder.path().join("pid"))?;
     text.parse().context("no PID")
 }

@@ -1,6 +1,7 @@
 //! Processes move between the nodes of a group by their daemons, there and back. Needs root.
 #![cfg(target_arch = "x86_64")]
 
+mod arena;
 mod clients;
 #[path = "../common/mod.rs"]
 mod common;
@@ -13,6 +14,7 @@ mod world;
 use std::sync::{Mutex, PoisonError};
 
 use anyhow::{Result, ensure};
+use holdfast_api::control::MigrationOutcome;
 
 use faults::{ACCEPTOR, DONOR, Fault, HOLDER, Point, STEPS, point};
 use world::World;
@@ -127,6 +129,28 @@ fn the_process_is_killed() {
     });
 }
 
+/// The node that takes a process decides who may come.
+#[test]
+fn a_user_that_is_not_listed_stays() {
+    in_world("policy", |world| {
+        let nobody = [
+            "setpriv",
+            "--reuid=65534",
+            "--regid=65534",
+            "--clear-groups",
+        ];
+        let counter = world.start_by("n2", &nobody)?;
+        let id = world.begin(world.pid_on("n2", &counter)?, "n2", "n3")?;
+        let status = world.ended("n2", id)?;
+        let MigrationOutcome::Kept { reason } = &status.outcome else {
+            anyhow::bail!("it came: {status:?}");
+        };
+        ensure!(reason.contains("user 65534"), "{reason}");
+        world.goes_on(&counter, "n2")?;
+        world.end(&counter)
+    });
+}
+
 #[test]
 fn datagrams_of_clients_are_answered_while_their_server_moves() {
     alone(|| clients::datagrams("udp"));
@@ -146,4 +170,10 @@ fn alone(case: impl FnOnce() -> Result<()>) {
     if let Err(error) = case() {
         panic!("{error:#}");
     }
+}
+
+#[test]
+#[ignore = "needs OpenArena's server: ./x test-real fetches it and runs this"]
+fn openarena_moves_ten_times_while_24_play() {
+    alone(arena::ten_times);
 }

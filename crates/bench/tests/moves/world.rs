@@ -1,5 +1,7 @@
 //! A group whose nodes move processes, and a program that tells where it runs.
 
+use std::fs::Permissions;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::sync::{Mutex, PoisonError};
@@ -51,15 +53,19 @@ impl World {
 
     /// Starts the program on a node, as a child of that host's first process.
     pub fn start(&self, node: &str) -> Result<Counter> {
+        self.start_by(node, &[])
+    }
+
+    /// The same, by a command that changes who it is.
+    pub fn start_by(&self, node: &str, by: &[&str]) -> Result<Counter> {
         let folder = tempfile::tempdir()?;
         let file = folder.path().join("counts");
         let mut command = self.cluster.lab().command(node)?;
+        std::fs::set_permissions(folder.path(), Permissions::from_mode(0o777))?;
+        let in_background = "setsid \"$@\" </dev/null >/dev/null 2>&1 &";
         command
-            .args([
-                "sh",
-                "-c",
-                "setsid \"$0\" \"$1\" </dev/null >/dev/null 2>&1 &",
-            ])
+            .args(["sh", "-c", in_background, "sh"])
+            .args(by)
             .arg(compile("counter")?)
             .arg(&file);
         let status = command.stdin(Stdio::null()).status()?;

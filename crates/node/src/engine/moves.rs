@@ -51,38 +51,38 @@ impl Engine {
         }
     }
 
-    /// What a command has to do with flows, before the rest of it is done; an error is its end.
-    fn begin_of_a_move(&mut self, command: &Command) -> Result<(), Results> {
+    /// What a command has to do with flows, before the rest of it is done; if that fails, its end.
+    fn begin_of_a_move(&mut self, command: &Command) -> Option<Results> {
         match command {
             Command::Arm { id, flows, .. } => {
-                let armed = self.fence(*id, flows);
-                armed.map_err(|why| Results::Armed(Err(why)))
+                let failed = self.fence(*id, flows).err()?;
+                Some(Results::Armed(Err(failed)))
             }
             Command::Freeze { id, flows, .. } => {
                 let to = self.moves.acceptor_of(*id).unwrap_or(NodeId(0));
-                let diverted = self.divert_out(to, flows);
-                diverted.map_err(|why| Results::Frozen(Err(why)))
+                let failed = self.divert_out(to, flows).err()?;
+                Some(Results::Frozen(Err(failed)))
             }
             // The filters first: what sockets send when they wake must pass.
             Command::Thaw { flows, .. } => {
-                let kept = self.keep_flows(flows);
-                kept.map_err(|why| Results::Thawed(Err(why)))
+                let failed = self.keep_flows(flows).err()?;
+                Some(Results::Thawed(Err(failed)))
             }
             Command::Release { to, flows, .. } => {
-                let moved = self.moved_away(*to, flows);
-                moved.map_err(|why| Results::Released(Err(why)))
+                let failed = self.moved_away(*to, flows).err()?;
+                Some(Results::Released(Err(failed)))
             }
             Command::Go {
                 id, flows, lost, ..
             } => {
-                let taken = self.take_flows(*id, flows, lost);
-                taken.map_err(|why| Results::Gone(Err(why)))
+                let failed = self.take_flows(*id, flows, lost).err()?;
+                Some(Results::Gone(Err(failed)))
             }
             Command::Discard { id, .. } => {
                 self.discard_fences(*id);
-                Ok(())
+                None
             }
-            _ => Ok(()),
+            _ => None,
         }
     }
 
@@ -132,8 +132,8 @@ impl Engine {
                 Some(Completion { token, results })
             }
             command => match self.begin_of_a_move(&command) {
-                Ok(()) => self.moves.execute(command),
-                Err(results) => Some(Completion {
+                None => self.moves.execute(command),
+                Some(results) => Some(Completion {
                     token: token_of(&command),
                     results,
                 }),

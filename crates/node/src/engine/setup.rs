@@ -161,10 +161,7 @@ fn assemble(config: Config) -> Result<(Engine, Inputs), SetupError> {
         .unwrap_or_default();
     let boot = u64::try_from(now.as_nanos()).unwrap_or(u64::MAX);
     let floor = u32::try_from(now.as_secs().saturating_sub(YEAR_2020)).unwrap_or(1);
-    let ids: BTreeSet<_> = config.peers.iter().map(|peer| peer.id).collect();
-    let mut machine = MachineConfig::new(config.node.id, boot, config.group.contact, ids);
-    machine.epoch_floor = floor;
-    machine.freeze_max = super::faults::freeze_max().unwrap_or(machine.freeze_max);
+    let (machine, moving) = machines(&config, boot, floor);
     let metrics = Metrics::new();
     let tls = Tls::load(&config).map_err(other)?;
     let (peers, peer_events) = Channel::start(Options::new(&config, boot), tls, metrics.clone())
@@ -173,12 +170,6 @@ fn assemble(config: Config) -> Result<(Engine, Inputs), SetupError> {
         .map_err(system("the socket of server programs"))?;
     let control =
         ControlServer::bind(&config, metrics.clone()).map_err(system("the control socket"))?;
-    let moving = MoveConfig::new(
-        config.node.id,
-        boot,
-        config.group.contact,
-        config.peers.iter().map(|peer| peer.id),
-    );
     let (moves, movers) = Moves::open(moving, &config).map_err(system("the records of moves"))?;
     let journal = Journal::open(&config.node.run_dir).map_err(system("the journal of arrivals"))?;
     let run_dir = config.node.run_dir.clone();
@@ -186,13 +177,9 @@ fn assemble(config: Config) -> Result<(Engine, Inputs), SetupError> {
         .is_holder()
         .then(|| Holder::new(&dataplane.programs, floor));
     let congestion = Congestion::new(&dataplane);
+    let services = config.services.iter();
     let weights = (0u16..)
-        .zip(
-            config
-                .services
-                .iter()
-                .map(|service| service.weights.clone()),
-        )
+        .zip(services.map(|service| service.weights.clone()))
         .collect();
     let engine = Engine {
         machine: Handoff::new(machine),
@@ -236,14 +223,23 @@ fn assemble(config: Config) -> Result<(Engine, Inputs), SetupError> {
         faults: Faults::new(&run_dir),
         work: Work::default(),
     };
-    Ok((
-        engine,
-        Inputs {
-            peers: peer_events,
-            control,
-            movers,
-        },
-    ))
+    let inputs = Inputs {
+        peers: peer_events,
+        control,
+        movers,
+    };
+    Ok((engine, inputs))
+}
+
+/// What the two machines are told.
+fn machines(config: &Config, boot: u64, floor: u32) -> (MachineConfig, MoveConfig) {
+    let ids: BTreeSet<_> = config.peers.iter().map(|peer| peer.id).collect();
+    let (node, contact) = (config.node.id, config.group.contact);
+    let moving = MoveConfig::new(node, boot, contact, ids.iter().copied());
+    let mut machine = MachineConfig::new(node, boot, contact, ids);
+    machine.epoch_floor = floor;
+    machine.freeze_max = super::faults::freeze_max().unwrap_or(machine.freeze_max);
+    (machine, moving)
 }
 
 /// Filters first, addresses after: from the first packet on, what is not ours never reaches the stack.

@@ -139,7 +139,8 @@ impl Moves {
         entries.retain(|entry| matches!(entry, Entry::Gives { .. } | Entry::Noted { .. }));
         for entry in &mut entries {
             if let Entry::Noted { flows, peers } = entry {
-                (flows.clear(), peers.clear());
+                flows.clear();
+                peers.clear();
             }
         }
         match entries.len() {

@@ -108,7 +108,7 @@ struct Giving {
 /// How far it is.
 enum State {
     New,
-    Watched(Tracker),
+    Watched(Box<Tracker>),
     Stopped(Box<StoppedTree>),
     Ended,
 }
@@ -142,7 +142,7 @@ impl Giving {
 
     fn round(&mut self, state: State) -> (State, Result<RoundReport, String>) {
         let tracker = match state {
-            State::New => Tracker::start(self.root).map_err(text),
+            State::New => Tracker::start(self.root).map(Box::new).map_err(text),
             State::Watched(tracker) => Ok(tracker),
             other => return (other, Err("it is stopped already".to_owned())),
         };
@@ -192,11 +192,12 @@ impl Giving {
             State::Stopped(_) => return (state, Ok(FreezeReport::default())),
             other => return (other, Err("nothing was copied".to_owned())),
         };
-        let (stopped, last) = match stop(tracker) {
+        let (mut stopped, last) = match stop(*tracker) {
             Ok(stopped) => stopped,
-            Err((tracker, why)) => return (tracker.map_or(State::Ended, State::Watched), Err(why)),
+            Err(Unstopped { tracker, why }) => {
+                return (tracker.map_or(State::Ended, State::Watched), Err(why));
+            }
         };
-        let mut stopped = Box::new(stopped);
         let result = self.send_rest(&mut stopped, &last);
         (State::Stopped(stopped), result)
     }
@@ -247,15 +248,26 @@ impl Giving {
     }
 }
 
+/// A tree that was not stopped.
+struct Unstopped {
+    /// Watches it still, if anything does.
+    tracker: Option<Box<Tracker>>,
+    why: String,
+}
+
 /// Stops the tree where its descriptors can be saved: some cannot for moments, as while something waits to be read that
-/// only the program can read. What is given back in an error watches the tree still, if anything does.
-#[allow(clippy::type_complexity)]
-fn stop(mut tracker: Tracker) -> Result<(StoppedTree, Descriptors), (Option<Tracker>, String)> {
+/// only the program can read.
+fn stop(mut tracker: Tracker) -> Result<(Box<StoppedTree>, Descriptors), Unstopped> {
     let began = Instant::now();
     loop {
         let mut stopped = match tracker.freeze() {
-            Ok(stopped) => stopped,
-            Err(unfrozen) => return Err((Some(unfrozen.tracker), text(unfrozen.error))),
+            Ok(stopped) => Box::new(stopped),
+            Err(unfrozen) => {
+                return Err(Unstopped {
+                    tracker: Some(Box::new(unfrozen.tracker)),
+                    why: text(unfrozen.error),
+                });
+            }
         };
         let error = match stopped.descriptors() {
             Ok(last) => return Ok((stopped, last)),
@@ -263,9 +275,13 @@ fn stop(mut tracker: Tracker) -> Result<(StoppedTree, Descriptors), (Option<Trac
         };
         let passing = matches!(error, Error::Blocked(_) | Error::Socket(_));
         let why = text(error);
-        tracker = stopped.thaw().map_err(|error| (None, text(error)))?;
+        tracker = stopped.thaw().map_err(|error| Unstopped {
+            tracker: None,
+            why: text(error),
+        })?;
         if !passing || began.elapsed() > STOP_MAX {
-            return Err((Some(tracker), why));
+            let tracker = Some(Box::new(tracker));
+            return Err(Unstopped { tracker, why });
         }
         std::thread::sleep(STOP_AGAIN);
     }

@@ -191,3 +191,71 @@ impl Incoming {
         Ok(Some((kind, std::mem::take(&mut self.bytes))))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::told;
+    use super::*;
+
+    fn id() -> MoveId {
+        MoveId {
+            donor: NodeId(1),
+            boot: 2,
+            seq: 3,
+        }
+    }
+
+    /// The sender waits until what it sent is taken, and what is put together again is what was sent.
+    #[test]
+    fn no_more_than_a_window_is_on_its_way() {
+        let (teller, mut listener) = told::way();
+        let (mut outgoing, window) = Outgoing::new(id(), NodeId(2), teller);
+        let message: Vec<u8> = (0..3 * WINDOW_BYTES).map(|at| (at % 251) as u8).collect();
+        let expected = message.clone();
+        let sender = std::thread::spawn(move || {
+            outgoing.send(Kind::Pages, message)?;
+            outgoing.taken()
+        });
+        let (mut incoming, mut on_its_way) = (Incoming::default(), 0);
+        let received = loop {
+            let Some(Told::Piece {
+                kind, more, bytes, ..
+            }) = listener.blocking_recv()
+            else {
+                panic!("no piece");
+            };
+            on_its_way += bytes.len();
+            assert!(on_its_way <= WINDOW_BYTES);
+            if let Some(message) = incoming.take(kind, more, &bytes).expect("a piece") {
+                window.taken(on_its_way as u64);
+                break message;
+            }
+            if on_its_way == WINDOW_BYTES {
+                window.taken(on_its_way as u64);
+                on_its_way = 0;
+            }
+        };
+        assert!(received == (Kind::Pages, expected));
+        assert_eq!(sender.join().expect("it does not panic"), Ok(()));
+    }
+
+    #[test]
+    fn who_waits_is_told_why_nothing_more_is_taken() {
+        let (teller, _listener) = told::way();
+        let (mut outgoing, window) = Outgoing::new(id(), NodeId(2), teller);
+        let sender =
+            std::thread::spawn(move || outgoing.send(Kind::Tree, vec![0; 2 * WINDOW_BYTES]));
+        window.close("no room");
+        window.close("the channel was lost");
+        let why = Err("no room".to_owned());
+        assert_eq!(sender.join().expect("it does not panic"), why);
+    }
+
+    #[test]
+    fn pieces_that_do_not_fit_are_refused() {
+        let mut incoming = Incoming::default();
+        assert!(incoming.take(99, false, b"").is_err());
+        assert_eq!(incoming.take(Kind::Tree as u8, true, b"a"), Ok(None));
+        assert!(incoming.take(Kind::Pages as u8, false, b"b").is_err());
+    }
+}

@@ -208,3 +208,64 @@ impl Record {
         )
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_written_down_is_found_again() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let records = Records::open(directory.path()).expect("records");
+        let id = |seq| MoveId {
+            donor: NodeId(1),
+            boot: 2,
+            seq,
+        };
+        let gives = records.of(id(1), Role::Gives);
+        let flow = "udp:10.0.0.1:7-10.0.1.2:4242".parse().expect("a flow");
+        let flows = vec![FlowAt { flow, epoch: 5 }];
+        let began = Entry::Gives {
+            process: 4242,
+            name: "game".into(),
+            to: NodeId(2),
+            clone: false,
+            hops: 3,
+        };
+        gives.write(&began).expect("written");
+        let noted = Entry::Noted {
+            flows: flows.clone(),
+            peers: Vec::new(),
+        };
+        gives.write(&noted).expect("written");
+        gives.write(&Entry::Freezes).expect("written");
+        let takes = records.of(id(2), Role::Takes);
+        let (name, hops) = ("game".to_owned(), 0);
+        takes.write(&Entry::Takes { name, hops }).expect("written");
+        // A daemon that died while it wrote its first line had begun nothing.
+        let cut_off = records.of(id(3), Role::Takes);
+        std::fs::write(&cut_off.path, "{\"Takes\":{\"na").expect("written");
+
+        let found = Records::open(directory.path()).expect("records").found();
+        let expected = [
+            RecoveredRole::Donor {
+                process: ProcessId(4242),
+                to: NodeId(2),
+                clone: false,
+                noted: Some((flows, Vec::new())),
+                frozen: true,
+            },
+            RecoveredRole::Acceptor {
+                restored: None,
+                gone: false,
+            },
+        ];
+        let roles: Vec<&RecoveredRole> = found.iter().map(|of| &of.role).collect();
+        assert_eq!(roles, expected.iter().collect::<Vec<_>>());
+        assert_eq!(found[0].hops, 3);
+        assert!(!cut_off.path.exists());
+        gives.remove();
+        takes.remove();
+        assert_eq!(records.found(), []);
+    }
+}
