@@ -121,7 +121,8 @@ impl Program {
     }
 
     fn read(&self, name: &str) -> Option<String> {
-        std::fs::read_to_string(self.folder.join(name)).ok()
+        let link = std::fs::read_link(self.folder.join(name)).ok()?;
+        link.into_os_string().into_string().ok()
     }
 }
 
