@@ -21,9 +21,21 @@ impl Program {
         Self::start_with(source, &[])
     }
 
+    /// The same of a program with one feature, which may lack what it needs.
+    pub fn start_feature(name: &str) -> Self {
+        Self::run(&compile("features", name), name, &[])
+    }
+
     /// The same with arguments behind the folder.
     pub fn start_with(source: &str, arguments: &[&str]) -> Self {
-        let program = compile(source);
+        static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+        let guard = ONE_AT_A_TIME.lock();
+        let program = compile("programs", source);
+        drop(guard);
+        Self::run(&program, source, arguments)
+    }
+
+    fn run(program: &Path, source: &str, arguments: &[&str]) -> Self {
         let folder = scratch(source);
         let child = Command::new(program)
             .arg(&folder)
@@ -36,6 +48,11 @@ impl Program {
         let program = Self { folder, child };
         program.wait_for(|program| program.read("ready").is_some());
         program
+    }
+
+    /// What this machine lacks for it.
+    pub fn skipped(&self) -> Option<String> {
+        self.read("skipped")
     }
 
     /// Where it is now: a child of the test.
@@ -137,26 +154,26 @@ impl Drop for Program {
     }
 }
 
-/// Compiled once for a run of tests.
-fn compile(source: &str) -> PathBuf {
-    static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
-    let _guard = ONE_AT_A_TIME.lock();
-    let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/process/programs");
-    let program =
-        Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{source}-{}", std::process::id()));
+/// Compiled once for a run of tests. Its first line may have flags for the compiler.
+fn compile(folder: &str, source: &str) -> PathBuf {
+    let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/process");
+    let path = sources.join(folder).join(source).with_extension("c");
+    let program = Path::new(env!("CARGO_TARGET_TMPDIR"))
+        .join(format!("{folder}-{source}-{}", std::process::id()));
     if !program.exists() {
+        let text = std::fs::read_to_string(&path).expect("a source");
+        let first = text.lines().next().unwrap_or_default();
+        let flags = first
+            .strip_prefix("/* flags: ")
+            .and_then(|line| line.strip_suffix(" */"));
         let status = Command::new("gcc")
-            .args([
-                "-O1",
-                "-g",
-                "-Wall",
-                "-Wno-unused-function",
-                "-pthread",
-                "-o",
-            ])
+            .args(["-O1", "-g", "-Wall", "-Wno-unused-function"])
+            .args(["-D_GNU_SOURCE", "-pthread"])
+            .args(flags.unwrap_or_default().split_whitespace())
+            .arg("-o")
             .arg(&program)
-            .arg(sources.join(source).with_extension("c"))
-            .arg("-lrt")
+            .arg(&path)
+            .args(["-lrt", "-lm"])
             .status()
             .expect("gcc");
         assert!(status.success(), "{source}.c does not compile");

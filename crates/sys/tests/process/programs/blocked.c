@@ -104,7 +104,7 @@ int main(int count, char **words) {
         prctl(PR_SET_PDEATHSIG, 9);
         char path[512];
         snprintf(path, sizeof path, "%s/child", folder);
-        while (access(path, F_OK)) nap(1);
+        while (readlink(path, path + 256, 32) < 0) nap(1);
     } else fail(__LINE__, "what is %s", what);
     ready();
     for (;;) pause();

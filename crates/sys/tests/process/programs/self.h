@@ -1,6 +1,8 @@
 /* What every program under test has: it says when it is ready, goes on checking itself until it is told to end, and leaves
  * a verdict. */
+#ifndef _GNU_SOURCE
 #define _GNU_SOURCE
+#endif
 #include <errno.h>
 #include <fcntl.h>
 #include <stdarg.h>
