@@ -23,7 +23,10 @@ fn every_feature_moves() {
         for _ in 0..AT_A_TIME {
             scope.spawn(|| {
                 while let Some(name) = next(&names) {
-                    match std::panic::catch_unwind(|| there_and_back(&name)) {
+                    let began = std::time::Instant::now();
+                    let outcome = std::panic::catch_unwind(|| there_and_back(&name));
+                    eprintln!("{name}: {:?}", began.elapsed());
+                    match outcome {
                         Ok(true) => moved.lock().expect("unspoilt").push(name),
                         Ok(false) => {}
                         Err(_) => failed.lock().expect("unspoilt").push(name),

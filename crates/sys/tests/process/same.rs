@@ -12,7 +12,10 @@ pub fn stop(root: i32) {
     let began = Instant::now();
     // What is born meanwhile is stopped too.
     while !tree(root).expect("a tree").iter().all(|pid| stands(*pid)) {
-        assert!(began.elapsed() < Duration::from_secs(60), "it does not stop");
+        assert!(
+            began.elapsed() < Duration::from_secs(60),
+            "it does not stop"
+        );
         std::thread::sleep(Duration::from_millis(1));
     }
 }

@@ -50,7 +50,8 @@ pub(super) fn root(process: &Process, stub: u64, groups: &[i32]) -> Result<Husk>
 pub(super) fn child(parent: &Husk, process: &Process) -> Result<Husk> {
     let mut script = parent.script();
     let pid = script.bytes(&process.pid.to_ne_bytes())?;
-    let how = script.words(&[0, 0, 0, 0, libc::SIGCHLD as u64, 0, 0, 0, pid, 1, 0])?;
+    let signal = process.exit_signal as u64;
+    let how = script.words(&[0, 0, 0, 0, signal, 0, 0, 0, pid, 1, 0])?;
     script.push(None, Call::new(libc::SYS_clone3, &[how, 88]));
     let ran = parent.run(script)?;
     let made = ran.results.first().copied().unwrap_or(-1);

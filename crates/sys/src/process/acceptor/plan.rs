@@ -265,7 +265,11 @@ impl Restoration {
             unsafe { libc::kill(husk.pid, signal) };
             let mut give = 0;
             loop {
-                husk.first().resume(give)?;
+                match husk.first().resume(give) {
+                    // Killed already, and to be waited for.
+                    Err(Error::Gone(_)) => {}
+                    other => other?,
+                }
                 match wait_for(husk.pid, Duration::from_secs(10))? {
                     Stop::Ended(_) => break,
                     Stop::Signal(received) => give = received,

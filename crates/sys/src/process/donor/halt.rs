@@ -36,6 +36,9 @@ impl Halted {
         };
         // Threads may still be born while the first are being stopped.
         while halted.stop_new()? {}
+        for thread in &halted.threads {
+            leave_sequence(thread.tracee, &halted.memory)?;
+        }
         match halted.threads.first() {
             Some(first) if first.tracee.tid == pid => Ok(halted),
             _ => Err(Error::Gone(pid)),
@@ -177,6 +180,40 @@ fn has_ended(pid: i32, tid: i32) -> bool {
     let state = procfs::read(pid, &format!("task/{tid}/stat"));
     let after_name = state.as_deref().ok().and_then(|text| text.rsplit_once(')'));
     after_name.is_none_or(|(_, rest)| rest.trim_start().starts_with(['Z', 'X']))
+}
+
+/// A thread in the middle of a restartable sequence is put to where it goes when it is interrupted: the kernel does so only as
+/// long as the thread is where it was, and our calls are elsewhere.
+fn leave_sequence(tracee: Tracee, memory: &Memory) -> Result<()> {
+    /// Where in the area the sequence is told.
+    const SEQUENCE: u64 = 8;
+    let registers = tracee.registers()?;
+    if registers.in_call() {
+        return Ok(());
+    }
+    let (area, _, _) = tracee.rseq()?;
+    let word = |at: u64| -> Result<u64> {
+        let mut bytes = [0; 8];
+        memory.read(at, &mut bytes)?;
+        Ok(u64::from_ne_bytes(bytes))
+    };
+    if area == 0 || word(area + SEQUENCE)? == 0 {
+        return Ok(());
+    }
+    let sequence = word(area + SEQUENCE)?;
+    let (start, length, abort) = (
+        word(sequence + 8)?,
+        word(sequence + 16)?,
+        word(sequence + 24)?,
+    );
+    if registers.rip.wrapping_sub(start) < length {
+        tracee.set_registers(&Registers {
+            rip: abort,
+            ..registers
+        })?;
+        memory.write(area + SEQUENCE, &[0; 8])?;
+    }
+    Ok(())
 }
 
 /// While it stands still and makes our calls, filters do not apply; before, they do. Where the caller may not suspend them,

@@ -8,9 +8,9 @@ use super::round::Round;
 use super::shared::SharedContent;
 use super::userfault;
 use crate::process::error::{Context, Error, Result};
-use crate::process::image::{Content, Mapping, Process, Run, Space, Tree};
+use crate::process::image::{Content, Mapping, PAGE, Process, Run, Space, Tree};
 use crate::process::inspect;
-use crate::process::procfs::{Advice, MapLine, Stat, Status};
+use crate::process::procfs::{MapLine, Stat, Status};
 use crate::process::ranges::Ranges;
 use crate::process::trace::Memory;
 use std::collections::HashMap;
@@ -50,9 +50,17 @@ pub(super) struct Watched {
     pagemap: File,
     lines: Vec<MapLine>,
     mappings: Vec<Mapping>,
-    /// Pages that the acceptor has, in one version or another.
+    /// What the acceptor has: mappings, and pages in one version or another.
+    delivered: Vec<Mapping>,
     sent: Ranges,
+    /// What it has after the round that is being made.
+    next: Ranges,
+    /// Pages that were found to be written by a round that was given up.
+    owed: Ranges,
 }
+
+/// How often a round is begun anew because processes came, ended or called `exec` meanwhile.
+const ATTEMPTS: usize = 50;
 
 impl Tracker {
     /// Begins to watch the tree under `root`. Nothing is read yet.
@@ -86,8 +94,33 @@ impl Tracker {
     /// # Errors
     /// [`Error::Blocked`] if something that cannot move has appeared; [`Error::Gone`] if the root has ended.
     pub fn round(&mut self) -> Result<Round> {
+        for _ in 1..ATTEMPTS {
+            match self.try_round() {
+                Err(error) if self.moved_on(&error) => {}
+                other => return other,
+            }
+        }
+        self.try_round()
+    }
+
+    fn try_round(&mut self) -> Result<Round> {
         self.follow_tree()?;
         self.collect(true)
+    }
+
+    /// Whether a look failed only because the tree is not any more what it was.
+    fn moved_on(&self, error: &Error) -> bool {
+        let known = self.processes.iter();
+        let same = |tracked: &Tracked| {
+            let stat = Stat::read(tracked.pid);
+            let zombie = stat.map_or(true, |stat| matches!(stat.state, 'Z' | 'X'));
+            zombie == tracked.watched.is_none() && (zombie || tracked.has_stub().unwrap_or(false))
+        };
+        match error {
+            Error::Gone(pid) if *pid == self.root => false,
+            Error::Gone(_) => true,
+            _ => inspect::tree(self.root).is_ok() && !known.into_iter().all(same),
+        }
     }
 
     /// Stops watching, and takes what is ours out of the tree.
@@ -116,7 +149,29 @@ impl Tracker {
             files: self.catalogue.files.clone(),
             shared: self.catalogue.shared.clone(),
         };
+        for watched in self
+            .processes
+            .iter_mut()
+            .filter_map(|tracked| tracked.watched.as_mut())
+        {
+            watched.delivered.clone_from(&watched.mappings);
+            watched.sent = std::mem::take(&mut watched.next);
+            watched.owed = Ranges::default();
+        }
         Ok(round)
+    }
+
+    /// What of a round was not read comes with the next one.
+    pub(super) fn give_up(&mut self, round: &Round) {
+        for run in round.rest() {
+            let Space::Process(index) = run.space else {
+                continue;
+            };
+            let tracked = self.processes.get_mut(index as usize);
+            if let Some(watched) = tracked.and_then(|tracked| tracked.watched.as_mut()) {
+                watched.give_up(run);
+            }
+        }
     }
 
     fn collect_process(
@@ -166,6 +221,7 @@ impl Tracker {
             generation: tracked.generation,
             group: own(&status.group_ids),
             session: own(&status.session_ids),
+            exit_signal: (stat.field(38) as i32).clamp(0, 64),
             exit_status: tracked.watched.is_none().then(|| stat.field(52) as i32),
             threads,
             executable: 0,
@@ -234,7 +290,10 @@ impl Tracker {
             pagemap: File::open(&path).context(|| path)?,
             lines: Vec::new(),
             mappings: Vec::new(),
+            delivered: Vec::new(),
             sent: Ranges::default(),
+            next: Ranges::default(),
+            owed: Ranges::default(),
         })
     }
 
@@ -268,6 +327,11 @@ impl Tracked {
 }
 
 impl Watched {
+    /// Whether the process has the memory that it had: not after `exec`.
+    pub fn is_current(&self) -> bool {
+        userfault::scan(&self.pagemap, (0, PAGE), false).is_ok()
+    }
+
     /// Takes the stub out of a process that stands still.
     pub fn remove(&self, halted: &Halted) -> Result<()> {
         let lines = own_maps(halted.pid, None, false)?;
@@ -279,15 +343,14 @@ impl Watched {
 
     fn read_mappings(&mut self, pid: i32, advice: bool, catalogue: &mut Catalogue) -> Result<()> {
         let mut lines = own_maps(pid, Some(&self.attachment), advice)?;
-        if !advice {
-            keep_advice(&self.lines, &mut lines);
+        if !advice && !keep_advice(&self.lines, &mut lines) {
+            lines = own_maps(pid, Some(&self.attachment), true)?;
         }
+        catalogue.enter_written(pid, &lines)?;
         let mut mappings = Vec::with_capacity(lines.len());
         for line in &lines {
             mappings.extend(catalogue.mapping(pid, line)?);
         }
-        let stable = Mapping::stable(&self.mappings, &mappings);
-        self.sent = self.sent.and(&stable);
         self.lines = lines;
         self.mappings = mappings;
         Ok(())
@@ -333,13 +396,26 @@ impl Watched {
             .map(|region| (region.start, region.end))
             .collect();
         let here = here.and(&private);
-        let send = written.and(&here).or(&here.minus(&self.sent));
-        let gone = self.sent.minus(&here);
+        let there = self
+            .sent
+            .and(&Mapping::stable(&self.delivered, &self.mappings));
+        let written = written.or(&self.owed).and(&here);
+        let send = written.or(&here.minus(&there));
+        let gone = there.minus(&here);
         let space = Space::Process(index);
         round.add(space, &gone, Content::Fresh);
         round.add(space, &send, Content::Bytes);
-        self.sent = here;
+        self.owed = send;
+        self.next = here;
         Ok(())
+    }
+
+    fn give_up(&mut self, run: Run) {
+        let part: Ranges = [(run.start, run.start + run.length)].into_iter().collect();
+        self.sent = match run.content {
+            Content::Bytes => self.sent.minus(&part),
+            Content::Fresh => self.sent.or(&part),
+        };
     }
 
     /// Reads a run; what is not there any more comes with the next round.
@@ -347,30 +423,23 @@ impl Watched {
         if self.memory.read(run.start, bytes).is_ok() {
             return true;
         }
-        let lost: Ranges = [(run.start, run.start + run.length)].into_iter().collect();
-        self.sent = self.sent.minus(&lost);
+        self.give_up(run);
         false
     }
 }
 
-/// What is known of mappings that are as they were.
-fn keep_advice(before: &[MapLine], lines: &mut [MapLine]) {
+/// Gives mappings that are as they were the advice that they had; false if there are others.
+fn keep_advice(before: &[MapLine], lines: &mut [MapLine]) -> bool {
     let known: HashMap<(u64, u64), &MapLine> = before
         .iter()
         .map(|line| ((line.start, line.end), line))
         .collect();
-    for line in lines {
-        let advice = known
-            .get(&(line.start, line.end))
-            .and_then(|old| old.advice);
-        line.advice = Some(advice.unwrap_or_else(|| {
-            // A mapping that grew keeps its advice too.
-            let overlaps = |old: &&MapLine| old.start < line.end && line.start < old.end;
-            before
-                .iter()
-                .find(overlaps)
-                .and_then(|old| old.advice)
-                .unwrap_or(Advice(0))
-        }));
-    }
+    lines.iter_mut().all(|line| {
+        let old = known.get(&(line.start, line.end));
+        let same = old.filter(|old| {
+            line.advice = old.advice;
+            **old == line
+        });
+        same.is_some()
+    })
 }

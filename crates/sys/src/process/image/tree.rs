@@ -1,5 +1,6 @@
 //! The shape of a tree: processes, threads, mappings. Known while it runs.
 
+use crate::process::procfs::Advice;
 use crate::process::ranges::Ranges;
 use serde::{Deserialize, Serialize};
 
@@ -43,6 +44,8 @@ pub struct Process {
     pub group: i32,
     /// Session.
     pub session: i32,
+    /// The signal that its parent gets when it ends, 0 for none.
+    pub exit_signal: i32,
     /// For a zombie what `wait` will tell; it has nothing else.
     pub exit_status: Option<i32>,
     /// Threads, the first one first.
@@ -189,11 +192,12 @@ impl Mapping {
 }
 
 impl Mapping {
-    /// Memory of this process alone, whose changed pages travel with it.
+    /// Memory of this process alone, whose changed pages travel with it. What the kernel may drop need not.
     pub(crate) fn is_private(&self) -> bool {
-        matches!(
+        let private = matches!(
             self.backing,
             Backing::Anonymous(_) | Backing::File { shared: false, .. }
-        )
+        );
+        private && !Advice(self.advice).has(Advice::DROPPABLE)
     }
 }

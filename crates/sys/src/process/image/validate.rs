@@ -84,6 +84,7 @@ impl Tree {
             (1..=PID_MAX).contains(&process.group) && (1..=PID_MAX).contains(&process.session),
             "a group",
         )?;
+        ensure((0..=64).contains(&process.exit_signal), "an exit signal")?;
         if process.exit_status.is_some() {
             return ensure(
                 process.threads.is_empty() && process.mappings.is_empty(),

@@ -76,9 +76,12 @@ pub enum Obstacle {
     /// `userfaultfd`.
     #[error("it handles page faults itself (userfaultfd)")]
     UserFault,
-    /// `mseal`, or `MAP_DROPPABLE`.
-    #[error("it maps {0} in a way that cannot be made again (sealed or droppable)")]
+    /// `mseal`.
+    #[error("it maps {0} in a way that cannot be made again (sealed, or copied from a memfd)")]
     OddMapping(String),
+    /// `pkey_mprotect`.
+    #[error("it protects memory by keys (pkey_mprotect), which cannot be made again")]
+    ProtectionKey,
     /// Addresses above 47 bits.
     #[error("it maps memory above 128 TiB")]
     HighMemory,

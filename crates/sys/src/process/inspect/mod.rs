@@ -122,6 +122,10 @@ fn look_at_program(pid: i32, report: &mut Report) -> Result<()> {
     let read = std::fs::File::open(format!("/proc/{pid}/exe"))
         .and_then(|mut file| std::io::Read::read_exact(&mut file, &mut header));
     if read.is_err() {
+        // It may have ended meanwhile.
+        if matches!(Stat::read(pid)?.state, 'Z' | 'X') {
+            return Ok(());
+        }
         let message = procfs::link(pid, "exe").unwrap_or_else(|_| "no executable".to_owned());
         report.block(pid, Obstacle::Executable(message));
     } else if header[4] != 2 {
