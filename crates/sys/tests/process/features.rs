@@ -69,10 +69,10 @@ fn there_and_back(name: &str) -> bool {
     let moved = moving::migrate(program.tree(&here), &Host::new())
         .unwrap_or_else(|error| panic!("{name} does not move: {error}"));
     program.goes_on();
-    same::stop(moved.root);
+    let stood = same::stop(moved.root);
     let back = moving::migrate(moved, &here)
         .unwrap_or_else(|error| panic!("{name} does not move back: {error}"));
-    same::go_on(back.root);
+    same::go_on(back.root, &stood);
     program.goes_on();
     program.ends_well(back);
     true

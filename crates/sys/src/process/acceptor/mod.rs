@@ -18,6 +18,7 @@ mod plan;
 mod remote;
 mod serve;
 mod state;
+mod stopped;
 mod threads;
 
 pub use channel::Reply;

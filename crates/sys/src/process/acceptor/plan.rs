@@ -2,7 +2,7 @@
 
 use super::husk::Husk;
 use super::objects::Objects;
-use super::{birth, emptied, go, layout, mapper, state, threads};
+use super::{birth, emptied, go, layout, mapper, state, stopped, threads};
 use crate::process::donor::features;
 use crate::process::error::{Error, Result};
 use crate::process::image::{Content, Frozen, Pages, Process, Run, Space, Tree};
@@ -76,6 +76,7 @@ impl Restoration {
         if frozen.processes.len() != self.tree.processes.len() {
             return Err(Error::Image("state of other processes"));
         }
+        stopped::stop(&self.tree, &self.husks, &frozen)?;
         for ((process, husk), state) in self
             .tree
             .processes

@@ -2,7 +2,9 @@
 
 use crate::process::error::{Error, Result};
 use crate::process::procfs::{self, Status};
-use crate::process::trace::{Memory, Patience, Registers, STOP_LIMIT, Stop, Tracee, look};
+use crate::process::trace::{
+    Memory, Patience, RESTART_BLOCK, Registers, STOP_LIMIT, Stop, Tracee, look,
+};
 
 /// `PTRACE_O_SUSPEND_SECCOMP`: filters do not apply while we make the thread call the kernel.
 const SUSPEND_SECCOMP: i32 = 1 << 21;
@@ -247,7 +249,6 @@ pub(crate) fn signal_waits(tracee: Tracee, mask: u64) -> Result<bool> {
 /// Registers as another kernel can take them: it restarts what this one would, except calls of which this one alone knows
 /// how far they were.
 pub(crate) fn portable(registers: Registers, waits: bool) -> Registers {
-    const RESTART_BLOCK: i64 = -516;
     let by_stop = registers.interrupted_by_stop() && !waits;
     if by_stop || (registers.in_call() && registers.rax as i64 == RESTART_BLOCK) {
         return registers.restarted();

@@ -10,6 +10,7 @@ mod chain;
 mod freeze;
 pub(crate) mod gap;
 mod halt;
+mod hidden;
 mod machine;
 mod process_state;
 mod round;
@@ -20,7 +21,7 @@ mod userfault;
 
 pub(crate) use attach::{remove as remove_stub, value};
 pub use freeze::{StoppedTree, Unfrozen};
-pub(crate) use machine::features;
+pub(crate) use machine::{boot_id, features};
 pub use round::Round;
 pub(crate) use thread_state::SchedulingAttributes;
 pub use tracker::Tracker;

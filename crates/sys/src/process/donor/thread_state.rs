@@ -1,6 +1,7 @@
 //! What is read of a stopped thread.
 
 use super::halt::{portable, signal_waits};
+use super::hidden;
 use crate::process::error::{Context, Result, check_long};
 use crate::process::image::{Credentials, FrozenThread, Rseq, Scheduling, SignalInfo};
 use crate::process::procfs::{self, Status};
@@ -170,6 +171,7 @@ fn filters(tracee: Tracee, status: &Status) -> Result<Vec<serde_bytes::ByteBuf>>
     if status.seccomp != 2 {
         return Ok(found);
     }
+    hidden::check_filters(status.process_ids.first().copied().unwrap_or(0), tracee)?;
     while let Some(code) = tracee
         .filter(found.len())
         .context(|| "reading a seccomp filter".to_owned())?

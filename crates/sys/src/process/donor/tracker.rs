@@ -3,7 +3,8 @@
 use super::attach::{Attachment, own_maps};
 use super::catalogue::Catalogue;
 use super::halt::Halted;
-use super::machine::{clocks, features, read_vdso};
+use super::hidden;
+use super::machine::{boot_id, clocks, features, read_vdso};
 use super::round::Round;
 use super::shared::SharedContent;
 use super::userfault;
@@ -143,6 +144,7 @@ impl Tracker {
         self.collect_shared(&mut round)?;
         round.tree = Tree {
             clocks: clocks(),
+            boot_id: boot_id(),
             vdso: self.vdso.clone(),
             register_features: self.register_features,
             processes: shapes,
@@ -276,8 +278,13 @@ impl Tracker {
 
     fn attach(&mut self, pid: i32) -> Result<Watched> {
         let halted = Halted::stop(pid)?;
+        hidden::check(&halted)?;
         let lines = own_maps(pid, None, false)?;
         let attachment = Attachment::make(&halted, &lines)?;
+        if let Err(error) = hidden::ask(&halted, &attachment) {
+            attachment.remove(&halted, &own_maps(pid, None, false)?)?;
+            return Err(error);
+        }
         if self.vdso.is_empty() {
             self.vdso = read_vdso(&halted, &lines)?;
             self.register_features = features(&halted.first().extended()?);

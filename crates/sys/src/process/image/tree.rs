@@ -9,6 +9,8 @@ use serde::{Deserialize, Serialize};
 pub struct Tree {
     /// The donor's clocks.
     pub clocks: Clocks,
+    /// Tells the run of the donor's kernel from all others.
+    pub boot_id: String,
     /// The pages `[vdso]`, whose addresses are in pointers of the program.
     #[serde(with = "serde_bytes")]
     pub vdso: Vec<u8>,
@@ -172,20 +174,23 @@ impl Mapping {
     }
 
     /// Where in both lists the same memory is mapped in the same way. What else was mapped is gone; what else is mapped
-    /// is new.
+    /// is new. Of one mapping only parts of one older mapping stay: two that have had pages can never become one, and programs may
+    /// call `mremap` for one.
     pub(crate) fn stable(before: &[Self], after: &[Self]) -> Ranges {
         let mut found = Ranges::default();
-        let (mut left, mut right) = (before.iter().peekable(), after.iter().peekable());
-        while let (Some(a), Some(b)) = (left.peek(), right.peek()) {
-            let (start, end) = (a.start.max(b.start), a.end.min(b.end));
-            if start < end && a.continues(b) {
+        let mut at = 0;
+        for new in after {
+            at += before[at..]
+                .iter()
+                .take_while(|old| old.end <= new.start)
+                .count();
+            let old = before[at..].iter().take_while(|old| old.start < new.end);
+            let parts = old
+                .filter(|old| old.continues(new))
+                .map(|old| (old.start.max(new.start), old.end.min(new.end)));
+            if let Some((start, end)) = parts.max_by_key(|(start, end)| end - start) {
                 found.push(start, end);
             }
-            if a.end < b.end {
-                left.next()
-            } else {
-                right.next()
-            };
         }
         found
     }

@@ -36,6 +36,7 @@ impl Checked for Tree {
             self.files.len() <= MAPPINGS_MAX && self.shared.len() <= MAPPINGS_MAX,
             "number of files",
         )?;
+        ensure(self.boot_id.len() <= 64, "a boot id")?;
         ensure(self.vdso.len() <= 16 * PAGE as usize, "size of the vDSO")?;
         for file in &self.files {
             path(&file.path)?;

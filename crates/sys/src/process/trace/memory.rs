@@ -20,7 +20,7 @@ impl Memory {
         let path = format!("/proc/{pid}/mem");
         let file = File::options().read(true).write(true).open(&path);
         let file = match file {
-            Err(error) if error.raw_os_error() == Some(libc::ENOENT) => {
+            Err(error) if matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ESRCH)) => {
                 return Err(Error::Gone(pid));
             }
             other => other.context(|| path)?,

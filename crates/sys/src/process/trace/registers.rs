@@ -39,8 +39,10 @@ pub struct Registers {
 /// No system call to restart (`orig_rax`).
 pub(crate) const NO_CALL: u64 = u64::MAX;
 
+/// The one of [`RESTART`] after which only the kernel that was interrupted knows how far the call was.
+pub(crate) const RESTART_BLOCK: i64 = -516;
 /// What the kernel leaves in `rax` of an interrupted call that it means to restart (`linux/errno.h`, not for programs).
-const RESTART: [i64; 4] = [-512, -513, -514, -516];
+const RESTART: [i64; 4] = [-512, -513, -514, RESTART_BLOCK];
 
 /// Calls that a stop makes return `EINTR` although no signal came, and that the kernel does not restart by itself: waits of
 /// epoll, AIO and System V semaphores, `sigtimedwait`, and sockets with a timeout.
@@ -81,6 +83,9 @@ impl Registers {
     /// The same thread about to make its call again, for a kernel that knows nothing of the interruption.
     #[must_use]
     pub fn restarted(mut self) -> Self {
+        if self.rax as i64 == RESTART_BLOCK {
+            self.use_rest();
+        }
         if self.in_call() && (RESTART.contains(&(self.rax as i64)) || self.interrupted_by_stop()) {
             self.rax = self.orig_rax;
             // The length of the instruction `syscall`.
@@ -89,11 +94,34 @@ impl Registers {
         self.orig_rax = NO_CALL;
         self
     }
+
+    /// An interrupted sleep has left what remains of it where the program asked for that: it goes on with no more.
+    fn use_rest(&mut self) {
+        match self.orig_rax as i64 {
+            libc::SYS_nanosleep if self.rsi != 0 => self.rdi = self.rsi,
+            libc::SYS_clock_nanosleep if self.r10 != 0 => self.rdx = self.r10,
+            _ => {}
+        }
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_sleep_goes_on_with_what_is_left() {
+        let sleeping = Registers {
+            rax: RESTART_BLOCK as u64,
+            orig_rax: libc::SYS_clock_nanosleep as u64,
+            rdx: 0x5000,
+            r10: 0x6000,
+            ..Registers::default()
+        };
+        assert_eq!(sleeping.restarted().rdx, 0x6000);
+        let careless = Registers { r10: 0, ..sleeping };
+        assert_eq!(careless.restarted().rdx, 0x5000);
+    }
 
     #[test]
     fn restarts_what_the_stop_interrupted() {

@@ -13,7 +13,7 @@ int main(int count, char **words) {
     leave("beats", text[0]);
     if (!rounds) ready();
     if (!go_on()) return passed();
-    nap(rounds % 25);
+    nap(30 + rounds % 100);
     execl("/proc/self/exe", words[0], folder, text[0], text[1], (char *)0);
     fail(__LINE__, "execl");
 }
