@@ -4,6 +4,10 @@ use crate::program::Program;
 use holdfast_sys::process::donor::Tracker;
 use holdfast_sys::process::error::Error;
 use holdfast_sys::process::inspect::{Obstacle, inspect};
+use std::time::{Duration, Instant};
+
+/// How long anything may take on a busy machine.
+const LIMIT: Duration = Duration::from_secs(30);
 
 /// What the program `blocked` does, and what must be said.
 const CASES: [(&str, &str); 25] = [
@@ -45,13 +49,16 @@ fn what_cannot_move_is_named() {
             continue;
         }
         let root = program.number("child").unwrap_or(program.pid());
-        program.wait_until(|| {
+        let named = || {
             let report = inspect(root).expect("looks");
-            report
-                .blockers
-                .iter()
-                .any(|blocker| blocker.to_string().contains(message))
-        });
+            let texts = report.blockers.iter().map(ToString::to_string);
+            texts.into_iter().any(|text| text.contains(message))
+        };
+        let began = Instant::now();
+        while !named() {
+            assert!(began.elapsed() < LIMIT, "{case}: {:?}", inspect(root));
+            std::thread::sleep(Duration::from_millis(5));
+        }
         let report = inspect(root).expect("looks");
         assert_eq!(report.blockers.len(), 1, "{case}: {:?}", report.blockers);
         match Tracker::start(root) {

@@ -94,11 +94,6 @@ impl Program {
         self.read(name)?.parse().ok()
     }
 
-    /// Waits for a condition.
-    pub fn wait_until(&self, condition: impl Fn() -> bool) {
-        self.wait_for(|_| condition());
-    }
-
     /// Whether a tracer, a stub or a `userfaultfd` is left in a process.
     pub fn has_traces(&self, pid: i32) -> bool {
         Tree::original(pid, &Host::own()).has_traces()

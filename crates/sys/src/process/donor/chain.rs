@@ -42,7 +42,7 @@ pub(super) fn run(
     let Some((call, back)) = instructions(memory, maps) else {
         return Ok(false);
     };
-    let (before, mask) = (tracee.registers()?, tracee.mask()?);
+    let (before, mask) = (tracee.registers()?.recall(memory), tracee.mask()?);
     let last = (
         libc::SYS_tgkill,
         [process as u64, thread as u64, signal as u64, 0, 0, 0],

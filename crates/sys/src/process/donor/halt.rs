@@ -130,7 +130,8 @@ impl Halted {
         self.released = true;
         let mut outcome = Ok(());
         for thread in self.threads.iter().filter(|thread| thread.stopped) {
-            let fixed = conceal_stop(thread.tracee).and_then(|()| thread.tracee.detach());
+            let fixed =
+                conceal_stop(thread.tracee, &self.memory).and_then(|()| thread.tracee.detach());
             if !matches!(fixed, Err(Error::Gone(_))) {
                 outcome = outcome.and(fixed);
             }
@@ -228,10 +229,14 @@ fn suspend_filters(tracee: Tracee) -> Result<()> {
 }
 
 /// A call that the stop ended with `EINTR` is made again; the kernel itself does so for all others.
-fn conceal_stop(tracee: Tracee) -> Result<()> {
+fn conceal_stop(tracee: Tracee, memory: &Memory) -> Result<()> {
     let registers = tracee.registers()?;
     if registers.interrupted_by_stop() && !signal_waits(tracee, tracee.mask()?)? {
-        tracee.set_registers(&registers.restarted())?;
+        return tracee.set_registers(&registers.restarted());
+    }
+    let recallable = registers.recallable(memory);
+    if recallable != registers {
+        tracee.set_registers(&recallable)?;
     }
     Ok(())
 }

@@ -53,7 +53,10 @@ pub(super) fn read(
     let status = Status::read(pid, tid)?;
     let mask = tracee.mask()?;
     Ok(FrozenThread {
-        registers: portable(tracee.registers()?, signal_waits(tracee, mask)?),
+        registers: portable(
+            tracee.registers()?.recall(memory),
+            signal_waits(tracee, mask)?,
+        ),
         extended: tracee.extended()?,
         mask,
         pending: infos(tracee.pending(false)?),

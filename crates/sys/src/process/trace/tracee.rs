@@ -182,7 +182,7 @@ impl Tracee {
     /// Whether the thread gets its own system calls as signals.
     pub fn dispatches_calls(self) -> bool {
         /// `PTRACE_GET_SYSCALL_USER_DISPATCH_CONFIG` (Linux 6.4).
-        const GET_DISPATCH: u32 = 0x4210;
+        const GET_DISPATCH: u32 = 0x4211;
         // Mode, selector, offset, length.
         let mut found = [0u64; 4];
         let size = size_of_val(&found);

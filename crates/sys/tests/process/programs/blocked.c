@@ -93,6 +93,7 @@ static void *apart(void *what) {
     CHECK(!unshare(what ? CLONE_FS : CLONE_FILES));
     ready();
     for (;;) pause();
+    return what;
 }
 
 /* A thread with a working directory, or descriptors, of its own. */
