@@ -81,6 +81,14 @@ fn text(status: &Status, nodes: &NodeList) -> String {
     } else {
         text += &format!("\n{}", table.text());
     }
+    if !status.residents.is_empty() {
+        let mut table = Table::new(["process moved in", "pid", "from", "moves"]);
+        for process in &status.residents {
+            let (pid, moves) = (process.pid.to_string(), process.moves.to_string());
+            table.row([process.name.clone(), pid, process.from.clone(), moves]);
+        }
+        text += &format!("\n{}", table.text());
+    }
     let (flows, handoffs) = (&status.flows, &status.handoffs);
     text += &format!(
         "\nflows: {} owned, {} in transit, {} moved away; handoffs: {} given, {} taken, {} kept\n",

@@ -87,8 +87,10 @@ pub struct TcpInfo {
     pub rto_us: u32,
     /// Largest segment sent.
     pub snd_mss: u32,
-    /// Segments sent and not acknowledged.
+    /// Segments sent and not acknowledged; of a listener, connections that wait to be accepted.
     pub unacked: u32,
+    /// Segments acknowledged selectively; of a listener, how many connections may wait.
+    pub sacked: u32,
     /// Segments thought lost.
     pub lost: u32,
     /// Path MTU.
@@ -159,6 +161,7 @@ impl TcpInfo {
             rto_us: u32_at(8)?,
             snd_mss: u32_at(16)?,
             unacked: u32_at(24)?,
+            sacked: u32_at(28)?,
             lost: u32_at(32)?,
             pmtu: u32_at(60)?,
             rtt_us: u32_at(68)?,

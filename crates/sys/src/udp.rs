@@ -9,8 +9,8 @@ mod options;
 mod queue;
 
 pub use membership::{Membership, join};
-pub use options::{UdpStatic, prepare, read_static};
-pub use queue::{Datagram, drain, peek, replay};
+pub use options::{UdpStatic, prepare, read_any, read_static};
+pub use queue::{Datagram, drain, peek, peek_with_destinations, replay};
 
 use std::io;
 use thiserror::Error;

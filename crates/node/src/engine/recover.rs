@@ -13,7 +13,7 @@ use holdfast_sys::sock_diag;
 use holdfast_wire::{Change, ChangeKind, Epoch, Flow, NodeId, Protocol};
 
 use super::Engine;
-use super::donor::TOMBSTONE_S;
+use super::tombstones::Tombstone;
 use crate::dataplane::{Entry, monotonic_s};
 
 /// How long a server program has to come back for its flows, once it is known what became of them.
@@ -52,8 +52,10 @@ impl Engine {
     pub(super) fn recover(&mut self) {
         let mut moving = Vec::new();
         let mut changes = Vec::new();
+        let of_moves = self.moves.written_flows();
         for (flow, state, value) in self.dataplane.flows() {
-            if let Some(found) = recovered(&flow, state, &value) {
+            let found = recovered(&flow, state, &value);
+            if let Some(found) = found.filter(|_| !of_moves.contains(&flow)) {
                 let slot = match found.role {
                     RecoveredRole::Acceptor => self.hold_again(&found),
                     _ => 0,
@@ -66,9 +68,11 @@ impl Engine {
                 moving.push(found);
             }
             match state {
-                FlowState::Moved => self
-                    .tombstones
-                    .push_back((monotonic_s() + TOMBSTONE_S, flow)),
+                FlowState::Moved => {
+                    let epoch = value.epoch;
+                    self.tombstones
+                        .add(monotonic_s(), Tombstone { flow, epoch });
+                }
                 // The holder may not have heard of it. What it knows, it keeps.
                 FlowState::Owned | FlowState::Prepared => changes.push(Change {
                     flow,

@@ -1,12 +1,13 @@
 //! Start-up: from the configuration to a node whose filters are attached and whose channels are open.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use holdfast_api::control::HandoffCounts;
 use holdfast_bpf::shared::Event as KernelEvent;
 use holdfast_proto::handoff::{Config as MachineConfig, Handoff};
-use holdfast_sys::caps::{Capability, keep_only, missing};
+use holdfast_proto::migration::Config as MoveConfig;
+use holdfast_sys::caps::{Capability, keep_only, limit_to, missing};
 use holdfast_sys::net::Interface;
 use holdfast_sys::priority::be_realtime;
 use holdfast_sys::tcp_repair::{Preparer, StaticReader};
@@ -22,6 +23,7 @@ use super::programs::Programs;
 use super::run::{Inputs, run};
 use super::settling::Settling;
 use super::slots::Slots;
+use super::tombstones::Tombstones;
 use super::work::Work;
 use crate::app::AppServer;
 use crate::channel::{Channel, Options};
@@ -29,6 +31,7 @@ use crate::config::Config;
 use crate::control::ControlServer;
 use crate::dataplane::{Dataplane, Hold};
 use crate::metrics::Metrics;
+use crate::migration::Moves;
 use crate::tls::Tls;
 
 /// What the daemon needs: repair mode, filters and addresses; loading programs, and tracing for CO-RE helpers.
@@ -39,6 +42,25 @@ pub const CAPABILITIES: [Capability; 5] = [
     Capability::Bpf,
     Capability::Perfmon,
 ];
+
+/// What it needs besides where processes move: looking into and controlling others' processes; namespaces, PIDs and
+/// users of those that come.
+pub const MIGRATION_CAPABILITIES: [Capability; 11] = [
+    Capability::Chown,
+    Capability::DacOverride,
+    Capability::DacReadSearch,
+    Capability::Fowner,
+    Capability::Kill,
+    Capability::Setgid,
+    Capability::Setuid,
+    Capability::Setpcap,
+    Capability::SysPtrace,
+    Capability::SysAdmin,
+    Capability::CheckpointRestore,
+];
+
+/// What it keeps for that where it has it: raising limits and priorities of processes that come.
+const MIGRATION_WISHES: [Capability; 2] = [Capability::SysNice, Capability::SysResource];
 
 /// 2020-01-01, seconds since 1970.
 const YEAR_2020: u64 = 1_577_836_800;
@@ -80,13 +102,20 @@ pub(super) fn other(error: impl std::error::Error + 'static) -> SetupError {
 pub async fn start(config: Config) -> Result<(), SetupError> {
     let (mut engine, inputs) = assemble(config)?;
     engine.recover();
+    let now = engine.now();
+    engine.moves.recover(now);
     engine.pump();
     if engine.config.node.realtime
         && let Err(error) = be_realtime()
     {
         tracing::warn!(%error, "no real-time priority: freezes are longer when this host is busy (node.realtime)");
     }
-    keep_only(&CAPABILITIES).map_err(system("dropping capabilities"))?;
+    let needed = needed(&engine.config);
+    let dropped = match engine.config.migration.enabled {
+        true => limit_to(&[&needed[..], &MIGRATION_WISHES].concat()),
+        false => keep_only(&needed),
+    };
+    dropped.map_err(system("dropping capabilities"))?;
     let kernel_events = std::rc::Rc::new(std::cell::RefCell::new(Vec::<KernelEvent>::new()));
     let sink = kernel_events.clone();
     // The reader borrows nothing from the engine: it has its own handle of the map.
@@ -103,13 +132,22 @@ pub async fn start(config: Config) -> Result<(), SetupError> {
 ///
 /// # Errors
 /// [`SetupError::Capabilities`] names what is lacking.
-pub fn check_capabilities() -> Result<(), SetupError> {
-    let lacking = missing(&CAPABILITIES).map_err(system("reading capabilities"))?;
+pub fn check_capabilities(config: &Config) -> Result<(), SetupError> {
+    let lacking = missing(&needed(config)).map_err(system("reading capabilities"))?;
     if lacking.is_empty() {
         return Ok(());
     }
     let names: Vec<String> = lacking.iter().map(ToString::to_string).collect();
     Err(SetupError::Capabilities(names.join(", ")))
+}
+
+/// What this configuration takes.
+fn needed(config: &Config) -> Vec<Capability> {
+    let mut needed = CAPABILITIES.to_vec();
+    if config.migration.enabled {
+        needed.extend(MIGRATION_CAPABILITIES);
+    }
+    needed
 }
 
 fn assemble(config: Config) -> Result<(Engine, Inputs), SetupError> {
@@ -135,6 +173,13 @@ fn assemble(config: Config) -> Result<(Engine, Inputs), SetupError> {
         .map_err(system("the socket of server programs"))?;
     let control =
         ControlServer::bind(&config, metrics.clone()).map_err(system("the control socket"))?;
+    let moving = MoveConfig::new(
+        config.node.id,
+        boot,
+        config.group.contact,
+        config.peers.iter().map(|peer| peer.id),
+    );
+    let (moves, movers) = Moves::open(moving, &config).map_err(system("the records of moves"))?;
     let journal = Journal::open(&config.node.run_dir).map_err(system("the journal of arrivals"))?;
     let run_dir = config.node.run_dir.clone();
     let holder = config
@@ -151,6 +196,9 @@ fn assemble(config: Config) -> Result<(Engine, Inputs), SetupError> {
         .collect();
     let engine = Engine {
         machine: Handoff::new(machine),
+        moves,
+        fences: HashMap::new(),
+        going: BTreeMap::new(),
         preparer: Preparer::new().map_err(other)?,
         static_reader: StaticReader::new().map_err(other)?,
         settling: Settling::default(),
@@ -177,7 +225,7 @@ fn assemble(config: Config) -> Result<(Engine, Inputs), SetupError> {
         gone: BTreeMap::new(),
         asked: HashMap::new(),
         operations: Operations::default(),
-        tombstones: VecDeque::new(),
+        tombstones: Tombstones::default(),
         recovered: HashMap::new(),
         weights,
         placement_epoch: 0,
@@ -193,6 +241,7 @@ fn assemble(config: Config) -> Result<(Engine, Inputs), SetupError> {
         Inputs {
             peers: peer_events,
             control,
+            movers,
         },
     ))
 }

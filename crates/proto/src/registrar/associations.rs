@@ -33,8 +33,8 @@ pub(super) struct Association {
     pub(super) begun: Duration,
     /// A message came that could be read.
     pub(super) spoke: bool,
-    /// One way, in milliseconds, rounded.
-    pub(super) distance: u32,
+    /// One way, in milliseconds.
+    pub(super) delay_ms: u32,
     /// The elements that registered over it, each with its place in its [`Entry`](super::entry::Entry).
     pub(super) elements: Vec<ElementKey>,
     /// The pools that it wants to hear of.
@@ -133,7 +133,7 @@ impl Associations {
             may_be_registrar: false,
             begun: now,
             spoke: false,
-            distance: 0,
+            delay_ms: 0,
             elements: Vec::new(),
             pools: Vec::new(),
             peer: None,
@@ -191,6 +191,18 @@ impl Associations {
 
     pub(super) fn each_mut(&mut self) -> impl Iterator<Item = (&AssociationId, &mut Association)> {
         self.by_id.iter_mut()
+    }
+
+    /// The associations of registrars that have not said who they are, in the order of their numbers.
+    pub(super) fn unknown_registrars(&self) -> Vec<AssociationId> {
+        let unknown = self.by_id.iter().filter(|(_, association)| {
+            association.protocol == Protocol::Enrp
+                && association.may_be_registrar
+                && association.peer.is_none()
+        });
+        let mut unknown: Vec<_> = unknown.map(|(id, _)| *id).collect();
+        unknown.sort_unstable();
+        unknown
     }
 
     /// The association with the endpoint that has one of these addresses.

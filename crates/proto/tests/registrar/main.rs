@@ -91,6 +91,13 @@ fn views_become_equal_and_no_live_element_is_lost() {
     }
 }
 
+/// Two registrars that only multicast brings together, the first presence on their association lost: neither knew that
+/// the other was there.
+#[test]
+fn registrars_that_lose_their_first_words_meet() {
+    run(1380, Fault::None);
+}
+
 /// The runs met what they are there to meet.
 fn assert_worth(tally: &Tally) {
     let met = [

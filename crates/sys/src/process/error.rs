@@ -1,6 +1,8 @@
 //! What fails while a process is inspected, saved or recreated.
 
+use super::files::FilesError;
 use super::inspect::Blocker;
+use super::sockets::SocketError;
 use std::io;
 use thiserror::Error;
 
@@ -21,6 +23,9 @@ pub enum Error {
     /// This machine cannot take the process; the text names what is missing or differs.
     #[error("this machine cannot take the process: {0}")]
     Refused(String),
+    /// A TCP or UDP socket.
+    #[error("{0}")]
+    Socket(#[from] SocketError),
     /// What the other side sent makes no sense.
     #[error("malformed image: {0}")]
     Image(&'static str),
@@ -32,6 +37,18 @@ pub enum Error {
         /// What the kernel answered.
         source: io::Error,
     },
+}
+
+impl From<FilesError> for Error {
+    fn from(error: FilesError) -> Self {
+        match error {
+            FilesError::Blocked(blockers) => {
+                Self::Blocked(blockers.into_iter().map(Blocker::from).collect())
+            }
+            FilesError::Kernel { step, source } => Self::Kernel { what: step, source },
+            FilesError::Refused(_) | FilesError::Malformed(_) => Self::Refused(error.to_string()),
+        }
+    }
 }
 
 fn list(blockers: &[Blocker]) -> String {

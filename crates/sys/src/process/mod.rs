@@ -20,6 +20,7 @@ pub mod inspect;
 pub mod procfs;
 #[cfg(target_arch = "x86_64")]
 mod ranges;
+pub mod sockets;
 #[cfg(target_arch = "x86_64")]
 mod trace;
 

@@ -29,6 +29,7 @@ mod restore;
 mod seen;
 mod settle;
 mod static_state;
+mod unconnected;
 
 pub use bulk::{activate_all, each, extract_all, prepare_all, read_static_all, restore_all};
 pub use donor::{abandon, resume, shift_timestamp_clock};
@@ -44,6 +45,7 @@ pub use restore::{
 pub use seen::Seen;
 pub use settle::{Settled, Uncap, settle, settle_options, uncap_timeout};
 pub use static_state::{StaticReader, TcpStatic, read_static};
+pub use unconnected::{TcpUnconnected, Waiting};
 
 /// `TCP_REPAIR` on.
 const REPAIR_ON: i32 = 1;

@@ -189,6 +189,22 @@ impl SocketOptions {
         self
     }
 
+    /// Takes from another socket's options what the kernel tunes by itself.
+    pub(super) fn take_tuned(&mut self, from: &Self) {
+        if self.buffer_lock & 1 == 0 {
+            self.send_buffer = from.send_buffer;
+        }
+        if self.buffer_lock & 2 == 0 {
+            self.receive_buffer = from.receive_buffer;
+            for (id, value) in &mut self.ints {
+                let theirs = from.ints.iter().find(|(known, _)| known == id);
+                if let (WINDOW_CLAMP_ID, Some((_, theirs))) = (*id, theirs) {
+                    *value = *theirs;
+                }
+            }
+        }
+    }
+
     /// Sets what differs from `fresh`, a new socket's options, on an unconnected socket. `IP_TRANSPARENT` and
     /// `IPV6_V6ONLY` have to come before `bind`, so all of it does.
     pub(super) fn apply(&self, fd: BorrowedFd<'_>, fresh: &Self) -> Result<(), RepairError> {

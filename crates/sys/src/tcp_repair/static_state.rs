@@ -38,6 +38,17 @@ pub struct TcpStatic {
     pub options: SocketOptions,
 }
 
+impl TcpStatic {
+    /// Whether both say the same but for sizes that the kernel tunes by itself.
+    #[must_use]
+    pub fn is_like(&self, other: &Self) -> bool {
+        let mut tuned = other.clone();
+        tuned.segment_size = self.segment_size;
+        tuned.options.take_tuned(&self.options);
+        *self == tuned
+    }
+}
+
 /// Reads the static state of a connection in use, and refuses what cannot move; touches nothing.
 ///
 /// # Errors

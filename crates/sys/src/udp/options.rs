@@ -95,11 +95,23 @@ pub struct UdpStatic {
 /// does not tell.
 ///
 /// # Errors
-/// What cannot move, by name.
+/// What cannot move, by name; [`UdpError::NotBound`] where nobody could have sent anything to it.
 pub fn read_static(
     fd: BorrowedFd<'_>,
     memberships: Vec<Membership>,
 ) -> Result<UdpStatic, UdpError> {
+    let found = read_any(fd, memberships)?;
+    if found.local.port() == 0 {
+        return Err(UdpError::NotBound);
+    }
+    Ok(found)
+}
+
+/// [`read_static`], also of a socket that is not bound: its port is 0.
+///
+/// # Errors
+/// What cannot move, by name.
+pub fn read_any(fd: BorrowedFd<'_>, memberships: Vec<Membership>) -> Result<UdpStatic, UdpError> {
     let domain = get_int(fd, SOL_SOCKET, libc::SO_DOMAIN).map_err(|_| UdpError::NotUdp)?;
     let protocol = get_int(fd, SOL_SOCKET, libc::SO_PROTOCOL).at("SO_PROTOCOL")?;
     if !matches!(domain, libc::AF_INET | libc::AF_INET6) || protocol != IPPROTO_UDP {
@@ -107,9 +119,6 @@ pub fn read_static(
     }
     let v6_socket = domain == libc::AF_INET6;
     let local = local(fd).at("getsockname")?;
-    if local.port() == 0 {
-        return Err(UdpError::NotBound);
-    }
     if get_int(fd, IPPROTO_UDP, UDP_ENCAP).at("UDP_ENCAP")? != 0 {
         return Err(UdpError::Encapsulation);
     }
@@ -202,7 +211,9 @@ pub fn prepare(fixed: &UdpStatic) -> Result<OwnedFd, UdpError> {
     set_int(socket, SOL_SOCKET, libc::SO_RCVBUFFORCE, receive / 2).at("SO_RCVBUFFORCE")?;
     set_int(socket, SOL_SOCKET, SO_BUF_LOCK, fixed.buffer_lock & 3).at("SO_BUF_LOCK")?;
     apply_multicast_interface(socket, fixed)?;
-    bind(socket, &local_address(fixed)).at("bind")?;
+    if fixed.local.port() != 0 {
+        bind(socket, &local_address(fixed)).at("bind")?;
+    }
     if let Some(remote) = fixed.remote {
         connect(socket, &RawAddress::for_family(remote, fixed.v6_socket)).at("connect")?;
     }

@@ -58,6 +58,32 @@ pub fn peek(socket: BorrowedFd<'_>) -> Result<Vec<Datagram>, UdpError> {
     outcome.map(|()| found)
 }
 
+/// [`peek`], with the address that each datagram was sent to, whether the program asked for it or not.
+///
+/// # Errors
+/// What the kernel refuses.
+pub fn peek_with_destinations(
+    socket: BorrowedFd<'_>,
+    v6_socket: bool,
+) -> Result<Vec<Datagram>, UdpError> {
+    let families = [
+        (libc::IPPROTO_IP, libc::IP_PKTINFO),
+        (libc::IPPROTO_IPV6, libc::IPV6_RECVPKTINFO),
+    ];
+    let mut asked = Vec::new();
+    for (level, name) in families.into_iter().take(1 + usize::from(v6_socket)) {
+        if get_int(socket, level, name).at("reading a socket option")? == 0 {
+            set_int(socket, level, name, 1).at("setting a socket option")?;
+            asked.push((level, name));
+        }
+    }
+    let found = peek(socket);
+    for (level, name) in asked {
+        set_int(socket, level, name, 0).at("setting a socket option")?;
+    }
+    found
+}
+
 /// The packet that brings a datagram back when it is written to a TUN device: `local` is what the socket is bound to.
 /// `None` where no address says where it was sent to.
 #[must_use]

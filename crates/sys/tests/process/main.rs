@@ -15,7 +15,10 @@ use std::time::Duration;
 
 /// Moves a program twice and asks it whether all is well.
 fn there_and_back(source: &str) {
-    let program = Program::start(source);
+    goes_there_and_back(Program::start(source));
+}
+
+fn goes_there_and_back(program: Program) {
     let here = Host::own();
     let there = Host::new();
     let moved = moving::migrate(program.tree(&here), &there).expect("moves");
@@ -60,6 +63,79 @@ fn identity_moves() {
 #[test]
 fn seccomp_moves() {
     there_and_back("seccomp");
+}
+
+/// Its session and group are a shell's.
+#[test]
+fn a_program_of_a_session_moves() {
+    let shell = ["setsid", "sh", "-c", "\"$0\" \"$@\" & wait"];
+    for source in ["threads", "tree"] {
+        goes_there_and_back(Program::start_under(&shell, source, &[]));
+    }
+}
+
+/// In a container the first process leads the session of a program that it started, or nobody who can be seen from there.
+#[test]
+fn a_program_of_a_container_moves() {
+    in_a_container(&["unshare"], &["setsid"], "inside_a_container");
+    in_a_container(&["setsid", "unshare"], &[], "inside_a_container");
+}
+
+#[test]
+#[ignore = "only of use to another test"]
+fn inside_a_container() {
+    for shell in ["\"$0\" \"$@\" & wait", "set -m; \"$0\" \"$@\" & wait"] {
+        let program = Program::start_under(&["sh", "-c", shell], "threads", &[]);
+        goes_there_and_back(program);
+    }
+}
+
+/// Runs a test of this program in a PID namespace.
+fn in_a_container(unshare: &[&str], first: &[&str], test: &str) {
+    let own = std::env::current_exe().expect("a path");
+    let output = std::process::Command::new(unshare[0])
+        .args(&unshare[1..])
+        .args(["--pid", "--fork", "--mount-proc", "--kill-child"])
+        .args(first)
+        .arg(own)
+        .args(["--exact", test, "--ignored"])
+        .output()
+        .expect("starts");
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(
+        output.status.success() && said.contains("1 passed"),
+        "{said}"
+    );
+}
+
+#[test]
+fn files_move() {
+    there_and_back("files");
+}
+
+#[test]
+fn pipes_move() {
+    there_and_back("pipes");
+}
+
+#[test]
+fn events_move() {
+    there_and_back("events");
+}
+
+#[test]
+fn unix_sockets_move() {
+    there_and_back("unix_sockets");
+}
+
+#[test]
+fn shared_tables_move() {
+    there_and_back("tables");
+}
+
+#[test]
+fn memory_files_move() {
+    there_and_back("memory_files");
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! A small C program under test.
 
 use crate::moving::{Host, Tree};
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::Mutex;
@@ -13,6 +14,7 @@ const LIMIT: Duration = Duration::from_secs(60);
 pub struct Program {
     folder: PathBuf,
     child: Child,
+    pid: i32,
 }
 
 impl Program {
@@ -23,31 +25,50 @@ impl Program {
 
     /// The same of a program with one feature, which may lack what it needs.
     pub fn start_feature(name: &str) -> Self {
-        Self::run(&compile("features", name), name, &[])
+        Self::run(&["setsid"], &compile("features", name), name, &[])
     }
 
     /// The same with arguments behind the folder.
     pub fn start_with(source: &str, arguments: &[&str]) -> Self {
+        // A session of its own, whatever session the tests run in.
+        Self::start_under(&["setsid"], source, arguments)
+    }
+
+    /// The same as the last words of another command, which executes it or waits for it.
+    pub fn start_under(command: &[&str], source: &str, arguments: &[&str]) -> Self {
         static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
         let guard = ONE_AT_A_TIME.lock();
         let program = compile("programs", source);
         drop(guard);
-        Self::run(&program, source, arguments)
+        Self::run(command, &program, source, arguments)
     }
 
-    fn run(program: &Path, source: &str, arguments: &[&str]) -> Self {
+    fn run(command: &[&str], program: &Path, source: &str, arguments: &[&str]) -> Self {
         let folder = scratch(source);
-        let child = Command::new(program)
+        let mut starter = Command::new(command[0]);
+        starter
+            .args(&command[1..])
+            .arg(program)
             .arg(&folder)
             .args(arguments)
             .stdin(Stdio::null())
             .stdout(Stdio::null())
-            .stderr(Stdio::null())
-            .spawn()
-            .expect("starts");
-        let program = Self { folder, child };
-        program.wait_for(|program| program.read("ready").is_some());
-        program
+            .stderr(Stdio::null());
+        let close_others = || {
+            let flags = libc::CLOSE_RANGE_CLOEXEC;
+            // SAFETY: no pointers are passed.
+            unsafe { libc::syscall(libc::SYS_close_range, 3, u32::MAX, flags) };
+            Ok(())
+        };
+        // SAFETY: it makes one system call. What the test was started with is not the program's.
+        unsafe { starter.pre_exec(close_others) };
+        let child = starter.spawn().expect("starts");
+        let pid = child.id() as i32;
+        let mut started = Self { folder, child, pid };
+        started.wait_for(|started| started.read("ready").is_some());
+        // It may hide in a namespace.
+        started.pid = descendant(pid, program).unwrap_or(pid);
+        started
     }
 
     /// What this machine lacks for it.
@@ -55,14 +76,14 @@ impl Program {
         self.read("skipped")
     }
 
-    /// Where it is now: a child of the test.
+    /// Where it is now.
     pub fn tree(&self, host: &Host) -> Tree {
-        Tree::original(self.child.id() as i32, host)
+        Tree::original(self.pid, host)
     }
 
     /// Its PID before it is moved.
     pub fn pid(&self) -> i32 {
-        self.child.id() as i32
+        self.pid
     }
 
     /// How many processes run this program in this folder, children apart.
@@ -147,6 +168,18 @@ impl Drop for Program {
         let _ = self.child.wait();
         let _ = std::fs::remove_dir_all(&self.folder);
     }
+}
+
+/// The process that runs a program: this one, or the first below it.
+fn descendant(pid: i32, program: &Path) -> Option<i32> {
+    if std::fs::read_link(format!("/proc/{pid}/exe")).ok()? == program {
+        return Some(pid);
+    }
+    let children = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).ok()?;
+    let mut children = children
+        .split_whitespace()
+        .filter_map(|pid| pid.parse().ok());
+    children.find_map(|child| descendant(child, program))
 }
 
 /// Compiled once for a run of tests. Its first line may have flags for the compiler.

@@ -4,7 +4,9 @@ use super::husk::Husk;
 use crate::process::error::{Context, Error, Result, check_long};
 use crate::process::image::{PAGE, Process};
 use crate::process::trace::{Call, STUB_BYTES, Stop, Tracee, stub_code, wait_for};
+use std::cell::RefCell;
 use std::io;
+use std::rc::Rc;
 use std::time::Duration;
 
 /// A husk dies with its restorer, and so do its threads and children.
@@ -20,11 +22,13 @@ const WAIT_NS: libc::c_long = 20_000;
 
 /// Makes the root: a copy of the restorer that has a stub and traps in it. `groups` have no leader in the tree.
 pub(super) fn root(process: &Process, stub: u64, groups: &[i32]) -> Result<Husk> {
-    let outside = process.session != process.pid;
-    let session = process.session;
-    let pid = match outside {
-        false => fork_with_pid(process.pid, || become_husk(stub))?,
-        true => Helper { session, groups }.child(process.pid, stub)?,
+    let own = std::process::id() as i32;
+    let leads = process.session == process.pid;
+    let pid = match process.session {
+        _ if leads => fork_with_pid(process.pid, || become_husk(stub))?,
+        // Its namespace's first process led its session, or one outside; here that is the restorer.
+        session if session == own => born_beside(process.pid, stub, groups)?,
+        session => Helper { session, groups }.child(process.pid, stub)?,
     };
     Tracee::seize(pid, OPTIONS)?;
     let tracee = Tracee { tid: pid };
@@ -38,7 +42,7 @@ pub(super) fn root(process: &Process, stub: u64, groups: &[i32]) -> Result<Husk>
         }
     }
     let husk = Husk::new(pid, stub, process.generation)?;
-    if !outside {
+    if leads {
         let mut script = husk.script();
         script.call("setsid", libc::SYS_setsid, &[]);
         husk.run(script)?;
@@ -46,14 +50,27 @@ pub(super) fn root(process: &Process, stub: u64, groups: &[i32]) -> Result<Husk>
     Ok(husk)
 }
 
-/// Makes a child of a husk.
-pub(super) fn child(parent: &Husk, process: &Process) -> Result<Husk> {
-    let mut script = parent.script();
+/// Makes a child of a husk, with the descriptor table of `sharer`, which is its parent or a child of that too.
+pub(super) fn child(parent: &Husk, process: &Process, sharer: Option<&Husk>) -> Result<Husk> {
+    let maker = sharer.unwrap_or(parent);
+    let shares = if sharer.is_some() {
+        libc::CLONE_FILES
+    } else {
+        0
+    };
+    let beside = if maker.pid == parent.pid {
+        0
+    } else {
+        libc::CLONE_PARENT
+    };
+    // A child of the same parent dies with the maker's own signal.
+    let signal = if beside == 0 { process.exit_signal } else { 0 };
+    let mut script = maker.script();
     let pid = script.bytes(&process.pid.to_ne_bytes())?;
-    let signal = process.exit_signal as u64;
-    let how = script.words(&[0, 0, 0, 0, signal, 0, 0, 0, pid, 1, 0])?;
+    let flags = (shares | beside) as u64;
+    let how = script.words(&[flags, 0, 0, 0, signal as u64, 0, 0, 0, pid, 1, 0])?;
     script.push(None, Call::new(libc::SYS_clone3, &[how, 88]));
-    let ran = parent.run(script)?;
+    let ran = maker.run(script)?;
     let made = ran.results.first().copied().unwrap_or(-1);
     if made != i64::from(process.pid) {
         return Err(taken(
@@ -71,7 +88,12 @@ pub(super) fn child(parent: &Husk, process: &Process) -> Result<Husk> {
         }
     }
     let mut husk = Husk::new(process.pid, parent.stub.address, process.generation)?;
-    husk.mappings.clone_from(&parent.mappings);
+    husk.mappings.clone_from(&maker.mappings);
+    husk.slots = if sharer.is_some() {
+        Rc::clone(&maker.slots)
+    } else {
+        Rc::new(RefCell::new(maker.slots.borrow().clone()))
+    };
     Ok(husk)
 }
 
@@ -156,7 +178,7 @@ fn become_husk(stub: u64) {
             };
             libc::nanosleep(&raw const pause, std::ptr::null_mut());
         }
-        libc::syscall(libc::SYS_close_range, 3, u32::MAX, 0);
+        libc::syscall(libc::SYS_close_range, 0, u32::MAX, 0);
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED_NOREPLACE;
         let readable = libc::PROT_READ | libc::PROT_WRITE;
         let place = libc::mmap(
@@ -189,6 +211,18 @@ static IS_TRACED: std::sync::atomic::AtomicBool = std::sync::atomic::AtomicBool:
 fn tell_traced(pid: i32) -> Result<()> {
     let memory = crate::process::trace::Memory::open(pid)?;
     memory.write((&raw const IS_TRACED).addr() as u64, &[1])
+}
+
+/// A child in the restorer's own session, and a bearer of each group.
+fn born_beside(pid: i32, stub: u64, groups: &[i32]) -> Result<i32> {
+    let own = std::process::id() as i32;
+    for group in groups.iter().filter(|group| **group != own) {
+        clone_with_pid(*group, 0, rest)?;
+        // SAFETY: no pointers are passed.
+        let outcome = unsafe { libc::setpgid(*group, *group) };
+        check_long(outcome.into()).context(|| format!("process group {group}"))?;
+    }
+    fork_with_pid(pid, || become_husk(stub))
 }
 
 /// A process with the PID of a session's leader that is not in the tree: without it the session's number cannot be.
@@ -248,6 +282,14 @@ fn bear_group(writer: i32) {
     unsafe {
         libc::setpgid(0, 0);
         libc::write(writer, (&raw const BORN).cast(), 1);
+    }
+    rest();
+}
+
+/// Runs in a process that does nothing until it is ended.
+fn rest() {
+    // SAFETY: plain system calls without pointers.
+    unsafe {
         libc::syscall(libc::SYS_close_range, 3, u32::MAX, 0);
         loop {
             libc::pause();

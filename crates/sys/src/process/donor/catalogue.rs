@@ -6,7 +6,7 @@ use crate::process::identity;
 use crate::process::image::{Backing, BackingFile, Mapping, Shared, SharedKind};
 use crate::process::inspect::{Blocker, Class, Obstacle, classify};
 use crate::process::procfs::MapLine;
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::fs::File;
 use std::os::unix::fs::MetadataExt;
 
@@ -88,6 +88,15 @@ impl Catalogue {
         let file = File::open(&link).context(|| link)?;
         self.files.push(identity::of_file(path.as_bytes(), &file)?);
         Ok(self.files.len() as u32 - 1)
+    }
+
+    /// Device and inode of memory that moves with its mappings.
+    pub fn memory(&self) -> BTreeSet<(u64, u64)> {
+        let moved = self
+            .shared
+            .iter()
+            .filter(|shared| !matches!(shared.kind, SharedKind::File(_)));
+        moved.map(Shared::device_and_inode).collect()
     }
 
     /// A handle of shared memory, by index.

@@ -7,15 +7,18 @@ use super::tracker::Tracker;
 use crate::process::error::{Context, Error, Result, check_long};
 use crate::process::image::{Frozen, Pages, Tree};
 use crate::process::inspect;
+use crate::process::sockets::Held;
 use std::os::fd::AsRawFd;
 
 /// A tree that stands still, until it is let go or ended. Dropping it lets it go.
 #[derive(Debug)]
 pub struct StoppedTree {
+    // They go on before anybody who uses them.
+    pub(super) sockets: Held,
     // Let go before the tracker takes its stubs out.
-    halted: Vec<Option<Halted>>,
+    pub(super) halted: Vec<Option<Halted>>,
     round: Round,
-    tracker: Tracker,
+    pub(super) tracker: Tracker,
 }
 
 /// A tree that could not be stopped, and runs on.
@@ -45,6 +48,7 @@ impl Tracker {
         });
         match outcome {
             Ok(round) => Ok(StoppedTree {
+                sockets: Held::default(),
                 halted,
                 round,
                 tracker: self,
@@ -152,6 +156,7 @@ impl StoppedTree {
     /// What the kernel says.
     pub fn thaw(mut self) -> Result<Tracker> {
         self.tracker.give_up(&self.round);
+        self.sockets.resume();
         for halted in self.halted.into_iter().flatten() {
             halted.thaw()?;
         }
@@ -163,8 +168,10 @@ impl StoppedTree {
     /// # Errors
     /// What the kernel says.
     pub fn roll_back(mut self) -> Result<()> {
+        self.sockets.resume();
         for (halted, tracked) in self.halted.drain(..).zip(self.tracker.processes.drain(..)) {
-            if let (Some(halted), Some(watched)) = (halted, tracked.watched) {
+            if let (Some(mut halted), Some(watched)) = (halted, tracked.watched) {
+                halted.release_hold();
                 watched.remove(&halted)?;
                 halted.thaw()?;
             }
@@ -177,6 +184,7 @@ impl StoppedTree {
     /// # Errors
     /// What the kernel says; then processes of the tree are still stopped.
     pub fn release(mut self) -> Result<()> {
+        self.sockets.give_up();
         for tracked in self.tracker.processes.iter().rev() {
             let Some(watched) = &tracked.watched else {
                 continue;

@@ -15,6 +15,10 @@ pub(crate) struct Halted {
     pub pid: i32,
     pub memory: Memory,
     pub threads: Vec<HaltedThread>,
+    /// A `SIGSTOP` of ours waits for it, in case that we die.
+    pub held: bool,
+    /// A `SIGCONT` of ours waits for it, which has taken that away.
+    continued: bool,
     released: bool,
 }
 
@@ -34,6 +38,8 @@ impl Halted {
             pid,
             memory: Memory::open(pid)?,
             threads: Vec::new(),
+            held: false,
+            continued: false,
             released: false,
         };
         // Threads may still be born while the first are being stopped.
@@ -126,12 +132,27 @@ impl Halted {
         }
     }
 
+    /// Takes back what would stop the process once it is let go.
+    pub fn release_hold(&mut self) {
+        if std::mem::take(&mut self.held) {
+            // One that was killed meanwhile needs nothing.
+            let _ = super::hold::signal(self.pid, libc::SIGCONT);
+            self.continued = true;
+        }
+    }
+
     fn let_go(&mut self) -> Result<()> {
+        self.release_hold();
         self.released = true;
+        let ours = if self.continued {
+            bit(libc::SIGCONT)
+        } else {
+            0
+        };
         let mut outcome = Ok(());
         for thread in self.threads.iter().filter(|thread| thread.stopped) {
-            let fixed =
-                conceal_stop(thread.tracee, &self.memory).and_then(|()| thread.tracee.detach());
+            let fixed = conceal_stop(thread.tracee, &self.memory, ours)
+                .and_then(|()| thread.tracee.detach());
             if !matches!(fixed, Err(Error::Gone(_))) {
                 outcome = outcome.and(fixed);
             }
@@ -229,9 +250,10 @@ fn suspend_filters(tracee: Tracee) -> Result<()> {
 }
 
 /// A call that the stop ended with `EINTR` is made again; the kernel itself does so for all others.
-fn conceal_stop(tracee: Tracee, memory: &Memory) -> Result<()> {
+/// Signals of the set `ours` do not count as the program's.
+fn conceal_stop(tracee: Tracee, memory: &Memory, ours: u64) -> Result<()> {
     let registers = tracee.registers()?;
-    if registers.interrupted_by_stop() && !signal_waits(tracee, tracee.mask()?)? {
+    if registers.interrupted_by_stop() && !signal_waits(tracee, tracee.mask()? | ours)? {
         return tracee.set_registers(&registers.restarted());
     }
     let recallable = registers.recallable(memory);
@@ -247,8 +269,13 @@ pub(crate) fn signal_waits(tracee: Tracee, mask: u64) -> Result<bool> {
     waiting.extend(tracee.pending(true)?);
     Ok(waiting.iter().any(|info| {
         let number = i32::from_ne_bytes([info[0], info[1], info[2], info[3]]);
-        (1..=64).contains(&number) && mask & (1 << (number - 1)) == 0
+        (1..=64).contains(&number) && mask & bit(number) == 0
     }))
+}
+
+/// A signal in a set.
+fn bit(signal: i32) -> u64 {
+    1 << (signal - 1)
 }
 
 /// Registers as another kernel can take them: it restarts what this one would, except calls of which this one alone knows

@@ -7,10 +7,12 @@
 mod attach;
 mod catalogue;
 mod chain;
+mod descriptors;
 mod freeze;
 pub(crate) mod gap;
 mod halt;
 mod hidden;
+mod hold;
 mod machine;
 mod process_state;
 mod round;
@@ -21,6 +23,7 @@ mod userfault;
 
 pub(crate) use attach::{remove as remove_stub, value};
 pub use freeze::{StoppedTree, Unfrozen};
+pub use hold::Held;
 pub(crate) use machine::{boot_id, features};
 pub use round::Round;
 pub(crate) use thread_state::SchedulingAttributes;

@@ -9,6 +9,7 @@ use super::round::Round;
 use super::shared::SharedContent;
 use super::userfault;
 use crate::process::error::{Context, Error, Result};
+use crate::process::files::Draft;
 use crate::process::image::{Content, Mapping, PAGE, Process, Run, Space, Tree};
 use crate::process::inspect;
 use crate::process::procfs::{MapLine, Stat, Status};
@@ -26,6 +27,8 @@ pub struct Tracker {
     pub(super) processes: Vec<Tracked>,
     pub(super) catalogue: Catalogue,
     pub(super) shared: Vec<SharedContent>,
+    /// Descriptors as they were when they were looked at last.
+    pub(super) draft: Option<Draft>,
     vdso: Vec<u8>,
     register_features: u64,
     generations: u64,
@@ -48,9 +51,9 @@ pub(super) struct Tracked {
 pub(super) struct Watched {
     pub attachment: Attachment,
     pub memory: Memory,
-    pagemap: File,
+    pub(super) pagemap: File,
     lines: Vec<MapLine>,
-    mappings: Vec<Mapping>,
+    pub(super) mappings: Vec<Mapping>,
     /// What the acceptor has: mappings, and pages in one version or another.
     delivered: Vec<Mapping>,
     sent: Ranges,
@@ -78,6 +81,7 @@ impl Tracker {
             processes: Vec::new(),
             catalogue: Catalogue::default(),
             shared: Vec::new(),
+            draft: None,
             vdso: Vec::new(),
             register_features: 0,
             generations: 0,
@@ -141,6 +145,7 @@ impl Tracker {
             let shape = self.collect_process(index, advice, &mut round)?;
             shapes.push(shape);
         }
+        self.find_shared_tables(&mut shapes);
         self.collect_shared(&mut round)?;
         round.tree = Tree {
             clocks: clocks(),
@@ -212,6 +217,7 @@ impl Tracker {
                 }
             }
         }
+        // A leader outside the PID namespace is seen as 0; at the acceptor its namespace's first process leads.
         let own = |ids: &[i32]| ids.last().copied().unwrap_or(0).max(1);
         Ok(Process {
             pid: status.own_id(),
@@ -226,6 +232,7 @@ impl Tracker {
             exit_signal: (stat.field(38) as i32).clamp(0, 64),
             exit_status: tracked.watched.is_none().then(|| stat.field(52) as i32),
             threads,
+            table_of: None,
             executable: 0,
             mappings: Vec::new(),
         })

@@ -123,6 +123,9 @@ pub enum Reason {
     /// A socket that belongs to another network namespace.
     #[error("the socket belongs to another network namespace")]
     OtherNamespace,
+    /// A TCP or UDP socket with something that cannot move.
+    #[error("{0}")]
+    Socket(String),
     /// A Unix stream with out-of-band data.
     #[error("out-of-band data is waiting: read it")]
     OutOfBand,

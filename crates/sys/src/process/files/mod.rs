@@ -24,11 +24,13 @@ mod kinds;
 mod raw;
 mod survey;
 
-pub use acceptor::{Given, Step, Stock};
+pub use acceptor::{Given, OwnWatch, Place, Step, Stock};
 pub use donor::{Draft, Frozen, Limits};
 pub use error::{Blocker, FilesError, Reason, Refusal};
 pub use fdinfo::{EpollLine, FdInfo, InotifyLine, Lease};
 pub use image::Image;
 pub use image::changes::Changes;
 pub use inspect::inspect;
+pub(crate) use kinds::locks::take as take_lock;
 pub use kinds::terminal::take_terminal;
+pub(crate) use survey::shared_tables;

@@ -65,6 +65,23 @@ pub fn survey(pids: &[i32]) -> Result<Survey, FilesError> {
     Ok(survey)
 }
 
+/// For each process the first of them that has the same descriptor table, if that is another.
+pub(crate) fn shared_tables(pids: &[i32]) -> Vec<Option<usize>> {
+    let mut tables: Vec<usize> = Vec::new();
+    let same = |at: usize| {
+        let order =
+            |table: &usize| raw::compare_tables(pids[*table], pids[at]).unwrap_or(Ordering::Less);
+        match tables.binary_search_by(order) {
+            Ok(found) => Some(tables[found]),
+            Err(place) => {
+                tables.insert(place, at);
+                None
+            }
+        }
+    };
+    (0..pids.len()).map(same).collect()
+}
+
 /// The PID as the process sees it itself; `None` for a zombie or one that is gone.
 pub fn inner_pid(pid: i32) -> Option<i32> {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;

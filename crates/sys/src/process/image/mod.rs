@@ -3,11 +3,13 @@
 //! All of it may come from a peer that lies: [`decode`] takes any bytes, bounds every length, and checks what the types
 //! cannot say. Identities are those the processes see themselves, in their own PID namespace.
 
+mod descriptors;
 mod frozen;
 mod pages;
 mod tree;
 mod validate;
 
+pub use descriptors::{Descriptors, Files};
 pub use frozen::{
     Action, Credentials, Frozen, FrozenProcess, FrozenThread, IntervalTimer, Limit, MemoryFields,
     PosixTimer, Rseq, Scheduling, SignalInfo,

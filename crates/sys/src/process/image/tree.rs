@@ -52,6 +52,8 @@ pub struct Process {
     pub exit_status: Option<i32>,
     /// Threads, the first one first.
     pub threads: Vec<i32>,
+    /// Index of an earlier process whose descriptor table it shares.
+    pub table_of: Option<u32>,
     /// Index of the executable in [`Tree::files`].
     pub executable: u32,
     /// By address.
@@ -134,6 +136,15 @@ pub enum SharedKind {
     Memfd(#[serde(with = "serde_bytes")] Vec<u8>),
     /// A file that is there under this path at the acceptor too; the mapped pages travel.
     File(#[serde(with = "serde_bytes")] Vec<u8>),
+}
+
+impl Shared {
+    /// What `stat` tells at the donor.
+    #[must_use]
+    pub fn device_and_inode(&self) -> (u64, u64) {
+        let (major, minor, inode) = self.identity;
+        (libc::makedev(major, minor), inode)
+    }
 }
 
 impl Mapping {

@@ -66,6 +66,10 @@ impl Checked for Tree {
                 },
                 "a parent",
             )?;
+            ensure(
+                process.table_of.is_none_or(|other| (other as usize) < at),
+                "a descriptor table",
+            )?;
             self.check_process(process)?;
             let threads = process.threads.iter().skip(1);
             ensure(

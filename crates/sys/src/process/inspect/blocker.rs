@@ -1,5 +1,6 @@
 //! Why a tree cannot move.
 
+use crate::process::files;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use thiserror::Error;
@@ -120,6 +121,16 @@ pub enum Obstacle {
     /// A mapping of an object of the kernel: io_uring, perf, a packet ring.
     #[error("it maps {0}, an object of this kernel")]
     KernelObject(String),
+    /// A descriptor.
+    #[error("{}: {reason}", descriptor(*.fd, path))]
+    Descriptor {
+        /// Its number; none for one that is in flight between sockets.
+        fd: Option<u32>,
+        /// What `/proc/PID/fd` shows.
+        path: String,
+        /// Why, and what to do.
+        reason: String,
+    },
     /// Somebody else shares the memory.
     #[error("it shares memory ({name}) with process {outsider}, which would stay behind")]
     SharedOutside {
@@ -128,4 +139,24 @@ pub enum Obstacle {
         /// Who else maps it.
         outsider: i32,
     },
+}
+
+fn descriptor(fd: Option<u32>, path: &str) -> String {
+    match fd {
+        Some(fd) => format!("descriptor {fd} ({path})"),
+        None => format!("a descriptor in flight ({path})"),
+    }
+}
+
+impl From<files::Blocker> for Blocker {
+    fn from(blocker: files::Blocker) -> Self {
+        Self {
+            pid: blocker.pid,
+            obstacle: Obstacle::Descriptor {
+                fd: blocker.fd,
+                path: blocker.path,
+                reason: blocker.reason.to_string(),
+            },
+        }
+    }
 }

@@ -1,6 +1,7 @@
 //! Can a tree move, and what would: reads `/proc`, touches nothing.
 
 mod blocker;
+mod descriptors;
 mod mappings;
 mod namespaces;
 mod sharing;
@@ -23,6 +24,10 @@ pub struct Report {
     pub threads: usize,
     /// Mappings of all processes.
     pub mappings: usize,
+    /// Open files of all processes, those in flight between their sockets among them.
+    pub open_files: usize,
+    /// TCP and UDP sockets among them.
+    pub sockets: usize,
     /// Bytes of memory in use, shared memory and files included.
     pub resident_bytes: u64,
 }
@@ -51,6 +56,7 @@ pub fn inspect(root: i32) -> Result<Report> {
     }
     mappings::check_outsiders(&mut report);
     system_v::check(&mut report);
+    descriptors::check(&mut report);
     Ok(report)
 }
 

@@ -1,14 +1,16 @@
 //! Making the descriptors of a tree at the acceptor.
 
 mod arrange;
+mod place;
 mod stock;
 mod update;
 mod verify;
 
 pub use arrange::Step;
+pub use place::{OwnWatch, Place};
 pub use stock::Stock;
 
-use super::image::{FileId, ObjectId};
+use super::image::FileId;
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 
@@ -17,6 +19,7 @@ use std::os::fd::OwnedFd;
 pub struct Given {
     /// TCP and UDP sockets, at whatever numbers.
     pub sockets: BTreeMap<FileId, OwnedFd>,
-    /// Memory that moves with its mappings ([`super::image::Content::elsewhere`]), open for reading and writing.
-    pub contents: BTreeMap<ObjectId, OwnedFd>,
+    /// Memory that moves with its mappings, by device and inode at the donor ([`super::image::Content::elsewhere`]), open
+    /// for reading and writing.
+    pub memory: BTreeMap<(u64, u64), OwnedFd>,
 }

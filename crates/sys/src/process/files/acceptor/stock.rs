@@ -12,8 +12,10 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd, RawF
 
 /// Numbers above the tree's that stay free for descriptors it opens before it stands still.
 const MARGIN: u32 = 64;
-/// Numbers at the top of what is allowed that belong to the caller.
-const CALLERS: u32 = 64;
+/// Most numbers at the top of what is allowed that belong to the caller.
+const CALLERS: u32 = 4096;
+/// More descriptors than this are not asked for: the kernel's table of them grows to the highest.
+const LIMIT: u64 = 1 << 18;
 
 /// The open files of an image. The calling process gives its descriptor numbers up to this: its own descriptors must lie
 /// at [`Stock::callers_floor`] or above while a stock lives.
@@ -29,7 +31,11 @@ pub struct Stock {
     pub(in crate::process::files) ghosts: BTreeMap<FileId, OwnedFd>,
     /// Socket files that wait to be seen.
     pub(in crate::process::files) stages: Vec<Stage>,
+    /// Memory that moves with its mappings.
+    pub(in crate::process::files) memory: BTreeMap<(u64, u64), OwnedFd>,
     pub(super) files: BTreeMap<FileId, OwnedFd>,
+    /// How often each file was made.
+    pub(super) versions: HashMap<FileId, u32>,
     homes: HashMap<FileId, u32>,
     pub(super) floor: u32,
 }
@@ -52,7 +58,9 @@ impl Stock {
             pipe_ends: BTreeMap::new(),
             ghosts: BTreeMap::new(),
             stages: Vec::new(),
+            memory: BTreeMap::new(),
             files: BTreeMap::new(),
+            versions: HashMap::new(),
             homes,
         };
         stock.make_room()?;
@@ -65,11 +73,11 @@ impl Stock {
     /// The caller's own descriptors must be here or above: see [`Self::lift_own`].
     ///
     /// # Errors
-    /// [`FilesError::Refused`] when the process may not have that many.
+    /// None that the kernel is known to have.
     pub fn callers_floor() -> Result<u32, FilesError> {
         let limit = getrlimit(Resource::Nofile).current.unwrap_or(1 << 20);
-        let floor = limit.min(1 << 20).checked_sub(u64::from(CALLERS));
-        Ok(floor.ok_or(Refusal::TooMany(limit))? as u32)
+        let limit = limit.min(1 << 20) as u32;
+        Ok(limit - CALLERS.min(limit / 4))
     }
 
     /// Raises `RLIMIT_NOFILE` as far as allowed, so that a stock has room. To be called before [`Self::lift_own`].
@@ -79,7 +87,7 @@ impl Stock {
     pub fn raise_limit() -> Result<(), FilesError> {
         let limit = getrlimit(Resource::Nofile);
         let raised = Rlimit {
-            current: limit.maximum,
+            current: Some(limit.maximum.unwrap_or(LIMIT).min(LIMIT)),
             ..limit
         };
         setrlimit(Resource::Nofile, raised).at("RLIMIT_NOFILE")
@@ -111,15 +119,16 @@ impl Stock {
         let high = homeless + objects + ghosts.count();
         let needed = u64::from(self.floor) + high as u64 + u64::from(MARGIN);
         if needed > u64::from(Self::callers_floor()?) {
-            return Err(Refusal::TooMany(needed + u64::from(CALLERS)).into());
+            return Err(Refusal::TooMany(needed).into());
         }
         Ok(())
     }
 
     /// Makes these files, in place of what they were.
     pub(super) fn make(&mut self, ids: &BTreeSet<FileId>, given: Given) -> Result<(), FilesError> {
-        for (id, fd) in given.contents {
-            self.keeper(id, fd)?;
+        for (identity, fd) in given.memory {
+            let fd = self.lift(fd)?;
+            self.memory.insert(identity, fd);
         }
         self.keep_sockets(given.sockets)?;
         // A terminal is opened when its master is there.
@@ -166,6 +175,7 @@ impl Stock {
         id: FileId,
         fd: OwnedFd,
     ) -> Result<(), FilesError> {
+        *self.versions.entry(id).or_default() += 1;
         // What it was is closed first: the number may be the same.
         self.files.remove(&id);
         let fd = match self.homes.get(&id) {

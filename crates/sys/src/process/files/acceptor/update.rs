@@ -18,25 +18,7 @@ impl Stock {
     /// # Errors
     /// As [`Self::prepare`]; [`FilesError::Malformed`] for changes that do not fit. The donor can still go on.
     pub fn finish(&mut self, changes: Changes, given: Given) -> Result<(), FilesError> {
-        let mut after = self.image.apply(changes)?;
-        std::mem::swap(&mut self.image, &mut after);
-        let before = after;
-        let mut remade: BTreeSet<FileId> = given.sockets.keys().copied().collect();
-        for (id, file) in &self.image.files {
-            let old = before.files.get(id);
-            if old != Some(file) {
-                verify::verify_file(file, true)?;
-            }
-            if !old.is_some_and(|old| is_same_thing(old, file)) {
-                remade.insert(*id);
-            }
-        }
-        let image = &self.image;
-        self.files
-            .retain(|id, _| image.files.contains_key(id) && !remade.contains(id));
-        self.make(&remade, given)?;
-        self.open_pidfds()?;
-        epoll::finish(self, &watches(&before), &remade)?;
+        let before = self.change(changes, given, true)?;
         self.fill(&before)?;
         let ids: Vec<FileId> = self.image.files.keys().copied().collect();
         for id in ids {
@@ -46,6 +28,65 @@ impl Stock {
         self.pipe_ends.clear();
         self.ghosts.clear();
         Ok(())
+    }
+
+    /// Brings the stock to what a later draft of the running tree has.
+    ///
+    /// # Errors
+    /// As [`Self::prepare`]; [`FilesError::Malformed`] for changes that do not fit. The stock is of no use then.
+    pub fn follow(&mut self, changes: Changes, given: Given) -> Result<(), FilesError> {
+        let before = self.change(changes, given, false)?;
+        for (id, value) in &self.image.contents {
+            if let (Some(keeper), Some(before)) = (self.keepers.get(id), before.contents.get(id)) {
+                content::update(keeper, before, value)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes what is new or has become something else, and gives the image before; `last` when the tree stands still.
+    fn change(&mut self, changes: Changes, given: Given, last: bool) -> Result<Image, FilesError> {
+        let mut after = self.image.apply(changes)?;
+        std::mem::swap(&mut self.image, &mut after);
+        let before = after;
+        let mut remade: BTreeSet<FileId> = given.sockets.keys().copied().collect();
+        for (id, file) in &self.image.files {
+            let old = before.files.get(id);
+            if old != Some(file) {
+                verify::verify_file(file, last)?;
+            }
+            if !old.is_some_and(|old| is_same_thing(old, file)) {
+                remade.insert(*id);
+            }
+        }
+        self.find_moved_contents(&before, &mut remade);
+        let image = &self.image;
+        self.files
+            .retain(|id, _| image.files.contains_key(id) && !remade.contains(id));
+        self.make(&remade, given)?;
+        if last {
+            self.open_pidfds()?;
+        }
+        epoll::finish(self, &watches(&before), &remade)?;
+        Ok(before)
+    }
+
+    /// Content that has come to move with mappings, or no longer does, is another's: files are opened anew.
+    fn find_moved_contents(&mut self, before: &Image, remade: &mut BTreeSet<FileId>) {
+        for (id, value) in &self.image.contents {
+            let old = before.contents.get(id);
+            if old.is_some_and(|old| old.elsewhere != value.elsewhere) {
+                self.keepers.remove(id);
+                let of_it =
+                    |kind: &Kind| matches!(kind, Kind::Content { content, .. } if content == id);
+                let files = self.image.files.iter();
+                remade.extend(
+                    files
+                        .filter(|(_, file)| of_it(&file.kind))
+                        .map(|(id, _)| *id),
+                );
+            }
+        }
     }
 
     /// Makes names of Unix sockets mean the new sockets: to be called when the move is committed.

@@ -1,5 +1,6 @@
 //! Reading the descriptors of a running tree.
 
+mod inet;
 mod outside;
 mod saver;
 
@@ -8,9 +9,11 @@ pub use saver::{Saved, Saver, Subject};
 use super::error::FilesError;
 use super::image::{FileId, Image, ObjectId};
 use super::survey::Key;
-use outside::Outside;
+use crate::process::sockets::SocketStatic;
+use saver::Stage;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::os::fd::OwnedFd;
+use std::sync::Arc;
 
 /// How far saving goes.
 #[derive(Clone, Debug)]
@@ -39,6 +42,8 @@ impl Default for Limits {
 pub struct Draft {
     /// What is sent to the acceptor before the freeze.
     pub image: Image,
+    /// What the tree's TCP and UDP sockets were born with.
+    pub sockets: BTreeMap<FileId, Arc<SocketStatic>>,
     limits: Limits,
     known: Known,
 }
@@ -59,21 +64,43 @@ pub struct Frozen {
     pub image: Image,
     /// Copies of the tree's TCP and UDP sockets.
     pub sockets: BTreeMap<FileId, OwnedFd>,
+    /// What those of them were born with of which the draft has nothing, or nothing that still holds.
+    pub fixed: BTreeMap<FileId, Arc<SocketStatic>>,
 }
 
 impl Draft {
     /// Reads the descriptors of processes that may be running. `pids` are those of the caller's PID namespace; threads are
-    /// left out.
+    /// left out. The calling thread must be in their network namespace.
     ///
     /// # Errors
     /// [`FilesError::Blocked`] with every descriptor that cannot move; [`FilesError::Kernel`].
     pub fn save(pids: &[i32], limits: &Limits) -> Result<Self, FilesError> {
-        let outside = Outside::look(pids);
-        let saver = Saver::new(pids, limits, None, outside)?;
-        let (image, known, _) = saver.run()?;
+        let saver = Saver::new(pids, limits, None, Stage::Running)?;
+        Self::of(saver, limits.clone())
+    }
+
+    /// Reads the descriptors of the same tree again while it runs: what was there has the same numbers.
+    ///
+    /// # Errors
+    /// As [`Self::save`].
+    pub fn again(&self, pids: &[i32], limits: &Limits) -> Result<Self, FilesError> {
+        let saver = Saver::new(pids, limits, Some(self), Stage::Running)?;
+        let mut draft = Self::of(saver, limits.clone())?;
+        // Sizes that the kernel tunes are no reason to make a socket anew.
+        for (id, fixed) in &mut draft.sockets {
+            if let Some(before) = self.sockets.get(id).filter(|before| before.is_like(fixed)) {
+                fixed.clone_from(before);
+            }
+        }
+        Ok(draft)
+    }
+
+    fn of(saver: Saver<'_>, limits: Limits) -> Result<Self, FilesError> {
+        let (image, known, inet) = saver.run()?;
         Ok(Self {
             image,
-            limits: limits.clone(),
+            sockets: inet.fixed,
+            limits,
             known,
         })
     }
@@ -83,8 +110,12 @@ impl Draft {
     /// # Errors
     /// As [`Self::save`]; some blockers come and go, so that another try may succeed.
     pub fn save_frozen(&self, pids: &[i32]) -> Result<Frozen, FilesError> {
-        let saver = Saver::new(pids, &self.limits, Some(self), Outside::default())?;
-        let (image, _, sockets) = saver.run()?;
-        Ok(Frozen { image, sockets })
+        let saver = Saver::new(pids, &self.limits, Some(self), Stage::Frozen)?;
+        let (image, _, inet) = saver.run()?;
+        Ok(Frozen {
+            image,
+            sockets: inet.held,
+            fixed: inet.fixed,
+        })
     }
 }

@@ -1,14 +1,14 @@
 //! One reading of a tree: each open file once, those that are found in flight on the way too.
 
 use super::outside::Outside;
-use super::{Draft, Known, Limits};
+use super::{Draft, Known, Limits, inet};
 use crate::process::files::error::{At, Blocker, FilesError, Reason};
 use crate::process::files::fdinfo::FdInfo;
 use crate::process::files::image::{FileId, Image, Kind, ObjectId, OpenFile, Owner, Slot, Table};
 use crate::process::files::survey::{Place, Pool, Survey, inner_pid, key, own_info, survey};
 use crate::process::files::{kinds, raw};
 use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{HashMap, HashSet};
 use std::fs;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
@@ -31,6 +31,15 @@ impl From<FilesError> for Stop {
     fn from(error: FilesError) -> Self {
         Self::Failed(error)
     }
+}
+
+/// When a tree is read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stage {
+    /// While it runs.
+    Running,
+    /// While it stands still.
+    Frozen,
 }
 
 /// What saving gives.
@@ -78,10 +87,12 @@ pub struct Saver<'a> {
     pub outside: Outside,
     /// The kernel's list of Unix sockets, once it was asked for.
     pub unix: Option<kinds::unix::Listed>,
+    /// Pipes of which an end has not been met yet, that is open: class and what `/proc/PID/fd` shows.
+    pub half_pipes: Vec<(usize, String)>,
     /// The caller's PIDs of the tree.
     pub pids: Vec<i32>,
-    /// Whatever is done with Inet sockets in the freeze starts from these.
-    sockets: BTreeMap<FileId, OwnedFd>,
+    /// What is found of TCP and UDP sockets.
+    inet: inet::Found,
     survey: Survey,
     draft: Option<&'a Draft>,
     ids: Vec<FileId>,
@@ -98,20 +109,25 @@ impl<'a> Saver<'a> {
         pids: &[i32],
         limits: &Limits,
         draft: Option<&'a Draft>,
-        outside: Outside,
+        stage: Stage,
     ) -> Result<Self, FilesError> {
         let survey = survey(pids)?;
+        let (frozen, outside) = match stage {
+            Stage::Frozen => (true, Outside::default()),
+            Stage::Running => (false, Outside::look(pids)),
+        };
         let known = draft.map(|draft| &draft.known);
         let next = |numbers: Option<u32>| numbers.map_or(0, |last| last + 1);
         Ok(Self {
             limits: limits.clone(),
-            frozen: draft.is_some(),
+            frozen,
             pool: Pool::new(&survey),
             image: Image::default(),
             outside,
             unix: None,
+            half_pipes: Vec::new(),
             pids: pids.to_vec(),
-            sockets: BTreeMap::new(),
+            inet: inet::Found::default(),
             survey,
             draft,
             ids: Vec::new(),
@@ -124,7 +140,7 @@ impl<'a> Saver<'a> {
     }
 
     /// Saves everything.
-    pub fn run(mut self) -> Result<(Image, Known, BTreeMap<FileId, OwnedFd>), FilesError> {
+    pub fn run(mut self) -> Result<(Image, Known, inet::Found), FilesError> {
         let mut blockers = Vec::new();
         let mut class = 0;
         self.number_all();
@@ -141,11 +157,24 @@ impl<'a> Saver<'a> {
             }
             class += 1;
         }
+        blockers.extend(self.half_pipes());
         if !blockers.is_empty() {
             return Err(FilesError::Blocked(blockers));
         }
         let known = self.fill_tables()?;
-        Ok((self.image, known, self.sockets))
+        Ok((self.image, known, self.inet))
+    }
+
+    /// Pipes of which another end is open, but not in the tree. While it runs, nobody knows what is in flight.
+    fn half_pipes(&self) -> Vec<Blocker> {
+        let is_unix = |file: &OpenFile| matches!(file.kind, Kind::Unix(_));
+        if !self.frozen && self.image.files.values().any(is_unix) {
+            return Vec::new();
+        }
+        let half = self.half_pipes.iter();
+        let half = half.filter(|(class, _)| !kinds::pipe::is_whole(self, *class));
+        half.map(|(class, link)| self.blocker(*class, link.clone(), Reason::OtherEndOutside(None)))
+            .collect()
     }
 
     /// The number of an open file of the tree.
@@ -213,8 +242,12 @@ impl<'a> Saver<'a> {
             .draft
             .and_then(|draft| draft.image.files.get(&id))
             .cloned();
-        if let Some(file) = unchanged_socket(&info, before.as_ref()) {
-            self.sockets.insert(id, copy);
+        if self.frozen
+            && let Some(file) = unchanged_socket(&info, before.as_ref())
+        {
+            let known = self.draft.and_then(|draft| draft.sockets.get(&id));
+            let known = known.map(|known| &**known);
+            self.inet.hold(id, copy, known)?;
             return Ok(Some(file));
         }
         let path = format!("/proc/self/fd/{}", copy.as_raw_fd());
@@ -235,8 +268,12 @@ impl<'a> Saver<'a> {
         let owner = owner(&subject)?;
         let kind = kinds::save(self, &subject)?;
         let flags = subject.info.flags;
-        if self.frozen && matches!(kind, Kind::Inet { .. }) {
-            self.sockets.insert(id, subject.copy);
+        if matches!(kind, Kind::Inet { .. }) {
+            if self.frozen {
+                self.inet.hold(id, subject.copy, None)?;
+            } else {
+                self.inet.look(id, subject.fd())?;
+            }
         }
         Ok(Some(OpenFile {
             flags,

@@ -114,11 +114,18 @@ pub fn make(
 ) -> Result<(), FilesError> {
     if !stock.keepers.contains_key(&content) {
         let value = stock.image.contents[&content].clone();
-        if value.elsewhere.is_some() {
-            return Err(Refusal::ContentAbsent(content).into());
-        }
-        let fd = create(&value)?;
-        write(&fd, &value, None)?;
+        let fd = match value.elsewhere {
+            Some(identity) => {
+                let memory = stock.memory.get(&identity);
+                let memory = memory.ok_or(Refusal::ContentAbsent(content))?;
+                memory.try_clone().at("dup")?
+            }
+            None => {
+                let fd = create(&value)?;
+                write(&fd, &value, None)?;
+                fd
+            }
+        };
         stock.keeper(content, fd)?;
     }
     let path = format!("/proc/self/fd/{}", stock.keepers[&content].as_raw_fd());
@@ -160,6 +167,14 @@ fn create_deleted(path: &str) -> Result<OwnedFd, FilesError> {
         }
     }
     unreachable!("the loop ends by returning");
+}
+
+/// Writes what changed while the tree ran.
+pub fn update(fd: &OwnedFd, before: &Content, now: &Content) -> Result<(), FilesError> {
+    if before != now && now.elsewhere.is_none() {
+        write(fd, now, Some(before))?;
+    }
+    Ok(())
 }
 
 /// Brings content to its final state: what changed since it was made, then its seals.

@@ -1,0 +1,122 @@
+//! The descriptors of a tree that is watched.
+
+use super::freeze::StoppedTree;
+use super::tracker::Tracker;
+use crate::process::error::{Error, Result};
+use crate::process::files::image::FileId;
+use crate::process::files::{Draft, Limits, shared_tables};
+use crate::process::image::{Descriptors, Files, Process};
+use crate::process::sockets::{Held, SocketState, SocketStatic};
+use std::collections::{BTreeMap, BTreeSet};
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+
+impl Tracker {
+    /// The tree's descriptors: all of them at first, then what changed since the last look. To be called after
+    /// [`Tracker::round`], which finds memory that descriptors may share, by a thread in the tree's network namespace.
+    ///
+    /// # Errors
+    /// [`Error::Blocked`] if something that cannot move has appeared; the tree goes on, and is watched still.
+    pub fn descriptors(&mut self) -> Result<Descriptors> {
+        let pids = self.living();
+        let limits = Limits {
+            elsewhere: self.catalogue.memory(),
+            ..Limits::default()
+        };
+        let Some(before) = &self.draft else {
+            let draft = Draft::save(&pids, &limits)?;
+            let found = Descriptors {
+                files: Files::Image(draft.image.clone()),
+                sockets: fresh(&draft.sockets, &BTreeMap::new()),
+                gone: BTreeSet::new(),
+            };
+            self.draft = Some(draft);
+            return Ok(found);
+        };
+        let draft = before.again(&pids, &limits)?;
+        let ids: BTreeSet<FileId> = draft.sockets.keys().copied().collect();
+        let found = Descriptors {
+            files: Files::Changes(draft.image.changes_since(&before.image)),
+            sockets: fresh(&draft.sockets, &before.sockets),
+            gone: gone(before, &ids),
+        };
+        self.draft = Some(draft);
+        Ok(found)
+    }
+
+    /// Processes that have descriptors.
+    fn living(&self) -> Vec<i32> {
+        let living = self
+            .processes
+            .iter()
+            .filter(|tracked| tracked.watched.is_some());
+        living.map(|tracked| tracked.pid).collect()
+    }
+
+    /// Says of each process whose descriptor table it shares.
+    pub(super) fn find_shared_tables(&self, shapes: &mut [Process]) {
+        let living = self.processes.iter().enumerate();
+        let living = living.filter(|(_, tracked)| tracked.watched.is_some());
+        let (places, pids): (Vec<usize>, Vec<i32>) =
+            living.map(|(at, tracked)| (at, tracked.pid)).unzip();
+        for (at, other) in places.iter().zip(shared_tables(&pids)) {
+            shapes[*at].table_of = other.map(|other| places[other] as u32);
+        }
+    }
+}
+
+impl StoppedTree {
+    /// What changed of the tree's descriptors since the tracker looked last. Copies of its TCP and UDP sockets are kept from now
+    /// on.
+    ///
+    /// # Errors
+    /// [`Error::Blocked`]: some blockers come and go, so that another try may succeed.
+    pub fn descriptors(&mut self) -> Result<Descriptors> {
+        let pids = self.tracker.living();
+        let before = self.tracker.draft.as_ref();
+        let before = before.ok_or(Error::Image("descriptors that nobody looked at"))?;
+        let frozen = before.save_frozen(&pids)?;
+        let ids: BTreeSet<FileId> = frozen.sockets.keys().copied().collect();
+        let found = Descriptors {
+            files: Files::Changes(frozen.image.changes_since(&before.image)),
+            sockets: fresh(&frozen.fixed, &BTreeMap::new()),
+            gone: gone(before, &ids),
+        };
+        let mut held = BTreeMap::new();
+        for (id, copy) in frozen.sockets {
+            let fixed = frozen.fixed.get(&id).or_else(|| before.sockets.get(&id));
+            let fixed = fixed.ok_or(Error::Image("a socket that nobody looked at"))?;
+            held.insert(id, (copy, Arc::clone(fixed)));
+        }
+        self.sockets = Held::new(held);
+        Ok(found)
+    }
+
+    /// The tree's TCP and UDP sockets.
+    pub fn sockets(&self) -> impl Iterator<Item = (FileId, BorrowedFd<'_>, &SocketStatic)> {
+        self.sockets.iter()
+    }
+
+    /// The state of all sockets, connections by `threads` threads. Nothing may reach them any more, nor leave them.
+    ///
+    /// # Errors
+    /// [`Error::Socket`]; they go on as before.
+    pub fn extract(&mut self, threads: usize) -> Result<BTreeMap<FileId, SocketState>> {
+        Ok(self.sockets.extract(threads)?)
+    }
+}
+
+fn fresh(
+    now: &BTreeMap<FileId, Arc<SocketStatic>>,
+    before: &BTreeMap<FileId, Arc<SocketStatic>>,
+) -> BTreeMap<FileId, SocketStatic> {
+    let fresh = now
+        .iter()
+        .filter(|(id, fixed)| before.get(id) != Some(*fixed));
+    fresh.map(|(id, fixed)| (*id, (**fixed).clone())).collect()
+}
+
+fn gone(before: &Draft, now: &BTreeSet<FileId>) -> BTreeSet<FileId> {
+    let gone = before.sockets.keys().filter(|id| !now.contains(id));
+    gone.copied().collect()
+}

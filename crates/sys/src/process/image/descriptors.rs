@@ -1,0 +1,46 @@
+//! The descriptors of a tree: first all of them, then what changed.
+
+use super::Checked;
+use crate::process::error::{Error, Result};
+use crate::process::files::image::{FileId, limits};
+use crate::process::files::{Changes, Image};
+use crate::process::sockets::SocketStatic;
+use serde::{Deserialize, Serialize};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// What a look at a tree's descriptors found.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Descriptors {
+    /// Open files and who has them.
+    pub files: Files,
+    /// TCP and UDP sockets that are new, or others than before.
+    pub sockets: BTreeMap<FileId, SocketStatic>,
+    /// Sockets that are no more.
+    pub gone: BTreeSet<FileId>,
+}
+
+/// The open files of a tree.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Files {
+    /// All of them.
+    Image(Image),
+    /// What changed since the last look.
+    Changes(Changes),
+}
+
+impl Checked for Descriptors {
+    fn check(&self) -> Result<()> {
+        self.files.check()
+    }
+}
+
+impl Checked for Files {
+    fn check(&self) -> Result<()> {
+        match self {
+            Self::Image(image) => limits::check(image)
+                .map_err(|_| Error::Image("open files that contradict each other")),
+            // They are looked at with what they lead to.
+            Self::Changes(_) => Ok(()),
+        }
+    }
+}

@@ -1,0 +1,45 @@
+//! Which descriptors can move.
+
+use super::{Blocker, Class, Obstacle, Report, classify};
+use crate::process::files::{Draft, FilesError, Limits};
+use crate::process::procfs::{self, Stat};
+use std::collections::BTreeSet;
+
+pub(super) fn check(report: &mut Report) {
+    let strange = |blocker: &Blocker| matches!(blocker.obstacle, Obstacle::Namespace(_));
+    if report.blockers.iter().any(strange) {
+        // What they have open cannot be judged from here.
+        return;
+    }
+    let living = |pid: &i32| Stat::read(*pid).is_ok_and(|stat| !matches!(stat.state, 'Z' | 'X'));
+    let pids: Vec<i32> = report.processes.iter().copied().filter(living).collect();
+    let limits = Limits {
+        elsewhere: mapped_memory(&pids),
+        ..Limits::default()
+    };
+    match Draft::save(&pids, &limits) {
+        Ok(draft) => {
+            report.open_files = draft.image.files.len();
+            report.sockets = draft.sockets.len();
+        }
+        Err(FilesError::Blocked(blockers)) => {
+            report
+                .blockers
+                .extend(blockers.into_iter().map(Blocker::from));
+        }
+        Err(error) => report.block(report.processes[0], Obstacle::Hidden(error.to_string())),
+    }
+}
+
+/// Device and inode of memory files that are mapped, so that their content moves with the mappings.
+fn mapped_memory(pids: &[i32]) -> BTreeSet<(u64, u64)> {
+    let maps = pids
+        .iter()
+        .flat_map(|pid| procfs::mappings(*pid).unwrap_or_default());
+    let memory = maps.filter(|map| matches!(classify(map), Class::Memfd(_)));
+    let identity = memory.map(|map| {
+        let (major, minor) = map.device;
+        (libc::makedev(major, minor), map.inode)
+    });
+    identity.collect()
+}

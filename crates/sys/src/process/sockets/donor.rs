@@ -1,0 +1,199 @@
+//! Sockets of a tree at the donor.
+
+use super::{SocketError, SocketState, SocketStatic};
+use crate::process::files::image::FileId;
+use crate::sockopt::get_int;
+use crate::tcp_info::{TcpInfo, TcpState};
+use crate::tcp_repair::{
+    RepairError, StaticReader, TcpDynamic, TcpUnconnected, Unmovable, abandon, extract_all, resume,
+};
+use crate::udp;
+use std::collections::{BTreeMap, BTreeSet};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+
+/// Reads what sockets were born with, while their programs use them.
+#[derive(Debug)]
+pub struct Reader {
+    tcp: StaticReader,
+}
+
+impl Reader {
+    /// A reader for sockets of the calling thread's network namespace.
+    ///
+    /// # Errors
+    /// What making a netlink socket gives.
+    pub fn new() -> Result<Self, SocketError> {
+        Ok(Self {
+            tcp: StaticReader::new()?,
+        })
+    }
+
+    /// Reads a socket; touches nothing.
+    ///
+    /// # Errors
+    /// What cannot move, by name.
+    pub fn read(&mut self, fd: BorrowedFd<'_>) -> Result<SocketStatic, SocketError> {
+        let kernel = |source| RepairError::Kernel {
+            step: "SO_TYPE",
+            source,
+        };
+        if get_int(fd, libc::SOL_SOCKET, libc::SO_TYPE).map_err(kernel)? == libc::SOCK_DGRAM {
+            let fixed = udp::read_any(fd, Vec::new())?;
+            return Ok(SocketStatic::Datagrams(Box::new(fixed)));
+        }
+        match self.tcp.read(fd) {
+            Ok(fixed) => Ok(SocketStatic::Connection(Box::new(fixed))),
+            Err(RepairError::Unmovable(Unmovable::Listening | Unmovable::Closed)) => {
+                let fixed = TcpUnconnected::read(fd)?;
+                Ok(SocketStatic::Unconnected(Box::new(fixed)))
+            }
+            Err(error) => Err(error.into()),
+        }
+    }
+}
+
+/// The sockets of a tree that stands still. Dropping it lets them go on.
+#[derive(Debug, Default)]
+pub struct Held {
+    sockets: BTreeMap<FileId, (OwnedFd, Arc<SocketStatic>)>,
+    /// In repair mode.
+    extracted: BTreeSet<FileId>,
+}
+
+impl Held {
+    /// Takes copies of the tree's sockets with what they were born with.
+    #[must_use]
+    pub fn new(sockets: BTreeMap<FileId, (OwnedFd, Arc<SocketStatic>)>) -> Self {
+        Self {
+            sockets,
+            extracted: BTreeSet::new(),
+        }
+    }
+
+    /// All of them.
+    pub fn iter(&self) -> impl Iterator<Item = (FileId, BorrowedFd<'_>, &SocketStatic)> {
+        let all = self.sockets.iter();
+        all.map(|(id, (fd, fixed))| (*id, fd.as_fd(), &**fixed))
+    }
+
+    /// Takes the state of all sockets, connections by `threads` threads. Their packets must be held, ingress and egress
+    /// shut. What was taken stays where it is, too.
+    ///
+    /// # Errors
+    /// For any socket; all are given back then.
+    pub fn extract(
+        &mut self,
+        threads: usize,
+    ) -> Result<BTreeMap<FileId, SocketState>, SocketError> {
+        let outcome = self.extract_all(threads);
+        if outcome.is_err() {
+            self.resume();
+        }
+        outcome
+    }
+
+    fn extract_all(
+        &mut self,
+        threads: usize,
+    ) -> Result<BTreeMap<FileId, SocketState>, SocketError> {
+        let mut found = BTreeMap::new();
+        let (mut ids, mut connections) = (Vec::new(), Vec::new());
+        for (id, (fd, fixed)) in &self.sockets {
+            match &**fixed {
+                SocketStatic::Connection(fixed) => {
+                    ids.push(*id);
+                    connections.push((fd.as_fd(), &**fixed));
+                }
+                other => {
+                    let state = other.look(fd.as_fd()).map_err(|error| error.of(*id))?;
+                    found.insert(*id, state);
+                }
+            }
+        }
+        let mut states: Vec<TcpDynamic> = Vec::new();
+        let outcomes = extract_all(&connections, &mut states, threads);
+        let mut failed = None;
+        for ((id, outcome), state) in ids.into_iter().zip(outcomes).zip(states) {
+            match outcome {
+                Ok(()) => {
+                    self.extracted.insert(id);
+                    found.insert(id, SocketState::Connection(Box::new(state)));
+                }
+                Err(error) => failed = failed.or(Some(SocketError::from(error).of(id))),
+            }
+        }
+        failed.map_or(Ok(found), Err)
+    }
+
+    /// Lets the sockets go on, and closes the copies.
+    pub fn resume(&mut self) {
+        for id in std::mem::take(&mut self.extracted) {
+            if let Some((fd, fixed)) = self.sockets.get(&id)
+                && let SocketStatic::Connection(fixed) = &**fixed
+            {
+                // Should one fail, there is nothing else that could be done for it.
+                let _ = resume(fd.as_fd(), fixed);
+            }
+        }
+        self.sockets.clear();
+    }
+
+    /// The sockets are another host's: they end here, and nothing goes on the wire.
+    pub fn give_up(&mut self) {
+        for (fd, fixed) in std::mem::take(&mut self.sockets).into_values() {
+            if matches!(*fixed, SocketStatic::Connection(_)) {
+                // One that is closed already is silent as well.
+                let _ = abandon(fd.as_fd());
+            }
+        }
+        self.extracted.clear();
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.resume();
+    }
+}
+
+impl SocketStatic {
+    /// The state of a socket that has no connection, which stays as it is.
+    fn look(&self, fd: BorrowedFd<'_>) -> Result<SocketState, SocketError> {
+        match self {
+            Self::Datagrams(fixed) => {
+                let queue = udp::peek_with_destinations(fd, fixed.v6_socket)?;
+                Ok(SocketState::Datagrams(queue))
+            }
+            _ => match TcpUnconnected::unaccepted(fd)? {
+                0 => Ok(SocketState::Unconnected),
+                some => Err(SocketError::Unaccepted(some)),
+            },
+        }
+    }
+
+    /// Whether a socket that was made for one will do for the other: sizes that the kernel tunes may differ.
+    pub(crate) fn is_like(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::Connection(one), Self::Connection(other)) => one.is_like(other),
+            _ => self == other,
+        }
+    }
+
+    /// Whether it still says what the socket is: one that was not connected may be by now, and the reverse.
+    pub(crate) fn is_still(&self, fd: BorrowedFd<'_>) -> bool {
+        let state = |fd| TcpInfo::read(fd).map(|info| info.state);
+        match (self, state(fd)) {
+            (Self::Datagrams(_), Err(_)) => true,
+            (Self::Connection(_), Ok(state)) => !matches!(
+                state,
+                TcpState::Listen | TcpState::Close | TcpState::TimeWait
+            ),
+            (Self::Unconnected(fixed), Ok(state)) => match &fixed.waiting {
+                Some(_) => state == TcpState::Listen,
+                None => state == TcpState::Close,
+            },
+            _ => false,
+        }
+    }
+}

@@ -1,0 +1,59 @@
+//! TCP and UDP sockets of a tree, out of one host and into another, by the numbers that [`files`](super::files) gives
+//! open files.
+//!
+//! | when | donor | acceptor |
+//! | --- | --- | --- |
+//! | while the tree runs | [`Reader::read`] | [`Sockets::prepare`] |
+//! | in the freeze | [`Held::extract`] | [`Sockets::restore`] |
+//! | commit | [`Held::give_up`] | [`Sockets::activate`], then [`Sockets::settle`] |
+//! | rollback | [`Held::resume`] | dropping [`Sockets`] is silent |
+//!
+//! Connections that wait to be accepted do not move: a listener that has some is [`SocketError::Unaccepted`], and the
+//! freeze is to be tried again when the program has taken them.
+
+mod acceptor;
+mod donor;
+mod error;
+
+pub use acceptor::Sockets;
+pub use donor::{Held, Reader};
+pub use error::SocketError;
+
+use crate::tcp_repair::{TcpDynamic, TcpStatic, TcpUnconnected};
+use crate::udp::{Datagram, UdpStatic};
+use serde::{Deserialize, Serialize};
+use std::net::SocketAddr;
+
+/// What a socket was born with, and its options.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum SocketStatic {
+    /// A TCP connection.
+    Connection(Box<TcpStatic>),
+    /// A TCP socket that listens, or is not connected.
+    Unconnected(Box<TcpUnconnected>),
+    /// A UDP socket.
+    Datagrams(Box<UdpStatic>),
+}
+
+impl SocketStatic {
+    /// Own and the peer's address, of a socket that has both.
+    #[must_use]
+    pub fn addresses(&self) -> Option<(SocketAddr, SocketAddr)> {
+        match self {
+            Self::Connection(fixed) => Some((fixed.local, fixed.remote)),
+            Self::Unconnected(_) => None,
+            Self::Datagrams(fixed) => Some((fixed.local, fixed.remote?)),
+        }
+    }
+}
+
+/// What a socket had when the tree stood still.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum SocketState {
+    /// Of a TCP connection.
+    Connection(Box<TcpDynamic>),
+    /// Of a TCP socket without a connection.
+    Unconnected,
+    /// Datagrams that were received and not read.
+    Datagrams(Vec<Datagram>),
+}

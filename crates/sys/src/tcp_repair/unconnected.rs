@@ -1,0 +1,134 @@
+//! TCP sockets without a connection: listeners, and those that are not connected yet.
+
+use super::error::{At, RepairError, Unmovable};
+use super::options::SocketOptions;
+use crate::address::{RawAddress, bind, canonical, local};
+use crate::sockopt::{check, get_int, set_int};
+use crate::tcp_info::{TcpInfo, TcpState};
+use libc::{IPPROTO_IP, IPPROTO_TCP, SOL_SOCKET};
+use serde::{Deserialize, Serialize};
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+
+/// How a socket waits for connections.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Waiting {
+    /// How many connections may wait to be accepted.
+    pub backlog: i32,
+    /// `TCP_DEFER_ACCEPT`, seconds.
+    pub defer_accept_s: i32,
+    /// `TCP_FASTOPEN`: how many requests with data may wait; 0 for none.
+    pub fast_open: i32,
+}
+
+/// A TCP socket without a connection.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TcpUnconnected {
+    /// Whether the socket is an IPv6 one.
+    pub v6_socket: bool,
+    /// What it is bound to: an unspecified address where it takes all.
+    pub local: Option<SocketAddr>,
+    /// How it waits for connections, if it does.
+    pub waiting: Option<Waiting>,
+    /// Socket options.
+    pub options: SocketOptions,
+}
+
+impl TcpUnconnected {
+    /// Reads a socket in use; touches nothing. Connections that wait to be accepted are not part of it.
+    ///
+    /// # Errors
+    /// [`Unmovable::Handshake`] for a connection that is being made, [`Unmovable::NotTcp`]; else the kernel's refusal.
+    pub fn read(fd: BorrowedFd<'_>) -> Result<Self, RepairError> {
+        let domain = get_int(fd, SOL_SOCKET, libc::SO_DOMAIN).map_err(|_| Unmovable::NotTcp)?;
+        let v6_socket = domain == libc::AF_INET6;
+        let info = TcpInfo::read(fd).at("TCP_INFO")?;
+        let waiting = match info.state {
+            TcpState::Listen => Some(Waiting {
+                backlog: i32::try_from(info.sacked).unwrap_or(i32::MAX),
+                defer_accept_s: get_int(fd, IPPROTO_TCP, libc::TCP_DEFER_ACCEPT)
+                    .at("TCP_DEFER_ACCEPT")?,
+                fast_open: get_int(fd, IPPROTO_TCP, libc::TCP_FASTOPEN).at("TCP_FASTOPEN")?,
+            }),
+            TcpState::Close | TcpState::TimeWait => None,
+            other => return Err(Unmovable::Handshake(other).into()),
+        };
+        let address = local(fd).at("getsockname")?;
+        Ok(Self {
+            v6_socket,
+            local: (address.port() != 0).then(|| canonical(address)),
+            waiting,
+            options: SocketOptions::read(fd, v6_socket)?,
+        })
+    }
+
+    /// How many connections wait to be accepted.
+    ///
+    /// # Errors
+    /// The kernel's refusal.
+    pub fn unaccepted(fd: BorrowedFd<'_>) -> Result<u32, RepairError> {
+        let info = TcpInfo::read(fd).at("TCP_INFO")?;
+        let listens = info.state == TcpState::Listen;
+        Ok(if listens { info.unacked } else { 0 })
+    }
+
+    /// Makes a socket with the same options and address. It does not listen yet.
+    ///
+    /// # Errors
+    /// What the kernel refuses.
+    pub fn prepare(&self) -> Result<OwnedFd, RepairError> {
+        let family = if self.v6_socket {
+            libc::AF_INET6
+        } else {
+            libc::AF_INET
+        };
+        let kind = libc::SOCK_STREAM | libc::SOCK_CLOEXEC;
+        // SAFETY: no pointers are passed.
+        let fd = unsafe { libc::socket(family, kind, IPPROTO_TCP) };
+        check(fd).at("socket")?;
+        // SAFETY: the call succeeded, so `fd` is a new descriptor that nothing else owns.
+        let fd = unsafe { OwnedFd::from_raw_fd(fd) };
+        let socket = fd.as_fd();
+        let fresh = SocketOptions::read(socket, self.v6_socket)?;
+        self.options.apply(socket, &fresh)?;
+        if let Some(address) = self.local {
+            // Connections that are made for the same address have it already.
+            set_int(socket, SOL_SOCKET, libc::SO_REUSEADDR, 1).at("SO_REUSEADDR")?;
+            set_int(socket, IPPROTO_IP, libc::IP_FREEBIND, 1).at("IP_FREEBIND")?;
+            bind(socket, &RawAddress::for_family(address, self.v6_socket)).at("bind")?;
+        }
+        Ok(fd)
+    }
+
+    /// Lets a prepared socket listen, if it is to, and gives it what it could not have before.
+    ///
+    /// # Errors
+    /// What the kernel refuses.
+    pub fn restore(&self, socket: BorrowedFd<'_>) -> Result<(), RepairError> {
+        if let Some(waiting) = &self.waiting {
+            if waiting.defer_accept_s != 0 {
+                set_int(
+                    socket,
+                    IPPROTO_TCP,
+                    libc::TCP_DEFER_ACCEPT,
+                    waiting.defer_accept_s,
+                )
+                .at("TCP_DEFER_ACCEPT")?;
+            }
+            // SAFETY: no pointers are passed.
+            check(unsafe { libc::listen(socket.as_raw_fd(), waiting.backlog) }).at("listen")?;
+            if waiting.fast_open != 0 {
+                set_int(socket, IPPROTO_TCP, libc::TCP_FASTOPEN, waiting.fast_open)
+                    .at("TCP_FASTOPEN")?;
+            }
+        }
+        let low = self.options.notsent_lowat;
+        if low != 0 {
+            set_int(socket, IPPROTO_TCP, libc::TCP_NOTSENT_LOWAT, low).at("TCP_NOTSENT_LOWAT")?;
+        }
+        let free = i32::from(self.options.free_bind);
+        set_int(socket, IPPROTO_IP, libc::IP_FREEBIND, free).at("IP_FREEBIND")?;
+        let reuse = i32::from(self.options.reuse_address);
+        set_int(socket, SOL_SOCKET, libc::SO_REUSEADDR, reuse).at("SO_REUSEADDR")
+    }
+}
