@@ -3,8 +3,10 @@
 
 mod blockers;
 mod faults;
+mod features;
 mod moving;
 mod program;
+mod same;
 
 use holdfast_sys::process::donor::Tracker;
 use moving::Host;

@@ -39,6 +39,11 @@ impl Round {
         self.runs.push_back(run);
     }
 
+    /// What is still to be read.
+    pub(super) fn rest(&self) -> impl Iterator<Item = Run> + '_ {
+        self.runs.iter().copied()
+    }
+
     /// The next run, at most `limit` bytes of it.
     fn take(&mut self, limit: u64) -> Option<Run> {
         let first = self.runs.front_mut()?;
