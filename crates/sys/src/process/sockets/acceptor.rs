@@ -164,11 +164,23 @@ impl Sockets {
                 return Err(SocketError::Unknown.of(*id));
             }
         }
-        let packets = self.give(states, None, threads)?;
+        let packets = self.restore_some(states, threads)?;
         if let Some(at_us) = at_us {
             self.keep_time(at_us)?;
         }
         Ok(packets)
+    }
+
+    /// [`Sockets::restore`] for some of the sockets, the others to follow.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn restore_some(
+        &mut self,
+        states: BTreeMap<FileId, SocketState>,
+        threads: usize,
+    ) -> Result<Vec<Vec<u8>>, SocketError> {
+        self.give(states, None, threads)
     }
 
     /// The clocks of connections that were restored ahead.
