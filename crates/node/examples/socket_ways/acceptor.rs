@@ -65,7 +65,12 @@ impl Acceptor {
 }
 
 fn serve(inbox: &Receiver<Order>, outbox: &SyncSender<Answer>) {
-    let host = new_namespace().and_then(|()| Ok(Host { sockets: Sockets::new()?, expected: 0 }));
+    let host = new_namespace().and_then(|()| {
+        Ok(Host {
+            sockets: Sockets::new()?,
+            expected: 0,
+        })
+    });
     let mut host = match host {
         Ok(host) => host,
         Err(error) => {
@@ -97,11 +102,14 @@ impl Host {
             Order::Restore(bytes) => {
                 type Message = (BTreeMap<u32, SocketStatic>, States, Option<u64>);
                 let (options, states, at_us): Message = postcard::from_bytes(&bytes)?;
-                if at_us.is_none() {
-                    self.prepare(&options)?;
-                    self.sockets.restore_some(states, THREADS)?;
-                } else {
-                    self.sockets.restore(states, at_us, THREADS)?;
+                match at_us {
+                    Some(at_us) => {
+                        self.sockets.restore_changed(states, at_us, THREADS)?;
+                    }
+                    None => {
+                        self.prepare(&options)?;
+                        self.sockets.restore_some(states, THREADS)?;
+                    }
                 }
                 Ok(())
             }

@@ -29,7 +29,14 @@ const ROUNDS: usize = 3;
 const THREADS: usize = 2;
 
 /// Phases of a freeze, in their order.
-const PHASES: [&str; 6] = ["look", "descriptors", "extract", "encode", "restore", "activate"];
+const PHASES: [&str; 6] = [
+    "look",
+    "descriptors",
+    "extract",
+    "encode",
+    "restore",
+    "activate",
+];
 
 fn main() -> Result<(), Box<dyn Error>> {
     let words: Vec<String> = std::env::args().skip(1).collect();
@@ -126,7 +133,9 @@ fn run(server: &Server, way: Way, percent: usize) -> Result<Run, Box<dyn Error>>
         states = told.changes(look.states);
     }
     run.note(0, &mut now);
-    let listings = descriptors.list(&pids).ok_or("no iterator over descriptors")?;
+    let listings = descriptors
+        .list(&pids)
+        .ok_or("no iterator over descriptors")?;
     let frozen = draft.save_frozen_listed(&pids, listings, &seen)?;
     let fixed = |id: &u32| frozen.fixed.get(id).unwrap_or(&draft.sockets[id]);
     let sockets: BTreeMap<u32, Sock> = frozen
@@ -157,14 +166,20 @@ fn extract_and_send(
     (sockets, mut states, at_us): (BTreeMap<u32, Sock>, States, Option<u64>),
 ) -> Result<Vec<Held>, Box<dyn Error>> {
     let batches: Vec<BTreeMap<u32, Sock>> = match way {
-        Way::Iterative => sockets.into_iter().map(|one| BTreeMap::from([one])).collect(),
+        Way::Iterative => sockets
+            .into_iter()
+            .map(|one| BTreeMap::from([one]))
+            .collect(),
         Way::Collective | Way::Incremental => vec![sockets],
     };
     let mut all = Vec::new();
     for batch in batches {
         let options = match way {
             Way::Incremental => BTreeMap::new(),
-            _ => batch.iter().map(|(id, (_, fixed))| (*id, (**fixed).clone())).collect(),
+            _ => batch
+                .iter()
+                .map(|(id, (_, fixed))| (*id, (**fixed).clone()))
+                .collect(),
         };
         let mut held = Held::new(batch);
         states.extend(held.extract(THREADS)?);
@@ -181,7 +196,10 @@ fn extract_and_send(
 }
 
 fn statics(sockets: &BTreeMap<u32, Arc<SocketStatic>>) -> BTreeMap<u32, SocketStatic> {
-    sockets.iter().map(|(id, fixed)| (*id, (**fixed).clone())).collect()
+    sockets
+        .iter()
+        .map(|(id, fixed)| (*id, (**fixed).clone()))
+        .collect()
 }
 
 /// What an answer of the acceptor's says.

@@ -31,7 +31,11 @@ impl Server {
             .stderr(Stdio::null())
             .spawn()?;
         let mut ready = [0];
-        child.stdout.as_mut().ok_or("no output")?.read_exact(&mut ready)?;
+        child
+            .stdout
+            .as_mut()
+            .ok_or("no output")?
+            .read_exact(&mut ready)?;
         let connect = |_| TcpStream::connect(ADDRESS);
         let server = Self {
             pid: child.id() as i32,

@@ -13,12 +13,10 @@ use serde_bytes::ByteBuf;
 use super::blob::{DynamicBlob, encode};
 use super::read::send_queue;
 use super::recover::Verdict;
+use super::tombstones::Tombstone;
 use super::{Engine, text_of};
 use crate::app::SessionId;
 use crate::dataplane::{Entry, HeldPacket, monotonic_ns, monotonic_s};
-
-/// How long a tombstone forwards stragglers, seconds: longer than a segment lives in practice.
-pub(super) const TOMBSTONE_S: u32 = 30;
 
 /// How often a draining send queue is looked at.
 const DRAIN_POLL: Duration = Duration::from_micros(500);
@@ -295,7 +293,7 @@ impl Engine {
         let to = self.name_of(acceptor);
         let results = flows
             .iter()
-            .map(|of| self.close_one(&of.flow, &to))
+            .map(|of| self.close_one(&of.flow, of.epoch, &to))
             .collect();
         self.done(Completion {
             token,
@@ -303,9 +301,9 @@ impl Engine {
         });
     }
 
-    fn close_one(&mut self, flow: &Flow, to: &str) -> Result<(), String> {
-        self.tombstones
-            .push_back((monotonic_s() + TOMBSTONE_S, *flow));
+    fn close_one(&mut self, flow: &Flow, epoch: u32, to: &str) -> Result<(), String> {
+        let tombstone = Tombstone { flow: *flow, epoch };
+        self.tombstones.add(monotonic_s(), tombstone);
         self.programs.lost(flow);
         self.taken_at_ns.remove(flow);
         let Some(donation) = self.donations.remove(flow) else {

@@ -26,10 +26,11 @@ mod sessions;
 mod settling;
 mod setup;
 mod slots;
+mod tombstones;
 mod upkeep;
 mod work;
 
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap};
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
@@ -58,6 +59,7 @@ use programs::Programs;
 use recover::Recovered;
 use settling::Settling;
 use slots::Slots;
+use tombstones::Tombstones;
 use work::Work;
 
 /// The daemon's state.
@@ -92,7 +94,7 @@ pub struct Engine {
     /// `Asked` messages of the input under way, likewise.
     asked: HashMap<(SessionId, String, Drain), Vec<FlowText>>,
     operations: Operations,
-    tombstones: VecDeque<(u32, Flow)>,
+    tombstones: Tombstones,
     /// Flows that an earlier daemon left in transit, until their programs have come back for them.
     recovered: HashMap<Flow, Recovered>,
     weights: BTreeMap<u16, BTreeMap<NodeId, u32>>,

@@ -13,7 +13,7 @@ use holdfast_sys::sock_diag;
 use holdfast_wire::{Change, ChangeKind, Epoch, Flow, NodeId, Protocol};
 
 use super::Engine;
-use super::donor::TOMBSTONE_S;
+use super::tombstones::Tombstone;
 use crate::dataplane::{Entry, monotonic_s};
 
 /// How long a server program has to come back for its flows, once it is known what became of them.
@@ -66,9 +66,11 @@ impl Engine {
                 moving.push(found);
             }
             match state {
-                FlowState::Moved => self
-                    .tombstones
-                    .push_back((monotonic_s() + TOMBSTONE_S, flow)),
+                FlowState::Moved => {
+                    let epoch = value.epoch;
+                    self.tombstones
+                        .add(monotonic_s(), Tombstone { flow, epoch });
+                }
                 // The holder may not have heard of it. What it knows, it keeps.
                 FlowState::Owned | FlowState::Prepared => changes.push(Change {
                     flow,

@@ -1,6 +1,6 @@
 //! Start-up: from the configuration to a node whose filters are attached and whose channels are open.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use holdfast_api::control::HandoffCounts;
@@ -22,6 +22,7 @@ use super::programs::Programs;
 use super::run::{Inputs, run};
 use super::settling::Settling;
 use super::slots::Slots;
+use super::tombstones::Tombstones;
 use super::work::Work;
 use crate::app::AppServer;
 use crate::channel::{Channel, Options};
@@ -177,7 +178,7 @@ fn assemble(config: Config) -> Result<(Engine, Inputs), SetupError> {
         gone: BTreeMap::new(),
         asked: HashMap::new(),
         operations: Operations::default(),
-        tombstones: VecDeque::new(),
+        tombstones: Tombstones::default(),
         recovered: HashMap::new(),
         weights,
         placement_epoch: 0,

@@ -1,8 +1,9 @@
 //! What is done once a second: tombstones, closed flows, idle datagram flows, gauges.
 
 use holdfast_bpf::shared::FlowState;
-use holdfast_wire::{Flow, Protocol};
+use holdfast_wire::Protocol;
 
+use super::tombstones::Tombstone;
 use super::{Engine, network};
 use crate::dataplane::monotonic_s;
 
@@ -18,11 +19,7 @@ const SWEEP_S: u32 = 10;
 impl Engine {
     pub(super) fn upkeep(&mut self) {
         let now_s = monotonic_s();
-        let due = self
-            .tombstones
-            .partition_point(|(until, _)| *until <= now_s);
-        let due: Vec<Flow> = self.tombstones.drain(..due).map(|(_, flow)| flow).collect();
-        self.work.forget(due);
+        self.work.forget(self.tombstones.due(now_s));
         if now_s.is_multiple_of(SWEEP_S) {
             self.sweep(now_s);
             network::refresh(&self.config, &self.dataplane);
@@ -49,9 +46,10 @@ impl Engine {
     }
 
     /// Removes a tombstone whose time is over.
-    pub(super) fn forget_moved(&mut self, flow: &Flow) {
-        // The flow may have come back meanwhile.
-        if matches!(self.dataplane.flow(flow), Some((FlowState::Moved, _)))
+    pub(super) fn forget_moved(&mut self, tombstone: &Tombstone) {
+        let flow = &tombstone.flow;
+        if let Some((state, value)) = self.dataplane.flow(flow)
+            && tombstone.is(state, value.epoch)
             && let Err(error) = self.dataplane.forget(flow)
         {
             tracing::warn!(%flow, %error, "a tombstone stays");

@@ -14,6 +14,7 @@ use holdfast_wire::frame::{BatchId, PrepareFlow};
 
 use super::Engine;
 use super::faults::Moment;
+use super::tombstones::Tombstone;
 
 /// How long a slice takes, roughly; what is more urgent waits for it.
 const SLICE: Duration = Duration::from_micros(60);
@@ -40,13 +41,13 @@ enum Job {
         results: Vec<Result<(), String>>,
     },
     Forget {
-        moved: Vec<Flow>,
+        moved: Vec<Tombstone>,
     },
 }
 
 impl Work {
     /// Tombstones are to be removed.
-    pub fn forget(&mut self, moved: Vec<Flow>) {
+    pub fn forget(&mut self, moved: Vec<Tombstone>) {
         if !moved.is_empty() {
             self.jobs.push_back(Job::Forget { moved });
         }
@@ -151,10 +152,10 @@ impl Engine {
     }
 
     /// Nobody waits for this, so everything else goes first.
-    fn forget_slice(&mut self, mut moved: Vec<Flow>) {
+    fn forget_slice(&mut self, mut moved: Vec<Tombstone>) {
         let rest = moved.split_off(moved.len().min(FLOWS_MAX));
-        for flow in &moved {
-            self.forget_moved(flow);
+        for tombstone in &moved {
+            self.forget_moved(tombstone);
         }
         self.work.forget(rest);
     }

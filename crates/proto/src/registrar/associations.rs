@@ -193,6 +193,18 @@ impl Associations {
         self.by_id.iter_mut()
     }
 
+    /// The associations of registrars that have not said who they are, in the order of their numbers.
+    pub(super) fn unknown_registrars(&self) -> Vec<AssociationId> {
+        let unknown = self.by_id.iter().filter(|(_, association)| {
+            association.protocol == Protocol::Enrp
+                && association.may_be_registrar
+                && association.peer.is_none()
+        });
+        let mut unknown: Vec<_> = unknown.map(|(id, _)| *id).collect();
+        unknown.sort_unstable();
+        unknown
+    }
+
     /// The association with the endpoint that has one of these addresses.
     pub(super) fn find(&self, protocol: Protocol, at: &[SocketAddr]) -> Option<AssociationId> {
         let association = |at: &SocketAddr| {

@@ -243,19 +243,18 @@ impl Registrar {
         self.schedule.set(Timer::Announce, next);
     }
 
+    /// Asks registrars that have an association but have not said who they are: the question is lost where a buffer was full.
+    pub(super) fn ask_unknown(&mut self) {
+        for to in self.associations.unknown_registrars() {
+            self.send_presence(to, RegistrarId(0), true);
+        }
+    }
+
     /// Somebody who may be a registrar, at a configured address.
     pub(super) fn dial_mentors(&mut self) {
         let mentors = self.config.mentors.clone();
         for mentor in mentors {
             let known = self.associations.find(Protocol::Enrp, &mentor);
-            if let Some(to) = known
-                && self
-                    .associations
-                    .get(to)
-                    .is_some_and(|at| at.peer.is_none())
-            {
-                self.send_presence(to, RegistrarId(0), true);
-            }
             let listed = self.peers.values().any(|peer| {
                 let transport = peer.transport.as_ref();
                 transport.is_some_and(|transport| {

@@ -292,6 +292,7 @@ impl Registrar {
             self.dial_peer(id);
         }
         self.dial_mentors();
+        self.ask_unknown();
         self.ask_list();
         self.tell_all();
     }

@@ -59,6 +59,24 @@ fn views_are_compared_and_what_the_peer_does_not_have_goes() {
     assert_eq!(here, [2, 3, 4]);
 }
 
+/// A buffer that is full drops the first presence on a new association. Nobody would ever speak on it.
+#[test]
+fn who_does_not_say_who_it_is_is_asked_with_each_heartbeat() {
+    let mut bench = Bench::new(config());
+    let (id, at) = (AssociationId(1002), ["10.0.0.2:9901".parse().unwrap()]);
+    bench
+        .machine
+        .handle_up(bench.now, id, Protocol::Enrp, &at, None);
+    bench.outputs();
+    let asked = |outputs: &[Out]| {
+        let asks = |output: &&Out| matches!(output, Out::Enrp(to, Enrp { body: Body::Presence { reply_required: true, .. }, .. }) if *to == [1002]);
+        outputs.iter().filter(asks).count()
+    };
+    assert_eq!(asked(&bench.wait(SECOND * 31)), 1);
+    bench.enrp(RegistrarId(2), presence(false, 0xffff));
+    assert_eq!(asked(&bench.wait(SECOND * 31)), 0);
+}
+
 /// RFC 5353 section 3.4.3 and 3.5: silence, a question, an arbitration, and the elements have a new home.
 #[test]
 fn a_silent_peer_is_asked_then_taken_over() {

@@ -48,7 +48,19 @@ fn what_cannot_move_is_named() {
 #[test]
 fn what_can_move_has_no_blockers() {
     for source in [
-        "memory", "threads", "signals", "timers", "identity", "seccomp", "tree",
+        "memory",
+        "threads",
+        "signals",
+        "timers",
+        "identity",
+        "seccomp",
+        "tree",
+        "files",
+        "pipes",
+        "events",
+        "unix_sockets",
+        "tables",
+        "memory_files",
     ] {
         let program = Program::start(source);
         let report = inspect(program.pid()).expect("looks");

@@ -16,7 +16,7 @@ use std::time::Duration;
 
 /// The step and the process that this very test, started as a program of its own, is to be the donor of.
 const ROLE: &str = "HOLDFAST_TEST_DONOR";
-const STEPS: [Step; 8] = Step::BEFORE_COMMIT;
+const STEPS: [Step; 11] = Step::BEFORE_COMMIT;
 
 #[test]
 fn a_donor_is_killed_at_each_step() {

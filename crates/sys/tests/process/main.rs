@@ -2,9 +2,12 @@
 #![cfg(target_arch = "x86_64")]
 
 mod blockers;
+#[path = "../common/mod.rs"]
+mod common;
 mod faults;
 mod moving;
 mod program;
+mod servers;
 
 use holdfast_sys::process::donor::Tracker;
 use moving::Host;
@@ -104,6 +107,36 @@ fn in_a_container(unshare: &[&str], first: &[&str], test: &str) {
         output.status.success() && said.contains("1 passed"),
         "{said}"
     );
+}
+
+#[test]
+fn files_move() {
+    there_and_back("files");
+}
+
+#[test]
+fn pipes_move() {
+    there_and_back("pipes");
+}
+
+#[test]
+fn events_move() {
+    there_and_back("events");
+}
+
+#[test]
+fn unix_sockets_move() {
+    there_and_back("unix_sockets");
+}
+
+#[test]
+fn shared_tables_move() {
+    there_and_back("tables");
+}
+
+#[test]
+fn memory_files_move() {
+    there_and_back("memory_files");
 }
 
 #[test]

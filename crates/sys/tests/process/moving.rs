@@ -1,8 +1,14 @@
 //! Moving a tree between hosts, which here are network namespaces.
 
 use holdfast_sys::process::acceptor::{ClockOffsets, Restorer};
-use holdfast_sys::process::donor::Tracker;
+use holdfast_sys::process::donor::{StoppedTree, Tracker};
 use holdfast_sys::process::error::Error;
+use holdfast_sys::process::files::image::FileId;
+use holdfast_sys::process::image::{Descriptors, decode, encode};
+use holdfast_sys::process::sockets::{SocketState, Sockets};
+use holdfast_sys::tcp_repair::WindowProbe;
+use holdfast_sys::tun::{Tun, VnetHeader};
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::os::fd::AsRawFd;
 use std::path::Path;
@@ -12,14 +18,27 @@ use std::time::{Duration, Instant};
 
 /// A network namespace.
 #[derive(Clone)]
-pub struct Host(Arc<File>);
+pub struct Host {
+    namespace: Arc<File>,
+    reach: Arc<dyn Fn(bool) + Send + Sync>,
+}
 
 impl Host {
     /// The test's own.
     pub fn own() -> Self {
-        Self(Arc::new(
-            File::open("/proc/thread-self/ns/net").expect("opens"),
-        ))
+        let namespace = File::open("/proc/thread-self/ns/net").expect("opens");
+        Self {
+            namespace: Arc::new(namespace),
+            reach: Arc::new(|_| {}),
+        }
+    }
+
+    /// With `reach`, which lets packets come here, or nowhere.
+    pub fn reached_by(self, reach: impl Fn(bool) + Send + Sync + 'static) -> Self {
+        Self {
+            reach: Arc::new(reach),
+            ..self
+        }
     }
 
     /// A new one.
@@ -36,7 +55,7 @@ impl Host {
 
     fn enter(&self) {
         // SAFETY: no pointers are passed; only this thread moves.
-        let outcome = unsafe { libc::setns(self.0.as_raw_fd(), libc::CLONE_NEWNET) };
+        let outcome = unsafe { libc::setns(self.namespace.as_raw_fd(), libc::CLONE_NEWNET) };
         assert_eq!(outcome, 0);
     }
 }
@@ -111,24 +130,30 @@ pub enum Step {
     Watched,
     FirstShape,
     FirstPages,
+    FirstDescriptors,
     SecondRound,
     Stopped,
     LastShape,
     LastPages,
+    LastDescriptors,
+    Sockets,
     State,
     Gone,
     Released,
 }
 
 impl Step {
-    pub const BEFORE_COMMIT: [Self; 8] = [
+    pub const BEFORE_COMMIT: [Self; 11] = [
         Self::Watched,
         Self::FirstShape,
         Self::FirstPages,
+        Self::FirstDescriptors,
         Self::SecondRound,
         Self::Stopped,
         Self::LastShape,
         Self::LastPages,
+        Self::LastDescriptors,
+        Self::Sockets,
         Self::State,
     ];
 }
@@ -138,55 +163,160 @@ pub type Left = (Tree, Option<Box<dyn std::any::Any>>);
 
 /// Moves a tree from the calling thread, which is left in the tree's namespace, as far as a step.
 pub fn migrate_until(tree: Tree, to: &Host, last: Step) -> Result<Left, Error> {
+    let from = tree.host.clone();
     to.enter();
-    let mut restorer = restorer();
-    tree.host.enter();
+    let mut acceptor = Acceptor {
+        host: to.clone(),
+        restorer: restorer(),
+        sockets: Sockets::new()?,
+    };
+    from.enter();
     let mut tracker = Tracker::start(tree.root)?;
-    for step in [Step::FirstPages, Step::SecondRound, Step::SecondRound] {
-        if last < step.min(Step::FirstShape) {
-            return Ok((tree, Some(Box::new((tracker, restorer)))));
+    let left = |tree, more: Box<dyn std::any::Any>| Ok((tree, Some(more)));
+    for round in 0..3 {
+        let step = |step: Step| if round == 0 { step } else { Step::SecondRound };
+        if last < step(Step::FirstShape) {
+            return left(tree, Box::new((tracker, acceptor)));
         }
         let mut round = tracker.round()?;
-        restorer.tree(&round.tree)?;
-        if last < step {
-            return Ok((tree, Some(Box::new((tracker, restorer)))));
+        acceptor.restorer.tree(&round.tree)?;
+        if last < step(Step::FirstPages) {
+            return left(tree, Box::new((tracker, acceptor)));
         }
         while let Some(pages) = tracker.read(&mut round, 1 << 20)? {
-            restorer.pages(&pages)?;
+            acceptor.restorer.pages(&pages)?;
         }
+        if last < step(Step::FirstDescriptors) {
+            return left(tree, Box::new((tracker, acceptor)));
+        }
+        acceptor.descriptors(&from, &tracker.descriptors()?, false)?;
     }
     if last < Step::Stopped {
-        return Ok((tree, Some(Box::new((tracker, restorer)))));
+        return left(tree, Box::new((tracker, acceptor)));
     }
     let began = Instant::now();
-    let mut stopped = tracker.freeze().map_err(|unfrozen| unfrozen.error)?;
+    if last >= Step::Sockets {
+        (to.reach)(false);
+    }
+    let (mut stopped, descriptors, states) = stop(tracker, last)?;
     let halted = began.elapsed();
     if last >= Step::LastShape {
-        restorer.tree(stopped.tree())?;
+        acceptor.restorer.tree(stopped.tree())?;
     }
     while last >= Step::LastPages
         && let Some(pages) = stopped.read(1 << 20)?
     {
-        restorer.pages(&pages)?;
+        acceptor.restorer.pages(&pages)?;
     }
     let memory = began.elapsed();
+    if last >= Step::LastDescriptors {
+        acceptor.descriptors(&from, &descriptors, true)?;
+    }
+    if last >= Step::Sockets {
+        acceptor.restore(&from, decoded(&states))?;
+    }
+    let sockets = began.elapsed();
     if last >= Step::State {
-        restorer.frozen(&stopped.state()?)?;
+        acceptor.restorer.frozen(&stopped.state()?)?;
     }
     if last < Step::Gone {
-        return Ok((tree, Some(Box::new((stopped, restorer)))));
+        return left(tree, Box::new((stopped, acceptor)));
     }
     let state = began.elapsed();
-    restorer.go()?;
-    let all = began.elapsed();
-    eprintln!("freeze: stopped {halted:?}, memory {memory:?}, state {state:?}, running {all:?}");
+    // Both hosts have one file system here, and so one set of locks.
     stopped.release()?;
+    (to.reach)(true);
+    // What was sent meanwhile is lost.
+    acceptor.sockets.activate(WindowProbe::Yes, 1)?;
+    let unlocked = acceptor.restorer.go()?;
+    assert!(
+        unlocked.is_empty(),
+        "locks that nobody else can have: {unlocked:?}"
+    );
+    let all = began.elapsed();
+    eprintln!(
+        "freeze: stopped {halted:?}, memory {memory:?}, descriptors {sockets:?}, state {state:?}, running {all:?}"
+    );
+    acceptor.sockets.settle();
     let moved = Tree {
-        root: outer_pid(&restorer, tree.root),
+        root: outer_pid(&acceptor.restorer, tree.root),
         host: to.clone(),
-        restorer: Some(restorer),
+        restorer: Some(acceptor.restorer),
     };
     Ok((moved, None))
+}
+
+type Stopped = (StoppedTree, Descriptors, BTreeMap<FileId, SocketState>);
+
+/// Stops a tree. Some blockers come and go.
+fn stop(mut tracker: Tracker, last: Step) -> Result<Stopped, Error> {
+    let look = |stopped: &mut StoppedTree| {
+        let found = stopped.descriptors()?;
+        let states = if last >= Step::Sockets {
+            stopped.extract(1)?
+        } else {
+            BTreeMap::new()
+        };
+        Ok((found, states))
+    };
+    for tries in (0..100).rev() {
+        let mut stopped = tracker.freeze().map_err(|unfrozen| unfrozen.error)?;
+        match look(&mut stopped) {
+            Ok((found, states)) => return Ok((stopped, found, states)),
+            Err(Error::Blocked(_) | Error::Socket(_)) if tries > 0 => tracker = stopped.thaw()?,
+            Err(error) => return Err(error),
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    unreachable!("the last try ends in a return");
+}
+
+/// Who takes a tree.
+struct Acceptor {
+    host: Host,
+    restorer: Restorer,
+    sockets: Sockets,
+}
+
+impl Acceptor {
+    /// Takes descriptors; the calling thread is back in `from` afterwards.
+    fn descriptors(&mut self, from: &Host, found: &Descriptors, last: bool) -> Result<(), Error> {
+        let found: Descriptors = decode(&encode(found)?)?;
+        self.host.enter();
+        let prepared = self.sockets.prepare(&found.sockets, &found.gone);
+        from.enter();
+        prepared?;
+        let fresh = self.sockets.fresh();
+        if last {
+            self.restorer.last_descriptors(&found, &fresh)?;
+        } else {
+            self.restorer.descriptors(&found, &fresh)?;
+        }
+        self.sockets.handed_over();
+        Ok(())
+    }
+
+    /// Gives sockets their state, with the packets that belong to it.
+    fn restore(&mut self, from: &Host, states: BTreeMap<FileId, SocketState>) -> Result<(), Error> {
+        self.host.enter();
+        let packets = self.sockets.restore(states, 1);
+        let packets = packets.inspect(|packets| {
+            if !packets.is_empty() {
+                let tun = Tun::open("hold").expect("a TUN device");
+                for packet in packets {
+                    tun.write(VnetHeader::default(), packet).expect("injected");
+                }
+            }
+        });
+        from.enter();
+        packets?;
+        Ok(())
+    }
+}
+
+/// As it comes from another host.
+fn decoded<T: serde::Serialize + serde::de::DeserializeOwned>(value: &T) -> T {
+    postcard::from_bytes(&postcard::to_stdvec(value).expect("coded")).expect("decoded")
 }
 
 /// The root's PID as the test sees it: the restorer's child that had this PID before.

@@ -1,6 +1,7 @@
 //! A small C program under test.
 
 use crate::moving::{Host, Tree};
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::Mutex;
@@ -32,16 +33,24 @@ impl Program {
     pub fn start_under(command: &[&str], source: &str, arguments: &[&str]) -> Self {
         let program = compile(source);
         let folder = scratch(source);
-        let child = Command::new(command[0])
+        let mut starter = Command::new(command[0]);
+        starter
             .args(&command[1..])
             .arg(&program)
             .arg(&folder)
             .args(arguments)
             .stdin(Stdio::null())
             .stdout(Stdio::null())
-            .stderr(Stdio::null())
-            .spawn()
-            .expect("starts");
+            .stderr(Stdio::null());
+        let close_others = || {
+            let flags = libc::CLOSE_RANGE_CLOEXEC;
+            // SAFETY: no pointers are passed.
+            unsafe { libc::syscall(libc::SYS_close_range, 3, u32::MAX, flags) };
+            Ok(())
+        };
+        // SAFETY: it makes one system call. What the test was started with is not the program's.
+        unsafe { starter.pre_exec(close_others) };
+        let child = starter.spawn().expect("starts");
         let pid = child.id() as i32;
         let mut started = Self { folder, child, pid };
         started.wait_for(|started| started.read("ready").is_some());
@@ -84,6 +93,11 @@ impl Program {
             .count()
     }
 
+    /// Leaves something for it to find.
+    pub fn leave(&self, name: &str) {
+        std::fs::write(self.folder.join(name), "").expect("writes");
+    }
+
     /// A number that it left.
     pub fn number(&self, name: &str) -> Option<i32> {
         self.read(name)?.parse().ok()
@@ -113,7 +127,7 @@ impl Program {
 
     /// Tells it to end, and asks for its verdict.
     pub fn ends_well(mut self, tree: Tree) {
-        std::fs::write(self.folder.join("end"), "").expect("writes");
+        self.leave("end");
         let status = tree.wait(&mut self.child, LIMIT);
         let verdict = self
             .read("verdict")

@@ -270,7 +270,7 @@ fn memory_that_moves_with_its_mappings_is_handed_in() {
     };
     let draft = Draft::save(&donor.pids(), &limits).expect("saved");
     let frozen = draft.save_frozen(&donor.pids()).expect("saved");
-    let (id, content) = draft.image.contents.iter().next().expect("content");
+    let content = draft.image.contents.values().next().expect("content");
     assert_eq!(content.elsewhere, Some((stat.st_dev, stat.st_ino)));
     assert!(content.chunks.is_empty());
     let changes = frozen.image.changes_since(&draft.image);
@@ -282,7 +282,7 @@ fn memory_that_moves_with_its_mappings_is_handed_in() {
             rustix::fs::memfd_create("mapped", rustix::fs::MemfdFlags::CLOEXEC).expect("made");
         rustix::io::write(&memory, b"restorer's").expect("written");
         let given = Given {
-            contents: [(*id, memory)].into(),
+            memory: [((stat.st_dev, stat.st_ino), memory)].into(),
             ..Given::default()
         };
         let mut stock = Stock::prepare(draft.image.clone(), given).expect("prepared");

@@ -4,7 +4,9 @@ use super::husk::Husk;
 use crate::process::error::{Context, Error, Result, check_long};
 use crate::process::image::{PAGE, Process};
 use crate::process::trace::{Call, STUB_BYTES, Stop, Tracee, stub_code, wait_for};
+use std::cell::RefCell;
 use std::io;
+use std::rc::Rc;
 use std::time::Duration;
 
 /// A husk dies with its restorer, and so do its threads and children.
@@ -48,13 +50,27 @@ pub(super) fn root(process: &Process, stub: u64, groups: &[i32]) -> Result<Husk>
     Ok(husk)
 }
 
-/// Makes a child of a husk.
-pub(super) fn child(parent: &Husk, process: &Process) -> Result<Husk> {
-    let mut script = parent.script();
+/// Makes a child of a husk, with the descriptor table of `sharer`, which is its parent or a child of that too.
+pub(super) fn child(parent: &Husk, process: &Process, sharer: Option<&Husk>) -> Result<Husk> {
+    let maker = sharer.unwrap_or(parent);
+    let shares = if sharer.is_some() {
+        libc::CLONE_FILES
+    } else {
+        0
+    };
+    let beside = if maker.pid == parent.pid {
+        0
+    } else {
+        libc::CLONE_PARENT
+    };
+    // A child of the same parent dies with the maker's own signal.
+    let signal = if beside == 0 { libc::SIGCHLD } else { 0 };
+    let mut script = maker.script();
     let pid = script.bytes(&process.pid.to_ne_bytes())?;
-    let how = script.words(&[0, 0, 0, 0, libc::SIGCHLD as u64, 0, 0, 0, pid, 1, 0])?;
+    let flags = (shares | beside) as u64;
+    let how = script.words(&[flags, 0, 0, 0, signal as u64, 0, 0, 0, pid, 1, 0])?;
     script.push(None, Call::new(libc::SYS_clone3, &[how, 88]));
-    let ran = parent.run(script)?;
+    let ran = maker.run(script)?;
     let made = ran.results.first().copied().unwrap_or(-1);
     if made != i64::from(process.pid) {
         return Err(taken(
@@ -72,7 +88,12 @@ pub(super) fn child(parent: &Husk, process: &Process) -> Result<Husk> {
         }
     }
     let mut husk = Husk::new(process.pid, parent.stub.address, process.generation)?;
-    husk.mappings.clone_from(&parent.mappings);
+    husk.mappings.clone_from(&maker.mappings);
+    husk.slots = if sharer.is_some() {
+        Rc::clone(&maker.slots)
+    } else {
+        Rc::new(RefCell::new(maker.slots.borrow().clone()))
+    };
     Ok(husk)
 }
 
@@ -157,7 +178,7 @@ fn become_husk(stub: u64) {
             };
             libc::nanosleep(&raw const pause, std::ptr::null_mut());
         }
-        libc::syscall(libc::SYS_close_range, 3, u32::MAX, 0);
+        libc::syscall(libc::SYS_close_range, 0, u32::MAX, 0);
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED_NOREPLACE;
         let readable = libc::PROT_READ | libc::PROT_WRITE;
         let place = libc::mmap(

@@ -1,10 +1,12 @@
 //! What a daemon tells a restorer, and how it travels between them.
 
 use super::remote::ClockOffsets;
+use crate::fd;
 use crate::process::error::Error;
 use crate::process::image::MESSAGE_MAX;
 use serde::{Deserialize, Serialize};
 use std::io::{self, Read, Write};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 
 /// What comes next on the channel. All but `Start` carry bytes of an image, to be decoded by who uses them.
@@ -21,13 +23,24 @@ pub(super) enum Kind {
     Frozen = 4,
     /// Let the tree run.
     Go = 5,
+    /// Descriptors, with numbers of sockets that are handed in behind it.
+    Descriptors = 6,
+    /// The same of the stopped tree.
+    LastDescriptors = 7,
 }
 
 impl Kind {
     fn from_byte(byte: u8) -> Option<Self> {
-        [Self::Start, Self::Tree, Self::Pages, Self::Frozen, Self::Go]
-            .into_iter()
-            .find(|kind| *kind as u8 == byte)
+        let all = [
+            Self::Start,
+            Self::Tree,
+            Self::Pages,
+            Self::Frozen,
+            Self::Go,
+            Self::Descriptors,
+            Self::LastDescriptors,
+        ];
+        all.into_iter().find(|kind| *kind as u8 == byte)
     }
 }
 
@@ -36,6 +49,8 @@ impl Kind {
 pub enum Reply {
     /// Done.
     Done,
+    /// The tree runs, but for these locks, which somebody else has.
+    Running(Vec<String>),
     /// This machine cannot take the tree; nothing was begun.
     Refused(String),
     /// It failed half-way: the restorer is to be ended.
@@ -102,6 +117,27 @@ pub(super) fn receive_answer(channel: &mut UnixStream) -> io::Result<Reply> {
     let mut bytes = vec![0; length];
     channel.read_exact(&mut bytes)?;
     postcard::from_bytes(&bytes).map_err(io::Error::other)
+}
+
+/// Hands descriptors over, behind a message that says how many.
+pub(super) fn hand_over(channel: &UnixStream, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
+    for some in fds.chunks(fd::MAX_FDS) {
+        fd::send_with_fds(channel.as_fd(), &[0], some)?;
+    }
+    Ok(())
+}
+
+/// Receives that many descriptors.
+pub(super) fn take_over(channel: &UnixStream, count: usize) -> io::Result<Vec<OwnedFd>> {
+    let mut fds = Vec::with_capacity(count);
+    while fds.len() < count {
+        let received = fd::recv_with_fds(channel.as_fd(), &mut [0])?;
+        if received.fds.is_empty() {
+            return Err(io::Error::from(io::ErrorKind::UnexpectedEof));
+        }
+        fds.extend(received.fds);
+    }
+    Ok(fds)
 }
 
 pub(super) fn encode_offsets(offsets: ClockOffsets) -> [u8; 16] {

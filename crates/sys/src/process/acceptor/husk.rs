@@ -1,9 +1,12 @@
 //! A process in the making.
 
+use super::slots::Slots;
 use crate::process::donor::value;
 use crate::process::error::{Context, Error, Result};
 use crate::process::image::Mapping;
 use crate::process::trace::{Batch, Call, Exit, Memory, SCRATCH, SCRATCH_BYTES, Stub, Tracee};
+use std::cell::RefCell;
+use std::rc::Rc;
 
 /// A process that stands still in its stub, traced, and dies with the restorer.
 #[derive(Debug)]
@@ -17,6 +20,8 @@ pub(super) struct Husk {
     pub mappings: Vec<Mapping>,
     /// Threads, the first one first.
     pub threads: Vec<i32>,
+    /// Its descriptors, which other husks may share.
+    pub slots: Rc<RefCell<Slots>>,
 }
 
 impl Husk {
@@ -29,9 +34,10 @@ impl Husk {
                 address: stub,
                 exit: Exit::Trap,
             },
-            memory: Memory::open(pid)?,
+            memory: Memory::open(pid)?.lift()?,
             mappings: Vec::new(),
             threads: vec![pid],
+            slots: Rc::default(),
         })
     }
 
@@ -125,6 +131,15 @@ impl Script {
     pub fn push(&mut self, name: Option<&'static str>, call: Call) {
         self.batch.push(call);
         self.names.push(name);
+    }
+
+    /// Runs it before more is added, if it is time, and begins anew.
+    pub fn flush(&mut self, husk: &Husk) -> Result<()> {
+        if self.is_full() {
+            let script = std::mem::replace(self, husk.script());
+            husk.run(script)?;
+        }
+        Ok(())
     }
 
     /// Whether it is time to run it before more is added.

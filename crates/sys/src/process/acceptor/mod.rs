@@ -8,15 +8,18 @@
 mod birth;
 mod channel;
 mod credentials;
+mod descriptors;
 mod emptied;
 mod go;
 mod husk;
 mod layout;
+mod locks;
 mod mapper;
 mod objects;
 mod plan;
 mod remote;
 mod serve;
+mod slots;
 mod state;
 mod threads;
 

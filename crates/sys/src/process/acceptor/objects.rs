@@ -1,11 +1,13 @@
 //! Files and shared memory that husks map. The restorer holds them, and husks open them through its `/proc/1/fd`.
 
 use crate::process::error::{Context, Result, check_long};
+use crate::process::files::Stock;
 use crate::process::identity;
 use crate::process::image::{Content, Run, Shared, SharedKind, Tree};
+use std::collections::BTreeMap;
 use std::ffi::{CString, OsStr};
 use std::fs::File;
-use std::os::fd::{AsRawFd, FromRawFd};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::FileExt;
 
@@ -14,16 +16,18 @@ use std::os::unix::fs::FileExt;
 pub(super) struct Objects {
     files: Vec<File>,
     shared: Vec<File>,
+    /// How many of them the stock of open files has got.
+    stocked: usize,
 }
 
 impl Objects {
     /// Opens or makes what a tree refers to and is not there yet.
     pub fn follow(&mut self, tree: &Tree) -> Result<()> {
         for file in tree.files.iter().skip(self.files.len()) {
-            self.files.push(identity::open_same(file)?);
+            self.files.push(lift(identity::open_same(file)?)?);
         }
         for object in tree.shared.iter().skip(self.shared.len()) {
-            self.shared.push(make(object)?);
+            self.shared.push(lift(make(object)?)?);
         }
         for (object, handle) in tree.shared.iter().zip(&self.shared) {
             let resizable = !matches!(object.kind, SharedKind::Anonymous);
@@ -68,6 +72,18 @@ impl Objects {
         check_long(outcome.into()).map(drop).context(writing)
     }
 
+    /// Memory that descriptors may have too, by device and inode at the donor; what was given before is left out.
+    pub fn fresh_memory(&mut self, tree: &Tree) -> Result<BTreeMap<(u64, u64), OwnedFd>> {
+        let fresh = tree.shared.iter().zip(&self.shared).skip(self.stocked);
+        let mut found = BTreeMap::new();
+        for (object, handle) in fresh {
+            let copy = handle.try_clone().context(|| "a copy".to_owned())?;
+            found.insert(object.device_and_inode(), OwnedFd::from(copy));
+        }
+        self.stocked = self.shared.len();
+        Ok(found)
+    }
+
     /// Where husks find a file.
     pub fn file_path(&self, index: u32) -> String {
         path(&self.files[index as usize])
@@ -82,6 +98,11 @@ impl Objects {
     pub fn executable_path(&self, index: u32) -> String {
         self.file_path(index)
     }
+}
+
+/// Out of the way of the tree's descriptors.
+fn lift(file: File) -> Result<File> {
+    Ok(File::from(Stock::lift_own(file.into())?))
 }
 
 fn path(file: &File) -> String {

@@ -5,6 +5,7 @@ use super::objects::Objects;
 use super::{birth, emptied, go, layout, mapper, state, threads};
 use crate::process::donor::features;
 use crate::process::error::{Error, Result};
+use crate::process::files::Stock;
 use crate::process::image::{Content, Frozen, Pages, Process, Run, Space, Tree};
 use crate::process::procfs;
 use crate::process::trace::{Memory, Stop, wait_for};
@@ -14,14 +15,18 @@ use std::time::Duration;
 /// A tree in the making.
 #[derive(Debug, Default)]
 pub(super) struct Restoration {
-    tree: Tree,
-    objects: Objects,
+    pub(super) tree: Tree,
+    pub(super) objects: Objects,
     /// By index in the tree; nothing for a zombie.
-    husks: Vec<Option<Husk>>,
+    pub(super) husks: Vec<Option<Husk>>,
     stub: u64,
     /// Processes that bear groups whose leaders are not in the tree.
     bearers: Vec<i32>,
     frozen: Option<Frozen>,
+    /// Open files, once they were told.
+    pub(super) stock: Option<Stock>,
+    /// The stock has what the stopped tree has.
+    pub(super) stock_is_final: bool,
 }
 
 impl Restoration {
@@ -73,6 +78,9 @@ impl Restoration {
 
     /// Gives processes and threads their state.
     pub fn frozen(&mut self, frozen: Frozen) -> Result<()> {
+        if self.stock.is_some() != self.stock_is_final {
+            return Err(Error::Image("state before the last descriptors"));
+        }
         if frozen.processes.len() != self.tree.processes.len() {
             return Err(Error::Image("state of other processes"));
         }
@@ -95,9 +103,13 @@ impl Restoration {
         Ok(())
     }
 
-    /// Lets everything run.
-    pub fn go(&mut self) -> Result<()> {
+    /// Lets everything run; gives the locks that somebody else has.
+    pub fn go(&mut self) -> Result<Vec<String>> {
         let frozen = self.frozen.take().ok_or(Error::Image("go without state"))?;
+        if let Some(stock) = &mut self.stock {
+            stock.publish()?;
+        }
+        let unlocked = self.take_locks()?;
         let husks = self
             .husks
             .drain(..)
@@ -111,7 +123,7 @@ impl Restoration {
                 libc::waitpid(*bearer, std::ptr::null_mut(), 0);
             }
         }
-        Ok(())
+        Ok(unlocked)
     }
 
     fn husk(&self, index: u32) -> Result<&Husk> {
@@ -212,7 +224,7 @@ impl Restoration {
                     );
                     return Err(Error::Refused(message));
                 }
-                birth::child(parent, process)?
+                birth::child(parent, process, self.sharer(tree, process)?)?
             }
         };
         if process.parent.is_some() && process.session == process.pid {
@@ -223,6 +235,23 @@ impl Restoration {
         check_features(tree, &husk)?;
         emptied::empty(&mut husk, process)?;
         Ok(husk)
+    }
+
+    /// Who has the descriptor table that a process is to share, and can make the process.
+    fn sharer(&self, tree: &Tree, process: &Process) -> Result<Option<&Husk>> {
+        let Some(other) = process.table_of else {
+            return Ok(None);
+        };
+        let related = process.parent == Some(other)
+            || process.parent == tree.processes[other as usize].parent;
+        if !related {
+            let message = format!(
+                "process {} shares its descriptors with a distant relative",
+                process.pid
+            );
+            return Err(Error::Refused(message));
+        }
+        self.husk(other).map(Some)
     }
 
     /// A process that has called `exec` begins anew.

@@ -1,8 +1,12 @@
 //! A restorer as the daemon sees it.
 
 use super::channel::{self, Kind, Reply};
+use super::descriptors::Handed;
 use crate::process::error::{Context, Error, Result, check_long};
-use crate::process::image::{Frozen, Pages, Tree, encode};
+use crate::process::files::image::FileId;
+use crate::process::image::{Descriptors, Frozen, Pages, Tree, encode};
+use std::borrow::Cow;
+use std::collections::BTreeMap;
 use std::ffi::CString;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
@@ -72,7 +76,7 @@ impl Restorer {
     /// # Errors
     /// [`Error::Refused`] if this machine cannot take the tree.
     pub fn tree(&mut self, tree: &Tree) -> Result<()> {
-        self.ask(Kind::Tree, &encode(tree)?)
+        self.ask(Kind::Tree, &encode(tree)?).map(drop)
     }
 
     /// Writes memory.
@@ -80,7 +84,54 @@ impl Restorer {
     /// # Errors
     /// What the restorer says.
     pub fn pages(&mut self, pages: &Pages) -> Result<()> {
-        self.ask(Kind::Pages, &encode(pages)?)
+        self.ask(Kind::Pages, &encode(pages)?).map(drop)
+    }
+
+    /// Gives the processes their descriptors as they are while the original runs: what [`Tracker::descriptors`] gave, after the
+    /// tree of the same round. `sockets` are copies of those that are new ([`Sockets::fresh`]).
+    ///
+    /// [`Tracker::descriptors`]: crate::process::donor::Tracker::descriptors
+    /// [`Sockets::fresh`]: crate::process::sockets::Sockets::fresh
+    ///
+    /// # Errors
+    /// [`Error::Refused`] if this machine cannot take them; then this restorer can no more be used.
+    pub fn descriptors(
+        &mut self,
+        found: &Descriptors,
+        sockets: &BTreeMap<FileId, BorrowedFd<'_>>,
+    ) -> Result<()> {
+        self.hand_over(Kind::Descriptors, found, sockets)
+    }
+
+    /// The same of the stopped tree, behind its last tree and pages.
+    ///
+    /// # Errors
+    /// As [`Self::descriptors`].
+    pub fn last_descriptors(
+        &mut self,
+        found: &Descriptors,
+        sockets: &BTreeMap<FileId, BorrowedFd<'_>>,
+    ) -> Result<()> {
+        self.hand_over(Kind::LastDescriptors, found, sockets)
+    }
+
+    fn hand_over(
+        &mut self,
+        kind: Kind,
+        found: &Descriptors,
+        sockets: &BTreeMap<FileId, BorrowedFd<'_>>,
+    ) -> Result<()> {
+        let message = Handed {
+            files: Cow::Borrowed(&found.files),
+            sockets: sockets.keys().copied().collect(),
+        };
+        let bytes = encode(&message)?;
+        let fds: Vec<BorrowedFd<'_>> = sockets.values().copied().collect();
+        let pid = self.pid;
+        let talking = || format!("talking to restorer {pid}");
+        channel::send(&mut self.channel, kind, &bytes).context(talking)?;
+        channel::hand_over(&self.channel, &fds).context(talking)?;
+        self.answer().map(drop)
     }
 
     /// Gives processes and threads their state. From now on they are complete, and stand still.
@@ -88,17 +139,21 @@ impl Restorer {
     /// # Errors
     /// What the restorer says.
     pub fn frozen(&mut self, frozen: &Frozen) -> Result<()> {
-        self.ask(Kind::Frozen, &encode(frozen)?)
+        self.ask(Kind::Frozen, &encode(frozen)?).map(drop)
     }
 
-    /// Lets the tree run: the commit must be certain. From now on the tree outlives the daemon.
+    /// Lets the tree run: the commit must be certain. From now on the tree outlives the daemon. Gives the locks that it had and
+    /// that somebody else has here.
     ///
     /// # Errors
     /// What the restorer says.
-    pub fn go(&mut self) -> Result<()> {
-        self.ask(Kind::Go, &[])?;
+    pub fn go(&mut self) -> Result<Vec<String>> {
+        let reply = self.ask(Kind::Go, &[])?;
         self.gone = true;
-        Ok(())
+        Ok(match reply {
+            Reply::Running(unlocked) => unlocked,
+            _ => Vec::new(),
+        })
     }
 
     /// Waits for the root of the tree to end; gives its wait status.
@@ -116,11 +171,18 @@ impl Restorer {
         }
     }
 
-    fn ask(&mut self, kind: Kind, bytes: &[u8]) -> Result<()> {
-        let talking = || format!("talking to restorer {}", self.pid);
+    fn ask(&mut self, kind: Kind, bytes: &[u8]) -> Result<Reply> {
+        let pid = self.pid;
+        let talking = || format!("talking to restorer {pid}");
         channel::send(&mut self.channel, kind, bytes).context(talking)?;
+        self.answer()
+    }
+
+    fn answer(&mut self) -> Result<Reply> {
+        let pid = self.pid;
+        let talking = || format!("talking to restorer {pid}");
         match channel::receive_answer(&mut self.channel).context(talking)? {
-            Reply::Done => Ok(()),
+            reply @ (Reply::Done | Reply::Running(_)) => Ok(reply),
             Reply::Refused(why) => Err(Error::Refused(why)),
             Reply::Failed(why) => Err(Error::Kernel {
                 what: "in the restorer".to_owned(),

@@ -1,13 +1,15 @@
 //! The restorer's main loop.
 
 use super::channel::{self, Kind, Reply};
+use super::descriptors::Handed;
 use super::plan::Restoration;
 use super::remote::{CHANNEL, ClockOffsets};
 use crate::process::error::{Context, Error, Result, check_long};
+use crate::process::files::Stock;
 use crate::process::image::decode;
 use std::ffi::CStr;
 use std::io;
-use std::os::fd::FromRawFd;
+use std::os::fd::{FromRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 
 /// Serves the channel on descriptor 3 until the tree has ended. To be called first of all by a process that
@@ -15,7 +17,10 @@ use std::os::unix::net::UnixStream;
 #[must_use]
 pub fn serve() -> i32 {
     // SAFETY: who starts a restorer leaves the channel there, and nothing else in this process knows of it.
-    let mut channel = unsafe { UnixStream::from_raw_fd(CHANNEL) };
+    let channel = unsafe { OwnedFd::from_raw_fd(CHANNEL) };
+    let Ok(mut channel) = make_room(channel) else {
+        return 1;
+    };
     match set_up().and_then(|()| restore(&mut channel)) {
         Ok(Some(restoration)) => reap(restoration, channel),
         Ok(None) => 1,
@@ -36,15 +41,36 @@ fn restore(channel: &mut UnixStream) -> Result<Option<Restoration>> {
             Kind::Tree => decode(&bytes).and_then(|tree| restoration.tree(tree)),
             Kind::Pages => decode(&bytes).and_then(|pages| restoration.pages(&pages)),
             Kind::Frozen => decode(&bytes).and_then(|frozen| restoration.frozen(frozen)),
-            Kind::Go => restoration.go(),
+            Kind::Descriptors | Kind::LastDescriptors => {
+                let handed: Result<Handed<'_>> = decode(&bytes);
+                let count = handed.as_ref().map_or(0, |handed| handed.sockets.len());
+                let sockets = channel::take_over(channel, count).context(talking)?;
+                let last = kind == Kind::LastDescriptors;
+                handed.and_then(|handed| restoration.descriptors(handed, sockets, last))
+            }
+            Kind::Go => match restoration.go() {
+                Ok(unlocked) => {
+                    channel::answer(channel, &Reply::Running(unlocked)).context(talking)?;
+                    return Ok(Some(restoration));
+                }
+                Err(error) => Err(error),
+            },
         };
-        let reply = Reply::to(outcome);
-        channel::answer(channel, &reply).context(talking)?;
-        if reply == Reply::Done && kind == Kind::Go {
-            return Ok(Some(restoration));
-        }
+        channel::answer(channel, &Reply::to(outcome)).context(talking)?;
     }
     Ok(None)
+}
+
+/// Leaves all low numbers to the tree's descriptors.
+fn make_room(channel: OwnedFd) -> Result<UnixStream> {
+    // What a panic says would go into a file of the tree.
+    std::panic::set_hook(Box::new(|_| {}));
+    Stock::raise_limit()?;
+    let channel = Stock::lift_own(channel)?;
+    let last = Stock::callers_floor()? - 1;
+    // SAFETY: no pointers are passed; nothing in this process has descriptors but the channel, which is above.
+    unsafe { libc::syscall(libc::SYS_close_range, 0, last, 0) };
+    Ok(UnixStream::from(channel))
 }
 
 /// A name, a session, mounts of its own, and a `/proc` of its own PID namespace.

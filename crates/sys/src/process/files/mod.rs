@@ -25,7 +25,7 @@ mod listed;
 mod raw;
 mod survey;
 
-pub use acceptor::{Given, Place, Step, Stock};
+pub use acceptor::{Given, OwnWatch, Place, Step, Stock};
 pub use donor::{Address, Copier, Draft, Frozen, Limits};
 pub use error::{Blocker, FilesError, Reason, Refusal};
 pub use fdinfo::{EpollLine, FdInfo, InotifyLine, Lease};

@@ -30,11 +30,17 @@ pub enum Files {
 
 impl Checked for Descriptors {
     fn check(&self) -> Result<()> {
-        match &self.files {
-            Files::Image(image) => limits::check(image)
+        self.files.check()
+    }
+}
+
+impl Checked for Files {
+    fn check(&self) -> Result<()> {
+        match self {
+            Self::Image(image) => limits::check(image)
                 .map_err(|_| Error::Image("open files that contradict each other")),
             // They are looked at with what they lead to.
-            Files::Changes(_) => Ok(()),
+            Self::Changes(_) => Ok(()),
         }
     }
 }

@@ -72,18 +72,18 @@ impl Sockets {
         })
     }
 
-    /// Makes sockets that are new or became others, and drops those for which `stays` says no. Nothing goes on the wire, but
-    /// UDP sockets receive what is let through to them.
+    /// Makes sockets that are new or became others, and drops those that are `gone`. Nothing goes on the wire, but UDP sockets
+    /// receive what is let through to them.
     ///
     /// # Errors
     /// What this host lacks, or the kernel refuses.
     pub fn prepare(
         &mut self,
         sockets: &BTreeMap<FileId, SocketStatic>,
-        stays: impl Fn(FileId) -> bool,
+        gone: &BTreeSet<FileId>,
     ) -> Result<(), SocketError> {
-        self.made.retain(|id, _| stays(*id));
-        self.fresh.retain(|id| stays(*id));
+        self.made.retain(|id, _| !gone.contains(id));
+        self.fresh.retain(|id| !gone.contains(id));
         for (id, fixed) in sockets {
             // The number may stand for another socket with the same address.
             self.made.remove(id);
@@ -145,30 +145,20 @@ impl Sockets {
         }
     }
 
-    /// Gives all sockets their state, connections by `threads` threads; they send nothing yet. Connections that have theirs
-    /// from [`Sockets::inject`] may be left out: then `at_us` is the time by the same clock. What it returns are packets
-    /// to be written to a TUN device next, in this order: what only a packet can bring (a FIN, datagrams).
+    /// Gives all sockets their state, connections by `threads` threads; they send nothing yet. What it returns are packets to
+    /// be written to a TUN device next, in this order: what only a packet can bring (a FIN, datagrams).
     ///
     /// # Errors
     /// What the kernel refuses, or state that does not fit.
     pub fn restore(
         &mut self,
         states: BTreeMap<FileId, SocketState>,
-        at_us: Option<u64>,
         threads: usize,
     ) -> Result<Vec<Vec<u8>>, SocketError> {
-        let has_state =
-            |made: &Made| matches!(&made.phase, Phase::Restored(_, taken) if taken.at_us.is_some());
-        for (id, made) in &self.made {
-            if !states.contains_key(id) && !(at_us.is_some() && has_state(made)) {
-                return Err(SocketError::Unknown.of(*id));
-            }
+        if !states.keys().eq(self.made.keys()) {
+            return Err(SocketError::Unknown);
         }
-        let packets = self.restore_some(states, threads)?;
-        if let Some(at_us) = at_us {
-            self.keep_time(at_us)?;
-        }
-        Ok(packets)
+        self.restore_some(states, threads)
     }
 
     /// [`Sockets::restore`] for some of the sockets, the others to follow.
@@ -181,6 +171,29 @@ impl Sockets {
         threads: usize,
     ) -> Result<Vec<Vec<u8>>, SocketError> {
         self.give(states, None, threads)
+    }
+
+    /// [`Sockets::restore`] where connections that are as [`Sockets::inject`] made them are left out. `at_us` is the time by
+    /// the same clock.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn restore_changed(
+        &mut self,
+        states: BTreeMap<FileId, SocketState>,
+        at_us: u64,
+        threads: usize,
+    ) -> Result<Vec<Vec<u8>>, SocketError> {
+        let has_state =
+            |made: &Made| matches!(&made.phase, Phase::Restored(_, taken) if taken.at_us.is_some());
+        for (id, made) in &self.made {
+            if !states.contains_key(id) && !has_state(made) {
+                return Err(SocketError::Unknown.of(*id));
+            }
+        }
+        let packets = self.restore_some(states, threads)?;
+        self.keep_time(at_us)?;
+        Ok(packets)
     }
 
     /// The clocks of connections that were restored ahead.

@@ -1,6 +1,7 @@
 //! Memory of another process, and its descriptors.
 
 use super::super::error::{Context, Error, Result, check_long};
+use crate::process::files::Stock;
 use std::ffi::c_void;
 use std::fs::File;
 use std::io;
@@ -24,6 +25,12 @@ impl Memory {
             .open(&path)
             .context(|| path)?;
         Ok(Self { pid, file })
+    }
+
+    /// Moves the handle out of the way of the descriptors of a tree that is being restored.
+    pub fn lift(self) -> Result<Self> {
+        let file = File::from(Stock::lift_own(self.file.into())?);
+        Ok(Self { file, ..self })
     }
 
     /// Reads exactly as many bytes as `bytes` has.

@@ -7,7 +7,7 @@ mod update;
 mod verify;
 
 pub use arrange::Step;
-pub use place::Place;
+pub use place::{OwnWatch, Place};
 pub use stock::Stock;
 
 use super::image::FileId;

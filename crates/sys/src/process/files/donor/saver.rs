@@ -86,6 +86,8 @@ pub struct Saver<'a> {
     pub outside: Outside,
     /// The kernel's list of Unix sockets, once it was asked for.
     pub unix: Option<kinds::unix::Listed>,
+    /// Pipes of which an end has not been met yet, that is open: class and what `/proc/PID/fd` shows.
+    pub half_pipes: Vec<(usize, String)>,
     /// The caller's PIDs of the tree.
     pub pids: Vec<i32>,
     /// What is found of TCP and UDP sockets.
@@ -122,6 +124,7 @@ impl<'a> Saver<'a> {
             image: Image::default(),
             outside,
             unix: None,
+            half_pipes: Vec::new(),
             pids: pids.to_vec(),
             inet: inet::Found::default(),
             survey,
@@ -153,11 +156,24 @@ impl<'a> Saver<'a> {
             }
             class += 1;
         }
+        blockers.extend(self.half_pipes());
         if !blockers.is_empty() {
             return Err(FilesError::Blocked(blockers));
         }
         let known = self.fill_tables()?;
         Ok((self.image, known, self.inet))
+    }
+
+    /// Pipes of which another end is open, but not in the tree. While it runs, nobody knows what is in flight.
+    fn half_pipes(&self) -> Vec<Blocker> {
+        let is_unix = |file: &OpenFile| matches!(file.kind, Kind::Unix(_));
+        if !self.frozen && self.image.files.values().any(is_unix) {
+            return Vec::new();
+        }
+        let half = self.half_pipes.iter();
+        let half = half.filter(|(class, _)| !kinds::pipe::is_whole(self, *class));
+        half.map(|(class, link)| self.blocker(*class, link.clone(), Reason::OtherEndOutside(None)))
+            .collect()
     }
 
     /// The number of an open file of the tree.
@@ -218,7 +234,7 @@ impl<'a> Saver<'a> {
     fn save_class(&mut self, class: usize, link: &mut String) -> Saved<Option<OpenFile>> {
         let id = self.ids[class];
         let before = self.draft.and_then(|draft| draft.image.files.get(&id));
-        let unchanged = unchanged_socket(&self.pool.classes[class].info, before);
+        let unchanged = inet::unchanged(&self.pool.classes[class].info, before);
         let unchanged = unchanged.filter(|_| self.frozen);
         if unchanged.is_some() && self.pool.classes[class].listed && self.inet.seen.contains(&id) {
             self.note_place(class);
@@ -349,19 +365,6 @@ impl<'a> Saver<'a> {
             reason,
         }
     }
-}
-
-/// A TCP or UDP socket with nothing new to say here: its inode is never given to another socket while this one lives.
-fn unchanged_socket(info: &FdInfo, before: Option<&OpenFile>) -> Option<OpenFile> {
-    let before = before?;
-    let Kind::Inet { inode, .. } = before.kind else {
-        return None;
-    };
-    let quiet = before.owner.is_none() && info.flags & libc::O_ASYNC as u32 == 0;
-    (inode == info.inode && quiet).then(|| OpenFile {
-        flags: info.flags,
-        ..before.clone()
-    })
 }
 
 fn owner(subject: &Subject) -> Saved<Option<Owner>> {

@@ -60,8 +60,8 @@ fn ends<'a>(saver: &'a Saver<'_>, subject: &Subject) -> impl Iterator<Item = u32
 }
 
 /// Whoever else has the pipe open: found among the processes of the host, or betrayed by an end that is missing here and
-/// is not closed.
-fn refuse_strangers(saver: &Saver<'_>, subject: &Subject, fifo: bool) -> Saved<()> {
+/// is not closed, unless it is in flight.
+fn refuse_strangers(saver: &mut Saver<'_>, subject: &Subject, fifo: bool) -> Saved<()> {
     if let Some(pid) = saver.outside.holder(&subject.link) {
         return Err(Reason::OtherEndOutside(Some(pid)).into());
     }
@@ -77,12 +77,21 @@ fn refuse_strangers(saver: &Saver<'_>, subject: &Subject, fifo: bool) -> Saved<(
     let reader_alone = mine == libc::O_RDONLY as u32 && !has(libc::O_WRONLY);
     let writer_alone = mine == libc::O_WRONLY as u32 && !has(libc::O_RDONLY);
     // A FIFO that nobody has opened for writing yet shows no hangup.
-    let outside = reader_alone && !fifo && !gone.contains(PollFlags::HUP)
-        || writer_alone && !gone.contains(PollFlags::ERR);
-    if outside {
-        return Err(Reason::OtherEndOutside(None).into());
+    if reader_alone && !fifo && !gone.contains(PollFlags::HUP)
+        || writer_alone && !gone.contains(PollFlags::ERR)
+    {
+        saver.half_pipes.push((subject.class, subject.link.clone()));
     }
     Ok(())
+}
+
+/// Whether another end has been found in flight meanwhile.
+pub fn is_whole(saver: &Saver<'_>, class: usize) -> bool {
+    let info = &saver.pool.classes[class].info;
+    let access = |flags: u32| flags & libc::O_ACCMODE as u32;
+    let alike = saver.pool.alike(info).iter();
+    let mut ends = alike.map(|class| access(saver.pool.classes[*class].info.flags));
+    ends.any(|end| end != access(info.flags))
 }
 
 /// What is in the pipe. It stays there: `tee` copies it into a pipe of our own.
