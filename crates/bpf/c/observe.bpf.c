@@ -147,6 +147,7 @@ struct tcp_sock {
 	__u32 mss_cache;
 	__u32 snd_cwnd;
 	__u8 recvmsg_inq : 1;
+	__u8 tcp_usec_ts : 1;
 	__u32 copied_seq;
 	__u32 snd_wl1;
 	__u32 mdev_us;
@@ -226,6 +227,15 @@ static __always_inline int is_plain(struct sock *sk, struct tcp_sock *tcp)
 	return !bpf_core_field_exists(tcp->ao_info) || !tcp->ao_info;
 }
 
+/* As the kernel answers to TCP_TIMESTAMP. */
+static __always_inline __u32 tcp_clock(struct tcp_sock *tcp)
+{
+	__u64 now_us = bpf_ktime_get_ns() / 1000;
+	if (bpf_core_field_exists(tcp->tcp_usec_ts) && BPF_CORE_READ_BITFIELD(tcp, tcp_usec_ts))
+		return ((__u32)now_us + tcp->tsoffset) | 1;
+	return ((__u32)(now_us / 1000) + tcp->tsoffset) & ~1u;
+}
+
 static __always_inline void stream(struct observed *o, struct sock *sk, struct tcp_sock *tcp)
 {
 	struct tcp_options_received *negotiated = &tcp->rx_opt;
@@ -255,6 +265,7 @@ static __always_inline void stream(struct observed *o, struct sock *sk, struct t
 	o->mss_cache = tcp->mss_cache;
 	o->mss_clamp = negotiated->mss_clamp;
 	o->tsoffset = tcp->tsoffset;
+	o->timestamp = tcp_clock(tcp);
 	o->cwnd = tcp->snd_cwnd;
 	o->ssthresh = tcp->snd_ssthresh;
 	o->srtt_us = tcp->srtt_us >> 3;
@@ -328,7 +339,8 @@ static __always_inline void tcp_marks(struct option_marks *m, struct sock *sk, s
 	m->linger2 = tcp->linger2;
 	m->tx_delay = tcp->tcp_tx_delay;
 	m->notsent_low_water = tcp->notsent_lowat;
-	m->nagle = BPF_CORE_READ_BITFIELD(tcp, nonagle);
+	/* TCP_NODELAY and TCP_CORK; the third bit is an order to send now. */
+	m->nagle = BPF_CORE_READ_BITFIELD(tcp, nonagle) & 3;
 	m->thin_timeouts = BPF_CORE_READ_BITFIELD(tcp, thin_lto);
 	m->inq = BPF_CORE_READ_BITFIELD(tcp, recvmsg_inq);
 	/* The count goes up to 255; what matters is whether it has come to the limit. */

@@ -108,12 +108,13 @@ struct observed {
 	__u32 receive_low_water;
 	__u32 window_clamp;
 	__u32 namespace; /* inode number of its network namespace */
-	__u32 pad;
+	__u32 timestamp; /* its TCP clock; the lowest bit says whether that counts microseconds */
 	struct option_marks marks;
 };
 
 _Static_assert(sizeof(struct observe_order) == 16, "observe_order");
 _Static_assert(sizeof(struct option_marks) == 152, "option_marks");
+_Static_assert(__builtin_offsetof(struct option_marks, ping_pong) == 146, "ping_pong");
 _Static_assert(sizeof(struct observed) == 304, "observed");
 
 #endif

@@ -1,10 +1,11 @@
 //! The eBPF programs of the data plane, the structures they share with user space, and their loader.
 //!
 //! `c/steer.h` (XDP) sends packets to owners, `c/ingress.h` and `c/egress.h` (tcx) keep ownership, `c/sockets.h`
-//! (socket operations) makes and ends the entries of flows; `c/observe.bpf.c` reads sockets ([`observe`]). This crate
-//! decides nothing: [`Dataplane`] gives the maps to the daemon. Maps and links are pinned, so that traffic goes on while
-//! the daemon is away.
+//! (socket operations) makes and ends the entries of flows; `c/observe.bpf.c` reads sockets ([`observe`]), `c/files.bpf.c`
+//! descriptors ([`files`]). This crate decides nothing: [`Dataplane`] gives the maps to the daemon. Maps and links are
+//! pinned, so that traffic goes on while the daemon is away.
 
+pub mod files;
 mod holds;
 mod link;
 pub mod observe;

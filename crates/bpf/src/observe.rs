@@ -25,6 +25,8 @@ struct Order {
 
 /// Bytes of [`Observed::marks`].
 pub const MARKS_BYTES: usize = 152;
+/// The byte of them that changes with traffic, since what `TCP_QUICKACK` says does.
+pub const MARKS_QUICK_ACK: usize = 146;
 
 /// Bits of [`Observed::flags`].
 pub mod flags {
@@ -115,8 +117,9 @@ pub struct Observed {
     pub window_clamp: u32,
     /// Inode number of its network namespace.
     pub namespace: u32,
-    /// Zero.
-    pub pad: u32,
+    /// Its TCP clock, as `TCP_TIMESTAMP` has it: the lowest bit says whether it counts microseconds (set) or
+    /// milliseconds.
+    pub timestamp: u32,
     /// The raw fields that all other socket options are kept in: two sockets of a namespace whose marks are equal
     /// have equal options.
     pub marks: [u8; MARKS_BYTES],

@@ -3,6 +3,8 @@
 //! Decides nothing about ownership: it writes what the machine of `proto::handoff` asked for.
 
 mod convert;
+mod descriptors;
+mod followed;
 mod group;
 mod hold;
 mod observe;
@@ -10,6 +12,8 @@ mod order;
 mod placement;
 
 pub use convert::{flow_of, key_of, record_from_map, record_to_map};
+pub use descriptors::Descriptors;
+pub use followed::{Followed, Look};
 pub use group::NodePath;
 pub use hold::{Hold, HoldError};
 pub use observe::Sockets;

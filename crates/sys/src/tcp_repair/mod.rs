@@ -9,6 +9,9 @@
 //! | in the freeze | [`extract`] | [`restore`], [`injection`] where there is one, [`activate`] |
 //! | after it | [`abandon`] (or [`resume`], when the handoff failed) | [`settle`] |
 //!
+//! A connection may be restored ahead of the freeze already, from a state that was seen from beside it, and again when it
+//! went on: [`RestoredSocket::take_back`], [`RestoredSocket::keep_time`].
+//!
 //! [`extract`] switches the socket to repair mode. From then on, until [`resume`] or [`abandon`], the program must not
 //! use it, and nothing may reach it: ingress and egress of its flow have to be shut first. The donor's congestion
 //! window and threshold travel in [`TcpDynamic`], but the kernel gives no socket option to set them.
@@ -17,6 +20,7 @@
 //! restores it; until then zero is echoed, which receivers ignore, RFC 7323 section 3.2), segments received out of
 //! order (the hold replays them), and ECN (see [`TcpDynamic::ecn`]).
 
+mod again;
 mod bulk;
 mod donor;
 mod dynamic_state;

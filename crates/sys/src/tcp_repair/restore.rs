@@ -79,6 +79,14 @@ impl Preparer {
         })
     }
 
+    /// What a new socket has.
+    pub(super) fn fresh(&self, v6: bool) -> &SocketOptions {
+        match (v6, &self.fresh_v6) {
+            (true, Some(v6)) => v6,
+            _ => &self.fresh_v4,
+        }
+    }
+
     /// Makes a socket for the connection: repair mode, options, bound. Nothing goes on the wire.
     ///
     /// # Errors
@@ -88,15 +96,8 @@ impl Preparer {
         let socket = fd.as_fd();
         // Before bind, so that bind succeeds beside a listener of the same address.
         set_int(socket, IPPROTO_TCP, libc::TCP_REPAIR, REPAIR_ON).at("TCP_REPAIR")?;
-        let fresh = match (fixed.v6_socket, &self.fresh_v6) {
-            (true, Some(v6)) => v6,
-            _ => &self.fresh_v4,
-        };
-        fixed.options.apply(socket, fresh)?;
-        // `TCP_REPAIR_OPTIONS` sets the peer's MSS but leaves the segment size that `connect` computed, from 536 where
-        // nothing else was said. The kernel takes 88 to 32767 here.
-        let segment = i32::from(fixed.segment_size).clamp(88, 32_767);
-        set_int(socket, IPPROTO_TCP, libc::TCP_MAXSEG, segment).at("TCP_MAXSEG")?;
+        fixed.options.apply(socket, self.fresh(fixed.v6_socket))?;
+        set_segment_size(socket, fixed)?;
         // A socket that never measured a round trip waits 3 s for its first retransmission; nothing sets the measure, but
         // this caps the wait. `settle` gives the cap back. Kernels before 6.15 have no such option.
         let _ = set_int(socket, IPPROTO_TCP, TCP_RTO_MAX_MS, FIRST_TIMEOUT_CAP_MS);
@@ -104,6 +105,16 @@ impl Preparer {
         set_int(socket, IPPROTO_TCP, libc::TCP_REPAIR_QUEUE, SEND_QUEUE).at("TCP_REPAIR_QUEUE")?;
         Ok(PreparedSocket { fd })
     }
+}
+
+/// `TCP_REPAIR_OPTIONS` sets the peer's MSS but leaves the segment size that `connect` computed, from 536 where nothing else
+/// was said. The kernel takes 88 to 32767 here.
+pub(super) fn set_segment_size(
+    socket: BorrowedFd<'_>,
+    fixed: &TcpStatic,
+) -> Result<(), RepairError> {
+    let segment = i32::from(fixed.segment_size).clamp(88, 32_767);
+    set_int(socket, IPPROTO_TCP, libc::TCP_MAXSEG, segment).at("TCP_MAXSEG")
 }
 
 /// [`Preparer::prepare`] for one socket.

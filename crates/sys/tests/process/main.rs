@@ -2,11 +2,14 @@
 #![cfg(target_arch = "x86_64")]
 
 mod blockers;
+#[path = "../common/mod.rs"]
+mod common;
 mod faults;
 mod features;
 mod moving;
 mod program;
 mod same;
+mod servers;
 
 use holdfast_sys::process::donor::Tracker;
 use moving::Host;

@@ -18,14 +18,27 @@ use std::time::{Duration, Instant};
 
 /// A network namespace.
 #[derive(Clone)]
-pub struct Host(Arc<File>);
+pub struct Host {
+    namespace: Arc<File>,
+    reach: Arc<dyn Fn(bool) + Send + Sync>,
+}
 
 impl Host {
     /// The test's own.
     pub fn own() -> Self {
-        Self(Arc::new(
-            File::open("/proc/thread-self/ns/net").expect("opens"),
-        ))
+        let namespace = File::open("/proc/thread-self/ns/net").expect("opens");
+        Self {
+            namespace: Arc::new(namespace),
+            reach: Arc::new(|_| {}),
+        }
+    }
+
+    /// With `reach`, which lets packets come here, or nowhere.
+    pub fn reached_by(self, reach: impl Fn(bool) + Send + Sync + 'static) -> Self {
+        Self {
+            reach: Arc::new(reach),
+            ..self
+        }
     }
 
     /// A new one.
@@ -42,7 +55,7 @@ impl Host {
 
     fn enter(&self) {
         // SAFETY: no pointers are passed; only this thread moves.
-        let outcome = unsafe { libc::setns(self.0.as_raw_fd(), libc::CLONE_NEWNET) };
+        let outcome = unsafe { libc::setns(self.namespace.as_raw_fd(), libc::CLONE_NEWNET) };
         assert_eq!(outcome, 0);
     }
 }
@@ -182,7 +195,10 @@ pub fn migrate_until(tree: Tree, to: &Host, last: Step) -> Result<Left, Error> {
         return left(tree, Box::new((tracker, acceptor)));
     }
     let began = Instant::now();
-    let (mut stopped, descriptors) = stop(tracker)?;
+    if last >= Step::Sockets {
+        (to.reach)(false);
+    }
+    let (mut stopped, descriptors, states) = stop(tracker, last)?;
     let halted = began.elapsed();
     if last >= Step::LastShape {
         acceptor.restorer.tree(stopped.tree())?;
@@ -197,8 +213,7 @@ pub fn migrate_until(tree: Tree, to: &Host, last: Step) -> Result<Left, Error> {
         acceptor.descriptors(&from, &descriptors, true)?;
     }
     if last >= Step::Sockets {
-        let states = decoded(&stopped.extract(1)?);
-        acceptor.restore(&from, states)?;
+        acceptor.restore(&from, decoded(&states))?;
     }
     let sockets = began.elapsed();
     if last >= Step::State {
@@ -210,7 +225,9 @@ pub fn migrate_until(tree: Tree, to: &Host, last: Step) -> Result<Left, Error> {
     let state = began.elapsed();
     // Both hosts have one file system here, and so one set of locks.
     stopped.release()?;
-    acceptor.sockets.activate(WindowProbe::No, 1)?;
+    (to.reach)(true);
+    // What was sent meanwhile is lost.
+    acceptor.sockets.activate(WindowProbe::Yes, 1)?;
     let unlocked = acceptor.restorer.go()?;
     assert!(
         unlocked.is_empty(),
@@ -229,20 +246,29 @@ pub fn migrate_until(tree: Tree, to: &Host, last: Step) -> Result<Left, Error> {
     Ok((moved, None))
 }
 
+type Stopped = (StoppedTree, Descriptors, BTreeMap<FileId, SocketState>);
+
 /// Stops a tree. Some blockers come and go.
-fn stop(mut tracker: Tracker) -> Result<(StoppedTree, Descriptors), Error> {
-    for _ in 0..100 {
+fn stop(mut tracker: Tracker, last: Step) -> Result<Stopped, Error> {
+    let look = |stopped: &mut StoppedTree| {
+        let found = stopped.descriptors()?;
+        let states = if last >= Step::Sockets {
+            stopped.extract(1)?
+        } else {
+            BTreeMap::new()
+        };
+        Ok((found, states))
+    };
+    for tries in (0..100).rev() {
         let mut stopped = tracker.freeze().map_err(|unfrozen| unfrozen.error)?;
-        match stopped.descriptors() {
-            Ok(found) => return Ok((stopped, found)),
-            Err(Error::Blocked(_)) => tracker = stopped.thaw()?,
+        match look(&mut stopped) {
+            Ok((found, states)) => return Ok((stopped, found, states)),
+            Err(Error::Blocked(_) | Error::Socket(_)) if tries > 0 => tracker = stopped.thaw()?,
             Err(error) => return Err(error),
         }
         std::thread::sleep(Duration::from_millis(1));
     }
-    let mut stopped = tracker.freeze().map_err(|unfrozen| unfrozen.error)?;
-    let found = stopped.descriptors()?;
-    Ok((stopped, found))
+    unreachable!("the last try ends in a return");
 }
 
 /// Who takes a tree.

@@ -110,6 +110,11 @@ impl Program {
             .count()
     }
 
+    /// Leaves something for it to find.
+    pub fn leave(&self, name: &str) {
+        std::fs::write(self.folder.join(name), "").expect("writes");
+    }
+
     /// A number that it left.
     pub fn number(&self, name: &str) -> Option<i32> {
         self.read(name)?.parse().ok()
@@ -134,7 +139,7 @@ impl Program {
 
     /// Tells it to end, and asks for its verdict.
     pub fn ends_well(mut self, tree: Tree) {
-        std::fs::write(self.folder.join("end"), "").expect("writes");
+        self.leave("end");
         let status = tree.wait(&mut self.child, LIMIT);
         let verdict = self
             .read("verdict")

@@ -1,7 +1,11 @@
 //! A donor that holds descriptors and stands still, and an acceptor that gets them.
 
-use holdfast_sys::process::files::{Changes, Draft, FilesError, Given, Image, Limits, Stock};
+use holdfast_sys::process::files::image::Kind;
+use holdfast_sys::process::files::{
+    Changes, Draft, FdInfo, FilesError, Given, Image, Limits, Listed, Listing, Stock,
+};
 use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
+use std::collections::BTreeSet;
 use std::fs;
 use std::io::{Read, Write};
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
@@ -88,6 +92,10 @@ impl Donor {
         let frozen = draft
             .save_frozen(&self.pids())
             .unwrap_or_else(|error| panic!("{error}"));
+        let listed = draft
+            .save_frozen_listed(&self.pids(), list(&self.pids()), &BTreeSet::new())
+            .unwrap_or_else(|error| panic!("{error}"));
+        assert_eq!(lasting(listed.image), lasting(frozen.image.clone()));
         let changes = frozen.image.changes_since(&draft.image);
         let image = postcard::to_stdvec(&draft.image).expect("coded");
         let changes = postcard::to_stdvec(&changes).expect("coded");
@@ -106,6 +114,76 @@ impl Donor {
             .map(|blocker| format!("{:?} {blocker}", blocker.reason))
             .collect()
     }
+}
+
+/// What a caller lists that can look at many descriptors at once, made from `/proc`.
+fn list(pids: &[i32]) -> Vec<Listing> {
+    let mut known: Vec<(i32, u32, FdInfo)> = Vec::new();
+    let listing = |pid: &i32| {
+        let numbers = fs::read_dir(format!("/proc/{pid}/fdinfo")).ok()?;
+        let mut numbers: Vec<u32> = numbers
+            .flatten()
+            .filter_map(|entry| entry.file_name().to_str()?.parse().ok())
+            .collect();
+        numbers.sort_unstable();
+        let mut descriptors = Vec::new();
+        for number in numbers {
+            let text = fs::read_to_string(format!("/proc/{pid}/fdinfo/{number}")).ok()?;
+            let mut info = FdInfo::parse(&text).expect("fdinfo");
+            let same = |(other, fd, seen): &(i32, u32, FdInfo)| {
+                (seen.inode, seen.mount) == (info.inode, info.mount)
+                    && seen.number::<u32>("eventfd-id") == info.number("eventfd-id")
+                    && is_same(0, (*other, *fd), (*pid, number))
+            };
+            let place = known.iter().position(same);
+            let file = place.unwrap_or_else(|| {
+                known.push((*pid, number, info.clone()));
+                known.len() - 1
+            });
+            let has_more = !info.rest.is_empty();
+            info.rest.clear();
+            descriptors.push(Listed {
+                number,
+                file: file as u64,
+                info,
+                has_more,
+            });
+        }
+        let first = pids
+            .iter()
+            .find(|other| is_same(2, (**other, 0), (*pid, 0)));
+        Some(Listing {
+            pid: *pid,
+            thread_tables: false,
+            table: first
+                .filter(|_| !descriptors.is_empty())
+                .map(|pid| *pid as u64),
+            descriptors,
+        })
+    };
+    pids.iter().filter_map(listing).collect()
+}
+
+/// `kcmp` of two open files (0) or two tables (2).
+fn is_same(what: i32, one: (i32, u32), other: (i32, u32)) -> bool {
+    // SAFETY: these kinds of comparison take no pointers.
+    let order = unsafe { libc::syscall(libc::SYS_kcmp, one.0, other.0, what, one.1, other.1) };
+    order == 0
+}
+
+/// What two readings of a stopped tree have in common: clocks go on, and the kernel shows an empty message only to the first
+/// who looks without taking it.
+fn lasting(mut image: Image) -> Image {
+    for file in image.files.values_mut() {
+        match &mut file.kind {
+            Kind::Timer(timer) => (timer.value_ns, timer.ticks) = (0, 0),
+            Kind::Unix(socket) => socket
+                .queue
+                .retain(|message| !message.bytes.0.is_empty() || !message.files.is_empty()),
+            _ => {}
+        }
+    }
+    image
 }
 
 impl Drop for Donor {

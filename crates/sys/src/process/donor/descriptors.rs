@@ -4,7 +4,7 @@ use super::freeze::StoppedTree;
 use super::tracker::Tracker;
 use crate::process::error::{Error, Result};
 use crate::process::files::image::FileId;
-use crate::process::files::{Draft, Limits, shared_tables};
+use crate::process::files::{Address, Draft, Frozen, Limits, Listing, shared_tables};
 use crate::process::image::{Descriptors, Files, Process};
 use crate::process::sockets::{Held, SocketState, SocketStatic};
 use std::collections::{BTreeMap, BTreeSet};
@@ -44,6 +44,14 @@ impl Tracker {
         Ok(found)
     }
 
+    /// Where the tree's TCP and UDP sockets were found by the last [`Tracker::descriptors`], and what they were born with.
+    pub fn sockets(&self) -> impl Iterator<Item = (FileId, Address, &SocketStatic)> {
+        self.draft.iter().flat_map(|draft| {
+            let places = draft.places.iter();
+            places.filter_map(|(id, place)| Some((*id, *place, &**draft.sockets.get(id)?)))
+        })
+    }
+
     /// Processes that have descriptors.
     fn living(&self) -> Vec<i32> {
         let living = self
@@ -72,11 +80,40 @@ impl StoppedTree {
     /// # Errors
     /// [`Error::Blocked`]: some blockers come and go, so that another try may succeed.
     pub fn descriptors(&mut self) -> Result<Descriptors> {
-        let pids = self.tracker.living();
-        let before = self.tracker.draft.as_ref();
-        let before = before.ok_or(Error::Image("descriptors that nobody looked at"))?;
-        let frozen = before.save_frozen(&pids)?;
-        let ids: BTreeSet<FileId> = frozen.sockets.keys().copied().collect();
+        let frozen = self.draft()?.save_frozen(&self.pids())?;
+        self.changed(frozen)
+    }
+
+    /// [`StoppedTree::descriptors`] from what was listed of all [`StoppedTree::pids`] since they stand still. Of sockets whose
+    /// state is `seen` from beside them no copies are made.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn listed_descriptors(
+        &mut self,
+        listings: Vec<Listing>,
+        seen: &BTreeSet<FileId>,
+    ) -> Result<Descriptors> {
+        let frozen = self
+            .draft()?
+            .save_frozen_listed(&self.pids(), listings, seen)?;
+        self.changed(frozen)
+    }
+
+    /// The processes that have descriptors, as the caller sees them.
+    #[must_use]
+    pub fn pids(&self) -> Vec<i32> {
+        self.tracker.living()
+    }
+
+    fn draft(&self) -> Result<&Draft> {
+        let draft = self.tracker.draft.as_ref();
+        draft.ok_or(Error::Image("descriptors that nobody looked at"))
+    }
+
+    fn changed(&mut self, frozen: Frozen) -> Result<Descriptors> {
+        let before = self.draft()?;
+        let ids: BTreeSet<FileId> = frozen.image.files.keys().copied().collect();
         let found = Descriptors {
             files: Files::Changes(frozen.image.changes_since(&before.image)),
             sockets: fresh(&frozen.fixed, &BTreeMap::new()),

@@ -25,8 +25,19 @@ pub struct Holder {
 pub struct TableSeen {
     /// Its processes; the first is asked about it.
     pub holders: Vec<Holder>,
-    /// Its descriptors.
-    pub descriptors: Vec<(u32, FdInfo)>,
+    /// Its descriptors, by number.
+    pub descriptors: Vec<DescriptorSeen>,
+}
+
+/// A descriptor.
+#[derive(Debug)]
+pub struct DescriptorSeen {
+    /// Its number.
+    pub number: u32,
+    /// `fdinfo`.
+    pub info: FdInfo,
+    /// Identity of the open file, where that is known without asking.
+    pub file: Option<u64>,
 }
 
 /// The descriptor tables of a tree by the lowest inner PID that has each.
@@ -92,7 +103,8 @@ pub fn inner_pid(pid: i32) -> Option<i32> {
     line("NSpid:")?.split_whitespace().next_back()?.parse().ok()
 }
 
-fn check_threads(pid: i32) -> Result<(), FilesError> {
+/// No thread has a table of its own.
+pub fn check_threads(pid: i32) -> Result<(), FilesError> {
     for entry in fs::read_dir(format!("/proc/{pid}/task"))
         .at("/proc/PID/task")?
         .flatten()
@@ -119,51 +131,76 @@ fn check_threads(pid: i32) -> Result<(), FilesError> {
 }
 
 /// All descriptors of a process; what is closed meanwhile is left out.
-fn descriptors(pid: i32) -> Result<Vec<(u32, FdInfo)>, FilesError> {
-    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    let path = format!("/proc/{pid}/fdinfo");
-    let dir = rustix::fs::open(&path, flags, Mode::empty()).at(&path)?;
-    let mut space = vec![MaybeUninit::uninit(); 32 * 1024];
-    let mut entries = RawDir::new(&dir, &mut space);
-    let mut numbers = Vec::new();
-    while let Some(entry) = entries.next() {
-        let entry = entry.at(&path)?;
-        let name = entry.file_name().to_str().ok();
-        numbers.extend(name.and_then(|name| name.parse::<u32>().ok()));
-    }
-    let mut text = Vec::with_capacity(4096);
+fn descriptors(pid: i32) -> Result<Vec<DescriptorSeen>, FilesError> {
+    let mut directory = FdInfoDirectory::open(pid)?;
+    let numbers = directory.numbers()?;
     let mut found = Vec::with_capacity(numbers.len());
-    for fd in numbers {
-        match read_info(&dir, fd, &mut text) {
-            Ok(info) => found.push((fd, info)),
+    for number in numbers {
+        match directory.read(number) {
+            Ok(info) => found.push(DescriptorSeen {
+                number,
+                info,
+                file: None,
+            }),
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-            Err(error) => return Err(error).at(format!("{path}/{fd}")),
+            Err(error) => return Err(error).at(format!("{}/{number}", directory.path)),
         }
     }
-    found.sort_by_key(|(fd, _)| *fd);
+    found.sort_by_key(|one| one.number);
     Ok(found)
 }
 
-fn read_info(dir: &OwnedFd, fd: u32, text: &mut Vec<u8>) -> io::Result<FdInfo> {
-    let file = openat(
-        dir,
-        fd.to_string(),
-        OFlags::RDONLY | OFlags::CLOEXEC,
-        Mode::empty(),
-    )?;
-    text.clear();
-    loop {
-        text.reserve(4096);
-        let room = text.capacity() - text.len();
-        match rustix::io::read(&file, rustix::buffer::spare_capacity(text)) {
-            // The kernel writes the whole text at once: what does not fill the room is its end.
-            Ok(length) if length < room => break,
-            Ok(_) | Err(Errno::INTR) => {}
-            Err(error) => return Err(error.into()),
-        }
+/// `/proc/PID/fdinfo`.
+pub struct FdInfoDirectory {
+    path: String,
+    directory: OwnedFd,
+    text: Vec<u8>,
+}
+
+impl FdInfoDirectory {
+    /// Of a process.
+    pub fn open(pid: i32) -> Result<Self, FilesError> {
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let path = format!("/proc/{pid}/fdinfo");
+        let directory = rustix::fs::open(&path, flags, Mode::empty()).at(&path)?;
+        Ok(Self {
+            path,
+            directory,
+            text: Vec::with_capacity(4096),
+        })
     }
-    let text = String::from_utf8_lossy(text);
-    FdInfo::parse(&text).ok_or_else(|| io::Error::from(io::ErrorKind::InvalidData))
+
+    fn numbers(&self) -> Result<Vec<u32>, FilesError> {
+        let mut space = vec![MaybeUninit::uninit(); 32 * 1024];
+        let mut entries = RawDir::new(&self.directory, &mut space);
+        let mut numbers = Vec::new();
+        while let Some(entry) = entries.next() {
+            let entry = entry.at(&self.path)?;
+            let name = entry.file_name().to_str().ok();
+            numbers.extend(name.and_then(|name| name.parse::<u32>().ok()));
+        }
+        Ok(numbers)
+    }
+
+    /// What is said of a descriptor.
+    pub fn read(&mut self, number: u32) -> io::Result<FdInfo> {
+        let flags = OFlags::RDONLY | OFlags::CLOEXEC;
+        let file = openat(&self.directory, number.to_string(), flags, Mode::empty())?;
+        let text = &mut self.text;
+        text.clear();
+        loop {
+            text.reserve(4096);
+            let room = text.capacity() - text.len();
+            match rustix::io::read(&file, rustix::buffer::spare_capacity(text)) {
+                // The kernel writes the whole text at once: what does not fill the room is its end.
+                Ok(length) if length < room => break,
+                Ok(_) | Err(Errno::INTR) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        let text = String::from_utf8_lossy(text);
+        FdInfo::parse(&text).ok_or_else(|| io::Error::from(io::ErrorKind::InvalidData))
+    }
 }
 
 /// A place where an open file can be reached.
@@ -194,6 +231,8 @@ pub struct Class {
     pub slots: Vec<(u32, u32)>,
     /// What the first of them showed.
     pub info: FdInfo,
+    /// Its identity was known without asking.
+    pub listed: bool,
 }
 
 /// What files that are the same have in common: mount, inode, and for an eventfd its number.
@@ -210,9 +249,11 @@ pub fn key(info: &FdInfo) -> Key {
 pub struct Pool {
     /// In the order in which they were found.
     pub classes: Vec<Class>,
-    /// Those with the same key, in the order of the kernel.
+    /// Those with the same key, in the order of the kernel where no identity is known.
     by_key: HashMap<Key, Vec<usize>>,
     by_inode: HashMap<u64, Vec<usize>>,
+    /// Those whose identity is known.
+    by_file: HashMap<u64, usize>,
     by_slot: HashMap<(u32, u32), usize>,
 }
 
@@ -221,40 +262,66 @@ impl Pool {
     pub fn new(survey: &Survey) -> Self {
         let mut pool = Self::default();
         for (table, seen) in survey {
-            for (fd, info) in &seen.descriptors {
-                let place = Place::Process(seen.holders[0].pid, *fd);
-                let class = pool.add(place, info);
-                pool.classes[class].slots.push((*table, *fd));
-                pool.by_slot.insert((*table, *fd), class);
+            for one in &seen.descriptors {
+                let place = Place::Process(seen.holders[0].pid, one.number);
+                let class = match one.file {
+                    Some(file) => pool.add_listed(place, &one.info, file),
+                    None => pool.add(place, &one.info),
+                };
+                pool.classes[class].slots.push((*table, one.number));
+                pool.by_slot.insert((*table, one.number), class);
             }
         }
         pool
     }
 
+    /// The class of a file whose identity is known, which is made if there is none.
+    fn add_listed(&mut self, place: Place, info: &FdInfo, file: u64) -> usize {
+        if let Some(class) = self.by_file.get(&file) {
+            return *class;
+        }
+        let class = self.make(place, info, true);
+        self.by_file.insert(file, class);
+        self.by_key.entry(key(info)).or_default().push(class);
+        class
+    }
+
     /// The class of a file, which is made if there is none: by key first, then by the order in which the kernel compares
-    /// files, so that this costs the logarithm of the number of files with the same key.
+    /// files, so that this costs the logarithm of the number of files with the same key. Those whose identity is known
+    /// are in no such order.
     pub fn add(&mut self, place: Place, info: &FdInfo) -> usize {
-        let alike = self.by_key.entry(key(info)).or_default();
-        let classes = &self.classes;
-        let found = alike.binary_search_by(|&other| {
+        let alike = self.by_key.get(&key(info)).map_or(&[][..], Vec::as_slice);
+        let compare = |other: usize| {
             // A descriptor that a running process closed meanwhile compares with nothing.
-            raw::compare_files(classes[other].place.address(), place.address())
+            raw::compare_files(self.classes[other].place.address(), place.address())
                 .unwrap_or(Ordering::Less)
-        });
+        };
+        let found = if self.by_file.is_empty() {
+            alike.binary_search_by(|other| compare(*other))
+        } else {
+            let same = alike.iter().position(|other| compare(*other).is_eq());
+            same.ok_or(alike.len())
+        };
         match found {
             Ok(at) => alike[at],
             Err(at) => {
-                let class = self.classes.len();
-                alike.insert(at, class);
-                self.by_inode.entry(info.inode).or_default().push(class);
-                self.classes.push(Class {
-                    place,
-                    slots: Vec::new(),
-                    info: info.clone(),
-                });
+                let class = self.make(place, info, false);
+                self.by_key.entry(key(info)).or_default().insert(at, class);
                 class
             }
         }
+    }
+
+    fn make(&mut self, place: Place, info: &FdInfo, listed: bool) -> usize {
+        let class = self.classes.len();
+        self.by_inode.entry(info.inode).or_default().push(class);
+        self.classes.push(Class {
+            place,
+            slots: Vec::new(),
+            info: info.clone(),
+            listed,
+        });
+        class
     }
 
     /// Files with the same key as this one, itself among them.

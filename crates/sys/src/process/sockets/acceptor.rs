@@ -4,7 +4,7 @@ use super::{SocketError, SocketState, SocketStatic};
 use crate::process::files::image::FileId;
 use crate::tcp_repair::{
     PreparedSocket, Preparer, RestoredSocket, Settled, TcpDynamic, TcpStatic, WindowProbe,
-    activate_all, injection, restore_all, settle,
+    activate_all, each, injection, restore, settle,
 };
 use crate::udp;
 use std::collections::{BTreeMap, BTreeSet};
@@ -31,9 +31,22 @@ enum Phase {
     /// A TCP connection to be.
     Prepared(PreparedSocket),
     /// With its connection, in repair mode.
-    Restored(RestoredSocket, Box<TcpDynamic>),
+    Restored(RestoredSocket, Box<Taken>),
     /// Anything else, or a connection that goes on.
     Ready(OwnedFd),
+}
+
+/// A connection's state, and when it was taken by the donor's clock, if it was taken while the connection was in use.
+#[derive(Debug)]
+struct Taken {
+    state: Box<TcpDynamic>,
+    at_us: Option<u64>,
+}
+
+/// A connection's socket that gets a state.
+enum Getter {
+    Prepared(PreparedSocket),
+    Again(RestoredSocket),
 }
 
 impl AsFd for Made {
@@ -112,6 +125,26 @@ impl Sockets {
         all.map(|(id, made)| (*id, made.as_fd(), &made.fixed))
     }
 
+    /// Gives connections the state that was seen of them `at_us` (microseconds of a clock of the donor's) while they were in
+    /// use; those that have one get it anew, in the same open file. They send nothing.
+    ///
+    /// # Errors
+    /// What the kernel refuses, or state that does not fit.
+    pub fn inject(
+        &mut self,
+        states: BTreeMap<FileId, SocketState>,
+        at_us: u64,
+        threads: usize,
+    ) -> Result<(), SocketError> {
+        let packets = self.give(states, Some(at_us), threads)?;
+        if packets.is_empty() {
+            Ok(())
+        } else {
+            // A state that needs packets cannot be seen from beside.
+            Err(SocketError::Unknown)
+        }
+    }
+
     /// Gives all sockets their state, connections by `threads` threads; they send nothing yet. What it returns are packets to
     /// be written to a TUN device next, in this order: what only a packet can bring (a FIN, datagrams).
     ///
@@ -125,18 +158,81 @@ impl Sockets {
         if !states.keys().eq(self.made.keys()) {
             return Err(SocketError::Unknown);
         }
+        self.restore_some(states, threads)
+    }
+
+    /// [`Sockets::restore`] for some of the sockets, the others to follow.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn restore_some(
+        &mut self,
+        states: BTreeMap<FileId, SocketState>,
+        threads: usize,
+    ) -> Result<Vec<Vec<u8>>, SocketError> {
+        self.give(states, None, threads)
+    }
+
+    /// [`Sockets::restore`] where connections that are as [`Sockets::inject`] made them are left out. `at_us` is the time by
+    /// the same clock.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn restore_changed(
+        &mut self,
+        states: BTreeMap<FileId, SocketState>,
+        at_us: u64,
+        threads: usize,
+    ) -> Result<Vec<Vec<u8>>, SocketError> {
+        let has_state =
+            |made: &Made| matches!(&made.phase, Phase::Restored(_, taken) if taken.at_us.is_some());
+        for (id, made) in &self.made {
+            if !states.contains_key(id) && !has_state(made) {
+                return Err(SocketError::Unknown.of(*id));
+            }
+        }
+        let packets = self.restore_some(states, threads)?;
+        self.keep_time(at_us)?;
+        Ok(packets)
+    }
+
+    /// The clocks of connections that were restored ahead.
+    fn keep_time(&self, now_us: u64) -> Result<(), SocketError> {
+        for (id, made) in &self.made {
+            if let (SocketStatic::Connection(fixed), Phase::Restored(socket, taken)) =
+                (&made.fixed, &made.phase)
+                && let Some(at_us) = taken.at_us
+            {
+                let elapsed_us = now_us.saturating_sub(at_us);
+                let outcome = socket.keep_time(fixed, &taken.state, elapsed_us);
+                outcome.map_err(|error| SocketError::from(error).of(*id))?;
+            }
+        }
+        Ok(())
+    }
+
+    fn give(
+        &mut self,
+        states: BTreeMap<FileId, SocketState>,
+        at_us: Option<u64>,
+        threads: usize,
+    ) -> Result<Vec<Vec<u8>>, SocketError> {
         let mut packets = Vec::new();
-        let mut connections = Vec::new();
+        let mut connections = Vec::with_capacity(states.len());
         for (id, state) in states {
             let Some(made) = self.made.remove(&id) else {
-                return Err(SocketError::Unknown);
+                return Err(SocketError::Unknown.of(id));
             };
-            match (made.fixed, made.phase, state) {
-                (
-                    SocketStatic::Connection(fixed),
-                    Phase::Prepared(socket),
-                    SocketState::Connection(state),
-                ) => connections.push((id, socket, fixed, state)),
+            let (fixed, phase) = (made.fixed, made.phase);
+            match (fixed, phase, state) {
+                (SocketStatic::Connection(fixed), phase, SocketState::Connection(state)) => {
+                    let getter = match phase {
+                        Phase::Prepared(socket) => Getter::Prepared(socket),
+                        Phase::Restored(socket, _) => Getter::Again(socket),
+                        Phase::Ready(_) => return Err(SocketError::Unknown.of(id)),
+                    };
+                    connections.push((id, getter, fixed, state));
+                }
                 (fixed, Phase::Ready(socket), state) => {
                     let outcome = settle_in(&fixed, socket.as_fd(), &state, &mut packets);
                     outcome.map_err(|error| error.of(id))?;
@@ -146,29 +242,30 @@ impl Sockets {
                 _ => return Err(SocketError::Unknown.of(id)),
             }
         }
-        self.connect(connections, threads, &mut packets)?;
+        self.connect(connections, at_us, threads, &mut packets)?;
         Ok(packets)
     }
 
     fn connect(
         &mut self,
-        connections: Vec<(FileId, PreparedSocket, Box<TcpStatic>, Box<TcpDynamic>)>,
+        connections: Vec<(FileId, Getter, Box<TcpStatic>, Box<TcpDynamic>)>,
+        at_us: Option<u64>,
         threads: usize,
         packets: &mut Vec<Vec<u8>>,
     ) -> Result<(), SocketError> {
-        let mut work = Vec::with_capacity(connections.len());
-        let mut kept = Vec::with_capacity(connections.len());
-        for (id, socket, fixed, state) in connections {
-            work.push(socket);
-            kept.push((id, fixed, state));
-        }
-        let items = work.into_iter().zip(&kept);
-        let items = items.map(|(socket, (_, fixed, state))| (socket, &**fixed, &**state));
-        let restored = restore_all(items.collect(), threads);
-        for ((id, fixed, state), restored) in kept.into_iter().zip(restored) {
-            let socket = restored.map_err(|error| SocketError::from(error).of(id))?;
+        let preparer = &self.preparer;
+        let restored = each(connections, threads, |(id, getter, fixed, state)| {
+            let prepared = match getter {
+                Getter::Prepared(socket) => Ok(socket),
+                Getter::Again(socket) => socket.take_back(&fixed, preparer),
+            };
+            let socket = prepared.and_then(|socket| restore(socket, &fixed, &state));
+            (id, socket, fixed, state)
+        });
+        for (id, socket, fixed, state) in restored {
+            let socket = socket.map_err(|error| SocketError::from(error).of(id))?;
             packets.extend(injection(&fixed, &state));
-            let phase = Phase::Restored(socket, state);
+            let phase = Phase::Restored(socket, Box::new(Taken { state, at_us }));
             let fixed = SocketStatic::Connection(fixed);
             self.made.insert(id, Made { fixed, phase });
         }
@@ -183,9 +280,9 @@ impl Sockets {
         let (mut work, mut kept) = (Vec::new(), Vec::new());
         for (id, made) in std::mem::take(&mut self.made) {
             match (made.fixed, made.phase) {
-                (SocketStatic::Connection(fixed), Phase::Restored(socket, state)) => {
+                (SocketStatic::Connection(fixed), Phase::Restored(socket, taken)) => {
                     work.push(socket);
-                    kept.push((id, fixed, state));
+                    kept.push((id, fixed, taken.state));
                 }
                 (fixed, phase) => drop(self.made.insert(id, Made { fixed, phase })),
             }

@@ -8,16 +8,21 @@
 //! | commit | [`Held::give_up`] | [`Sockets::activate`], then [`Sockets::settle`] |
 //! | rollback | [`Held::resume`] | dropping [`Sockets`] is silent |
 //!
+//! Connections whose state can be seen from beside them ([`Told`]) are restored ahead of the freeze ([`Sockets::inject`]);
+//! in the freeze only those that went on since then are restored again.
+//!
 //! Connections that wait to be accepted do not move: a listener that has some is [`SocketError::Unaccepted`], and the
 //! freeze is to be tried again when the program has taken them.
 
 mod acceptor;
 mod donor;
 mod error;
+mod told;
 
 pub use acceptor::Sockets;
 pub use donor::{Held, Reader};
 pub use error::SocketError;
+pub use told::{Told, Way};
 
 use crate::tcp_repair::{TcpDynamic, TcpStatic, TcpUnconnected};
 use crate::udp::{Datagram, UdpStatic};

@@ -1,10 +1,12 @@
 //! TCP and UDP sockets that are met while a tree is read.
 
+use super::Address;
 use super::saver::Saved;
 use crate::process::files::error::Reason;
-use crate::process::files::image::FileId;
+use crate::process::files::fdinfo::FdInfo;
+use crate::process::files::image::{FileId, Kind, OpenFile};
 use crate::process::sockets::{Reader, SocketError, SocketStatic};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
@@ -15,6 +17,10 @@ pub struct Found {
     pub held: BTreeMap<FileId, OwnedFd>,
     /// What sockets were born with; in the freeze only of those for which the draft has nothing that still holds.
     pub fixed: BTreeMap<FileId, Arc<SocketStatic>>,
+    /// Where they can be copied from.
+    pub places: BTreeMap<FileId, Address>,
+    /// Those that the caller sees from beside them: no copies are made.
+    pub seen: BTreeSet<FileId>,
     reader: Option<Reader>,
 }
 
@@ -42,4 +48,17 @@ impl Found {
             none => none.insert(Reader::new()?).read(fd),
         }
     }
+}
+
+/// A TCP or UDP socket with nothing new to say here: its inode is never given to another socket while this one lives.
+pub fn unchanged(info: &FdInfo, before: Option<&OpenFile>) -> Option<OpenFile> {
+    let before = before?;
+    let Kind::Inet { inode, .. } = before.kind else {
+        return None;
+    };
+    let quiet = before.owner.is_none() && info.flags & libc::O_ASYNC as u32 == 0;
+    (inode == info.inode && quiet).then(|| OpenFile {
+        flags: info.flags,
+        ..before.clone()
+    })
 }

@@ -1,14 +1,17 @@
 //! Reading the descriptors of a running tree.
 
+mod copier;
 mod inet;
 mod outside;
 mod saver;
 
+pub use copier::Copier;
 pub use saver::{Saved, Saver, Subject};
 
 use super::error::FilesError;
 use super::image::{FileId, Image, ObjectId};
-use super::survey::Key;
+use super::listed::{self, Listing};
+use super::survey::{Key, Survey, survey};
 use crate::process::sockets::SocketStatic;
 use saver::Stage;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -44,9 +47,14 @@ pub struct Draft {
     pub image: Image,
     /// What the tree's TCP and UDP sockets were born with.
     pub sockets: BTreeMap<FileId, Arc<SocketStatic>>,
+    /// Where they can be copied from ([`Copier::copy`]), but for those in flight.
+    pub places: BTreeMap<FileId, Address>,
     limits: Limits,
     known: Known,
 }
+
+/// A process, as the caller sees it, and a descriptor of its.
+pub type Address = (i32, u32);
 
 /// What became of what the donor saw, so that a later image gives the same thing the same number.
 #[derive(Clone, Debug, Default)]
@@ -62,9 +70,11 @@ pub struct Known {
 pub struct Frozen {
     /// Everything; what the acceptor needs is its difference from the draft.
     pub image: Image,
-    /// Copies of the tree's TCP and UDP sockets.
+    /// Copies of the tree's TCP and UDP sockets; with [`Draft::save_frozen_listed`] not of those that were seen.
     pub sockets: BTreeMap<FileId, OwnedFd>,
-    /// What those of them were born with of which the draft has nothing, or nothing that still holds.
+    /// Where all can be copied from, but for those in flight.
+    pub places: BTreeMap<FileId, Address>,
+    /// What those of which there are copies were born with and the draft has nothing, or nothing that still holds.
     pub fixed: BTreeMap<FileId, Arc<SocketStatic>>,
 }
 
@@ -75,7 +85,7 @@ impl Draft {
     /// # Errors
     /// [`FilesError::Blocked`] with every descriptor that cannot move; [`FilesError::Kernel`].
     pub fn save(pids: &[i32], limits: &Limits) -> Result<Self, FilesError> {
-        let saver = Saver::new(pids, limits, None, Stage::Running)?;
+        let saver = Saver::new(pids, survey(pids)?, limits, None, Stage::Running);
         Self::of(saver, limits.clone())
     }
 
@@ -84,7 +94,7 @@ impl Draft {
     /// # Errors
     /// As [`Self::save`].
     pub fn again(&self, pids: &[i32], limits: &Limits) -> Result<Self, FilesError> {
-        let saver = Saver::new(pids, limits, Some(self), Stage::Running)?;
+        let saver = Saver::new(pids, survey(pids)?, limits, Some(self), Stage::Running);
         let mut draft = Self::of(saver, limits.clone())?;
         // Sizes that the kernel tunes are no reason to make a socket anew.
         for (id, fixed) in &mut draft.sockets {
@@ -100,6 +110,7 @@ impl Draft {
         Ok(Self {
             image,
             sockets: inet.fixed,
+            places: inet.places,
             limits,
             known,
         })
@@ -110,11 +121,36 @@ impl Draft {
     /// # Errors
     /// As [`Self::save`]; some blockers come and go, so that another try may succeed.
     pub fn save_frozen(&self, pids: &[i32]) -> Result<Frozen, FilesError> {
-        let saver = Saver::new(pids, &self.limits, Some(self), Stage::Frozen)?;
+        self.finish(pids, survey(pids)?, &BTreeSet::new())
+    }
+
+    /// [`Self::save_frozen`] from what was listed of all `pids` since they stand still. Sockets that the draft has and
+    /// whose state is `seen` from beside them cost no system call: they are not copied.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn save_frozen_listed(
+        &self,
+        pids: &[i32],
+        listings: Vec<Listing>,
+        seen: &BTreeSet<FileId>,
+    ) -> Result<Frozen, FilesError> {
+        self.finish(pids, listed::survey(pids, listings)?, seen)
+    }
+
+    fn finish(
+        &self,
+        pids: &[i32],
+        survey: Survey,
+        seen: &BTreeSet<FileId>,
+    ) -> Result<Frozen, FilesError> {
+        let mut saver = Saver::new(pids, survey, &self.limits, Some(self), Stage::Frozen);
+        saver.inet.seen.clone_from(seen);
         let (image, _, inet) = saver.run()?;
         Ok(Frozen {
             image,
             sockets: inet.held,
+            places: inet.places,
             fixed: inet.fixed,
         })
     }

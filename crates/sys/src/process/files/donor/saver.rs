@@ -1,13 +1,12 @@
 //! One reading of a tree: each open file once, those that are found in flight on the way too.
 
 use super::outside::Outside;
-use super::{Draft, Known, Limits, inet};
+use super::{Copier, Draft, Known, Limits, inet};
 use crate::process::files::error::{At, Blocker, FilesError, Reason};
 use crate::process::files::fdinfo::FdInfo;
 use crate::process::files::image::{FileId, Image, Kind, ObjectId, OpenFile, Owner, Slot, Table};
-use crate::process::files::survey::{Place, Pool, Survey, inner_pid, key, own_info, survey};
+use crate::process::files::survey::{Place, Pool, Survey, inner_pid, key, own_info};
 use crate::process::files::{kinds, raw};
-use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
 use std::collections::{HashMap, HashSet};
 use std::fs;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -92,7 +91,7 @@ pub struct Saver<'a> {
     /// The caller's PIDs of the tree.
     pub pids: Vec<i32>,
     /// What is found of TCP and UDP sockets.
-    inet: inet::Found,
+    pub inet: inet::Found,
     survey: Survey,
     draft: Option<&'a Draft>,
     ids: Vec<FileId>,
@@ -100,25 +99,25 @@ pub struct Saver<'a> {
     next_file: FileId,
     objects: HashMap<(u32, u64), ObjectId>,
     next_object: ObjectId,
-    processes: HashMap<i32, OwnedFd>,
+    copier: Copier,
 }
 
 impl<'a> Saver<'a> {
-    /// Lists the descriptors of the tree.
+    /// For the descriptors that were found.
     pub fn new(
         pids: &[i32],
+        survey: Survey,
         limits: &Limits,
         draft: Option<&'a Draft>,
         stage: Stage,
-    ) -> Result<Self, FilesError> {
-        let survey = survey(pids)?;
+    ) -> Self {
         let (frozen, outside) = match stage {
             Stage::Frozen => (true, Outside::default()),
             Stage::Running => (false, Outside::look(pids)),
         };
         let known = draft.map(|draft| &draft.known);
         let next = |numbers: Option<u32>| numbers.map_or(0, |last| last + 1);
-        Ok(Self {
+        Self {
             limits: limits.clone(),
             frozen,
             pool: Pool::new(&survey),
@@ -135,8 +134,8 @@ impl<'a> Saver<'a> {
             next_file: next(draft.and_then(|draft| draft.image.files.keys().next_back().copied())),
             objects: known.map(|known| known.objects.clone()).unwrap_or_default(),
             next_object: next(known.and_then(|known| known.objects.values().max().copied())),
-            processes: HashMap::new(),
-        })
+            copier: Copier::default(),
+        }
     }
 
     /// Saves everything.
@@ -233,23 +232,26 @@ impl<'a> Saver<'a> {
 
     /// `None` for a descriptor that a running process closed meanwhile.
     fn save_class(&mut self, class: usize, link: &mut String) -> Saved<Option<OpenFile>> {
+        let id = self.ids[class];
+        let before = self.draft.and_then(|draft| draft.image.files.get(&id));
+        let unchanged = inet::unchanged(&self.pool.classes[class].info, before);
+        let unchanged = unchanged.filter(|_| self.frozen);
+        if unchanged.is_some() && self.pool.classes[class].listed && self.inet.seen.contains(&id) {
+            self.note_place(class);
+            return Ok(unchanged);
+        }
         let Some(copy) = self.copy(class)? else {
             return Ok(None);
         };
-        let id = self.ids[class];
-        let info = self.pool.classes[class].info.clone();
-        let before = self
-            .draft
-            .and_then(|draft| draft.image.files.get(&id))
-            .cloned();
-        if self.frozen
-            && let Some(file) = unchanged_socket(&info, before.as_ref())
-        {
+        if unchanged.is_some() {
             let known = self.draft.and_then(|draft| draft.sockets.get(&id));
             let known = known.map(|known| &**known);
+            self.note_place(class);
             self.inet.hold(id, copy, known)?;
-            return Ok(Some(file));
+            return Ok(unchanged);
         }
+        let info = self.pool.classes[class].info.clone();
+        let before = before.cloned();
         let path = format!("/proc/self/fd/{}", copy.as_raw_fd());
         let target = fs::read_link(&path).at(&path)?;
         *link = target.to_string_lossy().into_owned();
@@ -269,6 +271,7 @@ impl<'a> Saver<'a> {
         let kind = kinds::save(self, &subject)?;
         let flags = subject.info.flags;
         if matches!(kind, Kind::Inet { .. }) {
+            self.note_place(class);
             if self.frozen {
                 self.inet.hold(id, subject.copy, None)?;
             } else {
@@ -283,20 +286,20 @@ impl<'a> Saver<'a> {
         }))
     }
 
+    fn note_place(&mut self, class: usize) {
+        if let Place::Process(pid, fd) = self.pool.classes[class].place {
+            self.inet.places.insert(self.ids[class], (pid, fd));
+        }
+    }
+
     fn copy(&mut self, class: usize) -> Saved<Option<OwnedFd>> {
-        let (pid, fd) = match &self.pool.classes[class].place {
+        let address = match &self.pool.classes[class].place {
             Place::Own(copy) => return Ok(Some(copy.try_clone().at("dup")?)),
             Place::Process(pid, fd) => (*pid, *fd),
         };
-        if let std::collections::hash_map::Entry::Vacant(entry) = self.processes.entry(pid) {
-            let number = Pid::from_raw(pid).ok_or(Reason::PidfdOutside)?;
-            entry.insert(pidfd_open(number, PidfdFlags::empty()).at("pidfd_open")?);
-        }
-        let process = &self.processes[&pid];
-        match pidfd_getfd(process, fd as i32, PidfdGetfdFlags::empty()) {
-            Ok(copy) => Ok(Some(copy)),
-            Err(rustix::io::Errno::BADF) if !self.frozen => Ok(None),
-            Err(error) => Err(error).at("pidfd_getfd")?,
+        match self.copier.copy(address) {
+            Err(error) if error.raw_os_error() == Some(libc::EBADF) && !self.frozen => Ok(None),
+            outcome => Ok(Some(outcome.at("pidfd_getfd")?)),
         }
     }
 
@@ -305,10 +308,14 @@ impl<'a> Saver<'a> {
         let mut locks = Vec::new();
         for (table, fd) in &self.pool.classes[subject.class].slots {
             let descriptors = &self.survey[table].descriptors;
-            let Ok(at) = descriptors.binary_search_by_key(fd, |(number, _)| *number) else {
+            let Ok(at) = descriptors.binary_search_by_key(fd, |one| one.number) else {
                 continue;
             };
-            for lock in descriptors[at].1.locks(*table).map_err(|_| Reason::Lease)? {
+            for lock in descriptors[at]
+                .info
+                .locks(*table)
+                .map_err(|_| Reason::Lease)?
+            {
                 if !locks.contains(&lock) {
                     locks.push(lock);
                 }
@@ -327,13 +334,13 @@ impl<'a> Saver<'a> {
             }
         }
         for (number, seen) in &self.survey {
-            let slots = seen.descriptors.iter().filter_map(|(fd, info)| {
-                let (_, file) = known.files.get(&(*number, *fd))?;
+            let slots = seen.descriptors.iter().filter_map(|one| {
+                let (_, file) = known.files.get(&(*number, one.number))?;
                 let slot = Slot {
                     file: *file,
-                    close_on_exec: info.close_on_exec,
+                    close_on_exec: one.info.close_on_exec,
                 };
-                Some((*fd, slot))
+                Some((one.number, slot))
             });
             let table = Table {
                 pids: seen.holders.iter().map(|holder| holder.inner).collect(),
@@ -358,19 +365,6 @@ impl<'a> Saver<'a> {
             reason,
         }
     }
-}
-
-/// A TCP or UDP socket with nothing new to say here: its inode is never given to another socket while this one lives.
-fn unchanged_socket(info: &FdInfo, before: Option<&OpenFile>) -> Option<OpenFile> {
-    let before = before?;
-    let Kind::Inet { inode, .. } = before.kind else {
-        return None;
-    };
-    let quiet = before.owner.is_none() && info.flags & libc::O_ASYNC as u32 == 0;
-    (inode == info.inode && quiet).then(|| OpenFile {
-        flags: info.flags,
-        ..before.clone()
-    })
 }
 
 fn owner(subject: &Subject) -> Saved<Option<Owner>> {

@@ -1,0 +1,162 @@
+/* SPDX-License-Identifier: (MIT OR GPL-2.0-only)
+ * The descriptors of a process with one read and no system call for each. The process may be running; nothing of it is
+ * touched.
+ */
+#include <linux/bpf.h>
+#include <bpf/bpf_core_read.h>
+#include <bpf/bpf_helpers.h>
+#include "files.h"
+
+/* The kernel's structures, as far as they are read; the loader finds the fields by name. */
+#pragma clang attribute push(__attribute__((preserve_access_index)), apply_to = record)
+
+struct vfsmount;
+
+struct path {
+	struct vfsmount *mnt;
+};
+
+struct vfsmount {
+	int mnt_flags;
+};
+
+struct mount {
+	struct vfsmount mnt;
+	int mnt_id;
+};
+
+struct super_block {
+	__u32 s_dev;
+};
+
+struct file_lock_context;
+
+struct inode {
+	unsigned short i_mode;
+	struct super_block *i_sb;
+	unsigned long i_ino;
+	struct file_lock_context *i_flctx;
+};
+
+struct file_operations {
+	void *show_fdinfo;
+};
+
+struct proto_ops {
+	void *show_fdinfo;
+};
+
+struct file {
+	const struct file_operations *f_op;
+	struct inode *f_inode;
+	unsigned int f_flags;
+	struct path f_path;
+	long long f_pos;
+};
+
+struct sock_common {
+	unsigned short skc_family;
+};
+
+struct sock {
+	struct sock_common __sk_common;
+	__u16 sk_type;
+	__u16 sk_protocol;
+};
+
+struct socket {
+	struct sock *sk;
+	const struct proto_ops *ops;
+};
+
+struct fdtable {
+	unsigned long *close_on_exec;
+};
+
+struct files_struct {
+	struct fdtable *fdt;
+};
+
+struct task_struct {
+	int pid;
+	int tgid;
+	struct files_struct *files;
+};
+
+struct seq_file;
+
+struct bpf_iter_meta {
+	struct seq_file *seq;
+};
+
+struct bpf_iter__task_file {
+	struct bpf_iter_meta *meta;
+	struct task_struct *task;
+	__u32 fd;
+	struct file *file;
+};
+
+#pragma clang attribute pop
+
+static __always_inline void file_fields(struct listed *l, struct file *file)
+{
+	struct inode *inode = file->f_inode;
+	l->file = (__u64)file;
+	l->position = file->f_pos;
+	l->flags = file->f_flags;
+	l->inode = inode->i_ino;
+	l->mode = inode->i_mode;
+	l->device = inode->i_sb->s_dev;
+	struct mount *mount = (void *)file->f_path.mnt - bpf_core_field_offset(struct mount, mnt);
+	l->mount = BPF_CORE_READ(mount, mnt_id);
+	if (inode->i_flctx)
+		l->bits |= LISTED_MORE;
+}
+
+/* A socket's file shows lines only where its protocol has some. */
+static __always_inline void kind_fields(struct listed *l, struct file *file)
+{
+	struct socket *socket = bpf_sock_from_file(file);
+	if (!socket) {
+		if (BPF_CORE_READ(file, f_op, show_fdinfo))
+			l->bits |= LISTED_MORE;
+		return;
+	}
+	if (BPF_CORE_READ(socket, ops, show_fdinfo))
+		l->bits |= LISTED_MORE;
+	struct sock *sk = socket->sk;
+	if (!sk)
+		return;
+	l->family = sk->__sk_common.skc_family;
+	l->type = sk->sk_type;
+	l->protocol = sk->sk_protocol;
+	l->cookie = bpf_get_socket_cookie(sk);
+}
+
+static __always_inline int closes_on_exec(struct task_struct *task, __u32 fd)
+{
+	unsigned long word = 0, *words = BPF_CORE_READ(task, files, fdt, close_on_exec);
+	bpf_probe_read_kernel(&word, sizeof(word), words + fd / 64);
+	return word >> (fd % 64) & 1;
+}
+
+SEC("iter/task_file")
+int list_files(struct bpf_iter__task_file *context)
+{
+	struct task_struct *task = context->task;
+	struct file *file = context->file;
+	if (!task || !file)
+		return 0;
+	struct listed l = {.fd = context->fd};
+	l.table = (__u64)task->files;
+	file_fields(&l, file);
+	kind_fields(&l, file);
+	if (closes_on_exec(task, l.fd))
+		l.bits |= LISTED_CLOSE_ON_EXEC;
+	if (task->pid != task->tgid)
+		l.bits |= LISTED_THREAD;
+	bpf_seq_write(context->meta->seq, &l, sizeof(l));
+	return 0;
+}
+
+char _license[] SEC("license") = "Dual MIT/GPL";

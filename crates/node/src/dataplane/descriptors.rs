@@ -1,0 +1,72 @@
+//! The descriptors of processes as the kernel's iterator lists them, in the terms of `sys`.
+
+use holdfast_bpf::files::{Descriptor, Lister, bits};
+use holdfast_sys::process::files::{FdInfo, Listed, Listing};
+use rustix::fs::OFlags;
+
+/// Lists descriptors of processes many at once, where the kernel can.
+pub struct Descriptors {
+    lister: Option<Lister>,
+}
+
+impl Descriptors {
+    /// Loads the iterator. A kernel that does not take it costs time, no more: `/proc` is read then.
+    #[must_use]
+    pub fn new() -> Self {
+        let lister = Lister::load();
+        if let Err(error) = &lister {
+            tracing::warn!(%error, "descriptors cannot be listed many at once: freezes of processes take longer");
+        }
+        Self {
+            lister: lister.ok(),
+        }
+    }
+
+    /// Those of these processes, which should stand still; `None` where `/proc` has to be asked.
+    #[must_use]
+    pub fn list(&self, pids: &[i32]) -> Option<Vec<Listing>> {
+        let lister = self.lister.as_ref()?;
+        let listings = pids
+            .iter()
+            .map(|pid| Ok(listing(*pid, &lister.list(*pid)?)));
+        match listings.collect::<Result<_, holdfast_bpf::Error>>() {
+            Ok(listings) => Some(listings),
+            Err(error) => {
+                tracing::debug!(%error, "descriptors are read from /proc");
+                None
+            }
+        }
+    }
+}
+
+impl Default for Descriptors {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+fn listing(pid: i32, seen: &[Descriptor]) -> Listing {
+    let is_own = |one: &&Descriptor| one.bits & bits::THREAD == 0;
+    Listing {
+        pid,
+        thread_tables: !seen.iter().all(|one| is_own(&one)),
+        table: seen.iter().find(is_own).map(|one| one.table),
+        descriptors: seen.iter().filter(is_own).map(listed).collect(),
+    }
+}
+
+fn listed(seen: &Descriptor) -> Listed {
+    Listed {
+        number: seen.fd,
+        file: seen.file,
+        info: FdInfo {
+            offset: u64::try_from(seen.position).unwrap_or(0),
+            flags: seen.flags & !OFlags::CLOEXEC.bits(),
+            close_on_exec: seen.bits & bits::CLOSE_ON_EXEC != 0,
+            mount: seen.mount,
+            inode: seen.inode,
+            rest: String::new(),
+        },
+        has_more: seen.bits & bits::MORE != 0,
+    }
+}

@@ -1,0 +1,190 @@
+//! What the kernel's iterator lists of descriptors is what `/proc` shows, field by field, and a stopped process is saved
+//! alike either way. Needs root.
+#![allow(missing_docs)]
+
+use std::collections::BTreeSet;
+use std::fs::{self, File};
+use std::net::{TcpListener, TcpStream, UdpSocket};
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use holdfast_node::dataplane::Descriptors;
+use holdfast_sys::process::files::image::Kind;
+use holdfast_sys::process::files::{Copier, Draft, FdInfo, Limits};
+
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// A shell with descriptors of many kinds, which stops; and again with other descriptors when it is continued. Its
+/// arguments are a port and a directory.
+const SHELL: &str = r#"
+cd "$2"
+for f in /proc/$$/fd/*; do n=${f##*/}; [ $n -gt 2 ] && eval "exec $n>&-"; done
+for n in {10..40}; do eval "exec $n<>/dev/tcp/127.0.0.1/$1"; done
+exec 41<>/dev/udp/127.0.0.1/$1 42>file 43<file 44>&43 45</dev/zero 46<. 47>>file
+mkfifo fifo
+exec 48<>fifo
+exec 50<&10
+echo some >&42
+kill -STOP $$
+exec 10>&- 11<>/dev/tcp/127.0.0.1/$1 12>&13
+read -r _ <&43
+kill -STOP $$
+"#;
+
+struct Shell(Child);
+
+impl Shell {
+    fn start(port: u16, directory: &str) -> Self {
+        let child = Command::new("bash")
+            .args(["-c", SHELL, "shell", &port.to_string(), directory])
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn();
+        let shell = Self(child.expect("bash"));
+        shell.wait_until_stopped();
+        shell
+    }
+
+    fn pid(&self) -> i32 {
+        self.0.id() as i32
+    }
+
+    fn wait_until_stopped(&self) {
+        let since = Instant::now();
+        loop {
+            let path = format!("/proc/{}/status", self.pid());
+            let status = fs::read_to_string(path).expect("it runs");
+            if status.contains("State:\tT") {
+                return;
+            }
+            assert!(since.elapsed() < PATIENCE, "it never stopped");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    fn run_on(&self) {
+        let pid = rustix::process::Pid::from_raw(self.pid()).expect("a pid");
+        rustix::process::kill_process(pid, rustix::process::Signal::CONT).expect("continued");
+        // It may be seen in the old stop for a moment.
+        let since = Instant::now();
+        while fs::exists(format!("/proc/{}/fd/10", self.pid())).expect("it runs") {
+            assert!(since.elapsed() < PATIENCE, "it never went on");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        self.wait_until_stopped();
+    }
+}
+
+impl Drop for Shell {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn proc_info(pid: i32, number: u32) -> Option<FdInfo> {
+    let text = fs::read_to_string(format!("/proc/{pid}/fdinfo/{number}")).ok()?;
+    Some(FdInfo::parse(&text).expect("fdinfo"))
+}
+
+#[test]
+fn each_field_is_what_proc_shows() {
+    let file = File::open("/proc/self/exe").expect("open");
+    let locked = tempfile::tempfile().expect("a file");
+    locked.lock().expect("locked");
+    let listener = TcpListener::bind("[::1]:0").expect("bind");
+    let stream = TcpStream::connect(listener.local_addr().expect("address")).expect("connect");
+    stream.set_nonblocking(true).expect("nonblocking");
+    let datagrams = UdpSocket::bind("127.0.0.1:0").expect("bind");
+    let (unix, _other) = std::os::unix::net::UnixStream::pair().expect("pair");
+    let plain = [
+        file.as_raw_fd(),
+        listener.as_raw_fd(),
+        stream.as_raw_fd(),
+        datagrams.as_raw_fd(),
+    ];
+    let with_more = [locked.as_raw_fd(), unix.as_raw_fd()];
+    let events = rustix::event::eventfd(3, rustix::event::EventfdFlags::empty()).expect("made");
+    let sets = rustix::event::epoll::create(rustix::event::epoll::CreateFlags::empty());
+    let others: [OwnedFd; 2] = [events, sets.expect("made")];
+
+    let pid = std::process::id() as i32;
+    let listings = Descriptors::new()
+        .list(&[pid])
+        .expect("this kernel takes it");
+    let [listing] = &listings[..] else {
+        panic!("one process, one listing");
+    };
+    assert!(!listing.thread_tables);
+    let mut met = BTreeSet::new();
+    for one in &listing.descriptors {
+        // The iterator's own are gone by now.
+        let Some(shown) = proc_info(pid, one.number) else {
+            continue;
+        };
+        met.insert(one.number as i32);
+        assert!(
+            one.has_more || shown.rest.is_empty(),
+            "{}: {}",
+            one.number,
+            shown.rest
+        );
+        let all_but_lines = FdInfo {
+            rest: String::new(),
+            ..shown
+        };
+        assert_eq!(one.info, all_but_lines, "descriptor {}", one.number);
+        let number = one.number as i32;
+        assert!(!one.has_more || !plain.contains(&number), "{number}");
+        assert!(one.has_more || !with_more.contains(&number), "{number}");
+    }
+    for fd in plain
+        .into_iter()
+        .chain(with_more)
+        .chain(others.iter().map(AsRawFd::as_raw_fd))
+    {
+        assert!(met.contains(&fd), "descriptor {fd} is missing");
+    }
+}
+
+#[test]
+fn a_stopped_process_is_saved_alike_either_way() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let listener = TcpListener::bind("127.0.0.1:0").expect("bind");
+    let port = listener.local_addr().expect("address").port();
+    let shell = Shell::start(port, directory.path().to_str().expect("a path"));
+    let pids = [shell.pid()];
+    let descriptors = Descriptors::new();
+    let draft = Draft::save(&pids, &Limits::default()).unwrap_or_else(|error| panic!("{error}"));
+    assert_eq!(draft.places.len(), 32, "31 TCP sockets and one of UDP");
+
+    let seen: BTreeSet<_> = draft.places.keys().copied().collect();
+    let compare = |new_sockets: usize| {
+        let by_proc = draft.save_frozen(&pids).expect("saved");
+        let listings = descriptors.list(&pids).expect("this kernel takes it");
+        let listed = draft
+            .save_frozen_listed(&pids, listings, &seen)
+            .expect("saved");
+        assert_eq!(listed.image, by_proc.image);
+        assert_eq!(listed.places, by_proc.places);
+        assert_eq!(
+            listed.sockets.len(),
+            new_sockets,
+            "copies of new sockets alone"
+        );
+        let mut copier = Copier::default();
+        for (id, place) in &listed.places {
+            let copy = copier.copy(*place).expect("a copy");
+            let inode = rustix::fs::fstat(&copy).expect("stat").st_ino;
+            let kind = &listed.image.files[id].kind;
+            assert!(matches!(kind, Kind::Inet { inode: of, .. } if *of == inode));
+        }
+        listed.image
+    };
+    let before = compare(0);
+    shell.run_on();
+    let after = compare(1);
+    assert_ne!(before, after);
+}

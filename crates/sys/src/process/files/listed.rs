@@ -1,0 +1,104 @@
+//! Descriptors as the kernel shows them from beside a process, many at once: what a caller that can look that way hands
+//! in, so that `/proc` need not be read in a freeze.
+
+use super::error::{At, FilesError};
+use super::fdinfo::FdInfo;
+use super::survey::{DescriptorSeen, FdInfoDirectory, Holder, Survey, TableSeen};
+use super::{raw, survey};
+use std::collections::HashMap;
+use std::io;
+
+/// The descriptors of a process.
+#[derive(Clone, Debug)]
+pub struct Listing {
+    /// As the caller sees it.
+    pub pid: i32,
+    /// A thread has a descriptor table of its own.
+    pub thread_tables: bool,
+    /// Identity of its descriptor table; `None` where it has no descriptor.
+    pub table: Option<u64>,
+    /// By number.
+    pub descriptors: Vec<Listed>,
+}
+
+/// A descriptor.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Listed {
+    /// Its number.
+    pub number: u32,
+    /// Identity of the open file, the same for two descriptors only where that is the same.
+    pub file: u64,
+    /// What `fdinfo` says of every kind.
+    pub info: FdInfo,
+    /// `fdinfo` has more lines: those of its kind, and locks.
+    pub has_more: bool,
+}
+
+/// All descriptors of `pids`, as [`survey::survey`] finds them. What a listing leaves open is read from `/proc`, so the
+/// processes must stand still.
+///
+/// # Errors
+/// As there.
+pub fn survey(pids: &[i32], listings: Vec<Listing>) -> Result<Survey, FilesError> {
+    let mut listings: HashMap<i32, Listing> = listings
+        .into_iter()
+        .map(|listing| (listing.pid, listing))
+        .collect();
+    let mut tables: Vec<(Option<u64>, Vec<Holder>, Vec<Listed>)> = Vec::new();
+    for &pid in pids {
+        let Some(inner) = survey::inner_pid(pid) else {
+            continue;
+        };
+        let Some(listing) = listings.remove(&pid) else {
+            return Err(io::Error::from(io::ErrorKind::NotFound)).at(format!("process {pid}"));
+        };
+        if listing.thread_tables {
+            survey::check_threads(pid)?;
+        }
+        let holder = Holder { pid, inner };
+        let found = tables.iter_mut().find(|(table, holders, _)| {
+            *table == listing.table && (table.is_some() || is_same_table(holders[0].pid, pid))
+        });
+        match found {
+            Some((_, holders, _)) => holders.push(holder),
+            None => tables.push((listing.table, vec![holder], listing.descriptors)),
+        }
+    }
+    let mut survey = Survey::new();
+    for (_, mut holders, listed) in tables {
+        let descriptors = complete(holders[0].pid, listed)?;
+        holders.sort_by_key(|holder| holder.inner);
+        let table = TableSeen {
+            holders,
+            descriptors,
+        };
+        survey.insert(table.holders[0].inner as u32, table);
+    }
+    Ok(survey)
+}
+
+fn is_same_table(one: i32, other: i32) -> bool {
+    raw::compare_tables(one, other).is_ok_and(raw::Ordering::is_eq)
+}
+
+fn complete(pid: i32, listed: Vec<Listed>) -> Result<Vec<DescriptorSeen>, FilesError> {
+    let mut directory = None;
+    let mut complete = Vec::with_capacity(listed.len());
+    for one in listed {
+        let mut info = one.info;
+        if one.has_more {
+            let directory = match &mut directory {
+                Some(directory) => directory,
+                none => none.insert(FdInfoDirectory::open(pid)?),
+            };
+            let path = || format!("/proc/{pid}/fdinfo/{}", one.number);
+            info = directory.read(one.number).at(path())?;
+        }
+        complete.push(DescriptorSeen {
+            number: one.number,
+            info,
+            file: Some(one.file),
+        });
+    }
+    Ok(complete)
+}

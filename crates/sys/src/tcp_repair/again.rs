@@ -1,0 +1,66 @@
+//! A restored socket whose connection went on at the donor: the state it got is taken back, and the clock kept right.
+
+use super::error::{At, RepairError};
+use super::restore::{PreparedSocket, Preparer, RestoredSocket, set_segment_size};
+use super::static_state::TcpStatic;
+use super::{SEND_QUEUE, TcpDynamic};
+use crate::address::disconnect;
+use crate::sockopt::{TCP_DELACK_MAX_US, TCP_RTO_MIN_US, get_int, set_int};
+use libc::{IPPROTO_TCP, SOL_SOCKET};
+use std::os::fd::AsFd;
+
+/// What a disconnect resets of all that [`Preparer::prepare`] has set, beside the segment size.
+const RESET: [i32; 3] = [libc::TCP_WINDOW_CLAMP, TCP_RTO_MIN_US, TCP_DELACK_MAX_US];
+
+impl RestoredSocket {
+    /// Takes the connection from the socket, which is then as it was prepared: the same open file, so that who has a
+    /// descriptor of it keeps it. Nothing goes on the wire.
+    ///
+    /// # Errors
+    /// What the kernel refuses; the socket is then closed, silently.
+    pub fn take_back(
+        self,
+        fixed: &TcpStatic,
+        preparer: &Preparer,
+    ) -> Result<PreparedSocket, RepairError> {
+        let socket = self.fd.as_fd();
+        disconnect(socket).at("disconnect")?;
+        // In repair mode a disconnect leaves an error for the program to find.
+        get_int(socket, SOL_SOCKET, libc::SO_ERROR).at("SO_ERROR")?;
+        let fresh = preparer.fresh(fixed.v6_socket);
+        for name in RESET {
+            let wanted = fixed.options.int(IPPROTO_TCP, name).unwrap_or(0);
+            if wanted != 0 && Some(wanted) != fresh.int(IPPROTO_TCP, name) {
+                set_int(socket, IPPROTO_TCP, name, wanted).at("setting a socket option")?;
+            }
+        }
+        set_segment_size(socket, fixed)?;
+        set_int(socket, IPPROTO_TCP, libc::TCP_REPAIR_QUEUE, SEND_QUEUE).at("TCP_REPAIR_QUEUE")?;
+        Ok(PreparedSocket::reclaim(self.fd))
+    }
+
+    /// Sets the connection's TCP clock to what it is at the donor `elapsed_us` after `state` was taken there. A message
+    /// that was long under way makes the clock late, and the peer drops segments whose timestamps go back (RFC 7323
+    /// section 5.3).
+    ///
+    /// # Errors
+    /// What the kernel refuses.
+    pub fn keep_time(
+        &self,
+        fixed: &TcpStatic,
+        state: &TcpDynamic,
+        elapsed_us: u64,
+    ) -> Result<(), RepairError> {
+        if !fixed.timestamps {
+            return Ok(());
+        }
+        let ticks = match state.timestamp & 1 {
+            1 => elapsed_us,
+            _ => elapsed_us / 1000,
+        };
+        // Even, so that the lowest bit stays the unit; and rounded up, as in `restore`.
+        let ticks = (ticks as u32).wrapping_add(3) & !1;
+        let clock = state.timestamp.wrapping_add(ticks) as i32;
+        set_int(self.fd.as_fd(), IPPROTO_TCP, libc::TCP_TIMESTAMP, clock).at("TCP_TIMESTAMP")
+    }
+}

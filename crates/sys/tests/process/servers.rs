@@ -1,0 +1,226 @@
+//! Servers move with their sockets; their clients, on another host, notice nothing but a pause.
+
+use crate::common::{Net, PATIENCE, SERVICE_V4, SERVICE_V6, To, pattern, wait_for};
+use crate::moving::{self, Host};
+use crate::program::Program;
+use std::io::{Read, Write};
+use std::net::{IpAddr, Shutdown, SocketAddr, TcpStream, UdpSocket};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+const ECHO: u16 = 8080;
+const LAZY: u16 = 8081;
+const DATAGRAMS: [u16; 2] = [9090, 9091];
+/// Connections of each family.
+const CONNECTIONS: usize = 8;
+
+#[test]
+fn a_server_moves_with_its_connections() {
+    let net = Arc::new(Net::new());
+    let [here, there] = hosts(&net);
+    let addresses = [SERVICE_V4.to_string(), SERVICE_V6.to_string()];
+    let program = net
+        .a
+        .run(|| Program::start_with("server", &[&addresses[0], &addresses[1]]));
+    let clients = Clients::start(&net);
+    let lazy = net.client.run(Lazy::start);
+    let moved = moving::migrate(program.tree(&here), &there).expect("moves");
+    program.goes_on();
+    clients.all_go_on();
+    let back = moving::migrate(moved, &here).expect("moves back");
+    program.goes_on();
+    clients.all_go_on();
+    program.leave("read");
+    lazy.into_iter().for_each(Lazy::ends_well);
+    clients.end();
+    // A new client of the listener that moved twice.
+    net.client.run(|| Echo::start(SERVICE_V4.into()).exchange());
+    program.ends_well(back);
+}
+
+/// A move that is given up at whatever step leaves all connections as they were.
+#[test]
+fn connections_go_on_after_a_rollback() {
+    let net = Arc::new(Net::new());
+    let [here, there] = hosts(&net);
+    let addresses = [SERVICE_V4.to_string(), SERVICE_V6.to_string()];
+    let program = net
+        .a
+        .run(|| Program::start_with("server", &[&addresses[0], &addresses[1]]));
+    let clients = Clients::start(&net);
+    for step in moving::Step::BEFORE_COMMIT {
+        let tree = program.tree(&here);
+        let there = there.clone();
+        let moving = move || {
+            let (tree, left) = moving::migrate_until(tree, &there, step).expect("comes so far");
+            drop(left);
+            tree
+        };
+        let tree = std::thread::spawn(moving).join().expect("a thread");
+        net.route(To::A);
+        program.goes_on();
+        clients.all_go_on();
+        assert!(!tree.has_traces(), "something is left after {step:?}");
+    }
+    clients.end();
+    let tree = program.tree(&here);
+    program.ends_well(tree);
+}
+
+/// Both hosts of a net, which are reached when a tree is there.
+fn hosts(net: &Arc<Net>) -> [Host; 2] {
+    let [to_a, to_b] = [To::A, To::B].map(|to| {
+        let net = Arc::clone(net);
+        move |open: bool| net.route(if open { to } else { To::Nowhere })
+    });
+    [
+        net.a.run(Host::own).reached_by(to_a),
+        net.b.run(Host::own).reached_by(to_b),
+    ]
+}
+
+/// A connection with the echo.
+struct Echo {
+    stream: TcpStream,
+    turn: u32,
+}
+
+impl Echo {
+    fn start(address: IpAddr) -> Self {
+        let stream = TcpStream::connect((address, ECHO)).expect("connects");
+        stream.set_read_timeout(Some(PATIENCE)).expect("timeout");
+        stream.set_nodelay(true).expect("no delay");
+        Self { stream, turn: 0 }
+    }
+
+    fn exchange(&mut self) {
+        self.turn += 1;
+        let text = pattern(self.turn, 100 + self.turn as usize % 1000);
+        self.stream.write_all(&text).expect("written");
+        let mut answer = vec![0; text.len()];
+        self.stream.read_exact(&mut answer).expect("answered");
+        assert!(answer == text, "bytes changed on the way");
+    }
+}
+
+/// Clients that never stop.
+struct Clients {
+    stop: Arc<AtomicBool>,
+    turns: Vec<Arc<AtomicU64>>,
+    threads: Vec<std::thread::JoinHandle<()>>,
+}
+
+impl Clients {
+    fn start(net: &Net) -> Self {
+        let mut clients = Self {
+            stop: Arc::default(),
+            turns: Vec::new(),
+            threads: Vec::new(),
+        };
+        net.client.run(|| {
+            for address in [IpAddr::from(SERVICE_V4), SERVICE_V6.into()] {
+                for _ in 0..CONNECTIONS {
+                    let mut echo = Echo::start(address);
+                    clients.begin(move || echo.exchange());
+                }
+                for port in DATAGRAMS {
+                    let mut asker = Asker::start((address, port).into());
+                    clients.begin(move || asker.ask());
+                }
+            }
+        });
+        clients
+    }
+
+    fn begin(&mut self, mut turn: impl FnMut() + Send + 'static) {
+        let (stop, turns) = (Arc::clone(&self.stop), Arc::new(AtomicU64::new(0)));
+        self.turns.push(Arc::clone(&turns));
+        self.threads.push(std::thread::spawn(move || {
+            while !stop.load(Ordering::Relaxed) {
+                turn();
+                turns.fetch_add(1, Ordering::Relaxed);
+                std::thread::sleep(Duration::from_millis(5));
+            }
+        }));
+    }
+
+    fn all_go_on(&self) {
+        let now = || self.turns.iter().map(|turns| turns.load(Ordering::Relaxed));
+        let before: Vec<u64> = now().collect();
+        wait_for("every client to go on", || {
+            now().zip(&before).all(|(now, before)| now > before + 2)
+        });
+    }
+
+    fn end(self) {
+        self.stop.store(true, Ordering::Relaxed);
+        for thread in self.threads {
+            thread.join().expect("a client that has seen nothing wrong");
+        }
+    }
+}
+
+/// Datagrams, which may be lost: they are asked for again.
+struct Asker {
+    socket: UdpSocket,
+    server: SocketAddr,
+    turn: u64,
+}
+
+impl Asker {
+    fn start(server: SocketAddr) -> Self {
+        let any: IpAddr = match server {
+            SocketAddr::V4(_) => [0; 4].into(),
+            SocketAddr::V6(_) => [0; 16].into(),
+        };
+        let socket = UdpSocket::bind((any, 0)).expect("bound");
+        let patience = Duration::from_millis(100);
+        socket.set_read_timeout(Some(patience)).expect("timeout");
+        Self {
+            socket,
+            server,
+            turn: 0,
+        }
+    }
+
+    fn ask(&mut self) {
+        self.turn += 1;
+        wait_for("an answer", || {
+            // While nobody is there, a router may say so.
+            let _ = self.socket.send_to(&self.turn.to_ne_bytes(), self.server);
+            let mut answer = [0; 8];
+            // A socket that is bound to no address answers from the host's own.
+            let received = self.socket.recv(&mut answer);
+            received.is_ok_and(|length| length == 8) && answer == self.turn.to_ne_bytes()
+        });
+    }
+}
+
+/// A connection whose server reads late: what it said, and its end, wait there during all moves.
+struct Lazy {
+    stream: TcpStream,
+    said: Vec<u8>,
+}
+
+impl Lazy {
+    fn start() -> Vec<Self> {
+        let addresses = [IpAddr::from(SERVICE_V4), SERVICE_V6.into()];
+        let all = addresses.iter().zip(1..);
+        all.map(|(address, seed)| {
+            let mut stream = TcpStream::connect((*address, LAZY)).expect("connects");
+            stream.set_read_timeout(Some(PATIENCE)).expect("timeout");
+            let said = pattern(seed, 20_000);
+            stream.write_all(&said).expect("written");
+            stream.shutdown(Shutdown::Write).expect("shut");
+            Self { stream, said }
+        })
+        .collect()
+    }
+
+    fn ends_well(mut self) {
+        let mut answer = Vec::new();
+        self.stream.read_to_end(&mut answer).expect("answered");
+        assert!(answer == self.said, "bytes changed on the way");
+    }
+}
