@@ -1,7 +1,7 @@
 # Sourced by ./x: what the machine must have, and how it gets it.
 # shellcheck shell=bash
 
-build_packages=(gcc libc6-dev ca-certificates clang make pkg-config libelf-dev zlib1g-dev libbpf-dev libusrsctp-dev)
+build_packages=(gcc libc6-dev ca-certificates clang make pkg-config libelf-dev zlib1g-dev libbpf-dev)
 lab_packages=(curl ethtool iproute2 iputils-ping nftables procps tcpdump util-linux)
 test_packages=(tshark)
 pool_packages=(nginx)
@@ -17,7 +17,7 @@ program_packages=(redis-server redis-tools nginx wrk mosquitto mosquitto-clients
     openjdk-17-jre-headless openjdk-17-jdk-headless golang-go)
 
 declare -A package_reason=(
-    [build]="to build: C compiler, clang and headers for the eBPF programs, SCTP for kernels without"
+    [build]="to build: C compiler, clang and headers for the eBPF programs"
     [lab]="for the lab: namespaces, links, captures"
     [test]="for the tests: a second opinion on captured packets"
     [guest]="for the tests over a kernel's SCTP: modules of User-mode Linux, answers in JSON"

@@ -1,14 +1,19 @@
-//! Gives the stack of libusrsctp our socket calls.
+//! Builds the stack of libusrsctp, with our answers to some of its calls.
 //!
-//! Some calls of the static library are renamed, so that `src/transport/usrsctp/hooks.rs` answers them: it then sends what
-//! the stack wants sent in batches, starts no threads and has no locks of its own; its checksum, its timers and the making of its hash tables
-//! are replaced by faster ones. The library itself is Debian's, unchanged otherwise; the internal
-//! functions that take packets in (`ffi.rs`) are those of 0.9.5, so another version is refused here.
+//! Its source is in a package of the registry, so `Cargo.lock` says which it is; Debian's static library is not optimised, and costs
+//! twice the time. Its socket calls get other names, so that `src/transport/usrsctp/hooks.rs` answers them: it then sends what
+//! the stack wants sent in batches, starts no threads and has no locks of its own; its checksum, its timers and the making of its hash
+//! tables are replaced by faster ones. The internal functions that take packets in (`ffi.rs`) are those of this version.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-const VERSION: &str = "0.9.5";
+const PACKAGE: &str = "datachannel-sys";
+const SOURCE: &str = "libdatachannel/deps/usrsctp/usrsctplib";
+/// Ours, which sees the library's structures.
+const AHEAD: &str = "c/ahead.c";
+/// Calls that get this before their names.
+const OURS: &str = "holdfast_usrsctp_";
 const RENAMED: [&str; 7] = [
     "socket",
     "bind",
@@ -18,70 +23,110 @@ const RENAMED: [&str; 7] = [
     "pthread_mutex_unlock",
     "pthread_mutex_trylock",
 ];
-/// Answered in `src/transport/usrsctp/`: `checksum.rs`, `tables.rs` and `timers.rs`.
-const REPLACED: [&str; 6] = [
-    "sctp_calculate_cksum",
-    "sctp_hashinit_flags",
-    "sctp_get_tick_count",
-    "sctp_os_timer_start",
-    "sctp_os_timer_stop",
-    "sctp_handle_tick",
+/// Functions that are answered in `src/transport/usrsctp/`, by `checksum.rs`, `tables.rs` and `timers.rs`; and where the library has
+/// its own, which get another name there.
+const REPLACED: [(&str, &[&str]); 3] = [
+    ("netinet/sctp_crc32.c", &["sctp_calculate_cksum"]),
+    ("netinet/sctputil.c", &["sctp_hashinit_flags"]),
+    (
+        "netinet/sctp_callout.c",
+        &[
+            "sctp_get_tick_count",
+            "sctp_os_timer_start",
+            "sctp_os_timer_stop",
+            "sctp_handle_tick",
+        ],
+    ),
 ];
-const HINT: &str = "(Debian: apt-get install libusrsctp-dev binutils)";
+/// What the library is told of this system (`CMakeLists.txt`), and that it is not a kernel's.
+const DEFINED: [&str; 12] = [
+    "__Userspace__",
+    "SCTP_SIMPLE_ALLOCATOR",
+    "SCTP_PROCESS_LEVEL_LOCKS",
+    "INET",
+    "INET6",
+    "_GNU_SOURCE",
+    "HAVE_LINUX_IF_ADDR_H",
+    "HAVE_LINUX_RTNETLINK_H",
+    "HAVE_NETINET_IP_ICMP_H",
+    "HAVE_NET_ROUTE_H",
+    "HAVE_STDATOMIC_H",
+    "NDEBUG",
+];
 
 fn main() {
     println!("cargo:rerun-if-changed=build.rs");
-    let library = find_library();
-    let out = PathBuf::from(std::env::var_os("OUT_DIR").expect("cargo sets OUT_DIR"));
-    let ours = out.join("libholdfast_usrsctp.a");
-    rename_calls(&library, &ours);
-    println!("cargo:rerun-if-changed={}", library.display());
-    println!("cargo:rustc-link-search=native={}", out.display());
-    println!("cargo:rustc-link-lib=static=holdfast_usrsctp");
+    println!("cargo:rerun-if-changed={AHEAD}");
+    let source = package_folder(PACKAGE).join(SOURCE);
+    println!("cargo:rerun-if-changed={}", source.display());
+    let own: Vec<PathBuf> = REPLACED.iter().map(|(file, _)| source.join(file)).collect();
+    let mut objects = Vec::new();
+    for (file, (_, functions)) in own.iter().zip(REPLACED) {
+        let mut build = library(&source);
+        for function in functions {
+            build.define(function, format!("holdfast_unused_{function}").as_str());
+        }
+        objects.extend(build.file(file).compile_intermediates());
+    }
+    let folders = ["", "netinet", "netinet6"].map(|folder| source.join(folder));
+    let files = folders.iter().flat_map(|folder| c_files(folder));
+    let files = files.filter(|file| !own.contains(file));
+    let mut build = library(&source);
+    build
+        .files(files)
+        .file(AHEAD)
+        .objects(objects)
+        .compile("holdfast_usrsctp");
 }
 
-fn find_library() -> PathBuf {
-    let version = pkg_config("--modversion");
-    assert!(
-        version.starts_with(VERSION),
-        "libusrsctp {version} is installed, {VERSION} is needed"
-    );
-    let folder = pkg_config("--variable=libdir");
-    let library = Path::new(&folder).join("libusrsctp.a");
-    assert!(library.is_file(), "{} is missing {HINT}", library.display());
-    library
+/// How each file is compiled: optimised whatever the profile.
+fn library(source: &Path) -> cc::Build {
+    let mut build = cc::Build::new();
+    build
+        .include(source)
+        .opt_level(2)
+        .warnings(false)
+        .flag("-Wno-address-of-packed-member");
+    for name in DEFINED {
+        build.define(name, None);
+    }
+    for call in RENAMED {
+        build.define(call, format!("{OURS}{call}").as_str());
+    }
+    build
 }
 
-fn pkg_config(question: &str) -> String {
-    let output = Command::new("pkg-config")
-        .args([question, "usrsctp"])
+/// The folder of a package that `Cargo.lock` names.
+fn package_folder(name: &str) -> PathBuf {
+    let cargo = std::env::var_os("CARGO").expect("cargo says which it is");
+    let output = Command::new(cargo)
+        .args(["metadata", "--locked", "--format-version=1"])
         .output()
-        .unwrap_or_else(|error| panic!("pkg-config is needed to find libusrsctp: {error}"));
+        .unwrap_or_else(|error| panic!("cannot ask cargo for the source of libusrsctp: {error}"));
     assert!(
         output.status.success(),
-        "libusrsctp is needed for SCTP where the kernel has none {HINT}"
+        "cargo does not say where {name} is, which has the source of libusrsctp: {}",
+        String::from_utf8_lossy(&output.stderr)
     );
-    String::from_utf8_lossy(&output.stdout).trim().to_owned()
+    let metadata: serde_json::Value =
+        serde_json::from_slice(&output.stdout).expect("cargo's metadata are JSON");
+    let mut packages = metadata["packages"].as_array().into_iter().flatten();
+    let package = packages.find(|package| package["name"] == name);
+    let manifest = package.and_then(|package| package["manifest_path"].as_str());
+    let manifest = manifest.unwrap_or_else(|| panic!("cargo knows no package {name}"));
+    Path::new(manifest)
+        .parent()
+        .expect("a manifest is in a folder")
+        .to_owned()
 }
 
-fn rename_calls(from: &Path, to: &Path) {
-    let objcopy = std::env::var("OBJCOPY").unwrap_or_else(|_| "objcopy".into());
-    let status = Command::new(&objcopy)
-        .args(
-            RENAMED
-                .iter()
-                .map(|call| format!("--redefine-sym={call}=holdfast_usrsctp_{call}")),
-        )
-        .args(
-            REPLACED
-                .iter()
-                .map(|function| format!("--weaken-symbol={function}")),
-        )
-        .args([from, to])
-        .status();
-    match status {
-        Ok(status) if status.success() => {}
-        Ok(status) => panic!("{objcopy} failed on {}: {status}", from.display()),
-        Err(error) => panic!("{objcopy} is needed {HINT}: {error}"),
-    }
+/// The C files of a folder, in order.
+fn c_files(folder: &Path) -> Vec<PathBuf> {
+    let entries = folder
+        .read_dir()
+        .unwrap_or_else(|error| panic!("cannot read {}: {error}", folder.display()));
+    let mut files: Vec<_> = entries.flatten().map(|entry| entry.path()).collect();
+    files.retain(|file| file.extension().is_some_and(|extension| extension == "c"));
+    files.sort();
+    files
 }

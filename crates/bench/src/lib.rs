@@ -12,6 +12,7 @@ pub mod pools;
 pub mod programs;
 pub mod registrar;
 pub mod repro;
+pub mod sim;
 pub mod steer;
 mod trees;
 pub mod zone;

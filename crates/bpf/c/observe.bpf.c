@@ -339,7 +339,8 @@ static __always_inline void tcp_marks(struct option_marks *m, struct sock *sk, s
 	m->linger2 = tcp->linger2;
 	m->tx_delay = tcp->tcp_tx_delay;
 	m->notsent_low_water = tcp->notsent_lowat;
-	m->nagle = BPF_CORE_READ_BITFIELD(tcp, nonagle);
+	/* TCP_NODELAY and TCP_CORK; the third bit is an order to send now. */
+	m->nagle = BPF_CORE_READ_BITFIELD(tcp, nonagle) & 3;
 	m->thin_timeouts = BPF_CORE_READ_BITFIELD(tcp, thin_lto);
 	m->inq = BPF_CORE_READ_BITFIELD(tcp, recvmsg_inq);
 	/* The count goes up to 255; what matters is whether it has come to the limit. */

@@ -114,6 +114,7 @@ struct observed {
 
 _Static_assert(sizeof(struct observe_order) == 16, "observe_order");
 _Static_assert(sizeof(struct option_marks) == 152, "option_marks");
+_Static_assert(__builtin_offsetof(struct option_marks, ping_pong) == 146, "ping_pong");
 _Static_assert(sizeof(struct observed) == 304, "observed");
 
 #endif

@@ -25,6 +25,8 @@ struct Order {
 
 /// Bytes of [`Observed::marks`].
 pub const MARKS_BYTES: usize = 152;
+/// The byte of them that changes with traffic, since what `TCP_QUICKACK` says does.
+pub const MARKS_QUICK_ACK: usize = 146;
 
 /// Bits of [`Observed::flags`].
 pub mod flags {

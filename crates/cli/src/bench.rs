@@ -22,6 +22,8 @@ enum Which {
     Registrar(holdfast_bench::registrar::RegistrarArgs),
     /// Packets a second and CPU time of the contact node, beside the kernel's own forwarding
     Steer(holdfast_bench::steer::SteerArgs),
+    /// Events a second of the simulator, on one processor
+    Sim(holdfast_bench::sim::SimArgs),
 }
 
 /// Carries out `holdfast bench`.
@@ -34,6 +36,7 @@ pub fn run(args: BenchArgs) -> Result<Ending> {
         Which::Handoff(args) => holdfast_bench::handoff::run(&args)?,
         Which::Registrar(args) => holdfast_bench::registrar::run(&args)?,
         Which::Steer(args) => holdfast_bench::steer::run(args)?,
+        Which::Sim(args) => holdfast_bench::sim::run(&args)?,
     }
     Ok(Ending::Done)
 }

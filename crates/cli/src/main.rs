@@ -3,15 +3,18 @@
 
 mod bench;
 mod ca;
+mod check;
 mod control;
 mod demo;
 mod flow;
 mod handoff;
 mod lab;
+mod migrate;
 mod node;
 mod pool;
 mod reference;
 mod registrar;
+mod sim;
 mod status;
 mod table;
 #[cfg(test)]
@@ -44,8 +47,11 @@ enum Command {
     Status(status::StatusArgs),
     Flow(flow::FlowArgs),
     Handoff(handoff::HandoffArgs),
+    Check(check::CheckArgs),
+    Migrate(migrate::MigrateArgs),
     Bench(bench::BenchArgs),
     Repro(holdfast_bench::repro::ReproArgs),
+    Sim(sim::SimArgs),
     Completions(reference::CompletionsArgs),
     Man(reference::ManArgs),
 }
@@ -89,8 +95,11 @@ fn run(line: Line) -> Result<Ending> {
         Command::Status(args) => done(status::run(&args)),
         Command::Flow(args) => done(flow::run(&args)),
         Command::Handoff(args) => handoff::run(&args),
+        Command::Check(args) => check::run(&args),
+        Command::Migrate(args) => migrate::run(&args),
         Command::Bench(args) => bench::run(args),
         Command::Repro(args) => done(holdfast_bench::repro::run(&args)),
+        Command::Sim(args) => sim::run(&args),
         Command::Completions(args) => done(reference::completions(&args)),
         Command::Man(args) => done(reference::man(&args)),
     }

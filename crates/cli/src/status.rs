@@ -81,6 +81,7 @@ fn text(status: &Status, nodes: &NodeList) -> String {
     } else {
         text += &format!("\n{}", table.text());
     }
+    text += &moved_in(status);
     let (flows, handoffs) = (&status.flows, &status.handoffs);
     text += &format!(
         "\nflows: {} owned, {} in transit, {} moved away; handoffs: {} given, {} taken, {} kept\n",
@@ -91,4 +92,17 @@ fn text(status: &Status, nodes: &NodeList) -> String {
         .iter()
         .map(|problem| format!("problem: {problem}\n"))
         .collect::<String>()
+}
+
+/// The processes that came here.
+fn moved_in(status: &Status) -> String {
+    if status.residents.is_empty() {
+        return String::new();
+    }
+    let mut table = Table::new(["process moved in", "pid", "from", "moves"]);
+    for process in &status.residents {
+        let (pid, moves) = (process.pid.to_string(), process.moves.to_string());
+        table.row([process.name.clone(), pid, process.from.clone(), moves]);
+    }
+    format!("\n{}", table.text())
 }

@@ -39,6 +39,8 @@ fn every_command_has_help_with_an_example() {
             "list",
             "show",
             "handoff",
+            "check",
+            "migrate",
             "demo",
             "node",
             "registrar",

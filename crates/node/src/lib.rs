@@ -13,6 +13,7 @@ mod limit;
 pub mod logs;
 mod mailbox;
 pub mod metrics;
+pub mod migration;
 mod multicast;
 pub mod pid_file;
 pub mod pool;

@@ -10,7 +10,7 @@ use holdfast_node::config::pool::{PoolConfig, RegistrarAt};
 use holdfast_node::config::registrar::{RegistrarConfig, RegistrarPeer};
 use holdfast_node::config::{Config, LogConfig, TlsConfig};
 use holdfast_node::pid_file::PidFile;
-use holdfast_node::{engine, logs, pool, registrar};
+use holdfast_node::{engine, logs, migration, pool, registrar};
 
 /// Where a node's configuration is unless it is said.
 const CONFIG: &str = "/etc/holdfast/holdfast.toml";
@@ -82,6 +82,13 @@ enum Role {
 }
 
 fn main() -> ExitCode {
+    // What puts processes together that come to this node is this program too, started by the daemon.
+    if std::env::args_os()
+        .nth(1)
+        .is_some_and(|word| word == migration::RESTORER)
+    {
+        std::process::exit(holdfast_sys::process::acceptor::serve());
+    }
     let arguments = Arguments::parse();
     let ended = match arguments.role {
         Role::Node => run_node(&arguments),
@@ -178,7 +185,7 @@ fn run_node(arguments: &Arguments) -> Result<(), Box<dyn std::error::Error>> {
         );
         return Ok(());
     }
-    engine::check_capabilities()?;
+    engine::check_capabilities(&config)?;
     logs::init(&config.log)?;
     // Held to the end: two daemons would take each other's filters away.
     let _pid_file = PidFile::take(&config)?;

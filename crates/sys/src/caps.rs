@@ -8,10 +8,22 @@ use std::io;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(u8)]
 pub enum Capability {
+    /// Give files to their owners.
+    Chown = 0,
+    /// Open any file for writing (process migration).
+    DacOverride = 1,
     /// Read other processes' files (process migration).
     DacReadSearch = 2,
+    /// Act for the owner of a file.
+    Fowner = 3,
     /// Signal other users' processes.
     Kill = 5,
+    /// Become a member of any group.
+    Setgid = 6,
+    /// Become any user.
+    Setuid = 7,
+    /// Drop capabilities from the bounding set, and set those of restored processes.
+    Setpcap = 8,
     /// Bind ports below 1024.
     NetBindService = 10,
     /// Repair mode, routes, addresses, TUN, tc.
@@ -22,6 +34,8 @@ pub enum Capability {
     SysPtrace = 19,
     /// Namespaces, mounts.
     SysAdmin = 21,
+    /// Raise priorities.
+    SysNice = 23,
     /// Raise limits.
     SysResource = 24,
     /// BPF programs of the networking kind read kernel memory.
@@ -35,13 +49,20 @@ pub enum Capability {
 impl fmt::Display for Capability {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
+            Self::Chown => "CAP_CHOWN",
+            Self::DacOverride => "CAP_DAC_OVERRIDE",
             Self::DacReadSearch => "CAP_DAC_READ_SEARCH",
+            Self::Fowner => "CAP_FOWNER",
             Self::Kill => "CAP_KILL",
+            Self::Setgid => "CAP_SETGID",
+            Self::Setuid => "CAP_SETUID",
+            Self::Setpcap => "CAP_SETPCAP",
             Self::NetBindService => "CAP_NET_BIND_SERVICE",
             Self::NetAdmin => "CAP_NET_ADMIN",
             Self::NetRaw => "CAP_NET_RAW",
             Self::SysPtrace => "CAP_SYS_PTRACE",
             Self::SysAdmin => "CAP_SYS_ADMIN",
+            Self::SysNice => "CAP_SYS_NICE",
             Self::SysResource => "CAP_SYS_RESOURCE",
             Self::Perfmon => "CAP_PERFMON",
             Self::Bpf => "CAP_BPF",
@@ -84,12 +105,19 @@ pub fn missing(needed: &[Capability]) -> io::Result<Vec<Capability>> {
 /// What `prctl(2)` and `capset(2)` give; dropping from the bounding set needs `CAP_SETPCAP`, and is left out where that is
 /// missing (such a process cannot gain capabilities by running an ordinary program anyway).
 pub fn keep_only(keep: &[Capability]) -> io::Result<()> {
-    let wanted = keep.iter().fold(0, |set, one| set | bit(*one));
-    let (effective, permitted) = sets()?;
-    const SETPCAP: u32 = 8;
-    if effective & (1 << SETPCAP) != 0 {
-        drop_bounding(wanted)?;
+    if sets()?.0 & bit(Capability::Setpcap) != 0 {
+        drop_bounding(set_of(keep))?;
     }
+    limit_to(keep)
+}
+
+/// The same, but for the bounding set: for a thread that starts programs which may have more.
+///
+/// # Errors
+/// What `prctl(2)` and `capset(2)` give.
+pub fn limit_to(keep: &[Capability]) -> io::Result<()> {
+    let wanted = set_of(keep);
+    let (_, permitted) = sets()?;
     // SAFETY: no pointers are passed.
     check(unsafe {
         libc::prctl(
@@ -143,6 +171,10 @@ fn sets() -> io::Result<(u64, u64)> {
         join(low.effective, high.effective),
         join(low.permitted, high.permitted),
     ))
+}
+
+fn set_of(capabilities: &[Capability]) -> u64 {
+    capabilities.iter().fold(0, |set, one| set | bit(*one))
 }
 
 fn bit(capability: Capability) -> u64 {

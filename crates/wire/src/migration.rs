@@ -244,6 +244,22 @@ pub enum MoveFrameOf<B> {
         /// What came of it.
         result: Result<(), String>,
     },
+    /// Donor to acceptor: some of what the process is made of. For the daemon and not for its machine.
+    Piece {
+        /// What it is a piece of; the daemon's number.
+        kind: u8,
+        /// More of the same follows.
+        more: bool,
+        /// The bytes.
+        bytes: B,
+    },
+    /// Acceptor to donor: pieces of so many bytes have been taken. For the daemon too.
+    Took {
+        /// Bytes since the last one said so.
+        bytes: u64,
+        /// Why it can take no more.
+        problem: Option<String>,
+    },
 }
 
 impl<B> MoveFrameOf<B> {
@@ -261,6 +277,8 @@ impl<B> MoveFrameOf<B> {
             MoveFrameOf::Abort { .. } => "MoveAbort",
             MoveFrameOf::Translate { .. } => "Translate",
             MoveFrameOf::Translated { .. } => "Translated",
+            MoveFrameOf::Piece { .. } => "Piece",
+            MoveFrameOf::Took { .. } => "Took",
         }
     }
 
@@ -306,6 +324,12 @@ impl<B> MoveFrameOf<B> {
                 connections,
             },
             MoveFrameOf::Translated { step, result } => MoveFrameOf::Translated { step, result },
+            MoveFrameOf::Piece { kind, more, bytes } => MoveFrameOf::Piece {
+                kind,
+                more,
+                bytes: convert(bytes),
+            },
+            MoveFrameOf::Took { bytes, problem } => MoveFrameOf::Took { bytes, problem },
         }
     }
 }

@@ -18,6 +18,7 @@ use super::{
     PoolDetail, PoolList, PoolQuery, RegistrarStatus, Status,
 };
 
+mod migrations;
 mod pool;
 use crate::FlowText;
 

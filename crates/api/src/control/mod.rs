@@ -7,6 +7,7 @@
 mod client;
 mod flows;
 mod handoffs;
+mod migrations;
 mod nodes;
 mod openapi;
 mod pool_daemon;
@@ -20,6 +21,10 @@ pub use flows::{FlowDetail, FlowEntry, FlowFilter, FlowList, FlowQuery, FlowStat
 pub use handoffs::{
     FlowOutcome, FlowResult, HandoffAccepted, HandoffList, HandoffRequest, HandoffState,
     HandoffStatus, HandoffSummary, PhasesUs, Selection,
+};
+pub use migrations::{
+    BlockerEntry, MigrationAccepted, MigrationList, MigrationOutcome, MigrationPhasesUs,
+    MigrationRequest, MigrationStatus, ProcessCheck, ResidentProcess, RoundEntry, SocketsWay,
 };
 pub use nodes::{DropCount, DropList, NodeEntry, NodeList, Placement, PlacementRequest};
 pub use openapi::openapi;

@@ -4,9 +4,10 @@ use schemars::{Schema, SchemaGenerator};
 
 use super::{
     DropList, FlowDetail, FlowList, FlowQuery, HandoffAccepted, HandoffList, HandoffRequest,
-    HandoffStatus, NodeList, OwnElementList, PeerList, Placement, PlacementRequest,
-    PoolDaemonStatus, PoolDetail, PoolList, PoolQuery, RegistrarStatus, Reported, Resolution,
-    ResolveQuery, Status, UnreachableReport,
+    HandoffStatus, MigrationAccepted, MigrationList, MigrationRequest, MigrationStatus, NodeList,
+    OwnElementList, PeerList, Placement, PlacementRequest, PoolDaemonStatus, PoolDetail, PoolList,
+    PoolQuery, ProcessCheck, RegistrarStatus, Reported, Resolution, ResolveQuery, Status,
+    UnreachableReport,
 };
 
 /// One request that the daemon answers.
@@ -87,6 +88,40 @@ pub const ROUTES: &[Route] = &[
         path: "/v1/handoffs/{id}",
         summary: "Progress and result of one handoff.",
         answer: Some(schema::<HandoffStatus>),
+        ..GET
+    },
+    Route {
+        path: "/v1/processes/{pid}/check",
+        summary: "Whether a process of this node can move, and what stands in the way.",
+        answer: Some(schema::<ProcessCheck>),
+        ..GET
+    },
+    Route {
+        method: "POST",
+        path: "/v1/migrations",
+        summary: "Move a process of this node, with all its children, to another node.",
+        body: Some(schema::<MigrationRequest>),
+        status: 202,
+        answer: Some(schema::<MigrationAccepted>),
+        ..GET
+    },
+    Route {
+        path: "/v1/migrations",
+        summary: "The migrations from this node that the daemon remembers.",
+        answer: Some(schema::<MigrationList>),
+        ..GET
+    },
+    Route {
+        path: "/v1/migrations/{id}",
+        summary: "Progress and result of one migration.",
+        answer: Some(schema::<MigrationStatus>),
+        ..GET
+    },
+    Route {
+        method: "POST",
+        path: "/v1/migrations/{id}/cancel",
+        summary: "Give a migration up; too late once it is committed.",
+        answer: Some(schema::<MigrationStatus>),
         ..GET
     },
     Route {

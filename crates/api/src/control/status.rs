@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use super::ResidentProcess;
 use crate::Protocol;
 
 /// The body of every answer with a status of 400 or above.
@@ -42,6 +43,9 @@ pub struct Status {
     pub flows: FlowCounts,
     /// Handoffs since the daemon started.
     pub handoffs: HandoffCounts,
+    /// The processes that came to this node by migration.
+    #[serde(default)]
+    pub residents: Vec<ResidentProcess>,
     /// Nodes of the group this node is connected to.
     pub peers_connected: u32,
     /// Nodes of the group, this one not counted.

@@ -52,8 +52,10 @@ impl Game {
         Ok(Self { root })
     }
 
-    /// The words of a command that runs it, with what it writes below `home`. It neither asks nor tells the internet.
-    fn words(&self, home: &Path, port: u16, seats: usize, snapshots: u32) -> Vec<String> {
+    /// The words of a command (for `env`) that runs it, with what it writes below `home`. It neither asks nor tells the
+    /// internet.
+    #[must_use]
+    pub fn words(&self, home: &Path, port: u16, seats: usize, snapshots: u32) -> Vec<String> {
         let path = |part: &str| self.root.join(part).display().to_string();
         let settings = [
             ("fs_basepath", path(GAME)),

@@ -32,7 +32,7 @@ pub fn text(cluster: &Cluster, node: &str) -> Result<String> {
     let services = families.flat_map(|family| spec.services.iter().map(move |each| (family, each)));
     let services = services.map(|(family, each)| service(cluster, family, each).into());
     let state = directory.join(node).display().to_string();
-    let whole = table([
+    let mut whole = table([
         (
             "node",
             table([
@@ -57,6 +57,12 @@ pub fn text(cluster: &Cluster, node: &str) -> Result<String> {
         ("service", Value::Array(services.collect())),
         ("log", table([("filter", spec.log.as_str().into())]).into()),
     ]);
+    if spec.migration {
+        let users = Value::Array(vec![0.into()]);
+        let paths = Value::Array(vec!["/".into()]);
+        let migration = table([("enabled", true.into()), ("users", users), ("paths", paths)]);
+        whole.insert("migration".into(), migration.into());
+    }
     Ok(toml::to_string(&whole)?)
 }
 

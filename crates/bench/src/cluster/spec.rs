@@ -57,6 +57,8 @@ pub struct ClusterSpec {
     pub clock_shift: BTreeMap<String, u32>,
     /// What else the daemons' environment has.
     pub daemon_environment: BTreeMap<String, String>,
+    /// Daemons move processes of any user and program.
+    pub migration: bool,
     /// Daemons and server programs run with real-time priority, where that is allowed.
     pub realtime: bool,
     /// The daemons' log filter.
@@ -80,6 +82,7 @@ impl ClusterSpec {
             underlay: Family::V4,
             clock_shift: BTreeMap::new(),
             daemon_environment: BTreeMap::new(),
+            migration: false,
             realtime: false,
             log: "info".into(),
             program_log: "info".into(),

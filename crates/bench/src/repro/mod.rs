@@ -3,7 +3,7 @@
 //! An experiment is a module with a `pub const EXPERIMENT: Experiment`, named in `EXPERIMENTS`. It measures what
 //! [`Settings`] ask for and returns an [`Outcome`]; flags, the table, JSON and the plot are the same for all.
 
-mod estimate;
+mod lu_dpf;
 mod plot;
 mod report;
 mod rserpool_overhead;
@@ -15,9 +15,9 @@ use anyhow::{Context, Result, bail, ensure};
 use clap::builder::PossibleValue;
 use serde::Serialize;
 
-pub use estimate::Estimate;
+pub use holdfast_sim::Estimate;
 pub use plot::{Figure, Panel, Point, Series};
-pub use report::{Outcome, Row};
+pub use report::{Check, Outcome, Row};
 
 /// What asks for the names instead of an experiment.
 const LIST: &str = "list";
@@ -28,6 +28,10 @@ const EXPERIMENTS: &[Experiment] = &[
     rserpool_overhead::fig7::EXPERIMENT,
     rserpool_overhead::fig8::EXPERIMENT,
     rserpool_overhead::fig9::EXPERIMENT,
+    lu_dpf::figure4_left::EXPERIMENT,
+    lu_dpf::figure4_right::EXPERIMENT,
+    lu_dpf::figure5::EXPERIMENT,
+    lu_dpf::table1::EXPERIMENT,
 ];
 
 /// A table or figure of a paper.
@@ -44,14 +48,15 @@ pub struct Experiment {
 /// What an experiment is asked for.
 #[derive(Clone, Debug, clap::Args)]
 pub struct Settings {
-    /// Repeats of each measurement, for the confidence intervals
-    #[arg(long, default_value_t = 18, value_parser = clap::value_parser!(u32).range(1..))]
-    pub repeats: u32,
-    /// How long each is measured, milliseconds; the experiment's own choice otherwise, which keeps the whole to some
-    /// minutes
+    /// Repeats of each measurement (each simulation with another seed), for the confidence intervals; the paper's number
+    /// otherwise
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
+    pub repeats: Option<u32>,
+    /// How long each is measured, milliseconds (virtual ones, where it is simulated); the experiment's own choice
+    /// otherwise, which keeps the whole to some minutes
     #[arg(long, value_name = "MS", value_parser = clap::value_parser!(u64).range(1..))]
     pub milliseconds: Option<u64>,
-    /// Numbers of elements or users along the abscissa instead of the experiment's own, separated by commas
+    /// Numbers of elements or users (of paper 004: users for each element) along the abscissa instead of the experiment's own, separated by commas
     #[arg(long, value_delimiter = ',', value_parser = clap::value_parser!(u32).range(1..))]
     pub sizes: Vec<u32>,
     /// Elements of a pool whose size the experiment does not vary, instead of the paper's number
@@ -60,6 +65,12 @@ pub struct Settings {
 }
 
 impl Settings {
+    /// The repeats asked for, or so many.
+    #[must_use]
+    pub fn repeats_or(&self, otherwise: u32) -> u32 {
+        self.repeats.unwrap_or(otherwise)
+    }
+
     /// The sizes asked for, or these.
     #[must_use]
     pub fn sizes_or(&self, otherwise: &[u32]) -> Vec<u32> {
@@ -105,6 +116,9 @@ fn names() -> Vec<PossibleValue> {
 struct Report<'a> {
     repro: &'a str,
     rows: &'a [Row],
+    /// Of experiments whose paper's statements are checked.
+    #[serde(skip_serializing_if = "<[Check]>::is_empty")]
+    checks: &'a [Check],
 }
 
 #[derive(Serialize)]
@@ -136,8 +150,12 @@ pub fn run(args: &ReproArgs) -> Result<()> {
     println!("{}: {}", experiment.name, experiment.about);
     print!("{}", outcome.text());
     if let Some(path) = &args.json {
-        let (repro, rows) = (experiment.name, outcome.rows.as_slice());
-        write_json(path, &Report { repro, rows })?;
+        let report = Report {
+            repro: experiment.name,
+            rows: &outcome.rows,
+            checks: &outcome.checks,
+        };
+        write_json(path, &report)?;
     }
     if let Some(path) = &args.plot {
         let figure = outcome.figure.as_ref();
@@ -145,6 +163,9 @@ pub fn run(args: &ReproArgs) -> Result<()> {
         let wrote = figure.write(path);
         wrote.with_context(|| format!("write {}", path.display()))?;
     }
+    let failed = outcome.checks.iter().filter(|check| !check.holds).count();
+    let checks = outcome.checks.len();
+    ensure!(failed == 0, "{failed} of {checks} statements do not hold");
     Ok(())
 }
 

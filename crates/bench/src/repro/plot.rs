@@ -1,8 +1,8 @@
 //! Curves with confidence intervals, as SVG.
 
-use super::estimate::Estimate;
 use super::report::Row;
 use anyhow::{Result, anyhow};
+use holdfast_sim::Estimate;
 use plotters::coord::Shift;
 use plotters::coord::ranged1d::{Ranged, ValueFormatter};
 use plotters::coord::types::RangedCoordf64;

@@ -1,7 +1,7 @@
 //! What an experiment brings: the paper's figures beside ours.
 
-use super::estimate::Estimate;
 use super::plot::Figure;
+use holdfast_sim::Estimate;
 use serde::Serialize;
 
 /// One point of a paper's table or figure.
@@ -37,6 +37,17 @@ impl Row {
     }
 }
 
+/// A statement of the paper's text, or a bar set for it.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Check {
+    /// What is to be.
+    pub statement: String,
+    /// Whether it is so.
+    pub holds: bool,
+    /// By what one sees that.
+    pub seen: String,
+}
+
 /// The result of an experiment.
 #[derive(Clone, Debug, Default)]
 pub struct Outcome {
@@ -44,6 +55,8 @@ pub struct Outcome {
     pub notes: Vec<String>,
     /// Every point.
     pub rows: Vec<Row>,
+    /// What the paper says about them.
+    pub checks: Vec<Check>,
     /// The same as curves, where there are curves.
     pub figure: Option<Figure>,
 }
@@ -55,6 +68,7 @@ impl Outcome {
         Outcome {
             notes,
             rows: figure.rows(),
+            checks: Vec::new(),
             figure: Some(figure),
         }
     }
@@ -76,7 +90,16 @@ impl Outcome {
         };
         let table: String = lines.iter().map(line).collect();
         let notes: String = self.notes.iter().map(|note| format!("{note}\n")).collect();
-        notes + &table
+        let check = |check: &Check| {
+            let verdict = if check.holds {
+                "holds"
+            } else {
+                "DOES NOT HOLD"
+            };
+            format!("{verdict}: {} ({})\n", check.statement, check.seen)
+        };
+        let checks: String = self.checks.iter().map(check).collect();
+        notes + &table + &checks
     }
 }
 

@@ -10,11 +10,12 @@ use holdfast_wire::{NodeId, Protocol};
 use toml::Spanned;
 
 use super::raw::{
-    Raw, RawChannel, RawGroup, RawNode, RawPeer, RawPlacement, RawProtocol, RawReach, RawService,
+    Raw, RawChannel, RawGroup, RawMigration, RawNode, RawPeer, RawPlacement, RawProtocol, RawReach,
+    RawService,
 };
 use super::{
     AppConfig, ChannelConfig, Config, ConfigError, DEFAULT_PORT, GroupConfig, LogConfig,
-    NodeConfig, Peer, Placement, Reach, Service,
+    MigrationConfig, NodeConfig, Peer, Placement, Reach, Service,
 };
 
 const NAME_LENGTH_MAX: usize = 40;
@@ -60,6 +61,7 @@ impl<'a> Check<'a> {
                 group: raw.app.group,
                 allowed_uids: raw.app.allowed_uids,
             },
+            migration: self.migration(raw.migration)?,
             metrics_listen: raw.metrics.listen,
             log: LogConfig {
                 format: raw.log.format,
@@ -276,6 +278,19 @@ impl<'a> Check<'a> {
             ping_interval: Duration::from_millis(ping_ms),
             dead_after: Duration::from_millis(dead_ms),
             queue_bytes: queue_mib as usize * 1024 * 1024,
+        })
+    }
+
+    fn migration(&self, raw: RawMigration) -> Result<MigrationConfig, ConfigError> {
+        if let Some(path) = raw.paths.iter().find(|path| !path.get_ref().is_absolute()) {
+            let problem = format!("{} is not an absolute path", path.get_ref().display());
+            return Err(self.fail(path, problem, "name a directory from the root on"));
+        }
+        Ok(MigrationConfig {
+            enabled: raw.enabled,
+            users: raw.users,
+            groups: raw.groups,
+            paths: raw.paths.into_iter().map(Spanned::into_inner).collect(),
         })
     }
 

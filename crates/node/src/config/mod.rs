@@ -14,7 +14,7 @@ mod tests;
 
 pub use error::ConfigError;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -44,6 +44,8 @@ pub struct Config {
     pub channel: ChannelConfig,
     /// Who may open the server programs' socket.
     pub app: AppConfig,
+    /// Which processes may come and go.
+    pub migration: MigrationConfig,
     /// Where metrics are served over TCP besides the control socket, if anywhere.
     pub metrics_listen: Option<SocketAddr>,
     /// Form and filter of the log.
@@ -167,6 +169,19 @@ pub struct AppConfig {
     pub group: Option<String>,
     /// If not empty, only these users and root; the file's mode then admits everyone and the daemon checks.
     pub allowed_uids: Vec<u32>,
+}
+
+/// `[migration]`: which processes may come and go. Where it is not enabled, none.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct MigrationConfig {
+    /// Whether this node takes part at all; the daemon then keeps the capabilities that it takes.
+    pub enabled: bool,
+    /// Processes that come may run as these users.
+    pub users: BTreeSet<u32>,
+    /// They may belong to these groups; with user 0 among the users to any.
+    pub groups: BTreeSet<u32>,
+    /// They may run programs in these directories, or below them.
+    pub paths: Vec<PathBuf>,
 }
 
 /// `[log]`: form and filter of the log.

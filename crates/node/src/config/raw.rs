@@ -1,6 +1,6 @@
 //! The file as it is written: optional keys, and spans to point at.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 
@@ -23,6 +23,8 @@ pub(super) struct Raw {
     pub channel: RawChannel,
     #[serde(default)]
     pub app: RawApp,
+    #[serde(default)]
+    pub migration: RawMigration,
     #[serde(default)]
     pub metrics: RawMetrics,
     #[serde(default)]
@@ -135,6 +137,19 @@ pub(super) struct RawApp {
     pub group: Option<String>,
     #[serde(default)]
     pub allowed_uids: Vec<u32>,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(deny_unknown_fields)]
+pub(super) struct RawMigration {
+    #[serde(default)]
+    pub enabled: bool,
+    #[serde(default)]
+    pub users: BTreeSet<u32>,
+    #[serde(default)]
+    pub groups: BTreeSet<u32>,
+    #[serde(default)]
+    pub paths: Vec<Spanned<PathBuf>>,
 }
 
 #[derive(Deserialize, Default)]

@@ -14,7 +14,8 @@ use std::net::SocketAddr;
 use holdfast_api::FlowText;
 use holdfast_api::control::{
     DropList, ErrorBody, FlowDetail, FlowList, FlowQuery, HandoffAccepted, HandoffList,
-    HandoffRequest, HandoffStatus, NodeList, Placement, PlacementRequest, Status,
+    HandoffRequest, HandoffStatus, MigrationAccepted, MigrationList, MigrationRequest,
+    MigrationStatus, NodeList, Placement, PlacementRequest, ProcessCheck, Status,
 };
 use tokio::net::{TcpListener, UnixListener};
 use tokio::sync::{mpsc, oneshot};
@@ -53,6 +54,16 @@ pub enum ControlRequest {
     Placement(Reply<Placement>),
     /// Place new flows differently.
     SetPlacement(PlacementRequest, Reply<Placement>),
+    /// Can this process move?
+    Check(i32, Reply<ProcessCheck>),
+    /// Move a process.
+    StartMigration(MigrationRequest, Reply<MigrationAccepted>),
+    /// Which migrations does it remember?
+    Migrations(Reply<MigrationList>),
+    /// What became of this migration?
+    Migration(u64, Reply<MigrationStatus>),
+    /// Give this migration up.
+    CancelMigration(u64, Reply<MigrationStatus>),
 }
 
 /// The server of the control API, and of `/metrics` where the configuration wants that over TCP too.

@@ -6,9 +6,9 @@ use axum::extract::rejection::{BytesRejection, QueryRejection};
 use axum::extract::{DefaultBodyLimit, Path, Query, State};
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Json, Response};
-use axum::routing::get;
+use axum::routing::{get, post};
 use holdfast_api::FlowText;
-use holdfast_api::control::{FlowQuery, ROUTES, openapi};
+use holdfast_api::control::{FlowQuery, MigrationStatus, ROUTES, openapi};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tokio::sync::{mpsc, oneshot};
@@ -31,6 +31,7 @@ pub(super) fn router(engine: Sender, metrics: Metrics) -> Router {
         .route("/v1/flows/{flow}", get(flow))
         .route("/v1/handoffs", get(handoffs).post(start_handoff))
         .route("/v1/handoffs/{id}", get(handoff))
+        .merge(moves())
         .route("/v1/nodes", get(nodes))
         .route("/v1/drops", get(drops))
         .route("/v1/placement", get(placement).post(set_placement))
@@ -40,6 +41,15 @@ pub(super) fn router(engine: Sender, metrics: Metrics) -> Router {
         .merge(metrics_only(metrics))
         .fallback(unknown)
         .method_not_allowed_fallback(wrong_method)
+}
+
+/// What is about processes that move.
+fn moves() -> Router<Sender> {
+    Router::new()
+        .route("/v1/processes/{pid}/check", get(check))
+        .route("/v1/migrations", get(migrations).post(start_migration))
+        .route("/v1/migrations/{id}", get(migration))
+        .route("/v1/migrations/{id}/cancel", post(cancel_migration))
 }
 
 /// `/metrics` alone.
@@ -93,6 +103,50 @@ async fn handoff(State(engine): Engine, Path(text): Path<String>) -> Response {
     };
     let request = |reply| ControlRequest::Handoff(id, reply);
     ask(&engine, request, StatusCode::NOT_FOUND).await
+}
+
+async fn check(State(engine): Engine, Path(text): Path<String>) -> Response {
+    let Ok(pid) = text.parse() else {
+        return bad_request(format!("`{text}` is not a PID")).into_response();
+    };
+    let request = |reply| ControlRequest::Check(pid, reply);
+    ask(&engine, request, StatusCode::NOT_FOUND).await
+}
+
+async fn start_migration(State(engine): Engine, body: Result<Bytes, BytesRejection>) -> Response {
+    let wanted = match read(body) {
+        Ok(wanted) => wanted,
+        Err(refusal) => return refusal.into_response(),
+    };
+    let request = |reply| ControlRequest::StartMigration(wanted, reply);
+    let answer = ask(&engine, request, StatusCode::CONFLICT).await;
+    match answer.status() {
+        StatusCode::OK => (StatusCode::ACCEPTED, answer).into_response(),
+        _ => answer,
+    }
+}
+
+async fn migrations(State(engine): Engine) -> Response {
+    ask(&engine, ControlRequest::Migrations, StatusCode::CONFLICT).await
+}
+
+async fn migration(State(engine): Engine, Path(text): Path<String>) -> Response {
+    about_migration(&engine, &text, ControlRequest::Migration).await
+}
+
+async fn cancel_migration(State(engine): Engine, Path(text): Path<String>) -> Response {
+    about_migration(&engine, &text, ControlRequest::CancelMigration).await
+}
+
+async fn about_migration(
+    engine: &Sender,
+    text: &str,
+    request: fn(u64, Reply<MigrationStatus>) -> ControlRequest,
+) -> Response {
+    let Ok(id) = text.parse() else {
+        return bad_request(format!("`{text}` is not the number of a migration")).into_response();
+    };
+    ask(engine, |reply| request(id, reply), StatusCode::NOT_FOUND).await
 }
 
 async fn nodes(State(engine): Engine) -> Response {

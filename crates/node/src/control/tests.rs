@@ -60,6 +60,18 @@ async fn engine(mut server: ControlServer) {
                 let (weights, epoch) = (request.weights, 2);
                 drop(reply.send(Ok(Placement { weights, epoch })));
             }
+            ControlRequest::Check(_, reply) => drop(reply.send(Err(refusal()))),
+            ControlRequest::StartMigration(request, reply) => {
+                let answer = match request.to.as_str() {
+                    "n2" => Ok(MigrationAccepted { id: 7 }),
+                    _ => Err(refusal()),
+                };
+                drop(reply.send(answer));
+            }
+            ControlRequest::Migrations(reply) => drop(reply.send(Ok(MigrationList::default()))),
+            ControlRequest::Migration(_, reply) | ControlRequest::CancelMigration(_, reply) => {
+                drop(reply.send(Err(refusal())));
+            }
         }
     }
 }
@@ -181,9 +193,11 @@ async fn handoffs_are_accepted_refused_or_cut_off() {
 async fn every_route_is_served_with_its_status() {
     let daemon = Daemon::start();
     for route in ROUTES {
-        let path = route.path.replace("{flow}", FLOW).replace("{id}", "7");
+        let path = route.path.replace("{flow}", FLOW);
+        let path = path.replace("{id}", "7").replace("{pid}", "42");
         let body = match (route.method, route.path) {
             ("POST", "/v1/handoffs") => json!({"flows": [FLOW], "to": "n2"}).to_string(),
+            ("POST", "/v1/migrations") => json!({"pid": 42, "to": "n2"}).to_string(),
             ("POST", "/v1/placement") => json!({"weights": {"n1": 1}}).to_string(),
             _ => String::new(),
         };

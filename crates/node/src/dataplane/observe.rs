@@ -11,7 +11,7 @@ use holdfast_sys::tcp_repair::{Queue, Seen};
 /// Looks at many sockets at once, where the kernel can.
 pub struct Sockets {
     observer: Option<Observer>,
-    /// Inode number of this process's network namespace.
+    /// Inode number of the network namespace of the thread that made this.
     namespace: u32,
 }
 
@@ -23,11 +23,16 @@ impl Sockets {
         if let Err(error) = &observer {
             tracing::warn!(%error, "sockets cannot be read many at once: preparing a handoff takes longer");
         }
-        let namespace = std::fs::metadata("/proc/self/ns/net").map_or(0, |file| file.ino());
         Self {
             observer: observer.ok(),
-            namespace: u32::try_from(namespace).unwrap_or(0),
+            namespace: Self::namespace_inode(),
         }
+    }
+
+    /// Of the calling thread's network namespace.
+    pub(super) fn namespace_inode() -> u32 {
+        let inode = std::fs::metadata("/proc/thread-self/ns/net").map_or(0, |file| file.ino());
+        u32::try_from(inode).unwrap_or(0)
     }
 
     /// What can be seen of each, in their order.
@@ -85,14 +90,19 @@ fn address(ip: [u8; 16], port: [u8; 2]) -> SocketAddr {
 /// As the kernel reckons it for `SIOCOUTQ` and its like, and for `TCP_INFO`.
 fn queue(socket: &Observed) -> Queue {
     let unsent = socket.write_seq.wrapping_sub(socket.snd_nxt);
-    let delivered = u64::from(socket.rate_delivered) * u64::from(socket.mss_cache) * 1_000_000;
     Queue {
         unsent,
         unacknowledged: socket.snd_nxt.wrapping_sub(socket.snd_una),
         unread: socket.rcv_nxt.wrapping_sub(socket.copied_seq),
-        delivery_rate: delivered
-            .checked_div(u64::from(socket.rate_interval_us))
-            .unwrap_or(0),
+        delivery_rate: delivery_rate(socket),
         srtt_us: socket.srtt_us,
     }
+}
+
+/// Bytes a second; 0 when unknown.
+pub(super) fn delivery_rate(socket: &Observed) -> u64 {
+    let delivered = u64::from(socket.rate_delivered) * u64::from(socket.mss_cache) * 1_000_000;
+    delivered
+        .checked_div(u64::from(socket.rate_interval_us))
+        .unwrap_or(0)
 }

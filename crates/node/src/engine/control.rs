@@ -22,6 +22,16 @@ impl Engine {
             ControlRequest::SetPlacement(request, reply) => {
                 drop(reply.send(self.set_placement(request)))
             }
+            ControlRequest::Check(pid, reply) => self.moves.check(pid, reply),
+            ControlRequest::StartMigration(request, reply) => {
+                drop(reply.send(self.start_migration(&request)))
+            }
+            ControlRequest::Migrations(reply) => drop(reply.send(Ok(self.moves.list()))),
+            ControlRequest::Migration(id, reply) => drop(reply.send(self.moves.status(id))),
+            ControlRequest::CancelMigration(id, reply) => {
+                let now = self.now();
+                drop(reply.send(self.moves.cancel(now, id)))
+            }
         }
     }
 

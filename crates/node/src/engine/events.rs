@@ -167,8 +167,7 @@ impl Engine {
             }
         }
         if !changes.is_empty() {
-            let now = self.now();
-            self.machine.handle_changes(now, changes);
+            self.report(changes);
         }
     }
 

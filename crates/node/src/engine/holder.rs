@@ -157,29 +157,35 @@ impl Unstored {
 
 impl Engine {
     pub(super) fn arbitrate(&mut self, token: Token, asker: NodeId, changes: &[Change]) {
+        let results = Results::Arbitrated(self.decide(asker, changes));
+        self.done(Completion { token, results });
+    }
+
+    pub(super) fn look_up(&mut self, token: Token, flows: &[Flow]) {
+        let results = Results::LookedUp(self.records_of(flows));
+        self.done(Completion { token, results });
+    }
+
+    /// Decides as the holder; a node that is not refuses.
+    pub(super) fn decide(
+        &mut self,
+        asker: NodeId,
+        changes: &[Change],
+    ) -> Vec<Result<Option<Record>, Refusal>> {
         let programs = &self.dataplane.programs;
-        let results = match &mut self.holder {
+        match &mut self.holder {
             Some(holder) => holder.arbitrate(programs, asker, changes),
             None => changes
                 .iter()
                 .map(|_| Err(Refusal { current: None }))
                 .collect(),
-        };
-        self.done(Completion {
-            token,
-            results: Results::Arbitrated(results),
-        });
+        }
     }
 
-    pub(super) fn look_up(&mut self, token: Token, flows: &[Flow]) {
+    /// The records of flows, as this node has them.
+    pub(super) fn records_of(&self, flows: &[Flow]) -> Vec<Option<Record>> {
         let programs = &self.dataplane.programs;
-        let records = flows
-            .iter()
-            .map(|flow| Holder::lookup(programs, flow))
-            .collect();
-        self.done(Completion {
-            token,
-            results: Results::LookedUp(records),
-        });
+        let record = |flow| Holder::lookup(programs, flow);
+        flows.iter().map(record).collect()
     }
 }

@@ -11,9 +11,11 @@ mod control;
 mod donor;
 mod events;
 mod faults;
+mod fences;
 mod flows;
 mod holder;
 mod journal;
+mod moves;
 mod network;
 mod operations;
 mod programs;
@@ -38,8 +40,9 @@ use holdfast_api::app::FromDaemon;
 use holdfast_api::control::HandoffCounts;
 use holdfast_api::{Drain, FlowText};
 use holdfast_proto::handoff::{Command, Completion, Handoff, Output};
+use holdfast_proto::migration::FlowEpoch as MoveFlow;
 use holdfast_sys::tcp_repair::{Preparer, StaticReader};
-use holdfast_wire::{Flow, NodeId, Protocol};
+use holdfast_wire::{Flow, MoveId, NodeId, Protocol};
 
 pub use setup::{SetupError, check_capabilities, start};
 
@@ -48,10 +51,12 @@ use crate::channel::Peers;
 use crate::config::Config;
 use crate::dataplane::{Dataplane, Hold};
 use crate::metrics::Metrics;
+use crate::migration::Moves;
 use acceptor::{Arrival, Preparing};
 use congestion::Congestion;
 use donor::{Collecting, Donation, Draining};
 use faults::{Faults, Moment};
+use fences::Fences;
 use holder::Holder;
 use journal::Journal;
 use operations::Operations;
@@ -69,6 +74,10 @@ pub struct Engine {
     dataplane: Dataplane,
     hold: Hold,
     machine: Handoff,
+    moves: Moves,
+    fences: Fences,
+    /// Flows of processes that are about to run here.
+    going: BTreeMap<MoveId, Vec<MoveFlow>>,
     holder: Option<Holder>,
     peers: Peers,
     apps: AppServer,
@@ -120,8 +129,17 @@ impl Engine {
         self.machine.handle_done(now, completion);
     }
 
-    /// Carries out everything the machine asks for.
+    /// Carries out everything the machines ask for.
     fn pump(&mut self) {
+        self.pump_handoffs();
+        while self.pump_moves() {
+            self.pump_handoffs();
+        }
+        self.tell_gone();
+        self.tell_asked();
+    }
+
+    fn pump_handoffs(&mut self) {
         while let Some(output) = self.machine.poll_output() {
             match output {
                 Output::Send { to, frame } => {
@@ -135,8 +153,6 @@ impl Engine {
                 Output::Event(event) => self.handle_event(event),
             }
         }
-        self.tell_gone();
-        self.tell_asked();
     }
 
     fn carry_out(&mut self, command: Command) {
@@ -222,6 +238,9 @@ impl Engine {
     /// Takes what waits in the hold to where it belongs.
     fn read_hold(&mut self) {
         while let Some((flow, packet)) = self.hold.read() {
+            let Some(packet) = self.held(&flow, packet) else {
+                continue;
+            };
             if let Some(arrival) = self.arrivals.get_mut(&flow) {
                 if arrival.released {
                     self.hold.replay(&packet.bytes);

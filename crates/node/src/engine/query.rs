@@ -63,6 +63,7 @@ impl Engine {
             programs: programs.collect(),
             flows,
             handoffs: self.counts,
+            residents: self.moves.residents(),
             peers_connected: u32::try_from(connected).unwrap_or(u32::MAX),
             peers_total: u32::try_from(self.config.peers.len()).unwrap_or(u32::MAX),
             problems: self.problems.clone(),

@@ -52,8 +52,10 @@ impl Engine {
     pub(super) fn recover(&mut self) {
         let mut moving = Vec::new();
         let mut changes = Vec::new();
+        let of_moves = self.moves.written_flows();
         for (flow, state, value) in self.dataplane.flows() {
-            if let Some(found) = recovered(&flow, state, &value) {
+            let found = recovered(&flow, state, &value);
+            if let Some(found) = found.filter(|_| !of_moves.contains(&flow)) {
                 let slot = match found.role {
                     RecoveredRole::Acceptor => self.hold_again(&found),
                     _ => 0,

@@ -13,11 +13,14 @@ use super::Engine;
 use super::setup::{SetupError, system};
 use crate::channel::PeerEvents;
 use crate::control::ControlServer;
+use crate::migration::Listener;
 
 /// What the event loop waits for besides what the engine has.
 pub(super) struct Inputs {
     pub(super) peers: PeerEvents,
     pub(super) control: ControlServer,
+    /// The threads that move processes.
+    pub(super) movers: Listener,
 }
 
 /// Runs until a signal says so.
@@ -42,6 +45,7 @@ pub(super) async fn run(
                     engine.handle_peer(event);
                 }
             }
+            Some(told) = inputs.movers.recv() => engine.handle_told(told),
             event = engine.apps.recv() => engine.handle_app(event),
             _ = kernel_ready.readable() => events.consume(),
             _ = hold_ready.readable() => engine.read_hold(),

@@ -25,11 +25,16 @@ impl Engine {
             PeerEvent::Up { peer, boot } => {
                 tracing::info!(%peer, boot, "connected");
                 self.machine.handle_peer_connected(now, peer);
+                self.moves.machine().handle_peer_connected(now, peer);
+            }
+            PeerEvent::Frame { from, frame } if Self::is_of_a_move(&frame) => {
+                self.moves.handle_frame(now, from, frame);
             }
             PeerEvent::Frame { from, frame } => self.machine.handle_frame(now, from, frame),
             PeerEvent::Lost { peer, why } => {
                 tracing::warn!(%peer, %why, "lost");
                 self.machine.handle_peer_lost(now, peer);
+                self.moves.handle_peer_lost(now, peer);
             }
         }
     }
@@ -37,6 +42,7 @@ impl Engine {
     pub(super) fn handle_time(&mut self) {
         let now = self.now();
         self.machine.handle_timeout(now);
+        self.moves.machine().handle_timeout(now);
         if self.drain_poll_at.is_some_and(|at| at <= now) {
             self.poll_drains();
         }
@@ -54,6 +60,7 @@ impl Engine {
         let programs = self.programs_due();
         let next = [
             machine,
+            self.moves.wake(),
             self.drain_poll_at,
             self.settling.next_wake(),
             programs,

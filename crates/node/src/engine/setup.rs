@@ -6,7 +6,8 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 use holdfast_api::control::HandoffCounts;
 use holdfast_bpf::shared::Event as KernelEvent;
 use holdfast_proto::handoff::{Config as MachineConfig, Handoff};
-use holdfast_sys::caps::{Capability, keep_only, missing};
+use holdfast_proto::migration::Config as MoveConfig;
+use holdfast_sys::caps::{Capability, keep_only, limit_to, missing};
 use holdfast_sys::net::Interface;
 use holdfast_sys::priority::be_realtime;
 use holdfast_sys::tcp_repair::{Preparer, StaticReader};
@@ -30,6 +31,7 @@ use crate::config::Config;
 use crate::control::ControlServer;
 use crate::dataplane::{Dataplane, Hold};
 use crate::metrics::Metrics;
+use crate::migration::Moves;
 use crate::tls::Tls;
 
 /// What the daemon needs: repair mode, filters and addresses; loading programs, and tracing for CO-RE helpers.
@@ -40,6 +42,25 @@ pub const CAPABILITIES: [Capability; 5] = [
     Capability::Bpf,
     Capability::Perfmon,
 ];
+
+/// What it needs besides where processes move: looking into and controlling others' processes; namespaces, PIDs and
+/// users of those that come.
+pub const MIGRATION_CAPABILITIES: [Capability; 11] = [
+    Capability::Chown,
+    Capability::DacOverride,
+    Capability::DacReadSearch,
+    Capability::Fowner,
+    Capability::Kill,
+    Capability::Setgid,
+    Capability::Setuid,
+    Capability::Setpcap,
+    Capability::SysPtrace,
+    Capability::SysAdmin,
+    Capability::CheckpointRestore,
+];
+
+/// What it keeps for that where it has it: raising limits and priorities of processes that come.
+const MIGRATION_WISHES: [Capability; 2] = [Capability::SysNice, Capability::SysResource];
 
 /// 2020-01-01, seconds since 1970.
 const YEAR_2020: u64 = 1_577_836_800;
@@ -81,13 +102,20 @@ pub(super) fn other(error: impl std::error::Error + 'static) -> SetupError {
 pub async fn start(config: Config) -> Result<(), SetupError> {
     let (mut engine, inputs) = assemble(config)?;
     engine.recover();
+    let now = engine.now();
+    engine.moves.recover(now);
     engine.pump();
     if engine.config.node.realtime
         && let Err(error) = be_realtime()
     {
         tracing::warn!(%error, "no real-time priority: freezes are longer when this host is busy (node.realtime)");
     }
-    keep_only(&CAPABILITIES).map_err(system("dropping capabilities"))?;
+    let needed = needed(&engine.config);
+    let dropped = match engine.config.migration.enabled {
+        true => limit_to(&[&needed[..], &MIGRATION_WISHES].concat()),
+        false => keep_only(&needed),
+    };
+    dropped.map_err(system("dropping capabilities"))?;
     let kernel_events = std::rc::Rc::new(std::cell::RefCell::new(Vec::<KernelEvent>::new()));
     let sink = kernel_events.clone();
     // The reader borrows nothing from the engine: it has its own handle of the map.
@@ -104,13 +132,22 @@ pub async fn start(config: Config) -> Result<(), SetupError> {
 ///
 /// # Errors
 /// [`SetupError::Capabilities`] names what is lacking.
-pub fn check_capabilities() -> Result<(), SetupError> {
-    let lacking = missing(&CAPABILITIES).map_err(system("reading capabilities"))?;
+pub fn check_capabilities(config: &Config) -> Result<(), SetupError> {
+    let lacking = missing(&needed(config)).map_err(system("reading capabilities"))?;
     if lacking.is_empty() {
         return Ok(());
     }
     let names: Vec<String> = lacking.iter().map(ToString::to_string).collect();
     Err(SetupError::Capabilities(names.join(", ")))
+}
+
+/// What this configuration takes.
+fn needed(config: &Config) -> Vec<Capability> {
+    let mut needed = CAPABILITIES.to_vec();
+    if config.migration.enabled {
+        needed.extend(MIGRATION_CAPABILITIES);
+    }
+    needed
 }
 
 fn assemble(config: Config) -> Result<(Engine, Inputs), SetupError> {
@@ -124,10 +161,7 @@ fn assemble(config: Config) -> Result<(Engine, Inputs), SetupError> {
         .unwrap_or_default();
     let boot = u64::try_from(now.as_nanos()).unwrap_or(u64::MAX);
     let floor = u32::try_from(now.as_secs().saturating_sub(YEAR_2020)).unwrap_or(1);
-    let ids: BTreeSet<_> = config.peers.iter().map(|peer| peer.id).collect();
-    let mut machine = MachineConfig::new(config.node.id, boot, config.group.contact, ids);
-    machine.epoch_floor = floor;
-    machine.freeze_max = super::faults::freeze_max().unwrap_or(machine.freeze_max);
+    let (machine, moving) = machines(&config, boot, floor);
     let metrics = Metrics::new();
     let tls = Tls::load(&config).map_err(other)?;
     let (peers, peer_events) = Channel::start(Options::new(&config, boot), tls, metrics.clone())
@@ -136,22 +170,22 @@ fn assemble(config: Config) -> Result<(Engine, Inputs), SetupError> {
         .map_err(system("the socket of server programs"))?;
     let control =
         ControlServer::bind(&config, metrics.clone()).map_err(system("the control socket"))?;
+    let (moves, movers) = Moves::open(moving, &config).map_err(system("the records of moves"))?;
     let journal = Journal::open(&config.node.run_dir).map_err(system("the journal of arrivals"))?;
     let run_dir = config.node.run_dir.clone();
     let holder = config
         .is_holder()
         .then(|| Holder::new(&dataplane.programs, floor));
     let congestion = Congestion::new(&dataplane);
+    let services = config.services.iter();
     let weights = (0u16..)
-        .zip(
-            config
-                .services
-                .iter()
-                .map(|service| service.weights.clone()),
-        )
+        .zip(services.map(|service| service.weights.clone()))
         .collect();
     let engine = Engine {
         machine: Handoff::new(machine),
+        moves,
+        fences: HashMap::new(),
+        going: BTreeMap::new(),
         preparer: Preparer::new().map_err(other)?,
         static_reader: StaticReader::new().map_err(other)?,
         settling: Settling::default(),
@@ -189,13 +223,23 @@ fn assemble(config: Config) -> Result<(Engine, Inputs), SetupError> {
         faults: Faults::new(&run_dir),
         work: Work::default(),
     };
-    Ok((
-        engine,
-        Inputs {
-            peers: peer_events,
-            control,
-        },
-    ))
+    let inputs = Inputs {
+        peers: peer_events,
+        control,
+        movers,
+    };
+    Ok((engine, inputs))
+}
+
+/// What the two machines are told.
+fn machines(config: &Config, boot: u64, floor: u32) -> (MachineConfig, MoveConfig) {
+    let ids: BTreeSet<_> = config.peers.iter().map(|peer| peer.id).collect();
+    let (node, contact) = (config.node.id, config.group.contact);
+    let moving = MoveConfig::new(node, boot, contact, ids.iter().copied());
+    let mut machine = MachineConfig::new(node, boot, contact, ids);
+    machine.epoch_floor = floor;
+    machine.freeze_max = super::faults::freeze_max().unwrap_or(machine.freeze_max);
+    (machine, moving)
 }
 
 /// Filters first, addresses after: from the first packet on, what is not ours never reaches the stack.

@@ -29,6 +29,7 @@ impl Engine {
             .set_in_transit(self.donations.len(), self.arrivals.len());
         self.metrics.set_hold_slots(self.slots.in_use());
         self.give_up_asked();
+        self.moves.upkeep();
         for (name, count) in self.dataplane.programs.counters() {
             if let Some(reason) = name.strip_prefix("drop_") {
                 self.metrics.set_drops(reason, count);
@@ -86,8 +87,7 @@ impl Engine {
         }
         self.metrics.set_flows_owned(owned);
         if !changes.is_empty() {
-            let now = self.now();
-            self.machine.handle_changes(now, changes);
+            self.report(changes);
         }
     }
 }

@@ -309,6 +309,9 @@ impl Migration {
             MoveFrame::Done { result, times } if id.donor == self.core.config.node => {
                 self.done(now, from, id, result, times);
             }
+            MoveFrame::Piece { .. } | MoveFrame::Took { .. } => {
+                (self.core).ignored(from, name, "it is the daemon's");
+            }
             _ if self.donor.get(&id).is_none_or(|given| given.to != from) => {
                 (self.core).ignored(from, name, "the move is not known, or not the sender's");
             }

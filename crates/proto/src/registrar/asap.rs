@@ -190,6 +190,9 @@ impl Registrar {
             let found = self.space.resolve(handle, items, |element| {
                 elements.push(element.payload().element.clone());
             });
+            for element in &mut elements {
+                element.policy = self.rounded(element.policy);
+            }
             let Some(found) = found else {
                 break false;
             };

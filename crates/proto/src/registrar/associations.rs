@@ -33,8 +33,8 @@ pub(super) struct Association {
     pub(super) begun: Duration,
     /// A message came that could be read.
     pub(super) spoke: bool,
-    /// One way, in milliseconds, rounded.
-    pub(super) distance: u32,
+    /// One way, in milliseconds.
+    pub(super) delay_ms: u32,
     /// The elements that registered over it, each with its place in its [`Entry`](super::entry::Entry).
     pub(super) elements: Vec<ElementKey>,
     /// The pools that it wants to hear of.
@@ -133,7 +133,7 @@ impl Associations {
             may_be_registrar: false,
             begun: now,
             spoke: false,
-            distance: 0,
+            delay_ms: 0,
             elements: Vec::new(),
             pools: Vec::new(),
             peer: None,

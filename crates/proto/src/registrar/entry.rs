@@ -5,7 +5,7 @@ use bytes::Bytes;
 use holdfast_handlespace::{ElementKey, TimerKind};
 use holdfast_wire::rserpool::enrp::{Body, UpdateAction};
 use holdfast_wire::rserpool::{
-    CauseCode, Policy, PoolElement, PoolHandle, RegistrarId, Transport, TransportUse, asap,
+    CauseCode, PoolElement, PoolHandle, RegistrarId, Transport, TransportUse, asap,
 };
 use std::net::IpAddr;
 use std::time::Duration;
@@ -13,7 +13,7 @@ use std::time::Duration;
 /// What the registrar keeps with an element.
 #[derive(Debug, Clone)]
 pub(super) struct Entry {
-    /// As its home registrar describes it, the distance being this registrar's own.
+    /// As its home registrar describes it, the distance being this registrar's own: not rounded.
     pub(super) element: PoolElement,
     /// In the peer's list when this equals the peer's own: see `sync.rs`.
     pub(super) stamp: u32,
@@ -94,19 +94,6 @@ pub(super) fn class(transport: &Transport) -> u32 {
         Transport::Opaque(_) => (5, TransportUse::DataOnly),
     };
     kind * 2 + u32::from(usage == TransportUse::DataAndControl)
-}
-
-/// The distance in a policy that has one.
-#[inline]
-pub(super) fn distance_mut(policy: &mut Policy) -> Option<&mut u32> {
-    match policy {
-        Policy::WeightedRandomDpf { distance, .. }
-        | Policy::LeastUsedDpf { distance, .. }
-        | Policy::LeastUsedDegradationDpf { distance, .. }
-        | Policy::PriorityLeastUsedDpf { distance, .. }
-        | Policy::PriorityLeastUsedDegradationDpf { distance, .. } => Some(distance),
-        _ => None,
-    }
 }
 
 /// An element keeps no message in memory.

@@ -20,6 +20,7 @@ mod asap;
 mod associations;
 mod config;
 mod dial;
+pub mod distance;
 mod enrp;
 mod entry;
 mod event;
@@ -264,12 +265,11 @@ impl Registrar {
         }
     }
 
-    /// The transport's smoothed round trip of an association. Distances are half of it, rounded.
+    /// The transport's smoothed round trip of an association: see [`distance`](mod@distance).
     pub fn handle_round_trip(&mut self, association: AssociationId, round_trip: Duration) {
-        let step = self.config.settings.distance_step.max(1);
-        let way = u32::try_from(round_trip.as_micros() / 2_000).unwrap_or(u32::MAX);
+        let way = u32::try_from((round_trip.as_micros() + 1_000) / 2_000).unwrap_or(u32::MAX);
         if let Some(association) = self.associations.get_mut(association) {
-            association.distance = way.saturating_add(step / 2) / step * step;
+            association.delay_ms = way;
         }
     }
 

@@ -1,6 +1,7 @@
 //! Registration and deregistration (RFC 5352 sections 3.1 and 3.2).
 
-use super::entry::{Entry, Probe, class, detach, distance_mut, ends};
+use super::distance::distance_mut;
+use super::entry::{Entry, Probe, class, detach, ends};
 use super::{AssociationId, Event, Gone, Registrar};
 use bytes::Bytes;
 use holdfast_handlespace::{ElementKey, Registration};
@@ -77,7 +78,7 @@ impl Registrar {
             handle,
             id,
             home: self.config.id,
-            policy: element.policy,
+            policy: self.rounded(element.policy),
             class: class(&element.user_transport),
             payload: Entry {
                 probe,
@@ -126,9 +127,14 @@ impl Registrar {
     }
 
     fn notice_change(&mut self, handle: &PoolHandle, key: ElementKey, before: Option<&Entry>) {
+        // As users see it.
+        let seen = |element: &PoolElement| PoolElement {
+            policy: self.rounded(element.policy),
+            ..element.clone()
+        };
         let view = self.space.get(key);
-        let now = view.map(|element| &element.payload().element);
-        if before.map(|entry| &entry.element) != now {
+        let now = view.map(|element| seen(&element.payload().element));
+        if before.map(|entry| seen(&entry.element)) != now {
             self.subscriptions.changed(handle);
         }
     }
@@ -148,7 +154,7 @@ impl Registrar {
             // Transport parameter".
             element.asap_transport = Some(association.transport.clone());
             if let Some(distance) = distance_mut(&mut element.policy) {
-                *distance = association.distance;
+                *distance = association.delay_ms;
             }
         }
         detach(element);

@@ -3,7 +3,8 @@
 //! To "mark" all elements of a peer is to raise the stamp that the peer's list gives: those with an older one
 //! are marked, what is written removes the mark.
 
-use super::entry::{Entry, class, detach, distance_mut};
+use super::distance::distance_mut;
+use super::entry::{Entry, class, detach};
 use super::schedule::Timer;
 use super::start::Start;
 use super::{AssociationId, Event, Gone, Protocol, Registrar};
@@ -201,9 +202,9 @@ impl Registrar {
             }
             self.yield_to(key, home);
         }
-        let distance = self.associations.get(from).map_or(0, |from| from.distance);
+        let delay_ms = self.associations.get(from).map_or(0, |from| from.delay_ms);
         if let Some(own_distance) = distance_mut(&mut element.policy) {
-            *own_distance = own_distance.saturating_add(distance);
+            *own_distance = own_distance.saturating_add(delay_ms);
         }
         self.write(home, handle, element);
     }
@@ -221,7 +222,7 @@ impl Registrar {
             handle,
             id,
             home,
-            policy: element.policy,
+            policy: self.rounded(element.policy),
             class: class(&element.user_transport),
             payload: Entry::foreign(element, self.stamp_of(home)),
         };

@@ -256,7 +256,7 @@ fn a_mentor_gives_its_list_then_its_handlespace() {
     assert_eq!(bench.machine.elements_owned_by(mentor), 2);
 }
 
-/// Distances: half a round trip, rounded, at the home; its peers add their own path.
+/// Distances: half a round trip at the home; its peers add their own path, and equation 3 of paper 004 rounds the sum.
 #[test]
 fn distances_add_up() {
     let far = |distance| Policy::LeastUsedDpf {
@@ -279,7 +279,8 @@ fn distances_add_up() {
             .element(&handle(), ElementId(id))
             .map(|e| e.policy)
     };
-    assert_eq!(policy(&bench, 1), Some(far(100)));
+    assert_eq!(policy(&bench, 1), Some(far(80)));
+    assert_eq!(told(&mut bench, from, 1), Some(far(100)));
     let add = Body::HandleUpdate {
         takeover_suggested: false,
         action: UpdateAction::Add,
@@ -287,7 +288,67 @@ fn distances_add_up() {
         element: element(2, 9, far(50)),
     };
     bench.enrp(peer, add);
-    assert_eq!(policy(&bench, 2), Some(far(200)));
+    assert_eq!(policy(&bench, 2), Some(far(195)));
+    assert_eq!(told(&mut bench, from, 2), Some(far(200)));
+}
+
+/// What an element's peers and its users are told of its policy.
+fn told(bench: &mut Bench, user: u64, id: u32) -> Option<Policy> {
+    let ask = Asap::HandleResolution {
+        updates: false,
+        handle: handle(),
+        items: Some(u32::MAX),
+    };
+    bench
+        .asap(user, &ask)
+        .into_iter()
+        .find_map(|out| match out {
+            Out::Asap(_, Asap::HandleResolutionResponse { elements, .. }) => {
+                let mut elements = elements.into_iter();
+                elements
+                    .find(|one| one.id == ElementId(id))
+                    .map(|one| one.policy)
+            }
+            _ => None,
+        })
+}
+
+/// Two ways, each less than half a step, are one step together; and what is near by the sum is chosen first.
+#[test]
+fn delays_are_added_before_they_are_rounded() {
+    let far = |distance| Policy::LeastUsedDpf {
+        load: 1,
+        dpf: 2,
+        distance,
+    };
+    let mut bench = Bench::new(config());
+    let (from, peer) = (bench.up(9), bench.peer(2));
+    let round_trip = |bench: &mut Bench, association, ms| {
+        let round_trip = Duration::from_millis(ms);
+        bench
+            .machine
+            .handle_round_trip(AssociationId(association), round_trip);
+    };
+    round_trip(&mut bench, from, 40);
+    round_trip(&mut bench, 1002, 40);
+    let registered = bench.register(from, element(1, 9, far(0)));
+    let announced = registered.iter().find_map(|out| match out {
+        Out::Enrp(_, message) => match &message.body {
+            Body::HandleUpdate { element, .. } => Some(element.policy),
+            _ => None,
+        },
+        _ => None,
+    });
+    assert_eq!(announced, Some(far(20)));
+    let add = Body::HandleUpdate {
+        takeover_suggested: false,
+        action: UpdateAction::Add,
+        handle: handle(),
+        element: element(2, 8, far(20)),
+    };
+    bench.enrp(peer, add);
+    assert_eq!(told(&mut bench, from, 1), Some(far(0)));
+    assert_eq!(told(&mut bench, from, 2), Some(far(50)));
 }
 
 /// What the mentor says is this registrar's was taken over before all was loaded, or is of an earlier life: it is asked.

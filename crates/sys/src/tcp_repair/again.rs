@@ -1,7 +1,7 @@
 //! A restored socket whose connection went on at the donor: the state it got is taken back, and the clock kept right.
 
 use super::error::{At, RepairError};
-use super::restore::{PreparedSocket, Preparer, RestoredSocket};
+use super::restore::{PreparedSocket, Preparer, RestoredSocket, set_segment_size};
 use super::static_state::TcpStatic;
 use super::{SEND_QUEUE, TcpDynamic};
 use crate::address::disconnect;
@@ -9,7 +9,7 @@ use crate::sockopt::{TCP_DELACK_MAX_US, TCP_RTO_MIN_US, get_int, set_int};
 use libc::{IPPROTO_TCP, SOL_SOCKET};
 use std::os::fd::AsFd;
 
-/// What a disconnect resets of all that [`Preparer::prepare`] has set.
+/// What a disconnect resets of all that [`Preparer::prepare`] has set, beside the segment size.
 const RESET: [i32; 3] = [libc::TCP_WINDOW_CLAMP, TCP_RTO_MIN_US, TCP_DELACK_MAX_US];
 
 impl RestoredSocket {
@@ -34,6 +34,7 @@ impl RestoredSocket {
                 set_int(socket, IPPROTO_TCP, name, wanted).at("setting a socket option")?;
             }
         }
+        set_segment_size(socket, fixed)?;
         set_int(socket, IPPROTO_TCP, libc::TCP_REPAIR_QUEUE, SEND_QUEUE).at("TCP_REPAIR_QUEUE")?;
         Ok(PreparedSocket::reclaim(self.fd))
     }

@@ -46,6 +46,7 @@ const IPV6_MINHOPCOUNT: i32 = 73;
 const IPV6_AUTOFLOWLABEL: i32 = 70;
 const IP_MINTTL: i32 = 21;
 
+const QUICK_ACK_ID: u8 = 20;
 const RCVLOWAT_ID: u8 = 36;
 const WINDOW_CLAMP_ID: u8 = 37;
 
@@ -71,7 +72,7 @@ const INT_OPTIONS: &[IntOption] = &[
     option(17, SOL_SOCKET, libc::SO_KEEPALIVE),
     option(18, IPPROTO_TCP, libc::TCP_NODELAY),
     option(19, IPPROTO_TCP, libc::TCP_CORK),
-    option(20, IPPROTO_TCP, libc::TCP_QUICKACK),
+    option(QUICK_ACK_ID, IPPROTO_TCP, libc::TCP_QUICKACK),
     option(21, IPPROTO_TCP, libc::TCP_USER_TIMEOUT),
     option(22, IPPROTO_TCP, libc::TCP_LINGER2),
     option(23, IPPROTO_TCP, libc::TCP_THIN_LINEAR_TIMEOUTS),
@@ -189,19 +190,24 @@ impl SocketOptions {
         self
     }
 
-    /// Takes from another socket's options what the kernel tunes by itself.
+    /// Takes from another socket's options what the kernel tunes by itself, and what `TCP_QUICKACK` says, which changes with
+    /// traffic.
     pub(super) fn take_tuned(&mut self, from: &Self) {
+        self.take_int(QUICK_ACK_ID, from);
         if self.buffer_lock & 1 == 0 {
             self.send_buffer = from.send_buffer;
         }
         if self.buffer_lock & 2 == 0 {
             self.receive_buffer = from.receive_buffer;
-            for (id, value) in &mut self.ints {
-                let theirs = from.ints.iter().find(|(known, _)| known == id);
-                if let (WINDOW_CLAMP_ID, Some((_, theirs))) = (*id, theirs) {
-                    *value = *theirs;
-                }
-            }
+            self.take_int(WINDOW_CLAMP_ID, from);
+        }
+    }
+
+    fn take_int(&mut self, wanted: u8, from: &Self) {
+        let theirs = from.ints.iter().find(|(id, _)| *id == wanted);
+        let ours = self.ints.iter_mut().find(|(id, _)| *id == wanted);
+        if let (Some((_, ours)), Some((_, theirs))) = (ours, theirs) {
+            *ours = *theirs;
         }
     }
 

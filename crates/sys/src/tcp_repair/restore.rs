@@ -97,10 +97,7 @@ impl Preparer {
         // Before bind, so that bind succeeds beside a listener of the same address.
         set_int(socket, IPPROTO_TCP, libc::TCP_REPAIR, REPAIR_ON).at("TCP_REPAIR")?;
         fixed.options.apply(socket, self.fresh(fixed.v6_socket))?;
-        // `TCP_REPAIR_OPTIONS` sets the peer's MSS but leaves the segment size that `connect` computed, from 536 where
-        // nothing else was said. The kernel takes 88 to 32767 here.
-        let segment = i32::from(fixed.segment_size).clamp(88, 32_767);
-        set_int(socket, IPPROTO_TCP, libc::TCP_MAXSEG, segment).at("TCP_MAXSEG")?;
+        set_segment_size(socket, fixed)?;
         // A socket that never measured a round trip waits 3 s for its first retransmission; nothing sets the measure, but
         // this caps the wait. `settle` gives the cap back. Kernels before 6.15 have no such option.
         let _ = set_int(socket, IPPROTO_TCP, TCP_RTO_MAX_MS, FIRST_TIMEOUT_CAP_MS);
@@ -108,6 +105,16 @@ impl Preparer {
         set_int(socket, IPPROTO_TCP, libc::TCP_REPAIR_QUEUE, SEND_QUEUE).at("TCP_REPAIR_QUEUE")?;
         Ok(PreparedSocket { fd })
     }
+}
+
+/// `TCP_REPAIR_OPTIONS` sets the peer's MSS but leaves the segment size that `connect` computed, from 536 where nothing else
+/// was said. The kernel takes 88 to 32767 here.
+pub(super) fn set_segment_size(
+    socket: BorrowedFd<'_>,
+    fixed: &TcpStatic,
+) -> Result<(), RepairError> {
+    let segment = i32::from(fixed.segment_size).clamp(88, 32_767);
+    set_int(socket, IPPROTO_TCP, libc::TCP_MAXSEG, segment).at("TCP_MAXSEG")
 }
 
 /// [`Preparer::prepare`] for one socket.

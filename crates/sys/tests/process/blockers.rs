@@ -4,16 +4,34 @@ use crate::program::Program;
 use holdfast_sys::process::donor::Tracker;
 use holdfast_sys::process::error::Error;
 use holdfast_sys::process::inspect::{Obstacle, inspect};
+use std::time::{Duration, Instant};
+
+/// How long anything may take on a busy machine.
+const LIMIT: Duration = Duration::from_secs(30);
 
 /// What the program `blocked` does, and what must be said.
-const CASES: [(&str, &str); 14] = [
+const CASES: [(&str, &str); 25] = [
     ("io_uring", "anon_inode:[io_uring]"),
     ("aio", "asynchronous IO"),
     ("deleted", "was deleted or replaced"),
     ("system_v", "System V shared memory"),
     ("traced", "it is traced by process"),
     ("strict", "strict seccomp"),
-    ("shares_memory", "the memory of its parent"),
+    ("shares_memory", "it uses the memory of process"),
+    ("siblings", "it uses the memory of process"),
+    ("thread_directory", "has a working directory of its own"),
+    (
+        "thread_descriptors",
+        "has a table of descriptors of its own",
+    ),
+    ("directory_of_child", "its working directory in common"),
+    ("directory_gone", "was deleted: let it change"),
+    ("semaphores", "semaphores, id"),
+    ("messages", "messages, id"),
+    ("thread_clock", "a timer of a thread's own clock"),
+    ("sealed", "cannot be made again (sealed"),
+    ("huge", "huge pages of hugetlbfs"),
+    ("dumped", "ended with a core dump"),
     ("network", "a net namespace of its own"),
     ("mounts", "a mnt namespace of its own"),
     ("names", "a uts namespace of its own"),
@@ -27,14 +45,20 @@ const CASES: [(&str, &str); 14] = [
 fn what_cannot_move_is_named() {
     for (case, message) in CASES {
         let program = Program::start_with("blocked", &[case]);
+        if program.skipped().is_some() {
+            continue;
+        }
         let root = program.number("child").unwrap_or(program.pid());
-        program.wait_until(|| {
+        let named = || {
             let report = inspect(root).expect("looks");
-            report
-                .blockers
-                .iter()
-                .any(|blocker| blocker.to_string().contains(message))
-        });
+            let texts = report.blockers.iter().map(ToString::to_string);
+            texts.into_iter().any(|text| text.contains(message))
+        };
+        let began = Instant::now();
+        while !named() {
+            assert!(began.elapsed() < LIMIT, "{case}: {:?}", inspect(root));
+            std::thread::sleep(Duration::from_millis(5));
+        }
         let report = inspect(root).expect("looks");
         assert_eq!(report.blockers.len(), 1, "{case}: {:?}", report.blockers);
         match Tracker::start(root) {
@@ -42,6 +66,23 @@ fn what_cannot_move_is_named() {
             other => panic!("{case}: {other:?}"),
         }
         assert!(!program.has_traces(root), "{case} was touched");
+    }
+}
+
+/// What only shows when the process stands still is found when watching it begins, and it runs on.
+#[test]
+fn what_hides_is_named() {
+    for (case, wanted) in [
+        ("own_dispatch", Obstacle::CallDispatch),
+        ("own_segments", Obstacle::Segments),
+        ("asks_supervisor", Obstacle::Supervised),
+    ] {
+        let program = Program::start_with("blocked", &[case]);
+        match Tracker::start(program.pid()) {
+            Err(Error::Blocked(blockers)) => assert_eq!(blockers[0].obstacle, wanted),
+            other => panic!("{case}: {other:?}"),
+        }
+        assert!(!program.has_traces(program.pid()), "{case} was touched");
     }
 }
 

@@ -5,9 +5,11 @@ mod blockers;
 #[path = "../common/mod.rs"]
 mod common;
 mod faults;
+mod features;
 mod measure;
 mod moving;
 mod program;
+mod same;
 mod servers;
 
 use holdfast_sys::process::donor::Tracker;

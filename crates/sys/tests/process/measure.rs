@@ -108,7 +108,7 @@ fn move_measured(root: i32, from: &Host, to: &Host) -> Steps {
             .expect("made");
     });
     steps
-        .time("acceptor: sockets", || sockets.restore(states, None, 2))
+        .time("acceptor: sockets", || sockets.restore(states, 2))
         .expect("restored");
     steps
         .time("acceptor: state", || restorer.frozen(&frozen))

@@ -23,6 +23,11 @@ impl Program {
         Self::start_with(source, &[])
     }
 
+    /// The same of a program with one feature, which may lack what it needs.
+    pub fn start_feature(name: &str) -> Self {
+        Self::run(&["setsid"], &compile("features", name), name, &[])
+    }
+
     /// The same with arguments behind the folder.
     pub fn start_with(source: &str, arguments: &[&str]) -> Self {
         // A session of its own, whatever session the tests run in.
@@ -31,12 +36,19 @@ impl Program {
 
     /// The same as the last words of another command, which executes it or waits for it.
     pub fn start_under(command: &[&str], source: &str, arguments: &[&str]) -> Self {
-        let program = compile(source);
+        static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+        let guard = ONE_AT_A_TIME.lock();
+        let program = compile("programs", source);
+        drop(guard);
+        Self::run(command, &program, source, arguments)
+    }
+
+    fn run(command: &[&str], program: &Path, source: &str, arguments: &[&str]) -> Self {
         let folder = scratch(source);
         let mut starter = Command::new(command[0]);
         starter
             .args(&command[1..])
-            .arg(&program)
+            .arg(program)
             .arg(&folder)
             .args(arguments)
             .stdin(Stdio::null())
@@ -55,8 +67,13 @@ impl Program {
         let mut started = Self { folder, child, pid };
         started.wait_for(|started| started.read("ready").is_some());
         // It may hide in a namespace.
-        started.pid = descendant(pid, &program).unwrap_or(pid);
+        started.pid = descendant(pid, program).unwrap_or(pid);
         started
+    }
+
+    /// What this machine lacks for it.
+    pub fn skipped(&self) -> Option<String> {
+        self.read("skipped")
     }
 
     /// Where it is now.
@@ -103,11 +120,6 @@ impl Program {
         self.read(name)?.parse().ok()
     }
 
-    /// Waits for a condition.
-    pub fn wait_until(&self, condition: impl Fn() -> bool) {
-        self.wait_for(|_| condition());
-    }
-
     /// Whether a tracer, a stub or a `userfaultfd` is left in a process.
     pub fn has_traces(&self, pid: i32) -> bool {
         Tree::original(pid, &Host::own()).has_traces()
@@ -147,7 +159,8 @@ impl Program {
     }
 
     fn read(&self, name: &str) -> Option<String> {
-        std::fs::read_to_string(self.folder.join(name)).ok()
+        let link = std::fs::read_link(self.folder.join(name)).ok()?;
+        link.into_os_string().into_string().ok()
     }
 }
 
@@ -174,26 +187,26 @@ fn descendant(pid: i32, program: &Path) -> Option<i32> {
     children.find_map(|child| descendant(child, program))
 }
 
-/// Compiled once for a run of tests.
-fn compile(source: &str) -> PathBuf {
-    static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
-    let _guard = ONE_AT_A_TIME.lock();
-    let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/process/programs");
-    let program =
-        Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{source}-{}", std::process::id()));
+/// Compiled once for a run of tests. Its first line may have flags for the compiler.
+fn compile(folder: &str, source: &str) -> PathBuf {
+    let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/process");
+    let path = sources.join(folder).join(source).with_extension("c");
+    let program = Path::new(env!("CARGO_TARGET_TMPDIR"))
+        .join(format!("{folder}-{source}-{}", std::process::id()));
     if !program.exists() {
+        let text = std::fs::read_to_string(&path).expect("a source");
+        let first = text.lines().next().unwrap_or_default();
+        let flags = first
+            .strip_prefix("/* flags: ")
+            .and_then(|line| line.strip_suffix(" */"));
         let status = Command::new("gcc")
-            .args([
-                "-O1",
-                "-g",
-                "-Wall",
-                "-Wno-unused-function",
-                "-pthread",
-                "-o",
-            ])
+            .args(["-O1", "-g", "-Wall", "-Wno-unused-function"])
+            .args(["-D_GNU_SOURCE", "-pthread"])
+            .args(flags.unwrap_or_default().split_whitespace())
+            .arg("-o")
             .arg(&program)
-            .arg(sources.join(source).with_extension("c"))
-            .arg("-lrt")
+            .arg(&path)
+            .args(["-lrt", "-lm"])
             .status()
             .expect("gcc");
         assert!(status.success(), "{source}.c does not compile");

@@ -113,6 +113,13 @@ fn from_the_freeze_on() -> impl Strategy<Value = MoveFrame> {
             }
         }),
         (step(), result()).prop_map(|(step, result)| MoveFrame::Translated { step, result }),
+        (any::<u8>(), any::<bool>(), blob()).prop_map(|(kind, more, bytes)| MoveFrame::Piece {
+            kind,
+            more,
+            bytes
+        }),
+        (any::<u64>(), proptest::option::of(".*"))
+            .prop_map(|(bytes, problem)| MoveFrame::Took { bytes, problem }),
     ]
 }
 

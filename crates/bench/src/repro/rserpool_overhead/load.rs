@@ -129,7 +129,7 @@ fn windows(settings: &Settings) -> Windows {
     Windows {
         settle: SETTLE,
         length: Duration::from_millis(settings.milliseconds.unwrap_or(MILLISECONDS)),
-        count: settings.repeats as usize,
+        count: settings.repeats_or(super::REPEATS) as usize,
     }
 }
 

@@ -7,3 +7,6 @@ pub(super) mod fig9;
 mod load;
 mod operations;
 mod subject;
+
+/// "All measurements are repeated 18 times" (section 4.1).
+const REPEATS: u32 = 18;

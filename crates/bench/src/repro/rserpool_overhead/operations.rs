@@ -94,7 +94,7 @@ pub fn figure(settings: &Settings, title: &str, panels: &[Curves]) -> Result<Out
     let notes = vec![
         format!(
             "{} repeats of {milliseconds} ms of processor time each, every one on a pool of its own; this machine, one core",
-            settings.repeats
+            settings.repeats_or(super::REPEATS)
         ),
         "paper: what its text states, of its red-black tree on a 1.3 GHz Athlon".to_owned(),
     ];
@@ -119,7 +119,9 @@ fn series(
                 Per::Second => rate,
             }
         };
-        let repeats: Vec<f64> = (0..settings.repeats).map(repeat).collect();
+        let repeats: Vec<f64> = (0..settings.repeats_or(super::REPEATS))
+            .map(repeat)
+            .collect();
         let stated = curve.stated.filter(|_| structure == STRUCTURES[0].0);
         Point {
             x: f64::from(elements),
@@ -248,7 +250,7 @@ pub(super) mod tests {
     /// So many rows of two sizes, positive all; so many stated ones at the paper's sizes.
     pub fn smoke(experiment: Experiment, series: usize, stated: usize) {
         let settings = Settings {
-            repeats: 2,
+            repeats: Some(2),
             milliseconds: Some(1),
             sizes: vec![10, 300],
             elements: None,
@@ -259,7 +261,7 @@ pub(super) mod tests {
             assert!(row.ours > 0.0 && row.ci95.is_some(), "{row:?}");
         }
         let settings = Settings {
-            repeats: 1,
+            repeats: Some(1),
             sizes: vec![10_000, 20_000, 30_000],
             ..settings
         };

@@ -64,7 +64,7 @@ pub(super) fn child(parent: &Husk, process: &Process, sharer: Option<&Husk>) -> 
         libc::CLONE_PARENT
     };
     // A child of the same parent dies with the maker's own signal.
-    let signal = if beside == 0 { libc::SIGCHLD } else { 0 };
+    let signal = if beside == 0 { process.exit_signal } else { 0 };
     let mut script = maker.script();
     let pid = script.bytes(&process.pid.to_ne_bytes())?;
     let flags = (shares | beside) as u64;

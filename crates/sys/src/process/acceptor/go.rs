@@ -2,7 +2,7 @@
 
 use super::husk::Husk;
 use crate::process::donor::remove_stub;
-use crate::process::error::{Context, Result};
+use crate::process::error::Result;
 use crate::process::image::FrozenProcess;
 use crate::process::procfs;
 use crate::process::trace::Tracee;
@@ -12,13 +12,7 @@ pub(super) fn all(husks: Vec<(Husk, FrozenProcess)>) -> Result<()> {
     for (husk, state) in &husks {
         prepare(husk, state)?;
     }
-    for (husk, state) in &husks {
-        if let Some(signal) = state.stopped {
-            // SAFETY: no pointers are passed.
-            let outcome = unsafe { libc::kill(husk.pid, signal) };
-            crate::process::error::check_long(outcome.into())
-                .context(|| format!("stopping {}", husk.pid))?;
-        }
+    for (husk, _) in &husks {
         for tid in &husk.threads {
             Tracee { tid: *tid }.detach()?;
         }

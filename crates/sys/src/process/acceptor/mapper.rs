@@ -11,6 +11,11 @@ use crate::process::trace::Call;
 /// `PR_SET_VMA` with `PR_SET_VMA_ANON_NAME`.
 const SET_NAME: [u64; 2] = [0x5356_4d41, 0];
 
+/// `MLOCK_ONFAULT`.
+const MLOCK_ONFAULT: u64 = 1;
+/// `MAP_DROPPABLE`, which stands for the kind of mapping.
+const MAP_DROPPABLE: i32 = 8;
+
 /// What `madvise` says for a bit, and what takes it back, if anything does.
 const ADVICE: [(u32, i32, Option<i32>); 8] = [
     (
@@ -80,11 +85,16 @@ pub(super) fn lock(husk: &Husk) -> Result<()> {
         .iter()
         .filter(|mapping| Advice(mapping.advice).has(Advice::LOCKED))
     {
-        script.call(
-            "mlock",
-            libc::SYS_mlock,
-            &[mapping.start, mapping.end - mapping.start],
-        );
+        let (start, length) = (mapping.start, mapping.end - mapping.start);
+        let on_fault = Advice(mapping.advice).has(Advice::LOCKED_ON_FAULT);
+        let how = if on_fault { MLOCK_ONFAULT } else { 0 };
+        let arguments = [start, length, how];
+        // Of memory that may not be touched it says that it cannot bring it in, and has locked it.
+        if mapping.protection == libc::PROT_NONE {
+            script.attempt(libc::SYS_mlock2, &arguments);
+        } else {
+            script.call("mlock", libc::SYS_mlock2, &arguments);
+        }
     }
     husk.run(script).map(drop)
 }
@@ -106,12 +116,13 @@ impl Work<'_> {
         let from = |offset: u64| offset + (piece.0 - mapping.start);
         match &mapping.backing {
             Backing::Anonymous(name) => {
-                self.ask(
-                    mapping,
-                    piece,
-                    libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
-                    None,
-                )?;
+                let droppable = Advice(mapping.advice).has(Advice::DROPPABLE);
+                let kind = if droppable {
+                    MAP_DROPPABLE
+                } else {
+                    libc::MAP_PRIVATE
+                };
+                self.ask(mapping, piece, kind | libc::MAP_ANONYMOUS, None)?;
                 self.name(name, piece)?;
             }
             Backing::File {
@@ -128,13 +139,21 @@ impl Work<'_> {
                 self.ask(mapping, piece, flags, Some(file))?;
             }
             Backing::Shared { object, offset } => {
-                let file = (objects.shared_path(*object), libc::O_RDWR, from(*offset));
+                let writable = Advice(mapping.advice).has(Advice::MAY_WRITE);
+                let mode = if writable {
+                    libc::O_RDWR
+                } else {
+                    libc::O_RDONLY
+                };
+                let file = (objects.shared_path(*object), mode, from(*offset));
                 self.ask(mapping, piece, libc::MAP_SHARED, Some(file))?;
             }
             // In place since the husk was emptied.
             Backing::Kernel(_) => return Ok(()),
         }
-        self.advise(mapping.advice, 0, piece);
+        if !Advice(mapping.advice).has(Advice::DROPPABLE) {
+            self.advise(mapping.advice, 0, piece);
+        }
         self.flush()
     }
 

@@ -21,6 +21,7 @@ mod remote;
 mod serve;
 mod slots;
 mod state;
+mod stopped;
 mod threads;
 
 pub use channel::Reply;

@@ -1,5 +1,6 @@
 //! Files and shared memory that husks map. The restorer holds them, and husks open them through its `/proc/1/fd`.
 
+use crate::process::donor::boot_id;
 use crate::process::error::{Context, Result, check_long};
 use crate::process::files::Stock;
 use crate::process::identity;
@@ -9,15 +10,23 @@ use std::ffi::{CString, OsStr};
 use std::fs::File;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 
 /// What the restorer holds, by index in the tree.
 #[derive(Debug, Default)]
 pub(super) struct Objects {
     files: Vec<File>,
-    shared: Vec<File>,
+    shared: Vec<Held>,
     /// How many of them the stock of open files has got.
     stocked: usize,
+}
+
+/// A shared memory.
+#[derive(Debug)]
+struct Held {
+    file: File,
+    /// It is the donor's own, on the same machine: what is written there is here already.
+    donors: bool,
 }
 
 impl Objects {
@@ -27,16 +36,19 @@ impl Objects {
             self.files.push(lift(identity::open_same(file)?)?);
         }
         for object in tree.shared.iter().skip(self.shared.len()) {
-            self.shared.push(lift(make(object)?)?);
+            let file = lift(make(object)?)?;
+            let donors = is_donors(tree, object, &file)?;
+            self.shared.push(Held { file, donors });
         }
-        for (object, handle) in tree.shared.iter().zip(&self.shared) {
-            let resizable = !matches!(object.kind, SharedKind::Anonymous);
-            let size = handle
+        for (object, held) in tree.shared.iter().zip(&self.shared) {
+            let resizable = !held.donors && !matches!(object.kind, SharedKind::Anonymous);
+            let size = held
+                .file
                 .metadata()
                 .context(|| "size of shared memory".to_owned())?
                 .len();
             if resizable && size != object.size {
-                handle
+                held.file
                     .set_len(object.size)
                     .context(|| "resizing shared memory".to_owned())?;
             }
@@ -46,11 +58,18 @@ impl Objects {
 
     /// Writes a run of shared memory.
     pub fn write(&self, index: u32, run: Run, bytes: Option<&[u8]>) -> Result<()> {
-        let Some(handle) = self.shared.get(index as usize) else {
+        let Some(Held {
+            file: handle,
+            donors,
+        }) = self.shared.get(index as usize)
+        else {
             return Err(crate::process::error::Error::Image(
                 "pages of unknown shared memory",
             ));
         };
+        if *donors {
+            return Ok(());
+        }
         let writing = || "writing shared memory".to_owned();
         if let (Content::Bytes, Some(bytes)) = (run.content, bytes) {
             let size = handle.metadata().context(writing)?.len();
@@ -76,8 +95,8 @@ impl Objects {
     pub fn fresh_memory(&mut self, tree: &Tree) -> Result<BTreeMap<(u64, u64), OwnedFd>> {
         let fresh = tree.shared.iter().zip(&self.shared).skip(self.stocked);
         let mut found = BTreeMap::new();
-        for (object, handle) in fresh {
-            let copy = handle.try_clone().context(|| "a copy".to_owned())?;
+        for (object, held) in fresh {
+            let copy = held.file.try_clone().context(|| "a copy".to_owned())?;
             found.insert(object.device_and_inode(), OwnedFd::from(copy));
         }
         self.stocked = self.shared.len();
@@ -91,7 +110,7 @@ impl Objects {
 
     /// Where husks find shared memory.
     pub fn shared_path(&self, index: u32) -> String {
-        path(&self.shared[index as usize])
+        path(&self.shared[index as usize].file)
     }
 
     /// The executable, for `PR_SET_MM`.
@@ -107,6 +126,14 @@ fn lift(file: File) -> Result<File> {
 
 fn path(file: &File) -> String {
     format!("/proc/1/fd/{}", file.as_raw_fd())
+}
+
+fn is_donors(tree: &Tree, object: &Shared, file: &File) -> Result<bool> {
+    let here = file.metadata().context(|| "looking at a file".to_owned())?;
+    let device = (libc::major(here.dev()), libc::minor(here.dev()));
+    let (major, minor, inode) = object.identity;
+    let named = matches!(object.kind, SharedKind::File(_));
+    Ok(named && tree.boot_id == boot_id() && (device, here.ino()) == ((major, minor), inode))
 }
 
 fn make(object: &Shared) -> Result<File> {

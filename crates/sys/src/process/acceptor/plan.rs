@@ -2,7 +2,7 @@
 
 use super::husk::Husk;
 use super::objects::Objects;
-use super::{birth, emptied, go, layout, mapper, state, threads};
+use super::{birth, emptied, go, layout, mapper, state, stopped, threads};
 use crate::process::donor::features;
 use crate::process::error::{Error, Result};
 use crate::process::files::Stock;
@@ -33,6 +33,11 @@ impl Restoration {
     /// The root's PID.
     pub fn root(&self) -> i32 {
         self.tree.processes.first().map_or(0, |root| root.pid)
+    }
+
+    /// Whether everything is there, and only waits to run.
+    pub fn is_complete(&self) -> bool {
+        self.frozen.is_some()
     }
 
     /// Brings processes, threads and mappings to those of `tree`.
@@ -84,6 +89,7 @@ impl Restoration {
         if frozen.processes.len() != self.tree.processes.len() {
             return Err(Error::Image("state of other processes"));
         }
+        stopped::stop(&self.tree, &self.husks, &frozen)?;
         for ((process, husk), state) in self
             .tree
             .processes
@@ -294,7 +300,11 @@ impl Restoration {
             unsafe { libc::kill(husk.pid, signal) };
             let mut give = 0;
             loop {
-                husk.first().resume(give)?;
+                match husk.first().resume(give) {
+                    // Killed already, and to be waited for.
+                    Err(Error::Gone(_)) => {}
+                    other => other?,
+                }
                 match wait_for(husk.pid, Duration::from_secs(10))? {
                     Stop::Ended(_) => break,
                     Stop::Signal(received) => give = received,

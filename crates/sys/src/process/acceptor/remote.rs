@@ -5,12 +5,14 @@ use super::descriptors::Handed;
 use crate::process::error::{Context, Error, Result, check_long};
 use crate::process::files::image::FileId;
 use crate::process::image::{Descriptors, Frozen, Pages, Tree, encode};
+use crate::process::procfs::children;
+use crate::process::trace::pidfd_open;
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::ffi::CString;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::net::UnixStream;
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::time::Duration;
 
@@ -18,6 +20,8 @@ use std::time::Duration;
 const PATIENCE: Duration = Duration::from_secs(60);
 /// The descriptor under which a restorer finds its channel.
 pub(super) const CHANNEL: i32 = 3;
+/// The one under which it finds the socket at which a later daemon comes back, if there is one.
+pub(super) const RETURN: i32 = 4;
 
 /// What must be added to this machine's clocks so that the tree's never go back.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -44,8 +48,31 @@ impl Restorer {
     /// # Errors
     /// What the kernel says; namespaces need `CAP_SYS_ADMIN`.
     pub fn start(program: &Path, arguments: &[&str], offsets: ClockOffsets) -> Result<Self> {
+        Self::start_with(program, arguments, offsets, None)
+    }
+
+    /// The same for a daemon that may die: once everything has its state ([`Restorer::frozen`]), the restorer outlives its
+    /// channel, and waits at `back` for another one ([`Restorer::adopt`]).
+    ///
+    /// # Errors
+    /// As [`Restorer::start`].
+    pub fn start_adoptable(
+        program: &Path,
+        arguments: &[&str],
+        offsets: ClockOffsets,
+        back: &UnixListener,
+    ) -> Result<Self> {
+        Self::start_with(program, arguments, offsets, Some(back))
+    }
+
+    fn start_with(
+        program: &Path,
+        arguments: &[&str],
+        offsets: ClockOffsets,
+        back: Option<&UnixListener>,
+    ) -> Result<Self> {
         let (ours, theirs) = UnixStream::pair().context(|| "a channel".to_owned())?;
-        let (pid, process) = spawn(program, arguments, &theirs)?;
+        let (pid, process) = spawn(program, arguments, &theirs, back)?;
         ours.set_read_timeout(Some(PATIENCE))
             .context(|| "a channel".to_owned())?;
         let mut restorer = Self {
@@ -56,6 +83,53 @@ impl Restorer {
         };
         restorer.ask(Kind::Start, &channel::encode_offsets(offsets))?;
         Ok(restorer)
+    }
+
+    /// The restorer of a daemon that has died, at the socket which that gave it; none if the tree runs already, or the
+    /// restorer has died with it.
+    ///
+    /// # Errors
+    /// What the kernel says.
+    pub fn adopt(pid: i32, back: &Path) -> Result<Option<Self>> {
+        let coming = || format!("coming back to restorer {pid}");
+        let channel = match UnixStream::connect(back) {
+            Err(error) if error.kind() == std::io::ErrorKind::ConnectionRefused => return Ok(None),
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+            other => other.context(coming)?,
+        };
+        channel.set_read_timeout(Some(PATIENCE)).context(coming)?;
+        Ok(Some(Self {
+            channel,
+            process: pidfd_open(pid)?,
+            pid,
+            gone: false,
+        }))
+    }
+
+    /// The root of its tree, in the caller's PID namespace; none before there is one, and when it has ended.
+    ///
+    /// # Errors
+    /// What procfs says.
+    pub fn root(&self) -> Result<Option<i32>> {
+        Ok(children(self.pid)?.first().copied())
+    }
+
+    /// Whether the restorer has ended, after [`Restorer::go`]: with it the last of its tree. Does not wait.
+    #[must_use]
+    pub fn has_ended(&self) -> bool {
+        let mut poll = libc::pollfd {
+            fd: self.process.as_raw_fd(),
+            events: libc::POLLIN,
+            revents: 0,
+        };
+        // SAFETY: one structure, writable for the call; where the restorer is our child nobody else waits for it.
+        unsafe {
+            let ended = libc::poll(&raw mut poll, 1, 0) == 1;
+            if ended {
+                libc::waitpid(self.pid, std::ptr::null_mut(), libc::__WALL | libc::WNOHANG);
+            }
+            ended
+        }
     }
 
     /// Its PID, in the caller's PID namespace.
@@ -214,7 +288,12 @@ impl Drop for Restorer {
 }
 
 /// A child in namespaces of its own, with a descriptor that stands for it.
-fn spawn(program: &Path, arguments: &[&str], channel: &UnixStream) -> Result<(i32, OwnedFd)> {
+fn spawn(
+    program: &Path,
+    arguments: &[&str],
+    channel: &UnixStream,
+    back: Option<&UnixListener>,
+) -> Result<(i32, OwnedFd)> {
     let invalid = |_| Error::Image("a NUL in the restorer's command");
     let path = CString::new(program.as_os_str().as_bytes()).map_err(invalid)?;
     let mut words = vec![path.clone()];
@@ -236,8 +315,18 @@ fn spawn(program: &Path, arguments: &[&str], channel: &UnixStream) -> Result<(i3
     if pid == 0 {
         // SAFETY: all pointers are to memory that the copy has too, each list ends with a null.
         unsafe {
-            libc::dup2(channel.as_raw_fd(), CHANNEL);
-            libc::syscall(libc::SYS_close_range, CHANNEL + 1, u32::MAX, 0);
+            // Both out of the way first: either may lie where the other is to be.
+            let high = |fd: i32| libc::fcntl(fd, libc::F_DUPFD, RETURN + 1);
+            let (channel, back) = (
+                high(channel.as_raw_fd()),
+                back.map(|back| high(back.as_raw_fd())),
+            );
+            libc::dup2(channel, CHANNEL);
+            let first = match back {
+                Some(back) => libc::dup2(back, RETURN) + 1,
+                None => RETURN,
+            };
+            libc::syscall(libc::SYS_close_range, first, u32::MAX, 0);
             libc::execve(path.as_ptr(), pointers.as_ptr(), environment.as_ptr());
             libc::_exit(127);
         }

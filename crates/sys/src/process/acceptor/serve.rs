@@ -3,14 +3,14 @@
 use super::channel::{self, Kind, Reply};
 use super::descriptors::Handed;
 use super::plan::Restoration;
-use super::remote::{CHANNEL, ClockOffsets};
+use super::remote::{CHANNEL, ClockOffsets, RETURN};
 use crate::process::error::{Context, Error, Result, check_long};
 use crate::process::files::Stock;
 use crate::process::image::decode;
 use std::ffi::CStr;
 use std::io;
-use std::os::fd::{FromRawFd, OwnedFd};
-use std::os::unix::net::UnixStream;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::unix::net::{UnixListener, UnixStream};
 
 /// Serves the channel on descriptor 3 until the tree has ended. To be called first of all by a process that
 /// [`Restorer::start`](super::Restorer::start) started; gives its exit code.
@@ -18,10 +18,10 @@ use std::os::unix::net::UnixStream;
 pub fn serve() -> i32 {
     // SAFETY: who starts a restorer leaves the channel there, and nothing else in this process knows of it.
     let channel = unsafe { OwnedFd::from_raw_fd(CHANNEL) };
-    let Ok(mut channel) = make_room(channel) else {
+    let Ok((mut channel, back)) = make_room(channel, way_back()) else {
         return 1;
     };
-    match set_up().and_then(|()| restore(&mut channel)) {
+    match set_up().and_then(|()| restore(&mut channel, back)) {
         Ok(Some(restoration)) => reap(restoration, channel),
         Ok(None) => 1,
         Err(error) => {
@@ -31,11 +31,28 @@ pub fn serve() -> i32 {
     }
 }
 
-/// Obeys until the tree runs; nothing if the daemon hung up before.
-fn restore(channel: &mut UnixStream) -> Result<Option<Restoration>> {
+/// Where a later daemon comes back, if this one wants that.
+fn way_back() -> Option<OwnedFd> {
+    // SAFETY: no pointers are passed.
+    let is_there = unsafe { libc::fcntl(RETURN, libc::F_GETFD) } >= 0;
+    // SAFETY: who starts a restorer leaves nothing else there, and nothing else in this process knows of it.
+    is_there.then(|| unsafe { OwnedFd::from_raw_fd(RETURN) })
+}
+
+/// Obeys until the tree runs; nothing if the daemon hung up before all of it was there.
+fn restore(channel: &mut UnixStream, back: Option<UnixListener>) -> Result<Option<Restoration>> {
     let mut restoration = Restoration::default();
     let talking = || "the channel".to_owned();
-    while let Some((kind, bytes)) = channel::receive(channel).context(talking)? {
+    loop {
+        let Some((kind, bytes)) = received(channel).context(talking)? else {
+            match &back {
+                Some(back) if restoration.is_complete() => {
+                    *channel = back.accept().context(talking)?.0
+                }
+                _ => return Ok(None),
+            }
+            continue;
+        };
         let outcome = match kind {
             Kind::Start => start(&bytes),
             Kind::Tree => decode(&bytes).and_then(|tree| restoration.tree(tree)),
@@ -50,27 +67,52 @@ fn restore(channel: &mut UnixStream) -> Result<Option<Restoration>> {
             }
             Kind::Go => match restoration.go() {
                 Ok(unlocked) => {
-                    channel::answer(channel, &Reply::Running(unlocked)).context(talking)?;
+                    // Who comes later finds nobody, and so knows that it runs. Husks may have copies of it.
+                    if let Some(back) = back {
+                        // SAFETY: no pointers are passed.
+                        unsafe { libc::shutdown(back.as_raw_fd(), libc::SHUT_RDWR) };
+                    }
+                    // The daemon may have died meanwhile.
+                    let _ = channel::answer(channel, &Reply::Running(unlocked));
                     return Ok(Some(restoration));
                 }
                 Err(error) => Err(error),
             },
         };
-        channel::answer(channel, &Reply::to(outcome)).context(talking)?;
+        match channel::answer(channel, &Reply::to(outcome)) {
+            Err(error) if hung_up(&error) => {}
+            other => other.context(talking)?,
+        }
     }
-    Ok(None)
+}
+
+/// What comes next; nothing if the daemon has hung up, in whatever way.
+fn received(channel: &mut UnixStream) -> io::Result<Option<(Kind, Vec<u8>)>> {
+    match channel::receive(channel) {
+        Err(error) if hung_up(&error) => Ok(None),
+        other => other,
+    }
+}
+
+fn hung_up(error: &io::Error) -> bool {
+    use io::ErrorKind::{BrokenPipe, ConnectionReset, UnexpectedEof};
+    matches!(error.kind(), BrokenPipe | ConnectionReset | UnexpectedEof)
 }
 
 /// Leaves all low numbers to the tree's descriptors.
-fn make_room(channel: OwnedFd) -> Result<UnixStream> {
+fn make_room(
+    channel: OwnedFd,
+    back: Option<OwnedFd>,
+) -> Result<(UnixStream, Option<UnixListener>)> {
     // What a panic says would go into a file of the tree.
     std::panic::set_hook(Box::new(|_| {}));
     Stock::raise_limit()?;
     let channel = Stock::lift_own(channel)?;
+    let back = back.map(Stock::lift_own).transpose()?;
     let last = Stock::callers_floor()? - 1;
-    // SAFETY: no pointers are passed; nothing in this process has descriptors but the channel, which is above.
+    // SAFETY: no pointers are passed; nothing in this process has descriptors but these two, which are above.
     unsafe { libc::syscall(libc::SYS_close_range, 0, last, 0) };
-    Ok(UnixStream::from(channel))
+    Ok((UnixStream::from(channel), back.map(UnixListener::from)))
 }
 
 /// A name, a session, mounts of its own, and a `/proc` of its own PID namespace.

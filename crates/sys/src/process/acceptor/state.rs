@@ -12,6 +12,10 @@ use std::io;
 
 /// `PR_SET_MM` with `PR_SET_MM_MAP`.
 const SET_MAP: [u64; 2] = [35, 14];
+/// `PR_SET_MEMORY_MERGE`.
+const SET_MERGE: u64 = 67;
+/// `PR_SET_MDWE`.
+const SET_MDWE: u64 = 65;
 /// `PR_TIMER_CREATE_RESTORE_IDS`.
 const RESTORE_IDS: u64 = 77;
 
@@ -35,7 +39,12 @@ pub(super) fn restore(
     }
     husk.run(script)?;
     limits(husk.pid, &state.limits)?;
-    adjust_score(husk.pid, state.oom_score_adjustment)?;
+    for (file, value) in [
+        ("oom_score_adj", state.oom_score_adjustment.to_string()),
+        ("coredump_filter", format!("{:08x}", state.dump_filter)),
+    ] {
+        set_file(husk.pid, file, &value)?;
+    }
     for (tid, thread) in process.threads.iter().zip(&state.threads) {
         let mut script = husk.script();
         thread_calls(husk.pid, *tid, thread, &mut script)?;
@@ -50,6 +59,17 @@ pub(super) fn restore(
         husk.run_in(Tracee { tid: *tid }, script)?;
     }
     Ok(())
+}
+
+/// What would stand in the way of mapping memory.
+fn last_words(script: &mut Script, state: &FrozenProcess) {
+    if state.locks != 0 {
+        script.call("mlockall", libc::SYS_mlockall, &[state.locks]);
+    }
+    if state.no_new_code != 0 {
+        let arguments = [SET_MDWE, state.no_new_code, 0, 0, 0];
+        script.call("PR_SET_MDWE", libc::SYS_prctl, &arguments);
+    }
 }
 
 fn memory_fields(
@@ -84,10 +104,17 @@ fn memory_fields(
 }
 
 fn actions(script: &mut Script, state: &FrozenProcess) -> Result<()> {
+    // What has come to the husk while it was made is forgotten: an ignored signal does not wait.
+    let ignore = script.words(&[libc::SIG_IGN as u64, 0, 0, 0])?;
     for (number, action) in (1u64..).zip(&state.actions) {
         if [libc::SIGKILL as u64, libc::SIGSTOP as u64].contains(&number) {
             continue;
         }
+        script.call(
+            "rt_sigaction",
+            libc::SYS_rt_sigaction,
+            &[number, ignore, 0, 8],
+        );
         let at = script.words(&[action.handler, action.flags, action.restorer, action.mask])?;
         script.call("rt_sigaction", libc::SYS_rt_sigaction, &[number, at, 0, 8]);
     }
@@ -98,20 +125,23 @@ fn simple(script: &mut Script, state: &FrozenProcess) -> Result<()> {
     script.call("umask", libc::SYS_umask, &[u64::from(state.umask)]);
     let directory = script.text(&state.directory)?;
     script.call("chdir", libc::SYS_chdir, &[directory]);
-    script.call(
-        "personality",
-        libc::SYS_personality,
-        &[u64::from(state.personality)],
-    );
-    let mut prctl = |option: i32, value: bool| {
-        script.call(
-            "prctl",
-            libc::SYS_prctl,
-            &[option as u64, u64::from(value), 0, 0, 0],
-        );
+    let mut prctl = |option: u64, value: u64, more: u64| {
+        script.call("prctl", libc::SYS_prctl, &[option, value, more, 0, 0]);
     };
-    prctl(libc::PR_SET_THP_DISABLE, state.huge_pages_off);
-    prctl(libc::PR_SET_CHILD_SUBREAPER, state.child_subreaper);
+    let off = state.huge_pages_off;
+    prctl(libc::PR_SET_THP_DISABLE as u64, off & 1, off & !1);
+    let reaps = u64::from(state.child_subreaper);
+    prctl(libc::PR_SET_CHILD_SUBREAPER as u64, reaps, 0);
+    if state.merges {
+        prctl(SET_MERGE, 1, 0);
+    }
+    // Registrations have the numbers of the commands that make them.
+    for command in (0..32).map(|bit| 1 << bit) {
+        if state.barriers & command != 0 {
+            script.call("membarrier", libc::SYS_membarrier, &[command, 0, 0]);
+        }
+    }
+    last_words(script, state);
     Ok(())
 }
 
@@ -178,12 +208,8 @@ fn queue(
     call: impl FnOnce(u64, u64) -> Call,
 ) -> Result<()> {
     let at = script.bytes(&info.0)?;
-    let number = info
-        .0
-        .get(..4)
-        .and_then(|bytes| bytes.try_into().ok())
-        .map_or(0, i32::from_ne_bytes);
-    script.push(Some("queueing a signal"), call(number as u64, at));
+    let number = info.number() as u64;
+    script.push(Some("queueing a signal"), call(number, at));
     Ok(())
 }
 
@@ -205,6 +231,7 @@ fn thread_calls(pid: i32, tid: i32, thread: &FrozenThread, script: &mut Script) 
             0,
         ],
     );
+    habits(thread, script);
     for info in &thread.pending {
         queue(script, info, |signal, at| {
             Call::new(
@@ -221,6 +248,26 @@ fn thread_calls(pid: i32, tid: i32, thread: &FrozenThread, script: &mut Script) 
         &[libc::PR_SET_PDEATHSIG as u64, signal, 0, 0, 0],
     );
     Ok(())
+}
+
+/// What each thread has for itself of things that most processes set once.
+fn habits(thread: &FrozenThread, script: &mut Script) {
+    let persona = u64::from(thread.personality);
+    script.call("personality", libc::SYS_personality, &[persona]);
+    let priority = u64::from(thread.io_priority);
+    script.call("ioprio_set", libc::SYS_ioprio_set, &[1, 0, priority]);
+    // PR_TSC_ENABLE is how threads begin.
+    if thread.time_stamps == libc::PR_TSC_SIGSEGV as u32 {
+        let mode = u64::from(thread.time_stamps);
+        let arguments = [libc::PR_SET_TSC as u64, mode];
+        script.call("PR_SET_TSC", libc::SYS_prctl, &arguments);
+    }
+    let set = libc::PR_MCE_KILL_SET as u64;
+    let policy = u64::from(thread.machine_checks);
+    script.attempt(
+        libc::SYS_prctl,
+        &[libc::PR_MCE_KILL as u64, set, policy, 0, 0],
+    );
 }
 
 /// What a thread has told the kernel of places in its memory.
@@ -285,13 +332,19 @@ fn limits(pid: i32, limits: &[Limit]) -> Result<()> {
     Ok(())
 }
 
-fn adjust_score(pid: i32, score: i32) -> Result<()> {
-    let path = format!("/proc/{pid}/oom_score_adj");
+/// Writes a file of the process in procfs unless it says so already.
+fn set_file(pid: i32, name: &str, value: &str) -> Result<()> {
+    let path = format!("/proc/{pid}/{name}");
     let present = std::fs::read_to_string(&path).unwrap_or_default();
-    if present.trim().parse() == Ok(score) {
+    if present.trim() == value {
         return Ok(());
     }
-    std::fs::write(&path, score.to_string()).context(|| path)
+    let value = if name == "coredump_filter" {
+        format!("0x{value}")
+    } else {
+        value.to_owned()
+    };
+    std::fs::write(&path, value).context(|| path)
 }
 
 fn schedule(tid: i32, wanted: &Scheduling) -> io::Result<()> {

@@ -178,10 +178,20 @@ fn call_once(tracee: Tracee, gadget: u64, number: libc::c_long, arguments: &[u64
     })?;
     let mask = tracee.mask()?;
     tracee.set_mask(!0)?;
-    tracee.step()?;
-    let stop = wait_for(tracee.tid, Duration::from_secs(10))?;
-    if let Stop::Ended(_) = stop {
-        return Err(Error::Gone(tracee.tid));
+    let mut stopped = false;
+    let stop = loop {
+        tracee.step()?;
+        match wait_for(tracee.tid, Duration::from_secs(10))? {
+            Stop::Ended(_) => return Err(Error::Gone(tracee.tid)),
+            // It waits until the thread runs on.
+            Stop::Signal(libc::SIGSTOP) => stopped = true,
+            Stop::Group(_) | Stop::Interrupt => {}
+            stop => break stop,
+        }
+    };
+    if stopped {
+        // SAFETY: no pointers are passed.
+        unsafe { libc::syscall(libc::SYS_tkill, tracee.tid, libc::SIGSTOP) };
     }
     let result = tracee.registers()?.rax as i64;
     tracee.set_registers(&before)?;

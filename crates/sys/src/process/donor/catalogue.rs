@@ -34,6 +34,10 @@ impl Catalogue {
             }
             Class::Kernel(name) => Backing::Kernel(name),
             Class::Anonymous(name) => Backing::Anonymous(name),
+            // Written through another mapping: what is there changes while it is looked at.
+            Class::File if map.shared && self.is_object(map) => {
+                self.object(pid, map, SharedKind::File(map.name.clone()))?
+            }
             Class::File => Backing::File {
                 file: self.file(pid, map)?,
                 offset: map.offset,
@@ -50,6 +54,20 @@ impl Catalogue {
             advice: map.advice.unwrap_or_default().0,
             backing,
         }))
+    }
+
+    /// Enters what is written through these mappings, so that others of the same files are known to be of that kind.
+    pub fn enter_written(&mut self, pid: i32, lines: &[MapLine]) -> Result<()> {
+        for line in lines {
+            if classify(line) == Class::SharedFile {
+                self.object(pid, line, SharedKind::File(line.name.clone()))?;
+            }
+        }
+        Ok(())
+    }
+
+    fn is_object(&self, map: &MapLine) -> bool {
+        self.shared_index.contains_key(&(map.device, map.inode))
     }
 
     /// The index of a process's executable.

@@ -2,6 +2,7 @@
 //! returns into `rt_sigreturn`, which makes the next, and the last frame is the thread as it was. All of it lies below the
 //! thread's stack, whose bytes are put back.
 
+use super::halt::portable;
 use crate::process::error::{Error, Result, unexpected};
 use crate::process::image::ADDRESS_END;
 use crate::process::procfs::MapLine;
@@ -41,7 +42,7 @@ pub(super) fn run(
     let Some((call, back)) = instructions(memory, maps) else {
         return Ok(false);
     };
-    let (before, mask) = (tracee.registers()?, tracee.mask()?);
+    let (before, mask) = (tracee.registers()?.recall(memory), tracee.mask()?);
     let last = (
         libc::SYS_tgkill,
         [process as u64, thread as u64, signal as u64, 0, 0, 0],
@@ -63,7 +64,8 @@ pub(super) fn run(
     tracee.set_registers(&chain.making(base, 0, calls[0]))?;
     let outcome = wait_for_end(tracee, signal, call + 2);
     if !matches!(outcome, Err(Error::Gone(_))) {
-        tracee.set_registers(&before)?;
+        // The frames have made the kernel forget how far the call was.
+        tracee.set_registers(&portable(before, false))?;
         tracee.set_mask(mask)?;
         memory.write(base, &saved)?;
     }

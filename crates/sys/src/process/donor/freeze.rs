@@ -16,7 +16,7 @@ pub struct StoppedTree {
     // They go on before anybody who uses them.
     pub(super) sockets: Held,
     // Let go before the tracker takes its stubs out.
-    halted: Vec<Option<Halted>>,
+    pub(super) halted: Vec<Option<Halted>>,
     round: Round,
     pub(super) tracker: Tracker,
 }
@@ -75,7 +75,7 @@ impl Tracker {
                 });
             }
             let known: Vec<i32> = self.processes.iter().map(|tracked| tracked.pid).collect();
-            if inspect::tree(self.root)? == known && self.zombies_are_known()? {
+            if inspect::tree(self.root)? == known && self.are_as_known()? {
                 return Ok(());
             }
             // Somebody was born or died since the last round: look again while the others run.
@@ -84,11 +84,19 @@ impl Tracker {
         }
     }
 
-    /// No process has ended since it was attached to.
-    fn zombies_are_known(&self) -> Result<bool> {
+    /// No process has ended or called `exec` since it was attached to.
+    fn are_as_known(&self) -> Result<bool> {
         for tracked in &self.processes {
-            let state = crate::process::procfs::Stat::read(tracked.pid)?.state;
-            if matches!(state, 'Z' | 'X') == tracked.watched.is_some() {
+            let state = match crate::process::procfs::Stat::read(tracked.pid) {
+                Err(Error::Gone(pid)) if pid != self.root => return Ok(false),
+                other => other?.state,
+            };
+            let ended = matches!(state, 'Z' | 'X');
+            if !tracked
+                .watched
+                .as_ref()
+                .map_or(ended, |watched| !ended && watched.is_current())
+            {
                 return Ok(false);
             }
         }
@@ -147,6 +155,7 @@ impl StoppedTree {
     /// # Errors
     /// What the kernel says.
     pub fn thaw(mut self) -> Result<Tracker> {
+        self.tracker.give_up(&self.round);
         self.sockets.resume();
         for halted in self.halted.into_iter().flatten() {
             halted.thaw()?;
@@ -161,7 +170,8 @@ impl StoppedTree {
     pub fn roll_back(mut self) -> Result<()> {
         self.sockets.resume();
         for (halted, tracked) in self.halted.drain(..).zip(self.tracker.processes.drain(..)) {
-            if let (Some(halted), Some(watched)) = (halted, tracked.watched) {
+            if let (Some(mut halted), Some(watched)) = (halted, tracked.watched) {
+                halted.release_hold();
                 watched.remove(&halted)?;
                 halted.thaw()?;
             }

@@ -2,7 +2,9 @@
 
 use crate::process::error::{Error, Result};
 use crate::process::procfs::{self, Status};
-use crate::process::trace::{Memory, Patience, Registers, STOP_LIMIT, Stop, Tracee, look};
+use crate::process::trace::{
+    Memory, Patience, RESTART_BLOCK, Registers, STOP_LIMIT, Stop, Tracee, look,
+};
 
 /// `PTRACE_O_SUSPEND_SECCOMP`: filters do not apply while we make the thread call the kernel.
 const SUSPEND_SECCOMP: i32 = 1 << 21;
@@ -13,6 +15,10 @@ pub(crate) struct Halted {
     pub pid: i32,
     pub memory: Memory,
     pub threads: Vec<HaltedThread>,
+    /// A `SIGSTOP` of ours waits for it, in case that we die.
+    pub held: bool,
+    /// A `SIGCONT` of ours waits for it, which has taken that away.
+    continued: bool,
     released: bool,
 }
 
@@ -32,10 +38,15 @@ impl Halted {
             pid,
             memory: Memory::open(pid)?,
             threads: Vec::new(),
+            held: false,
+            continued: false,
             released: false,
         };
         // Threads may still be born while the first are being stopped.
         while halted.stop_new()? {}
+        for thread in &halted.threads {
+            leave_sequence(thread.tracee, &halted.memory)?;
+        }
         match halted.threads.first() {
             Some(first) if first.tracee.tid == pid => Ok(halted),
             _ => Err(Error::Gone(pid)),
@@ -121,11 +132,27 @@ impl Halted {
         }
     }
 
+    /// Takes back what would stop the process once it is let go.
+    pub fn release_hold(&mut self) {
+        if std::mem::take(&mut self.held) {
+            // One that was killed meanwhile needs nothing.
+            let _ = super::hold::signal(self.pid, libc::SIGCONT);
+            self.continued = true;
+        }
+    }
+
     fn let_go(&mut self) -> Result<()> {
+        self.release_hold();
         self.released = true;
+        let ours = if self.continued {
+            bit(libc::SIGCONT)
+        } else {
+            0
+        };
         let mut outcome = Ok(());
         for thread in self.threads.iter().filter(|thread| thread.stopped) {
-            let fixed = conceal_stop(thread.tracee).and_then(|()| thread.tracee.detach());
+            let fixed = conceal_stop(thread.tracee, &self.memory, ours)
+                .and_then(|()| thread.tracee.detach());
             if !matches!(fixed, Err(Error::Gone(_))) {
                 outcome = outcome.and(fixed);
             }
@@ -179,6 +206,40 @@ fn has_ended(pid: i32, tid: i32) -> bool {
     after_name.is_none_or(|(_, rest)| rest.trim_start().starts_with(['Z', 'X']))
 }
 
+/// A thread in the middle of a restartable sequence is put to where it goes when it is interrupted: the kernel does so only as
+/// long as the thread is where it was, and our calls are elsewhere.
+fn leave_sequence(tracee: Tracee, memory: &Memory) -> Result<()> {
+    /// Where in the area the sequence is told.
+    const SEQUENCE: u64 = 8;
+    let registers = tracee.registers()?;
+    if registers.in_call() {
+        return Ok(());
+    }
+    let (area, _, _) = tracee.rseq()?;
+    let word = |at: u64| -> Result<u64> {
+        let mut bytes = [0; 8];
+        memory.read(at, &mut bytes)?;
+        Ok(u64::from_ne_bytes(bytes))
+    };
+    if area == 0 || word(area + SEQUENCE)? == 0 {
+        return Ok(());
+    }
+    let sequence = word(area + SEQUENCE)?;
+    let (start, length, abort) = (
+        word(sequence + 8)?,
+        word(sequence + 16)?,
+        word(sequence + 24)?,
+    );
+    if registers.rip.wrapping_sub(start) < length {
+        tracee.set_registers(&Registers {
+            rip: abort,
+            ..registers
+        })?;
+        memory.write(area + SEQUENCE, &[0; 8])?;
+    }
+    Ok(())
+}
+
 /// While it stands still and makes our calls, filters do not apply; before, they do. Where the caller may not suspend them,
 /// our calls may meet one.
 fn suspend_filters(tracee: Tracee) -> Result<()> {
@@ -189,10 +250,15 @@ fn suspend_filters(tracee: Tracee) -> Result<()> {
 }
 
 /// A call that the stop ended with `EINTR` is made again; the kernel itself does so for all others.
-fn conceal_stop(tracee: Tracee) -> Result<()> {
+/// Signals of the set `ours` do not count as the program's.
+fn conceal_stop(tracee: Tracee, memory: &Memory, ours: u64) -> Result<()> {
     let registers = tracee.registers()?;
-    if registers.interrupted_by_stop() && !signal_waits(tracee, tracee.mask()?)? {
-        tracee.set_registers(&registers.restarted())?;
+    if registers.interrupted_by_stop() && !signal_waits(tracee, tracee.mask()? | ours)? {
+        return tracee.set_registers(&registers.restarted());
+    }
+    let recallable = registers.recallable(memory);
+    if recallable != registers {
+        tracee.set_registers(&recallable)?;
     }
     Ok(())
 }
@@ -203,14 +269,18 @@ pub(crate) fn signal_waits(tracee: Tracee, mask: u64) -> Result<bool> {
     waiting.extend(tracee.pending(true)?);
     Ok(waiting.iter().any(|info| {
         let number = i32::from_ne_bytes([info[0], info[1], info[2], info[3]]);
-        (1..=64).contains(&number) && mask & (1 << (number - 1)) == 0
+        (1..=64).contains(&number) && mask & bit(number) == 0
     }))
+}
+
+/// A signal in a set.
+fn bit(signal: i32) -> u64 {
+    1 << (signal - 1)
 }
 
 /// Registers as another kernel can take them: it restarts what this one would, except calls of which this one alone knows
 /// how far they were.
 pub(crate) fn portable(registers: Registers, waits: bool) -> Registers {
-    const RESTART_BLOCK: i64 = -516;
     let by_stop = registers.interrupted_by_stop() && !waits;
     if by_stop || (registers.in_call() && registers.rax as i64 == RESTART_BLOCK) {
         return registers.restarted();

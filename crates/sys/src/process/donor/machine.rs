@@ -23,6 +23,12 @@ pub(crate) fn features(extended: &[u8]) -> u64 {
     word.map_or(0, u64::from_ne_bytes)
 }
 
+/// Tells this run of this kernel from all others.
+pub(crate) fn boot_id() -> String {
+    let text = std::fs::read_to_string("/proc/sys/kernel/random/boot_id");
+    text.unwrap_or_default().trim().to_owned()
+}
+
 /// The donor's clocks.
 pub(super) fn clocks() -> Clocks {
     let now = |clock| {

@@ -11,6 +11,8 @@ mod descriptors;
 mod freeze;
 pub(crate) mod gap;
 mod halt;
+mod hidden;
+mod hold;
 mod machine;
 mod process_state;
 mod round;
@@ -21,7 +23,8 @@ mod userfault;
 
 pub(crate) use attach::{remove as remove_stub, value};
 pub use freeze::{StoppedTree, Unfrozen};
-pub(crate) use machine::features;
+pub use hold::Held;
+pub(crate) use machine::{boot_id, features};
 pub use round::Round;
 pub(crate) use thread_state::SchedulingAttributes;
 pub use tracker::Tracker;

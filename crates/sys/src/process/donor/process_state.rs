@@ -5,10 +5,10 @@ use super::halt::Halted;
 use super::thread_state::{self, FREE, infos};
 use crate::process::error::{Context, Result, unexpected};
 use crate::process::image::{
-    Action, FrozenProcess, IntervalTimer, Limit, MemoryFields, PosixTimer,
+    Action, FrozenProcess, IntervalTimer, Limit, MemoryFields, PAGE, PosixTimer, SignalInfo,
 };
 use crate::process::procfs::{self, Stat, Status};
-use crate::process::trace::{Batch, Call, Stub};
+use crate::process::trace::{Batch, Call, Stub, Tracee};
 
 const ACTIONS: u64 = FREE;
 const ACTION_BYTES: u64 = 32;
@@ -16,8 +16,17 @@ const INTERVALS: u64 = ACTIONS + 64 * ACTION_BYTES;
 const SUBREAPER: u64 = INTERVALS + 3 * 32;
 const LIMITS: u64 = SUBREAPER + 32;
 const TIMERS: u64 = LIMITS + RESOURCES * 16;
+const PROBE: u64 = TIMERS + TIMERS_MAX as u64 * 32;
+/// `MCL_ONFAULT`.
+const MCL_ONFAULT: i32 = 4;
 /// Most POSIX timers whose answers fit.
 const TIMERS_MAX: usize = 1024;
+/// `PR_GET_MDWE` (Linux 6.3).
+const GET_MDWE: u64 = 66;
+/// `PR_GET_MEMORY_MERGE` (Linux 6.4).
+const GET_MERGE: u64 = 68;
+/// `MEMBARRIER_CMD_GET_REGISTRATIONS` (Linux 6.3).
+const REGISTRATIONS: u64 = 1 << 9;
 /// Number of resources (`RLIM_NLIMITS`).
 const RESOURCES: u64 = 16;
 
@@ -52,6 +61,7 @@ pub(super) fn read(halted: &Halted, attachment: &Attachment) -> Result<FrozenPro
     let mut process = process_answers.process()?;
     process_answers.timers(&mut timers)?;
     process.posix_timers = timers;
+    process.locks = lock_default(first, stub, halted)?;
     process.stopped = halted.threads[0].group_stop;
     for thread in &halted.threads[1..] {
         let stub = Stub {
@@ -72,7 +82,53 @@ pub(super) fn read(halted: &Halted, attachment: &Attachment) -> Result<FrozenPro
         )?);
     }
     process.threads = threads;
+    forget_stop_signals(&mut process);
     Ok(process)
+}
+
+/// A signal that stops whoever gets it cannot wait in a process that is made: it is stopped instead. When it is let go, such
+/// signals would be forgotten anyway.
+fn forget_stop_signals(process: &mut FrozenProcess) {
+    let mut found = false;
+    let mut filter = |pending: &mut Vec<SignalInfo>| {
+        pending.retain(|info| {
+            let stops = info.number() == libc::SIGSTOP;
+            found |= stops;
+            !stops
+        });
+    };
+    filter(&mut process.pending);
+    for thread in &mut process.threads {
+        filter(&mut thread.pending);
+    }
+    if found {
+        process.stopped.get_or_insert(libc::SIGSTOP);
+    }
+}
+
+/// What `mlockall` said of mappings to come: seen at one that is made for it.
+fn lock_default(tracee: Tracee, stub: &Stub, halted: &Halted) -> Result<u64> {
+    let mut batch = Batch::default();
+    let protection = (libc::PROT_READ | libc::PROT_WRITE) as u64;
+    let flags = (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS) as u64;
+    let map = [0, PAGE, protection, flags, u64::MAX, 0];
+    batch.push(Call::new(libc::SYS_mmap, &map).keep());
+    let on_page = |number, last| Call::new(number, &[0, PAGE, last]).kept_first();
+    batch.push(on_page(libc::SYS_mincore, stub.address + PROBE));
+    // Refused for locked memory.
+    batch.push(on_page(libc::SYS_madvise, libc::MADV_DONTNEED as u64));
+    batch.push(on_page(libc::SYS_munmap, 0));
+    let results = stub.run(tracee, &halted.memory, &batch)?.results;
+    let errno = |at: usize| -results.get(at).copied().unwrap_or(0) as i32;
+    let mut resident = [0; 1];
+    halted.memory.read(stub.address + PROBE, &mut resident)?;
+    Ok(match (errno(0), errno(2)) {
+        // Beyond the limit of locked memory.
+        (libc::EAGAIN, _) => libc::MCL_FUTURE as u64,
+        (1..=4095, _) | (_, 0) => 0,
+        _ if resident[0] & 1 == 1 => libc::MCL_FUTURE as u64,
+        _ => (libc::MCL_FUTURE | MCL_ONFAULT) as u64,
+    })
 }
 
 /// Adds the calls; gives the place of the first one's result.
@@ -84,7 +140,9 @@ fn questions(stub: &Stub, batch: &mut Batch, timers: &[PosixTimer]) -> usize {
         libc::SYS_prctl,
         &[libc::PR_GET_THP_DISABLE as u64],
     ));
-    batch.push(Call::new(libc::SYS_personality, &[0xffff_ffff]));
+    batch.push(Call::new(libc::SYS_prctl, &[GET_MDWE]));
+    batch.push(Call::new(libc::SYS_prctl, &[GET_MERGE]));
+    batch.push(Call::new(libc::SYS_membarrier, &[REGISTRATIONS, 0, 0]));
     batch.push(Call::new(
         libc::SYS_prctl,
         &[libc::PR_GET_CHILD_SUBREAPER as u64, at(SUBREAPER)],
@@ -124,11 +182,15 @@ impl Answers<'_> {
     fn process(&self) -> Result<FrozenProcess> {
         let pid = self.halted.pid;
         let answer = |at: usize| self.results.get(at).copied().unwrap_or(0);
-        for result in self.results {
+        // Older kernels do not know what these ask for.
+        let younger = [3, 4, 5];
+        let must = |(at, _): &(usize, &i64)| !younger.contains(at);
+        for (_, result) in self.results.iter().enumerate().filter(must) {
             value(*result).context(|| format!("asking process {pid} for its state"))?;
         }
         let status = Status::read(pid, pid)?;
         let score = procfs::read(pid, "oom_score_adj")?;
+        let filter = procfs::read(pid, "coredump_filter")?;
         Ok(FrozenProcess {
             actions: self.actions()?,
             pending: infos(self.halted.first().pending(true)?),
@@ -139,9 +201,12 @@ impl Answers<'_> {
             directory: procfs::link(pid, "cwd")?.into_bytes(),
             dumpable: answer(1) as u64,
             child_subreaper: self.words(SUBREAPER, 1)?[0] as u32 != 0,
-            huge_pages_off: answer(2) != 0,
-            personality: answer(3) as u32,
+            huge_pages_off: answer(2) as u64,
+            no_new_code: answer(3).max(0) as u64,
+            merges: answer(4) > 0,
+            barriers: answer(5).max(0) as u64,
             oom_score_adjustment: score.trim().parse().unwrap_or(0),
+            dump_filter: u32::from_str_radix(filter.trim(), 16).unwrap_or(0x33),
             ..FrozenProcess::default()
         })
     }

@@ -1,7 +1,8 @@
 //! What one look at a tree found to be sent.
 
 use super::tracker::Tracker;
-use crate::process::error::Result;
+use super::userfault;
+use crate::process::error::{Context, Result};
 use crate::process::image::{Content, Pages, Run, Space, Tree};
 use crate::process::ranges::Ranges;
 use std::collections::VecDeque;
@@ -36,6 +37,11 @@ impl Round {
 
     pub(super) fn push(&mut self, run: Run) {
         self.runs.push_back(run);
+    }
+
+    /// What is still to be read.
+    pub(super) fn rest(&self) -> impl Iterator<Item = Run> + '_ {
+        self.runs.iter().copied()
     }
 
     /// The next run, at most `limit` bytes of it.
@@ -79,6 +85,36 @@ impl Tracker {
             }
         }
         Ok((!pages.runs.is_empty() || round.bytes() > 0).then_some(pages))
+    }
+
+    /// Bytes of memory that have changed since the last round, about: memory that nobody can watch is left out, and so is
+    /// shared memory.
+    ///
+    /// # Errors
+    /// What the kernel says.
+    pub fn dirty_bytes(&self) -> Result<u64> {
+        let mut bytes = 0;
+        for watched in self.processes.iter().filter_map(|of| of.watched.as_ref()) {
+            let everything = (0, u64::MAX);
+            let regions = userfault::scan(&watched.pagemap, everything, false)
+                .context(|| "PAGEMAP_SCAN (Linux 6.7)".to_owned())?;
+            let unsent = |region: &&userfault::Region| {
+                use userfault::{FILE, WRITTEN, ZERO};
+                region.categories & WRITTEN != 0 && region.categories & (FILE | ZERO) == 0
+            };
+            let changed: Ranges = regions
+                .iter()
+                .filter(unsent)
+                .map(|region| (region.start, region.end))
+                .collect();
+            let private: Ranges = (watched.mappings.iter())
+                .filter(|mapping| mapping.is_private())
+                .map(|mapping| (mapping.start, mapping.end))
+                .collect();
+            let changed = changed.and(&private);
+            bytes += changed.iter().map(|(start, end)| end - start).sum::<u64>();
+        }
+        Ok(bytes)
     }
 
     fn read_run(&mut self, run: Run, bytes: &mut [u8]) -> bool {

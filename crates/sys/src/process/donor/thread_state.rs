@@ -1,6 +1,7 @@
 //! What is read of a stopped thread.
 
 use super::halt::{portable, signal_waits};
+use super::hidden;
 use crate::process::error::{Context, Result, check_long};
 use crate::process::image::{Credentials, FrozenThread, Rseq, Scheduling, SignalInfo};
 use crate::process::procfs::{self, Status};
@@ -10,8 +11,9 @@ use crate::process::trace::{Batch, Call, Memory, SCRATCH, Stub, Tracee};
 const CLEAR_TID: u64 = SCRATCH;
 const STACK: u64 = SCRATCH + 8;
 const DEATH_SIGNAL: u64 = SCRATCH + 40;
+const TIME_STAMPS: u64 = SCRATCH + 48;
 /// Bytes of all answers.
-const ANSWERS: usize = 48;
+const ANSWERS: usize = 56;
 /// Where what follows may be put.
 pub(super) const FREE: u64 = SCRATCH + 64;
 
@@ -25,6 +27,10 @@ pub(super) fn questions(stub: u64) -> Batch {
     batch.push(prctl(libc::PR_GET_PDEATHSIG, at(DEATH_SIGNAL)));
     batch.push(prctl(libc::PR_GET_TIMERSLACK, 0));
     batch.push(prctl(libc::PR_GET_SECUREBITS, 0));
+    batch.push(Call::new(libc::SYS_personality, &[0xffff_ffff]));
+    batch.push(Call::new(libc::SYS_ioprio_get, &[1, 0]));
+    batch.push(prctl(libc::PR_MCE_KILL_GET, 0));
+    batch.push(prctl(libc::PR_GET_TSC, at(TIME_STAMPS)));
     batch
 }
 
@@ -47,7 +53,10 @@ pub(super) fn read(
     let status = Status::read(pid, tid)?;
     let mask = tracee.mask()?;
     Ok(FrozenThread {
-        registers: portable(tracee.registers()?, signal_waits(tracee, mask)?),
+        registers: portable(
+            tracee.registers()?.recall(memory),
+            signal_waits(tracee, mask)?,
+        ),
         extended: tracee.extended()?,
         mask,
         pending: infos(tracee.pending(false)?),
@@ -60,6 +69,10 @@ pub(super) fn read(
         scheduling: scheduling(tid).context(|| format!("scheduling of thread {tid}"))?,
         parent_death_signal: word(DEATH_SIGNAL) as i32,
         timer_slack_ns: answer(3),
+        personality: answer(5) as u32,
+        io_priority: answer(6) as u32,
+        machine_checks: answer(7) as u32,
+        time_stamps: word(TIME_STAMPS) as u32,
         no_new_privileges: status.no_new_privileges,
         filters: filters(tracee, &status)?,
     })
@@ -161,6 +174,7 @@ fn filters(tracee: Tracee, status: &Status) -> Result<Vec<serde_bytes::ByteBuf>>
     if status.seccomp != 2 {
         return Ok(found);
     }
+    hidden::check_filters(status.process_ids.first().copied().unwrap_or(0), tracee)?;
     while let Some(code) = tracee
         .filter(found.len())
         .context(|| "reading a seccomp filter".to_owned())?

@@ -3,15 +3,16 @@
 use super::attach::{Attachment, own_maps};
 use super::catalogue::Catalogue;
 use super::halt::Halted;
-use super::machine::{clocks, features, read_vdso};
+use super::hidden;
+use super::machine::{boot_id, clocks, features, read_vdso};
 use super::round::Round;
 use super::shared::SharedContent;
 use super::userfault;
 use crate::process::error::{Context, Error, Result};
 use crate::process::files::Draft;
-use crate::process::image::{Content, Mapping, Process, Run, Space, Tree};
+use crate::process::image::{Content, Mapping, PAGE, Process, Run, Space, Tree};
 use crate::process::inspect;
-use crate::process::procfs::{Advice, MapLine, Stat, Status};
+use crate::process::procfs::{MapLine, Stat, Status};
 use crate::process::ranges::Ranges;
 use crate::process::trace::Memory;
 use std::collections::HashMap;
@@ -50,12 +51,20 @@ pub(super) struct Tracked {
 pub(super) struct Watched {
     pub attachment: Attachment,
     pub memory: Memory,
-    pagemap: File,
+    pub(super) pagemap: File,
     lines: Vec<MapLine>,
-    mappings: Vec<Mapping>,
-    /// Pages that the acceptor has, in one version or another.
+    pub(super) mappings: Vec<Mapping>,
+    /// What the acceptor has: mappings, and pages in one version or another.
+    delivered: Vec<Mapping>,
     sent: Ranges,
+    /// What it has after the round that is being made.
+    next: Ranges,
+    /// Pages that were found to be written by a round that was given up.
+    owed: Ranges,
 }
+
+/// How often a round is begun anew because processes came, ended or called `exec` meanwhile.
+const ATTEMPTS: usize = 50;
 
 impl Tracker {
     /// Begins to watch the tree under `root`. Nothing is read yet.
@@ -90,8 +99,33 @@ impl Tracker {
     /// # Errors
     /// [`Error::Blocked`] if something that cannot move has appeared; [`Error::Gone`] if the root has ended.
     pub fn round(&mut self) -> Result<Round> {
+        for _ in 1..ATTEMPTS {
+            match self.try_round() {
+                Err(error) if self.moved_on(&error) => {}
+                other => return other,
+            }
+        }
+        self.try_round()
+    }
+
+    fn try_round(&mut self) -> Result<Round> {
         self.follow_tree()?;
         self.collect(true)
+    }
+
+    /// Whether a look failed only because the tree is not any more what it was.
+    fn moved_on(&self, error: &Error) -> bool {
+        let known = self.processes.iter();
+        let same = |tracked: &Tracked| {
+            let stat = Stat::read(tracked.pid);
+            let zombie = stat.map_or(true, |stat| matches!(stat.state, 'Z' | 'X'));
+            zombie == tracked.watched.is_none() && (zombie || tracked.has_stub().unwrap_or(false))
+        };
+        match error {
+            Error::Gone(pid) if *pid == self.root => false,
+            Error::Gone(_) => true,
+            _ => inspect::tree(self.root).is_ok() && !known.into_iter().all(same),
+        }
     }
 
     /// Stops watching, and takes what is ours out of the tree.
@@ -115,13 +149,36 @@ impl Tracker {
         self.collect_shared(&mut round)?;
         round.tree = Tree {
             clocks: clocks(),
+            boot_id: boot_id(),
             vdso: self.vdso.clone(),
             register_features: self.register_features,
             processes: shapes,
             files: self.catalogue.files.clone(),
             shared: self.catalogue.shared.clone(),
         };
+        for watched in self
+            .processes
+            .iter_mut()
+            .filter_map(|tracked| tracked.watched.as_mut())
+        {
+            watched.delivered.clone_from(&watched.mappings);
+            watched.sent = std::mem::take(&mut watched.next);
+            watched.owed = Ranges::default();
+        }
         Ok(round)
+    }
+
+    /// What of a round was not read comes with the next one.
+    pub(super) fn give_up(&mut self, round: &Round) {
+        for run in round.rest() {
+            let Space::Process(index) = run.space else {
+                continue;
+            };
+            let tracked = self.processes.get_mut(index as usize);
+            if let Some(watched) = tracked.and_then(|tracked| tracked.watched.as_mut()) {
+                watched.give_up(run);
+            }
+        }
     }
 
     fn collect_process(
@@ -172,6 +229,7 @@ impl Tracker {
             generation: tracked.generation,
             group: own(&status.group_ids),
             session: own(&status.session_ids),
+            exit_signal: (stat.field(38) as i32).clamp(0, 64),
             exit_status: tracked.watched.is_none().then(|| stat.field(52) as i32),
             threads,
             table_of: None,
@@ -227,8 +285,13 @@ impl Tracker {
 
     fn attach(&mut self, pid: i32) -> Result<Watched> {
         let halted = Halted::stop(pid)?;
+        hidden::check(&halted)?;
         let lines = own_maps(pid, None, false)?;
         let attachment = Attachment::make(&halted, &lines)?;
+        if let Err(error) = hidden::ask(&halted, &attachment) {
+            attachment.remove(&halted, &own_maps(pid, None, false)?)?;
+            return Err(error);
+        }
         if self.vdso.is_empty() {
             self.vdso = read_vdso(&halted, &lines)?;
             self.register_features = features(&halted.first().extended()?);
@@ -241,7 +304,10 @@ impl Tracker {
             pagemap: File::open(&path).context(|| path)?,
             lines: Vec::new(),
             mappings: Vec::new(),
+            delivered: Vec::new(),
             sent: Ranges::default(),
+            next: Ranges::default(),
+            owed: Ranges::default(),
         })
     }
 
@@ -275,6 +341,11 @@ impl Tracked {
 }
 
 impl Watched {
+    /// Whether the process has the memory that it had: not after `exec`.
+    pub fn is_current(&self) -> bool {
+        userfault::scan(&self.pagemap, (0, PAGE), false).is_ok()
+    }
+
     /// Takes the stub out of a process that stands still.
     pub fn remove(&self, halted: &Halted) -> Result<()> {
         let lines = own_maps(halted.pid, None, false)?;
@@ -286,15 +357,14 @@ impl Watched {
 
     fn read_mappings(&mut self, pid: i32, advice: bool, catalogue: &mut Catalogue) -> Result<()> {
         let mut lines = own_maps(pid, Some(&self.attachment), advice)?;
-        if !advice {
-            keep_advice(&self.lines, &mut lines);
+        if !advice && !keep_advice(&self.lines, &mut lines) {
+            lines = own_maps(pid, Some(&self.attachment), true)?;
         }
+        catalogue.enter_written(pid, &lines)?;
         let mut mappings = Vec::with_capacity(lines.len());
         for line in &lines {
             mappings.extend(catalogue.mapping(pid, line)?);
         }
-        let stable = Mapping::stable(&self.mappings, &mappings);
-        self.sent = self.sent.and(&stable);
         self.lines = lines;
         self.mappings = mappings;
         Ok(())
@@ -340,13 +410,26 @@ impl Watched {
             .map(|region| (region.start, region.end))
             .collect();
         let here = here.and(&private);
-        let send = written.and(&here).or(&here.minus(&self.sent));
-        let gone = self.sent.minus(&here);
+        let there = self
+            .sent
+            .and(&Mapping::stable(&self.delivered, &self.mappings));
+        let written = written.or(&self.owed).and(&here);
+        let send = written.or(&here.minus(&there));
+        let gone = there.minus(&here);
         let space = Space::Process(index);
         round.add(space, &gone, Content::Fresh);
         round.add(space, &send, Content::Bytes);
-        self.sent = here;
+        self.owed = send;
+        self.next = here;
         Ok(())
+    }
+
+    fn give_up(&mut self, run: Run) {
+        let part: Ranges = [(run.start, run.start + run.length)].into_iter().collect();
+        self.sent = match run.content {
+            Content::Bytes => self.sent.minus(&part),
+            Content::Fresh => self.sent.or(&part),
+        };
     }
 
     /// Reads a run; what is not there any more comes with the next round.
@@ -354,30 +437,23 @@ impl Watched {
         if self.memory.read(run.start, bytes).is_ok() {
             return true;
         }
-        let lost: Ranges = [(run.start, run.start + run.length)].into_iter().collect();
-        self.sent = self.sent.minus(&lost);
+        self.give_up(run);
         false
     }
 }
 
-/// What is known of mappings that are as they were.
-fn keep_advice(before: &[MapLine], lines: &mut [MapLine]) {
+/// Gives mappings that are as they were the advice that they had; false if there are others.
+fn keep_advice(before: &[MapLine], lines: &mut [MapLine]) -> bool {
     let known: HashMap<(u64, u64), &MapLine> = before
         .iter()
         .map(|line| ((line.start, line.end), line))
         .collect();
-    for line in lines {
-        let advice = known
-            .get(&(line.start, line.end))
-            .and_then(|old| old.advice);
-        line.advice = Some(advice.unwrap_or_else(|| {
-            // A mapping that grew keeps its advice too.
-            let overlaps = |old: &&MapLine| old.start < line.end && line.start < old.end;
-            before
-                .iter()
-                .find(overlaps)
-                .and_then(|old| old.advice)
-                .unwrap_or(Advice(0))
-        }));
-    }
+    lines.iter_mut().all(|line| {
+        let old = known.get(&(line.start, line.end));
+        let same = old.filter(|old| {
+            line.advice = old.advice;
+            **old == line
+        });
+        same.is_some()
+    })
 }

@@ -39,11 +39,19 @@ pub struct FrozenProcess {
     /// `PR_GET_CHILD_SUBREAPER`.
     pub child_subreaper: bool,
     /// `PR_GET_THP_DISABLE`.
-    pub huge_pages_off: bool,
-    /// `personality(2)`.
-    pub personality: u32,
+    pub huge_pages_off: u64,
+    /// `PR_GET_MDWE`.
+    pub no_new_code: u64,
+    /// `PR_GET_MEMORY_MERGE`.
+    pub merges: bool,
+    /// `MCL_FUTURE` and `MCL_ONFAULT` of `mlockall(2)`.
+    pub locks: u64,
+    /// `MEMBARRIER_CMD_GET_REGISTRATIONS`.
+    pub barriers: u64,
     /// `/proc/PID/oom_score_adj`.
     pub oom_score_adjustment: i32,
+    /// `/proc/PID/coredump_filter`.
+    pub dump_filter: u32,
 }
 
 /// State of a thread.
@@ -77,6 +85,14 @@ pub struct FrozenThread {
     pub parent_death_signal: i32,
     /// `PR_GET_TIMERSLACK`, nanoseconds.
     pub timer_slack_ns: u64,
+    /// `personality(2)`.
+    pub personality: u32,
+    /// `ioprio_get(2)`.
+    pub io_priority: u32,
+    /// `PR_GET_TSC`.
+    pub time_stamps: u32,
+    /// `PR_MCE_KILL_GET`.
+    pub machine_checks: u32,
     /// `no_new_privs`.
     pub no_new_privileges: bool,
     /// Seccomp filters, the oldest first, as instructions of 8 bytes.
@@ -86,6 +102,15 @@ pub struct FrozenThread {
 /// A `siginfo_t`, 128 bytes.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SignalInfo(#[serde(with = "serde_bytes")] pub Vec<u8>);
+
+impl SignalInfo {
+    /// Which signal.
+    #[must_use]
+    pub fn number(&self) -> i32 {
+        let first = self.0.get(..4).and_then(|bytes| bytes.try_into().ok());
+        first.map_or(0, i32::from_ne_bytes)
+    }
+}
 
 /// `rt_sigaction(2)`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

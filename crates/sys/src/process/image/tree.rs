@@ -1,5 +1,6 @@
 //! The shape of a tree: processes, threads, mappings. Known while it runs.
 
+use crate::process::procfs::Advice;
 use crate::process::ranges::Ranges;
 use serde::{Deserialize, Serialize};
 
@@ -8,6 +9,8 @@ use serde::{Deserialize, Serialize};
 pub struct Tree {
     /// The donor's clocks.
     pub clocks: Clocks,
+    /// Tells the run of the donor's kernel from all others.
+    pub boot_id: String,
     /// The pages `[vdso]`, whose addresses are in pointers of the program.
     #[serde(with = "serde_bytes")]
     pub vdso: Vec<u8>,
@@ -43,6 +46,8 @@ pub struct Process {
     pub group: i32,
     /// Session.
     pub session: i32,
+    /// The signal that its parent gets when it ends, 0 for none.
+    pub exit_signal: i32,
     /// For a zombie what `wait` will tell; it has nothing else.
     pub exit_status: Option<i32>,
     /// Threads, the first one first.
@@ -180,31 +185,35 @@ impl Mapping {
     }
 
     /// Where in both lists the same memory is mapped in the same way. What else was mapped is gone; what else is mapped
-    /// is new.
+    /// is new. Of one mapping only parts of one older mapping stay: two that have had pages can never become one, and programs may
+    /// call `mremap` for one.
     pub(crate) fn stable(before: &[Self], after: &[Self]) -> Ranges {
         let mut found = Ranges::default();
-        let (mut left, mut right) = (before.iter().peekable(), after.iter().peekable());
-        while let (Some(a), Some(b)) = (left.peek(), right.peek()) {
-            let (start, end) = (a.start.max(b.start), a.end.min(b.end));
-            if start < end && a.continues(b) {
+        let mut at = 0;
+        for new in after {
+            at += before[at..]
+                .iter()
+                .take_while(|old| old.end <= new.start)
+                .count();
+            let old = before[at..].iter().take_while(|old| old.start < new.end);
+            let parts = old
+                .filter(|old| old.continues(new))
+                .map(|old| (old.start.max(new.start), old.end.min(new.end)));
+            if let Some((start, end)) = parts.max_by_key(|(start, end)| end - start) {
                 found.push(start, end);
             }
-            if a.end < b.end {
-                left.next()
-            } else {
-                right.next()
-            };
         }
         found
     }
 }
 
 impl Mapping {
-    /// Memory of this process alone, whose changed pages travel with it.
+    /// Memory of this process alone, whose changed pages travel with it. What the kernel may drop need not.
     pub(crate) fn is_private(&self) -> bool {
-        matches!(
+        let private = matches!(
             self.backing,
             Backing::Anonymous(_) | Backing::File { shared: false, .. }
-        )
+        );
+        private && !Advice(self.advice).has(Advice::DROPPABLE)
     }
 }

@@ -36,6 +36,7 @@ impl Checked for Tree {
             self.files.len() <= MAPPINGS_MAX && self.shared.len() <= MAPPINGS_MAX,
             "number of files",
         )?;
+        ensure(self.boot_id.len() <= 64, "a boot id")?;
         ensure(self.vdso.len() <= 16 * PAGE as usize, "size of the vDSO")?;
         for file in &self.files {
             path(&file.path)?;
@@ -88,6 +89,7 @@ impl Tree {
             (1..=PID_MAX).contains(&process.group) && (1..=PID_MAX).contains(&process.session),
             "a group",
         )?;
+        ensure((0..=64).contains(&process.exit_signal), "an exit signal")?;
         if process.exit_status.is_some() {
             return ensure(
                 process.threads.is_empty() && process.mappings.is_empty(),

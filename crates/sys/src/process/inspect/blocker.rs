@@ -54,9 +54,35 @@ pub enum Obstacle {
     FirstThreadEnded,
     /// `vfork`, or `clone` with shared memory.
     #[error(
-        "it uses the memory of its parent {0} (vfork or CLONE_VM): wait until it has called exec"
+        "it uses the memory of process {0} too (vfork or CLONE_VM): wait until it has called exec"
     )]
-    MemoryOfParent(i32),
+    MemoryOf(i32),
+    /// `clone` with `CLONE_FS`.
+    #[error("it has its working directory in common with process {0} (CLONE_FS)")]
+    DirectoryOf(i32),
+    /// The working directory is gone.
+    #[error("its working directory {0} was deleted: let it change to another")]
+    DeletedDirectory(String),
+    /// `unshare` in a thread.
+    #[error("its thread {0} has {1} of its own, apart from its other threads")]
+    ThreadApart(i32, String),
+    /// A timer of `CLOCK_THREAD_CPUTIME_ID`.
+    #[error(
+        "it has a timer of a thread's own clock (CLOCK_THREAD_CPUTIME_ID), and nothing tells of which: use pthread_getcpuclockid"
+    )]
+    ThreadClock,
+    /// A zombie with `WCOREDUMP`.
+    #[error("it has ended with a core dump, and its parent does not know yet: wait for it there")]
+    DumpedCore,
+    /// `PR_SET_SYSCALL_USER_DISPATCH`.
+    #[error("it handles its system calls itself (PR_SET_SYSCALL_USER_DISPATCH)")]
+    CallDispatch,
+    /// `modify_ldt`.
+    #[error("it has memory segments of its own (modify_ldt)")]
+    Segments,
+    /// `SECCOMP_RET_USER_NOTIF`.
+    #[error("another process decides about its system calls (SECCOMP_RET_USER_NOTIF)")]
+    Supervised,
     /// 32-bit.
     #[error("it is not a 64-bit program")]
     NotA64BitProgram,
@@ -77,14 +103,17 @@ pub enum Obstacle {
     /// `userfaultfd`.
     #[error("it handles page faults itself (userfaultfd)")]
     UserFault,
-    /// `mseal`, or `MAP_DROPPABLE`.
-    #[error("it maps {0} in a way that cannot be made again (sealed or droppable)")]
+    /// `mseal`.
+    #[error("it maps {0} in a way that cannot be made again (sealed, or copied from a memfd)")]
     OddMapping(String),
+    /// `pkey_mprotect`.
+    #[error("it protects memory by keys (pkey_mprotect), which cannot be made again")]
+    ProtectionKey,
     /// Addresses above 47 bits.
     #[error("it maps memory above 128 TiB")]
     HighMemory,
     /// System V shared memory.
-    #[error("it maps System V shared memory ({0})")]
+    #[error("it uses System V shared memory, semaphores or messages ({0}): use those of POSIX")]
     SystemV(String),
     /// Asynchronous IO.
     #[error("it has a context of asynchronous IO (io_setup): use io_submit's successor or threads")]

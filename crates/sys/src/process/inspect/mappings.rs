@@ -41,7 +41,7 @@ pub(crate) fn classify(map: &MapLine) -> Class {
     }
     match name {
         b"[vdso]" | b"[vvar]" | b"[vvar_vclock]" => Class::Kernel(text()),
-        b"[heap]" | b"[stack]" | b"" if !map.shared => Class::Anonymous(Vec::new()),
+        b"[heap]" | b"[stack]" | b"" | b"/dev/zero" if !map.shared => Class::Anonymous(Vec::new()),
         b"/dev/zero (deleted)" if map.shared => Class::SharedAnonymous,
         _ => classify_named(map, name, text()),
     }
@@ -71,10 +71,16 @@ fn classify_named(map: &MapLine, name: &[u8], text: String) -> Class {
         b"/[aio] (deleted)" => Obstacle::AsyncIo,
         _ if name.ends_with(DELETED) => Obstacle::DeletedFile(text),
         _ if !name.starts_with(b"/") || map.inode == 0 => Obstacle::KernelObject(text),
-        _ if map.shared && map.protection & libc::PROT_WRITE != 0 => return Class::SharedFile,
+        _ if map.shared && may_be_written(map) => return Class::SharedFile,
         _ => return Class::File,
     };
     Class::Blocked(blocked)
+}
+
+/// Now, or after `mprotect`.
+fn may_be_written(map: &MapLine) -> bool {
+    let may = map.advice.unwrap_or_default().has(Advice::MAY_WRITE);
+    may || map.protection & libc::PROT_WRITE != 0
 }
 
 fn obstacle(map: &MapLine) -> Option<Obstacle> {
@@ -91,7 +97,8 @@ fn obstacle(map: &MapLine) -> Option<Obstacle> {
     match () {
         () if found(Advice::DEVICE) => Some(Obstacle::Device(text())),
         () if found(Advice::HUGETLB) => Some(Obstacle::HugeTlb(text())),
-        () if found(Advice::SEALED | Advice::DROPPABLE) => Some(Obstacle::OddMapping(text())),
+        () if found(Advice::KEY) => Some(Obstacle::ProtectionKey),
+        () if found(Advice::SEALED) => Some(Obstacle::OddMapping(text())),
         () if found(Advice::SHADOW_STACK) => Some(Obstacle::ShadowStack),
         () => None,
     }

@@ -4,6 +4,8 @@ mod blocker;
 mod descriptors;
 mod mappings;
 mod namespaces;
+mod sharing;
+mod system_v;
 
 pub use blocker::{Blocker, Obstacle};
 pub(crate) use mappings::{Class, classify};
@@ -53,6 +55,7 @@ pub fn inspect(root: i32) -> Result<Report> {
         }
     }
     mappings::check_outsiders(&mut report);
+    system_v::check(&mut report);
     descriptors::check(&mut report);
     Ok(report)
 }
@@ -83,6 +86,9 @@ pub fn tree(root: i32) -> Result<Vec<i32>> {
     Ok(found)
 }
 
+/// In a wait status.
+const DUMPED: u64 = 0x80;
+
 fn look(pid: i32, report: &mut Report) -> Result<()> {
     let stat = Stat::read(pid)?;
     if matches!(stat.state, 'Z' | 'X') {
@@ -90,6 +96,8 @@ fn look(pid: i32, report: &mut Report) -> Result<()> {
             report.block(pid, Obstacle::FirstThreadEnded);
         } else if report.processes.first() == Some(&pid) {
             return Err(Error::Gone(pid));
+        } else if stat.field(52) & DUMPED != 0 {
+            report.block(pid, Obstacle::DumpedCore);
         }
         return Ok(());
     }
@@ -100,8 +108,14 @@ fn look(pid: i32, report: &mut Report) -> Result<()> {
         };
         report.threads += 1;
         look_at_thread(pid, &status, report);
+        sharing::check_thread(pid, tid, report);
     }
     look_at_program(pid, report)?;
+    sharing::check_process(pid, report)?;
+    // A line "ClockID: 3" is of CLOCK_THREAD_CPUTIME_ID.
+    if procfs::read(pid, "timers").is_ok_and(|text| text.lines().any(|line| line == "ClockID: 3")) {
+        report.block(pid, Obstacle::ThreadClock);
+    }
     mappings::check(pid, report)
 }
 
@@ -132,6 +146,10 @@ fn look_at_program(pid: i32, report: &mut Report) -> Result<()> {
         return Ok(());
     }
     if read.is_err() {
+        // It may have ended meanwhile.
+        if matches!(Stat::read(pid)?.state, 'Z' | 'X') {
+            return Ok(());
+        }
         let message = procfs::link(pid, "exe").unwrap_or_else(|_| "no executable".to_owned());
         report.block(pid, Obstacle::Executable(message));
     } else if header[4] != 2 {
@@ -141,15 +159,5 @@ fn look_at_program(pid: i32, report: &mut Report) -> Result<()> {
     if root != "/" {
         report.block(pid, Obstacle::RootDirectory(root));
     }
-    let parent = Stat::read(pid)?.parent;
-    if report.processes.contains(&parent) && same_memory(pid, parent) {
-        report.block(pid, Obstacle::MemoryOfParent(parent));
-    }
     Ok(())
-}
-
-fn same_memory(one: i32, other: i32) -> bool {
-    const KCMP_VM: i32 = 1;
-    // SAFETY: no pointers are passed.
-    unsafe { libc::syscall(libc::SYS_kcmp, one, other, KCMP_VM, 0, 0) == 0 }
 }

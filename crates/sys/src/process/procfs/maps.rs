@@ -62,9 +62,15 @@ impl Advice {
     pub const SHADOW_STACK: u32 = 1 << 15;
     /// `MAP_DROPPABLE`.
     pub const DROPPABLE: u32 = 1 << 16;
+    /// `MLOCK_ONFAULT`.
+    pub const LOCKED_ON_FAULT: u32 = 1 << 17;
+    /// It may be made writable.
+    pub const MAY_WRITE: u32 = 1 << 18;
+    /// `pkey_mprotect` with a key.
+    pub const KEY: u32 = 1 << 19;
 
     /// Names in `VmFlags` (`Documentation/filesystems/proc.rst`).
-    const NAMES: [(&'static str, u32); 19] = [
+    const NAMES: [(&'static str, u32); 21] = [
         ("gd", Self::GROWS_DOWN),
         ("lo", Self::LOCKED),
         ("dc", Self::DONT_FORK),
@@ -84,6 +90,8 @@ impl Advice {
         ("sl", Self::SEALED),
         ("ss", Self::SHADOW_STACK),
         ("dp", Self::DROPPABLE),
+        ("lf", Self::LOCKED_ON_FAULT),
+        ("mw", Self::MAY_WRITE),
     ];
 
     /// Whether any of these bits is set.
@@ -109,12 +117,20 @@ impl Advice {
 #[must_use]
 pub fn parse_maps(text: &[u8]) -> Option<Vec<MapLine>> {
     let mut found: Vec<MapLine> = Vec::new();
+    let mut keyed = false;
     for line in text
         .split(|byte| *byte == b'\n')
         .filter(|line| !line.is_empty())
     {
         if let Some(flags) = line.strip_prefix(b"VmFlags:") {
-            found.last_mut()?.advice = Some(Advice::parse(flags));
+            let key = if std::mem::take(&mut keyed) {
+                Advice::KEY
+            } else {
+                0
+            };
+            found.last_mut()?.advice = Some(Advice(Advice::parse(flags).0 | key));
+        } else if let Some(key) = line.strip_prefix(b"ProtectionKey:") {
+            keyed = key.trim_ascii() != b"0";
         } else if !line[0].is_ascii_uppercase() {
             found.push(parse_line(line)?);
         }

@@ -145,29 +145,54 @@ impl Sockets {
         }
     }
 
-    /// Gives all sockets their state, connections by `threads` threads; they send nothing yet. Connections that have theirs
-    /// from [`Sockets::inject`] may be left out: then `at_us` is the time by the same clock. What it returns are packets
-    /// to be written to a TUN device next, in this order: what only a packet can bring (a FIN, datagrams).
+    /// Gives all sockets their state, connections by `threads` threads; they send nothing yet. What it returns are packets to
+    /// be written to a TUN device next, in this order: what only a packet can bring (a FIN, datagrams).
     ///
     /// # Errors
     /// What the kernel refuses, or state that does not fit.
     pub fn restore(
         &mut self,
         states: BTreeMap<FileId, SocketState>,
-        at_us: Option<u64>,
+        threads: usize,
+    ) -> Result<Vec<Vec<u8>>, SocketError> {
+        if !states.keys().eq(self.made.keys()) {
+            return Err(SocketError::Unknown);
+        }
+        self.restore_some(states, threads)
+    }
+
+    /// [`Sockets::restore`] for some of the sockets, the others to follow.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn restore_some(
+        &mut self,
+        states: BTreeMap<FileId, SocketState>,
+        threads: usize,
+    ) -> Result<Vec<Vec<u8>>, SocketError> {
+        self.give(states, None, threads)
+    }
+
+    /// [`Sockets::restore`] where connections that are as [`Sockets::inject`] made them are left out. `at_us` is the time by
+    /// the same clock.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn restore_changed(
+        &mut self,
+        states: BTreeMap<FileId, SocketState>,
+        at_us: u64,
         threads: usize,
     ) -> Result<Vec<Vec<u8>>, SocketError> {
         let has_state =
             |made: &Made| matches!(&made.phase, Phase::Restored(_, taken) if taken.at_us.is_some());
         for (id, made) in &self.made {
-            if !states.contains_key(id) && !(at_us.is_some() && has_state(made)) {
+            if !states.contains_key(id) && !has_state(made) {
                 return Err(SocketError::Unknown.of(*id));
             }
         }
-        let packets = self.give(states, None, threads)?;
-        if let Some(at_us) = at_us {
-            self.keep_time(at_us)?;
-        }
+        let packets = self.restore_some(states, threads)?;
+        self.keep_time(at_us)?;
         Ok(packets)
     }
 

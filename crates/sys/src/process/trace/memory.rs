@@ -19,11 +19,13 @@ pub(crate) struct Memory {
 impl Memory {
     pub fn open(pid: i32) -> Result<Self> {
         let path = format!("/proc/{pid}/mem");
-        let file = File::options()
-            .read(true)
-            .write(true)
-            .open(&path)
-            .context(|| path)?;
+        let file = File::options().read(true).write(true).open(&path);
+        let file = match file {
+            Err(error) if matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ESRCH)) => {
+                return Err(Error::Gone(pid));
+            }
+            other => other.context(|| path)?,
+        };
         Ok(Self { pid, file })
     }
 

@@ -7,6 +7,7 @@ mod stub;
 mod tracee;
 
 pub(crate) use memory::{Memory, pidfd_getfd, pidfd_open};
+pub(crate) use registers::RESTART_BLOCK;
 pub use registers::Registers;
 pub(crate) use sigframe::build as frame;
 pub(crate) use stub::{

@@ -1,5 +1,6 @@
 //! General registers of a thread.
 
+use super::Memory;
 use serde::{Deserialize, Serialize};
 
 /// `struct user_regs_struct` of x86_64, field by field.
@@ -39,8 +40,32 @@ pub struct Registers {
 /// No system call to restart (`orig_rax`).
 pub(crate) const NO_CALL: u64 = u64::MAX;
 
+/// Bytes before the place where a thread goes on in which the number of its call is looked for.
+const CODE: usize = 24;
+
+/// The last number of a call that waits for some time which this code loads: `mov $number, %eax`.
+fn number_loaded(code: &[u8; CODE]) -> Option<u64> {
+    const WAITS: [i64; 4] = [
+        libc::SYS_poll,
+        libc::SYS_nanosleep,
+        libc::SYS_clock_nanosleep,
+        libc::SYS_futex,
+    ];
+    let numbers = code.windows(5).rev().filter(|window| window[0] == 0xb8);
+    let mut numbers = numbers.map(|window| {
+        i64::from(i32::from_le_bytes([
+            window[1], window[2], window[3], window[4],
+        ]))
+    });
+    numbers
+        .find(|number| WAITS.contains(number))
+        .map(|number| number as u64)
+}
+
+/// The one of [`RESTART`] after which only the kernel that was interrupted knows how far the call was.
+pub(crate) const RESTART_BLOCK: i64 = -516;
 /// What the kernel leaves in `rax` of an interrupted call that it means to restart (`linux/errno.h`, not for programs).
-const RESTART: [i64; 4] = [-512, -513, -514, -516];
+const RESTART: [i64; 4] = [-512, -513, -514, RESTART_BLOCK];
 
 /// Calls that a stop makes return `EINTR` although no signal came, and that the kernel does not restart by itself: waits of
 /// epoll, AIO and System V semaphores, `sigtimedwait`, and sockets with a timeout.
@@ -81,6 +106,9 @@ impl Registers {
     /// The same thread about to make its call again, for a kernel that knows nothing of the interruption.
     #[must_use]
     pub fn restarted(mut self) -> Self {
+        if self.rax as i64 == RESTART_BLOCK {
+            self.use_rest();
+        }
         if self.in_call() && (RESTART.contains(&(self.rax as i64)) || self.interrupted_by_stop()) {
             self.rax = self.orig_rax;
             // The length of the instruction `syscall`.
@@ -89,11 +117,73 @@ impl Registers {
         self.orig_rax = NO_CALL;
         self
     }
+
+    /// An interrupted call that was already made again by the kernel has lost its number: it is the one which the program loads
+    /// right before the instruction `syscall`, if it does.
+    #[must_use]
+    pub(crate) fn recall(mut self, memory: &Memory) -> Self {
+        let interrupted = self.rax as i64 == RESTART_BLOCK;
+        if interrupted && self.orig_rax as i64 == libc::SYS_restart_syscall {
+            self.orig_rax = self.loaded(memory).unwrap_or(self.orig_rax);
+        }
+        self
+    }
+
+    /// The same thread such that its number can be recalled, whoever makes its call again.
+    #[must_use]
+    pub(crate) fn recallable(self, memory: &Memory) -> Self {
+        let interrupted = self.rax as i64 == RESTART_BLOCK;
+        let first = self.orig_rax as i64 != libc::SYS_restart_syscall;
+        if interrupted && first && self.loaded(memory) != Some(self.orig_rax) {
+            return self.restarted();
+        }
+        self
+    }
+
+    fn loaded(&self, memory: &Memory) -> Option<u64> {
+        let mut code = [0; CODE];
+        memory
+            .read(self.rip.wrapping_sub(CODE as u64), &mut code)
+            .ok()?;
+        number_loaded(&code)
+    }
+
+    /// An interrupted sleep has left what remains of it where the program asked for that: it goes on with no more.
+    fn use_rest(&mut self) {
+        match self.orig_rax as i64 {
+            libc::SYS_nanosleep if self.rsi != 0 => self.rdi = self.rsi,
+            libc::SYS_clock_nanosleep if self.r10 != 0 => self.rdx = self.r10,
+            _ => {}
+        }
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_number_of_a_call_is_in_the_code() {
+        let mut code = [0x90; CODE];
+        code[CODE - 7..].copy_from_slice(&[0xb8, 230, 0, 0, 0, 0x0f, 0x05]);
+        assert_eq!(number_loaded(&code), Some(230));
+        code[CODE - 7] = 0x90;
+        assert_eq!(number_loaded(&code), None);
+    }
+
+    #[test]
+    fn a_sleep_goes_on_with_what_is_left() {
+        let sleeping = Registers {
+            rax: RESTART_BLOCK as u64,
+            orig_rax: libc::SYS_clock_nanosleep as u64,
+            rdx: 0x5000,
+            r10: 0x6000,
+            ..Registers::default()
+        };
+        assert_eq!(sleeping.restarted().rdx, 0x6000);
+        let careless = Registers { r10: 0, ..sleeping };
+        assert_eq!(careless.restarted().rdx, 0x5000);
+    }
 
     #[test]
     fn restarts_what_the_stop_interrupted() {

@@ -179,6 +179,17 @@ impl Tracee {
         Ok((found.rseq_abi_pointer, found.rseq_abi_size, found.signature))
     }
 
+    /// Whether the thread gets its own system calls as signals.
+    pub fn dispatches_calls(self) -> bool {
+        /// `PTRACE_GET_SYSCALL_USER_DISPATCH_CONFIG` (Linux 6.4).
+        const GET_DISPATCH: u32 = 0x4211;
+        // Mode, selector, offset, length.
+        let mut found = [0u64; 4];
+        let size = size_of_val(&found);
+        let asked = self.ask(GET_DISPATCH as _, size, found.as_mut_ptr() as usize);
+        asked.is_ok() && found[0] != 0
+    }
+
     /// Signals that wait for the thread, or for its process, as `siginfo_t`.
     pub fn pending(self, shared: bool) -> Result<Vec<[u8; 128]>> {
         let mut found: Vec<[u8; 128]> = Vec::new();

@@ -2,6 +2,7 @@
 //! one.
 
 use crate::address::RawAddress;
+use std::cell::Cell;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::RawFd;
@@ -46,7 +47,7 @@ pub struct Inbox {
     controls: Vec<Control>,
     lengths: Vec<(usize, usize)>,
     /// Datagrams to read next time.
-    wanted: usize,
+    wanted: Cell<usize>,
 }
 
 impl Default for Inbox {
@@ -56,7 +57,7 @@ impl Default for Inbox {
             addresses: vec![RawAddress::empty(); BATCH],
             controls: vec![Control([0; CONTROL_LEN]); BATCH],
             lengths: Vec::with_capacity(BATCH),
-            wanted: BATCH,
+            wanted: Cell::new(BATCH),
         }
     }
 }
@@ -88,7 +89,7 @@ impl Inbox {
             libc::recvmmsg(
                 fd,
                 headers.as_mut_ptr(),
-                self.wanted as libc::c_uint,
+                self.wanted.get() as libc::c_uint,
                 flags as _,
                 std::ptr::null_mut(),
             )
@@ -102,21 +103,20 @@ impl Inbox {
         Ok(count)
     }
 
-    /// Gives each packet of the batch to `take`.
-    pub fn packets(&mut self, kind: Kind, mut take: impl FnMut(Packet<'_>)) {
-        let mut count = 0;
-        self.each(kind, |packet| {
-            count += 1;
-            take(packet);
-        });
-        self.wanted = if count > PACKETS_WANTED {
-            (self.wanted / 2).max(1)
+    /// The packets of the batch.
+    pub fn packets(&self, kind: Kind) -> Vec<Packet<'_>> {
+        let mut packets = Vec::new();
+        self.each(kind, |packet| packets.push(packet));
+        let wanted = self.wanted.get();
+        self.wanted.set(if packets.len() > PACKETS_WANTED {
+            (wanted / 2).max(1)
         } else {
-            (self.wanted * 2).min(BATCH)
-        };
+            (wanted * 2).min(BATCH)
+        });
+        packets
     }
 
-    fn each(&self, kind: Kind, mut take: impl FnMut(Packet<'_>)) {
+    fn each<'a>(&'a self, kind: Kind, mut take: impl FnMut(Packet<'a>)) {
         for (index, &(length, control_len)) in self.lengths.iter().enumerate() {
             let bytes = &self.buffers[index * BUFFER_LEN..][..length];
             let told = Told::read(&self.controls[index].0[..control_len]);

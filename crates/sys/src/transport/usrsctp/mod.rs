@@ -4,6 +4,7 @@
 //! batches, on sockets of our own handling ([`hooks`]); so real addresses, several of them, and both encapsulations work as
 //! they do in the library, at one system call for dozens of packets. There is one stack in a process ([`stack`]), with one lock.
 
+mod ahead;
 mod checksum;
 mod ffi;
 mod hooks;

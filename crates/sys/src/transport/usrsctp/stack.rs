@@ -1,5 +1,6 @@
 //! The process's one stack: its lock, its sockets, packets in, timers, and the queues of its endpoints.
 
+use super::ahead;
 use super::ffi;
 use super::hooks::StackSocket;
 use super::inbox::{Inbox, Kind, Packet, with_port};
@@ -220,7 +221,8 @@ impl Stack {
             Err(error) if is_passing(&error) => return Ok(()),
             Err(error) => return Err(error),
         }
-        inbox.packets(kind, take_in);
+        // SAFETY: the stack runs, and the lock is held.
+        unsafe { ahead::take_each(&inbox.packets(kind), take_in) };
         Ok(())
     }
 
@@ -322,7 +324,7 @@ fn prepare(socket: &StackSocket) {
 }
 
 /// Gives a packet to the stack, as `usrsctp_conninput` does, but with IP addresses.
-fn take_in(packet: Packet<'_>) {
+fn take_in(packet: &Packet<'_>) {
     /// The SCTP common header, and that with a chunk header.
     const HEADER_LEN: usize = 12;
     const LEAST_LEN: usize = HEADER_LEN + 4;

@@ -1,11 +1,18 @@
 /* Does one thing that cannot move, and says so. */
 #include "self.h"
+#include <asm/ldt.h>
+#include <linux/filter.h>
 #include <linux/io_uring.h>
 #include <linux/seccomp.h>
+#include <pthread.h>
 #include <sched.h>
+#include <signal.h>
 #include <sys/mman.h>
+#include <sys/msg.h>
 #include <sys/prctl.h>
 #include <sys/ptrace.h>
+#include <sys/resource.h>
+#include <sys/sem.h>
 #include <sys/shm.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
@@ -14,6 +21,17 @@ static void *map(int file, int flags, size_t bytes, off_t offset) {
     void *place = mmap(0, bytes, PROT_READ | PROT_WRITE, flags, file, offset);
     if (place == MAP_FAILED) fail(__LINE__, "mmap");
     return place;
+}
+
+/* What outlives the program is taken away when it ends. */
+static void keep(int id, char kind) {
+    pid_t self = getpid();
+    if (fork()) return;
+    setsid();
+    if (fork()) _exit(0);
+    while (!kill(self, 0)) nap(5);
+    if (kind == 's') semctl(id, 0, IPC_RMID); else msgctl(id, IPC_RMID, 0);
+    _exit(0);
 }
 
 static void own_uring(void) {
@@ -71,12 +89,119 @@ static void shares_memory(void) {
 
 static void first_thread_ends(void);
 
+static void *apart(void *what) {
+    CHECK(!unshare(what ? CLONE_FS : CLONE_FILES));
+    ready();
+    for (;;) pause();
+    return what;
+}
+
+/* A thread with a working directory, or descriptors, of its own. */
+static void thread_apart(int directory) {
+    pthread_t thread;
+    CHECK(!pthread_create(&thread, 0, apart, directory ? "" : 0));
+    for (;;) pause();
+}
+
+static void directory_of_child(void) {
+    pid_t child = syscall(SYS_clone, CLONE_FS | SIGCHLD, 0, 0, 0, 0);
+    CHECK(child >= 0);
+    if (!child) { prctl(PR_SET_PDEATHSIG, 9); for (;;) pause(); }
+}
+
+static void directory_gone(void) {
+    char path[600];
+    snprintf(path, sizeof path, "%s/gone", folder);
+    CHECK(!mkdir(path, 0700) && !chdir(path) && !rmdir(path));
+}
+
+/* Two siblings that share memory. */
+static void siblings(void) {
+    static char stacks[2][65536];
+    if (!fork()) {
+        prctl(PR_SET_PDEATHSIG, 9);
+        CHECK(clone(spin, stacks[0] + 65536, CLONE_VM | CLONE_PARENT | SIGCHLD, 0) > 0);
+        for (;;) pause();
+    }
+    nap(50);
+}
+
+static void semaphores(void) {
+    int set = semget(IPC_PRIVATE, 1, 0600);
+    struct sembuf up = { 0, 1, 0 };
+    CHECK(set >= 0 && !semop(set, &up, 1));
+    keep(set, 's');
+}
+
+static void messages(void) {
+    int queue = msgget(IPC_PRIVATE, 0600);
+    struct { long kind; char text[8]; } message = { 1, "hello" };
+    CHECK(queue >= 0 && !msgsnd(queue, &message, 8, 0));
+    keep(queue, 'm');
+}
+
+static void thread_clock(void) {
+    timer_t timer;
+    struct sigevent event = { .sigev_notify = SIGEV_NONE };
+    CHECK(!timer_create(CLOCK_THREAD_CPUTIME_ID, &event, &timer));
+}
+
+static void sealed(void) {
+    CHECK(!syscall(462 /* mseal */, map(-1, MAP_PRIVATE | MAP_ANONYMOUS, 4096, 0), 4096, 0));
+}
+
+static void huge(void) {
+    map(-1, MAP_PRIVATE | MAP_ANONYMOUS | MAP_HUGETLB | MAP_NORESERVE, 2 << 20, 0);
+}
+
+/* A core dump that its parent has not been told of. */
+static void dumped(void) {
+    struct rlimit any = { RLIM_INFINITY, RLIM_INFINITY };
+    CHECK(!setrlimit(RLIMIT_CORE, &any) && !chdir(folder));
+    pid_t child = fork();
+    if (!child) abort();
+    siginfo_t info;
+    CHECK(!waitid(P_PID, child, &info, WEXITED | WNOWAIT));
+    if (info.si_code != CLD_DUMPED) leave("skipped", "core dumps");
+}
+
+static void own_dispatch(void) {
+    static char selector;
+    CHECK(!prctl(59 /* PR_SET_SYSCALL_USER_DISPATCH */, 1, 0, 0, &selector));
+}
+
+static void own_segments(void) {
+    struct user_desc segment = { .entry_number = 0, .limit = 0xfffff, .seg_32bit = 1, .limit_in_pages = 1 };
+    CHECK(!syscall(SYS_modify_ldt, 1, &segment, sizeof segment));
+}
+
+static void asks_supervisor(void) {
+    struct sock_filter code[] = { BPF_STMT(BPF_LD | BPF_W | BPF_ABS, 0), BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_mknod, 0, 1),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_USER_NOTIF), BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW) };
+    struct sock_fprog program = { 4, code };
+    CHECK(!prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0));
+    CHECK(syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, SECCOMP_FILTER_FLAG_NEW_LISTENER, &program) >= 0);
+}
+
+static const struct { const char *name; void (*act)(void); } acts[] = { { "directory_of_child", directory_of_child },
+    { "directory_gone", directory_gone }, { "siblings", siblings }, { "semaphores", semaphores }, { "messages", messages },
+    { "thread_clock", thread_clock }, { "sealed", sealed }, { "huge", huge }, { "dumped", dumped }, { "own_dispatch", own_dispatch },
+    { "own_segments", own_segments }, { "asks_supervisor", asks_supervisor } };
+
+static int act(const char *what) {
+    for (size_t i = 0; i < sizeof acts / sizeof *acts; i++) if (!strcmp(what, acts[i].name)) return acts[i].act(), 1;
+    return 0;
+}
+
 int main(int count, char **words) {
     CHECK(count == 3);
     folder = words[1];
     const char *what = words[2];
     prctl(PR_SET_PDEATHSIG, 9);
-    if (!strcmp(what, "io_uring")) own_uring();
+    if (act(what)) ;
+    else if (!strcmp(what, "thread_directory")) thread_apart(1);
+    else if (!strcmp(what, "thread_descriptors")) thread_apart(0);
+    else if (!strcmp(what, "io_uring")) own_uring();
     else if (!strcmp(what, "aio")) aio();
     else if (!strcmp(what, "deleted")) deleted();
     else if (!strcmp(what, "system_v")) system_v();
@@ -104,7 +229,7 @@ int main(int count, char **words) {
         prctl(PR_SET_PDEATHSIG, 9);
         char path[512];
         snprintf(path, sizeof path, "%s/child", folder);
-        while (access(path, F_OK)) nap(1);
+        while (readlink(path, path + 256, 32) < 0) nap(1);
     } else fail(__LINE__, "what is %s", what);
     ready();
     for (;;) pause();

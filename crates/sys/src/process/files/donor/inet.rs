@@ -3,7 +3,8 @@
 use super::Address;
 use super::saver::Saved;
 use crate::process::files::error::Reason;
-use crate::process::files::image::FileId;
+use crate::process::files::fdinfo::FdInfo;
+use crate::process::files::image::{FileId, Kind, OpenFile};
 use crate::process::sockets::{Reader, SocketError, SocketStatic};
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -47,4 +48,17 @@ impl Found {
             none => none.insert(Reader::new()?).read(fd),
         }
     }
+}
+
+/// A TCP or UDP socket with nothing new to say here: its inode is never given to another socket while this one lives.
+pub fn unchanged(info: &FdInfo, before: Option<&OpenFile>) -> Option<OpenFile> {
+    let before = before?;
+    let Kind::Inet { inode, .. } = before.kind else {
+        return None;
+    };
+    let quiet = before.owner.is_none() && info.flags & libc::O_ASYNC as u32 == 0;
+    (inode == info.inode && quiet).then(|| OpenFile {
+        flags: info.flags,
+        ..before.clone()
+    })
 }

@@ -225,7 +225,7 @@ impl<'a> Saver<'a> {
     fn save_class(&mut self, class: usize, link: &mut String) -> Saved<Option<OpenFile>> {
         let id = self.ids[class];
         let before = self.draft.and_then(|draft| draft.image.files.get(&id));
-        let unchanged = unchanged_socket(&self.pool.classes[class].info, before);
+        let unchanged = inet::unchanged(&self.pool.classes[class].info, before);
         let unchanged = unchanged.filter(|_| self.frozen);
         if unchanged.is_some() && self.pool.classes[class].listed && self.inet.seen.contains(&id) {
             self.note_place(class);
@@ -365,17 +365,4 @@ impl<'a> Saver<'a> {
             reason,
         }
     }
-}
-
-/// A TCP or UDP socket with nothing new to say here: its inode is never given to another socket while this one lives.
-fn unchanged_socket(info: &FdInfo, before: Option<&OpenFile>) -> Option<OpenFile> {
-    let before = before?;
-    let Kind::Inet { inode, .. } = before.kind else {
-        return None;
-    };
-    let quiet = before.owner.is_none() && info.flags & libc::O_ASYNC as u32 == 0;
-    (inode == info.inode && quiet).then(|| OpenFile {
-        flags: info.flags,
-        ..before.clone()
-    })
 }

@@ -1,0 +1,51 @@
+//! Requests about processes that move.
+
+use super::{Client, ClientError};
+use crate::control::{
+    MigrationAccepted, MigrationList, MigrationRequest, MigrationStatus, ProcessCheck,
+};
+
+impl Client {
+    /// `GET /v1/processes/{pid}/check`.
+    ///
+    /// # Errors
+    /// See [`ClientError`].
+    pub async fn check(&self, pid: i32) -> Result<ProcessCheck, ClientError> {
+        self.get(&format!("/v1/processes/{pid}/check")).await
+    }
+
+    /// `POST /v1/migrations`: begins one.
+    ///
+    /// # Errors
+    /// See [`ClientError`].
+    pub async fn migrate(
+        &self,
+        request: &MigrationRequest,
+    ) -> Result<MigrationAccepted, ClientError> {
+        self.post("/v1/migrations", request).await
+    }
+
+    /// `GET /v1/migrations`.
+    ///
+    /// # Errors
+    /// See [`ClientError`].
+    pub async fn migrations(&self) -> Result<MigrationList, ClientError> {
+        self.get("/v1/migrations").await
+    }
+
+    /// `GET /v1/migrations/{id}`.
+    ///
+    /// # Errors
+    /// See [`ClientError`].
+    pub async fn migration(&self, id: u64) -> Result<MigrationStatus, ClientError> {
+        self.get(&format!("/v1/migrations/{id}")).await
+    }
+
+    /// `POST /v1/migrations/{id}/cancel`.
+    ///
+    /// # Errors
+    /// See [`ClientError`].
+    pub async fn cancel_migration(&self, id: u64) -> Result<MigrationStatus, ClientError> {
+        self.post(&format!("/v1/migrations/{id}/cancel"), &()).await
+    }
+}

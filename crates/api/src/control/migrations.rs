@@ -1,0 +1,226 @@
+//! `GET /v1/processes/{pid}/check`, `POST /v1/migrations`, `GET /v1/migrations`, `GET /v1/migrations/{id}` and
+//! `POST /v1/migrations/{id}/cancel`.
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+/// Answer of `GET /v1/processes/{pid}/check`: can this process move, with all its children, and what would.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct ProcessCheck {
+    /// The process, as this node sees it.
+    pub pid: i32,
+    /// What it is called (`comm`).
+    pub name: String,
+    /// Whether nothing stands in the way here. The node that is asked to take it looks as well.
+    pub movable: bool,
+    /// What stands in the way.
+    pub blockers: Vec<BlockerEntry>,
+    /// Processes of the tree, the root first.
+    pub processes: Vec<i32>,
+    /// Threads of all of them.
+    pub threads: u64,
+    /// Mappings of all of them.
+    pub mappings: u64,
+    /// Open descriptors of all of them.
+    pub descriptors: u64,
+    /// TCP and UDP sockets among them.
+    pub sockets: u64,
+    /// Memory in use, shared memory and files included, bytes.
+    pub memory_bytes: u64,
+    /// How long it would stand still, at best, microseconds: what it writes to memory meanwhile comes on top.
+    pub predicted_freeze_us: f64,
+}
+
+/// Something of a process that cannot move.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct BlockerEntry {
+    /// Of which process of the tree.
+    pub pid: i32,
+    /// Which descriptor, where it is one.
+    pub fd: Option<u32>,
+    /// What the descriptor leads to.
+    pub path: Option<String>,
+    /// Why it cannot move, and what to do.
+    pub reason: String,
+}
+
+/// How the sockets of a process move: the three ways of the paper.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum SocketsWay {
+    /// One socket at a time.
+    Iterative,
+    /// All sockets in one message.
+    Collective,
+    /// Sockets are made before the freeze; in it, one message has what changed.
+    #[default]
+    Incremental,
+}
+
+/// Body of `POST /v1/migrations`: `{"pid": 4242, "to": "n2"}`. Sent to the node where the process runs.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct MigrationRequest {
+    /// The process, which moves with all its children.
+    pub pid: i32,
+    /// Name of the node that is to take it.
+    pub to: String,
+    /// How its sockets move.
+    #[serde(default)]
+    pub sockets: SocketsWay,
+    /// The longest freeze that may be predicted, microseconds; where none can be had that is short enough, it stays.
+    #[serde(default)]
+    pub max_freeze_us: Option<u64>,
+}
+
+/// Answer of `POST /v1/migrations`, status 202: it has begun.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct MigrationAccepted {
+    /// For `GET /v1/migrations/{id}`.
+    pub id: u64,
+}
+
+/// Answer of `GET /v1/migrations`: the migrations from this node that the daemon remembers, the oldest first.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct MigrationList {
+    /// The migrations.
+    pub migrations: Vec<MigrationStatus>,
+}
+
+/// Answer of `GET /v1/migrations/{id}`, and of its cancelling.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct MigrationStatus {
+    /// Its number at this node.
+    pub id: u64,
+    /// The process, as this node saw it.
+    pub pid: i32,
+    /// What it is called.
+    pub name: String,
+    /// Name of the node that is to take it.
+    pub to: String,
+    /// What became of it.
+    #[serde(flatten)]
+    pub outcome: MigrationOutcome,
+    /// The last round of copying; none before the first has ended.
+    pub round: Option<RoundEntry>,
+    /// Bytes sent while the process ran.
+    pub copied_bytes: u64,
+    /// Bytes sent while it stood still.
+    pub freeze_bytes: u64,
+    /// The freeze that was predicted last, microseconds.
+    pub predicted_freeze_us: Option<f64>,
+    /// From the command to stop until the acceptor said that it runs, microseconds; of one that moved.
+    pub freeze_us: Option<f64>,
+    /// Where the time went.
+    pub phases_us: MigrationPhasesUs,
+}
+
+/// What became of a migration.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(tag = "state", rename_all = "snake_case")]
+pub enum MigrationOutcome {
+    /// It goes on.
+    Running,
+    /// The process runs at the acceptor.
+    Moved,
+    /// The process runs here as before.
+    Kept {
+        /// Why.
+        reason: String,
+    },
+}
+
+/// A round of copying while the process runs.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct RoundEntry {
+    /// Which, from 1 on.
+    pub number: u32,
+    /// Bytes sent in it.
+    pub copied_bytes: u64,
+    /// Bytes found changed at its end.
+    pub dirty_bytes: u64,
+    /// Bytes that the process changes in a second.
+    pub dirty_bytes_per_s: u64,
+    /// Bytes that go to the acceptor in a second.
+    pub rate_bytes_per_s: u64,
+    /// The freeze, were it now, microseconds.
+    pub predicted_freeze_us: f64,
+}
+
+/// Time in each step of a migration, microseconds. From `extract` on they add up to the freeze.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct MigrationPhasesUs {
+    /// Check, offer and rounds of copying.
+    pub copy: f64,
+    /// Acceptor and peers prepare.
+    pub arm: f64,
+    /// The steering table changes.
+    pub divert: f64,
+    /// The process is stopped, and what is left is sent.
+    pub extract: f64,
+    /// On its way.
+    pub transfer: f64,
+    /// Put together at the acceptor.
+    pub restore: f64,
+    /// Ownership changed, until it runs.
+    pub commit: f64,
+}
+
+/// A process that came to this node by migration and runs here.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct ResidentProcess {
+    /// Its PID on this node. In its own PID namespace it has the PID it began with.
+    pub pid: i32,
+    /// What it is called.
+    pub name: String,
+    /// Name of the node it came from.
+    pub from: String,
+    /// How often it has moved in all.
+    pub moves: u32,
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn requests_read_as_documented() {
+        let request: MigrationRequest =
+            serde_json::from_value(json!({"pid": 4242, "to": "n2"})).unwrap();
+        assert_eq!(request.sockets, SocketsWay::Incremental);
+        assert_eq!(request.max_freeze_us, None);
+        assert!(serde_json::from_value::<MigrationRequest>(json!({"pid": 1})).is_err());
+        let misspelt = json!({"pid": 1, "to": "n2", "max_freze_us": 3});
+        assert!(serde_json::from_value::<MigrationRequest>(misspelt).is_err());
+    }
+
+    #[test]
+    fn outcomes_are_flat() {
+        let status = MigrationStatus {
+            id: 1,
+            pid: 4242,
+            name: "game".into(),
+            to: "n2".into(),
+            outcome: MigrationOutcome::Kept {
+                reason: "busy".into(),
+            },
+            round: None,
+            copied_bytes: 0,
+            freeze_bytes: 0,
+            predicted_freeze_us: None,
+            freeze_us: None,
+            phases_us: MigrationPhasesUs::default(),
+        };
+        let value = serde_json::to_value(&status).unwrap();
+        assert_eq!(
+            (&value["state"], &value["reason"]),
+            (&json!("kept"), &json!("busy"))
+        );
+        assert_eq!(
+            serde_json::from_value::<MigrationStatus>(value).unwrap(),
+            status
+        );
+    }
+}

@@ -1,0 +1,144 @@
+//! Paper 004, "On Improving the Performance of Reliable Server Pooling Systems for Distance-Sensitive Distributed Applications":
+//! its figures and its table, simulated with the machines of the daemons.
+//!
+//! What the paper leaves open is the load that one request adds. Where no more is said it is [`LOAD`], and each statement is
+//! tried over [`LOADS`] too.
+
+pub(super) mod figure4_left;
+pub(super) mod figure4_right;
+pub(super) mod figure5;
+mod sweep;
+pub(super) mod table1;
+
+use super::{Check, Estimate, Point, Series, Settings};
+use holdfast_sim::pools::{Choice, Config, Outcome, Window, Workload, Zone, run};
+use holdfast_sim::{Time, seeds};
+
+/// "each simulation has been repeated 24 times with different seeds" (section 6.1).
+const SEEDS: u32 = 24;
+/// "The capacity of a PE is 10^6 calculations/s" (section 6.1).
+const CAPACITY: f64 = 1e6;
+/// "a target system utilization of 60%" (section 6.2).
+const UTILISATION: f64 = 0.6;
+/// "a fixed inter-component LAN delay of 10ms" (section 6.2).
+const LAN_MS: f64 = 10.0;
+/// "set it to a value slightly above 0 - e.g. 1 * 10^-5" (section 6.3).
+const DPF: f64 = 1e-5;
+/// What one request adds to an element's load, as a share of the whole: so that 100 requests are all that it takes.
+const LOAD: f64 = 0.01;
+/// The same, tried over two orders of magnitude.
+const LOADS: [f64; 7] = [0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05];
+
+/// The policy with a DPF: without one it is plain least used (section 6.2).
+fn choice(dpf: f64) -> Choice {
+    match dpf {
+        0.0 => Choice::LeastUsed,
+        _ => Choice::LeastUsedDpf(dpf),
+    }
+}
+
+/// Three LANs with so many elements each, and so many users for each element; the size of requests as a share of what an
+/// element does in a second.
+fn lans(elements: u32, ratio: u32, wan_ms: f64, dpf: f64, size: f64) -> Config {
+    let users = elements * ratio;
+    let zones = vec![Zone { elements, users }; 3];
+    let size = CAPACITY * size;
+    let workload = Workload::of_utilisation(CAPACITY, size, f64::from(ratio), UTILISATION);
+    let mut config = Config::new(zones, LAN_MS, wan_ms, choice(dpf), workload);
+    config.load_per_request = LOAD;
+    config
+}
+
+/// Simulates every configuration with every seed; the first index of what is returned is the configuration's.
+fn simulate(settings: &Settings, configs: &[Config]) -> Vec<Vec<Outcome>> {
+    simulate_seeds(settings, settings.repeats_or(SEEDS), configs)
+}
+
+fn simulate_seeds(settings: &Settings, repeats: u32, configs: &[Config]) -> Vec<Vec<Outcome>> {
+    let mut configs = configs.to_vec();
+    if let Some(milliseconds) = settings.milliseconds {
+        for config in &mut configs {
+            config.runtime = Time::from_ms_f64(milliseconds as f64);
+        }
+    }
+    let jobs: Vec<(usize, u64)> = (0..configs.len())
+        .flat_map(|config| (1..=u64::from(repeats)).map(move |seed| (config, seed)))
+        .collect();
+    let all = jobs.len();
+    let progress = |done: usize| {
+        if done.is_multiple_of(100) || done == all {
+            eprintln!("{done} of {all} simulations");
+        }
+    };
+    let outcomes = seeds::each(
+        &jobs,
+        |(config, seed)| run(&configs[*config], *seed),
+        progress,
+    );
+    let each = outcomes.chunks(repeats as usize);
+    each.map(<[Outcome]>::to_vec).collect()
+}
+
+/// What the seeds say of the first window.
+fn estimate(outcomes: &[Outcome], of: impl Fn(&Window) -> f64) -> Estimate {
+    estimate_of(outcomes, 0, of)
+}
+
+fn estimate_of(outcomes: &[Outcome], window: usize, of: impl Fn(&Window) -> f64) -> Estimate {
+    let values: Vec<f64> = outcomes
+        .iter()
+        .map(|outcome| of(&outcome.windows[window]))
+        .collect();
+    Estimate::of(&values)
+}
+
+/// The handling speed in per cent of an element's capacity: the mean of the requests' (equation 1).
+fn speed(outcomes: &[Outcome]) -> Estimate {
+    estimate(outcomes, |window| {
+        100.0 * window.speed_of_requests() / CAPACITY
+    })
+}
+
+fn utilisation(outcomes: &[Outcome]) -> Estimate {
+    estimate(outcomes, |window| 100.0 * window.utilisation())
+}
+
+/// Adds a point to the series of that name.
+fn add(series: &mut Vec<Series>, name: String, x: f64, ours: Estimate, paper: Option<f64>) {
+    let point = Point { x, ours, paper };
+    match series.iter_mut().find(|one| one.name == name) {
+        Some(one) => one.points.push(point),
+        None => series.push(Series {
+            name,
+            points: vec![point],
+        }),
+    }
+}
+
+/// A statement, and the values that tell whether it holds: the worst of them is what is seen.
+fn check(statement: impl Into<String>, holds: bool, seen: impl Into<String>) -> Check {
+    Check {
+        statement: statement.into(),
+        holds,
+        seen: seen.into(),
+    }
+}
+
+/// One is above the other, and the intervals are apart.
+fn clearly_above(high: Estimate, low: Estimate) -> bool {
+    high.mean - high.ci95.unwrap_or(0.0) > low.mean + low.ci95.unwrap_or(0.0)
+}
+
+/// What all experiments say first.
+fn notes(settings: &Settings) -> Vec<String> {
+    let minutes = settings.milliseconds.map_or(15.0, |ms| ms as f64 / 6e4);
+    vec![
+        format!(
+            "{} seeds, {minutes} virtual minutes each; a request adds {LOAD} of the whole to an element's load;",
+            settings.repeats_or(SEEDS)
+        ),
+        format!(
+            "{LAN_MS} ms within a LAN, that and the WAN delay between two; the speed is the mean of the requests' (equation 1)"
+        ),
+    ]
+}

@@ -1,0 +1,47 @@
+/* Counts, and appends each count with the host's name to a file, until it is told to end. What it wrote shows where it ran,
+ * whether it ran twice, and whether it lost anything. */
+#define _GNU_SOURCE
+#include <fcntl.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/utsname.h>
+#include <time.h>
+#include <unistd.h>
+
+static volatile long shared;
+
+/* Another thread, and memory that changes. */
+static void *busy(void *memory) {
+    char *bytes = memory;
+    for (long at = 0;; at = (at + 4096) % (8 << 20)) {
+        bytes[at] = (char)++shared;
+        struct timespec nap = { 0, 200000 };
+        nanosleep(&nap, NULL);
+    }
+    return NULL;
+}
+
+int main(int count, char **words) {
+    if (count != 2) return 2;
+    /* Of who started it. */
+    close_range(3, ~0U, 0);
+    char end[512];
+    snprintf(end, sizeof end, "%s.end", words[1]);
+    pthread_t thread;
+    char *memory = calloc(1, 8 << 20);
+    if (!memory || pthread_create(&thread, NULL, busy, memory)) return 3;
+    for (long number = 1; access(end, F_OK); number++) {
+        struct utsname host;
+        char line[256];
+        uname(&host);
+        int length = snprintf(line, sizeof line, "%s %ld %d\n", host.nodename, number, (int)getpid());
+        int file = open(words[1], O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0666);
+        if (file < 0 || write(file, line, length) != length) return 4;
+        close(file);
+        struct timespec nap = { 0, 5000000 };
+        while (nanosleep(&nap, &nap)) {}
+    }
+    return shared > 0 ? 0 : 5;
+}

@@ -1,0 +1,58 @@
+/* Echoes datagrams and bytes of connections: a server that knows nothing of moves. */
+#define _GNU_SOURCE
+#include <arpa/inet.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/epoll.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+static int bound(int kind, const char *address, int port) {
+    struct sockaddr_in at = { .sin_family = AF_INET, .sin_port = htons(port) };
+    inet_pton(AF_INET, address, &at.sin_addr);
+    int fd = socket(AF_INET, kind, 0), one = 1;
+    setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one);
+    if (fd < 0 || bind(fd, (struct sockaddr *)&at, sizeof at)) exit(3);
+    return fd;
+}
+
+static void watch(int epoll, int fd) {
+    struct epoll_event event = { .events = EPOLLIN, .data.fd = fd };
+    if (epoll_ctl(epoll, EPOLL_CTL_ADD, fd, &event)) exit(4);
+}
+
+int main(int words, char **word) {
+    if (words != 4) return 2;
+    close_range(3, ~0U, 0);
+    int port = atoi(word[2]);
+    int datagrams = bound(SOCK_DGRAM, word[1], port), listener = bound(SOCK_STREAM, word[1], port);
+    int epoll = epoll_create1(0);
+    listen(listener, 128);
+    watch(epoll, datagrams);
+    watch(epoll, listener);
+    FILE *file = fopen(word[3], "w");
+    fprintf(file, "%d", (int)getpid());
+    fclose(file);
+    for (;;) {
+        struct epoll_event event;
+        if (epoll_wait(epoll, &event, 1, -1) != 1) continue;
+        int fd = event.data.fd;
+        char bytes[2048];
+        if (fd == listener) {
+            int connection = accept(listener, NULL, NULL);
+            if (connection >= 0) watch(epoll, connection);
+        } else if (fd == datagrams) {
+            struct sockaddr_in from;
+            socklen_t length = sizeof from;
+            long got = recvfrom(fd, bytes, sizeof bytes, 0, (struct sockaddr *)&from, &length);
+            if (got >= 0) sendto(fd, bytes, got, 0, (struct sockaddr *)&from, length);
+        } else {
+            long got = read(fd, bytes, sizeof bytes);
+            if (got <= 0) close(fd);
+            else for (long at = 0, more; at < got; at += more) {
+                more = write(fd, bytes + at, got - at);
+                if (more <= 0) return 5;
+            }
+        }
+    }
+}

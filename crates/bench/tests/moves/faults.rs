@@ -1,0 +1,153 @@
+//! One fault at one step of a move: the program goes on at exactly one place, and nothing else is left anywhere.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+
+use crate::world::{Counter, World};
+
+pub const DONOR: &str = "n2";
+pub const ACCEPTOR: &str = "n3";
+pub const HOLDER: &str = "n1";
+
+/// How long a daemon waits at a step until it is disturbed: longer than it takes to disturb it.
+const PAUSE_MS: u32 = 600;
+
+/// How long a link stays cut: longer than a transfer may take, so that both sides give up.
+const CUT: Duration = Duration::from_millis(1500);
+
+/// What happens.
+#[derive(Clone, Copy, Debug)]
+pub enum Fault {
+    /// The daemon of this node is killed.
+    Kill(&'static str),
+    /// Those of donor and acceptor are.
+    KillBoth,
+    /// These two no longer reach each other, for a while.
+    Cut(&'static str, &'static str),
+}
+
+/// A point in a daemon's work, such as `move-freeze after` (see `HOLDFAST_TEST_FAULTS`).
+#[derive(Clone, Copy, Debug)]
+pub struct Point {
+    pub node: &'static str,
+    pub command: &'static str,
+}
+
+pub const fn point(node: &'static str, command: &'static str) -> Point {
+    Point { node, command }
+}
+
+/// The steps of a move, each at the moment when it is under way.
+pub const STEPS: [Point; 8] = [
+    point(DONOR, "move-round after"),
+    point(ACCEPTOR, "move-build after"),
+    point(DONOR, "move-note before"),
+    point(DONOR, "move-freeze before"),
+    point(DONOR, "move-freeze after"),
+    point(ACCEPTOR, "move-restore before"),
+    point(ACCEPTOR, "move-restore after"),
+    point(ACCEPTOR, "move-go before"),
+];
+
+/// A move of a program that begins at the donor, disturbed.
+pub fn run(world: &World, at: Point, fault: Fault) -> Result<()> {
+    let began = std::time::Instant::now();
+    let counter = world.start(DONOR)?;
+    let result = disturb(world, &counter, at, fault)
+        .and_then(|()| settled(world, &counter))
+        .with_context(|| format!("{fault:?} at {at:?}"));
+    eprintln!("{fault:?} at {at:?}: {:.1?}", began.elapsed());
+    result
+}
+
+fn disturb(world: &World, counter: &Counter, at: Point, fault: Fault) -> Result<()> {
+    let victims: &[&'static str] = match &fault {
+        Fault::Kill(node) => std::slice::from_ref(node),
+        Fault::KillBoth => &[DONOR, ACCEPTOR],
+        Fault::Cut(..) => &[],
+    };
+    let starts = |node: &&'static str| world.cluster.daemon_starts(node);
+    let before: Vec<u32> = victims.iter().map(starts).collect();
+    let what = match victims.contains(&at.node) {
+        true => "die".to_owned(),
+        false => format!("pause {PAUSE_MS}"),
+    };
+    let file = world.cluster.run_file(at.node, "fault")?;
+    std::fs::write(&file, format!("{} {what}", at.command))?;
+    let pid = world.pid_on(DONOR, counter)?;
+    world.begin(pid, DONOR, ACCEPTOR)?;
+    world.wait("it did not come so far", || Ok(!file.exists()))?;
+    for node in victims.iter().filter(|node| **node != at.node) {
+        world.cluster.kill_daemon(node)?;
+    }
+    if let Fault::Cut(a, b) = fault {
+        world.cluster.lab().cut_between(a, b)?;
+        std::thread::sleep(CUT);
+        world.cluster.lab().heal_between(a, b)?;
+    }
+    for (node, before) in victims.iter().zip(before) {
+        world.wait("a daemon was not restarted", || Ok(starts(node) > before))?;
+    }
+    world.cluster.wait_ready()
+}
+
+/// It runs at one place, is nowhere else, nothing is written down of the move, and it can move again.
+fn settled(world: &World, counter: &Counter) -> Result<()> {
+    let places = || -> Result<Vec<String>> {
+        let mut places = Vec::new();
+        for node in world.cluster.nodes() {
+            let count = world.runs_on(&node)?;
+            places.extend(std::iter::repeat_n(node, count));
+        }
+        Ok(places)
+    };
+    let mut last = Vec::new();
+    world
+        .wait("it is not at one place", || {
+            last = places()?;
+            Ok(last.len() == 1)
+        })
+        .with_context(|| format!("{:?}", places()))?;
+    let node = last.remove(0);
+    world.goes_on(counter, &node)?;
+    ensure!(places()? == [node.clone()], "it is at {:?} too", places()?);
+    world.wait("something is written down", || nothing_is_written(world))?;
+    eprintln!("    it is on {node}");
+    let next = if node == DONOR { ACCEPTOR } else { DONOR };
+    world.migrate(counter, &node, next)?;
+    world.end(counter)
+}
+
+fn nothing_is_written(world: &World) -> Result<bool> {
+    for node in world.cluster.nodes() {
+        let directory = world.cluster.run_file(&node, "moves")?;
+        for file in std::fs::read_dir(directory)? {
+            if file?.file_name() != "residents.json" {
+                return Ok(false);
+            }
+        }
+    }
+    Ok(true)
+}
+
+/// The program is killed at this point: it is nowhere in the end, or where it went.
+pub fn kill_the_process(world: &World, at: Point) -> Result<()> {
+    let counter = world.start(DONOR)?;
+    let file = world.cluster.run_file(at.node, "fault")?;
+    std::fs::write(&file, format!("{} pause {PAUSE_MS}", at.command))?;
+    let pid = world.pid_on(DONOR, &counter)?;
+    let id = world.begin(pid, DONOR, ACCEPTOR)?;
+    world.wait("it did not come so far", || Ok(!file.exists()))?;
+    let mut kill = world.cluster.lab().command(DONOR)?;
+    kill.args(["kill", "-9", &pid.to_string()]).status()?;
+    let status = world.ended(DONOR, id)?;
+    eprintln!("killed at {at:?}: {:?}", status.outcome);
+    world.wait("the original is left", || Ok(world.runs_on(DONOR)? == 0))?;
+    counter.check()?;
+    if world.runs_on(ACCEPTOR)? > 0 {
+        world.goes_on(&counter, ACCEPTOR)?;
+    }
+    world.wait("something is written down", || nothing_is_written(world))?;
+    world.end(&counter)
+}

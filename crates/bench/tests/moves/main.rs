@@ -1,0 +1,179 @@
+//! Processes move between the nodes of a group by their daemons, there and back. Needs root.
+#![cfg(target_arch = "x86_64")]
+
+mod arena;
+mod clients;
+#[path = "../common/mod.rs"]
+mod common;
+mod faults;
+#[path = "../udp/numbered.rs"]
+#[allow(dead_code, reason = "a part is used")]
+mod numbered;
+mod world;
+
+use std::sync::{Mutex, PoisonError};
+
+use anyhow::{Result, ensure};
+use holdfast_api::control::MigrationOutcome;
+
+use faults::{ACCEPTOR, DONOR, Fault, HOLDER, Point, STEPS, point};
+use world::World;
+
+/// Two groups at once would keep each other waiting.
+static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+
+/// Brings a group up and runs a case in it.
+fn in_world(name: &str, case: impl FnOnce(&World) -> Result<()>) {
+    if !nix::unistd::geteuid().is_root() {
+        eprintln!("skipped: a lab needs root");
+        return;
+    }
+    let _one = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+    let world = World::up(name).unwrap_or_else(|error| panic!("{error:#}"));
+    if let Err(error) = case(&world) {
+        panic!("{error:#}");
+    }
+}
+
+#[test]
+fn a_process_moves_there_and_back() {
+    in_world("back", |world| {
+        let counter = world.start("n2")?;
+        for (from, to) in [("n2", "n3"), ("n3", "n2"), ("n2", "n1"), ("n1", "n3")] {
+            let status = world.migrate(&counter, from, to)?;
+            eprintln!(
+                "{from} to {to}: {:?} us, {:?}",
+                status.freeze_us, status.phases_us
+            );
+            world.wait("it is left", || Ok(world.runs_on(from)? == 0))?;
+            ensure!(world.residents(from)?.is_empty(), "{from} still lists it");
+        }
+        let residents = world.residents("n3")?;
+        ensure!(
+            residents.len() == 1 && residents[0].moves == 4,
+            "{residents:?}"
+        );
+        ensure!(residents[0].from == "n1", "{residents:?}");
+        world.end(&counter)
+    });
+}
+
+/// `HOLDFAST_FAULT` runs only the points whose command it is part of.
+fn at(world: &World, points: &[Point], fault: Fault) -> Result<()> {
+    let part = std::env::var("HOLDFAST_FAULT").unwrap_or_default();
+    let wanted = points.iter().filter(|at| at.command.contains(&part));
+    wanted
+        .copied()
+        .try_for_each(|at| faults::run(world, at, fault))
+}
+
+#[test]
+fn the_donors_daemon_dies() {
+    in_world("donor", |world| {
+        at(world, &STEPS, Fault::Kill(DONOR))?;
+        let own = [
+            "move-check after",
+            "move-release before",
+            "move-release after",
+        ];
+        at(
+            world,
+            &own.map(|command| point(DONOR, command)),
+            Fault::Kill(DONOR),
+        )
+    });
+}
+
+#[test]
+fn the_acceptors_daemon_dies() {
+    in_world("acceptor", |world| {
+        at(world, &STEPS, Fault::Kill(ACCEPTOR))?;
+        let own = ["move-build before", "move-go after"];
+        at(
+            world,
+            &own.map(|command| point(ACCEPTOR, command)),
+            Fault::Kill(ACCEPTOR),
+        )
+    });
+}
+
+#[test]
+fn the_link_between_them_breaks() {
+    in_world("cut", |world| {
+        at(world, &STEPS, Fault::Cut(DONOR, ACCEPTOR))?;
+        let alone = [point(DONOR, "move-freeze after")];
+        at(world, &alone, Fault::Cut(DONOR, HOLDER))?;
+        let alone = [point(ACCEPTOR, "move-restore after")];
+        at(world, &alone, Fault::Cut(ACCEPTOR, HOLDER))
+    });
+}
+
+#[test]
+fn the_holders_daemon_dies_or_both_do() {
+    in_world("holder", |world| {
+        let own = ["arbitrate before", "arbitrate after"];
+        at(
+            world,
+            &own.map(|command| point(HOLDER, command)),
+            Fault::Kill(HOLDER),
+        )?;
+        at(world, &STEPS[3..], Fault::KillBoth)
+    });
+}
+
+#[test]
+fn the_process_is_killed() {
+    in_world("killed", |world| {
+        let mut points = STEPS.iter();
+        points.try_for_each(|at| faults::kill_the_process(world, *at))
+    });
+}
+
+/// The node that takes a process decides who may come.
+#[test]
+fn a_user_that_is_not_listed_stays() {
+    in_world("policy", |world| {
+        let nobody = [
+            "setpriv",
+            "--reuid=65534",
+            "--regid=65534",
+            "--clear-groups",
+        ];
+        let counter = world.start_by("n2", &nobody)?;
+        let id = world.begin(world.pid_on("n2", &counter)?, "n2", "n3")?;
+        let status = world.ended("n2", id)?;
+        let MigrationOutcome::Kept { reason } = &status.outcome else {
+            anyhow::bail!("it came: {status:?}");
+        };
+        ensure!(reason.contains("user 65534"), "{reason}");
+        world.goes_on(&counter, "n2")?;
+        world.end(&counter)
+    });
+}
+
+#[test]
+fn datagrams_of_clients_are_answered_while_their_server_moves() {
+    alone(|| clients::datagrams("udp"));
+}
+
+#[test]
+fn connections_of_clients_go_on_while_their_server_moves() {
+    alone(|| clients::connections("tcp"));
+}
+
+fn alone(case: impl FnOnce() -> Result<()>) {
+    if !nix::unistd::geteuid().is_root() {
+        eprintln!("skipped: a lab needs root");
+        return;
+    }
+    let _one = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Err(error) = case() {
+        panic!("{error:#}");
+    }
+}
+
+#[test]
+#[ignore = "needs OpenArena's server: ./x test-real fetches it and runs this"]
+fn openarena_moves_ten_times_while_24_play() {
+    alone(arena::ten_times);
+}

@@ -1,0 +1,237 @@
+//! A group whose nodes move processes, and a program that tells where it runs.
+
+use std::fs::Permissions;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use holdfast_api::control::{
+    MigrationOutcome, MigrationRequest, MigrationStatus, ResidentProcess, SocketsWay,
+};
+use holdfast_bench::cluster::{Cluster, ClusterSpec};
+
+/// Whatever is waited for; the machine may be very busy.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// How often is looked.
+const LOOK: Duration = Duration::from_millis(10);
+
+/// Counts that show that it goes on.
+const COUNTS: usize = 5;
+
+/// See the module's text.
+pub struct World {
+    pub cluster: Cluster,
+}
+
+/// A count as the program wrote it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Count {
+    pub host: String,
+    pub number: u64,
+    pub pid: i32,
+}
+
+/// The program, wherever it is.
+pub struct Counter {
+    file: PathBuf,
+    _folder: tempfile::TempDir,
+}
+
+impl World {
+    /// Brings a group up.
+    pub fn up(name: &str) -> Result<World> {
+        let mut spec = ClusterSpec::new(format!("m-{name}-{}", std::process::id()));
+        spec.migration = true;
+        spec.daemon_environment = [("HOLDFAST_TEST_FAULTS".to_owned(), "1".to_owned())].into();
+        let cluster = Cluster::up(spec)?;
+        Ok(World { cluster })
+    }
+
+    /// Starts the program on a node, as a child of that host's first process.
+    pub fn start(&self, node: &str) -> Result<Counter> {
+        self.start_by(node, &[])
+    }
+
+    /// The same, by a command that changes who it is.
+    pub fn start_by(&self, node: &str, by: &[&str]) -> Result<Counter> {
+        let folder = tempfile::tempdir()?;
+        let file = folder.path().join("counts");
+        let mut command = self.cluster.lab().command(node)?;
+        std::fs::set_permissions(folder.path(), Permissions::from_mode(0o777))?;
+        let in_background = "setsid \"$@\" </dev/null >/dev/null 2>&1 &";
+        command
+            .args(["sh", "-c", in_background, "sh"])
+            .args(by)
+            .arg(compile("counter")?)
+            .arg(&file);
+        let status = command.stdin(Stdio::null()).status()?;
+        ensure!(status.success(), "the program was not started: {status}");
+        let counter = Counter {
+            file,
+            _folder: folder,
+        };
+        self.wait("it does not count", || Ok(!counter.counts()?.is_empty()))?;
+        Ok(counter)
+    }
+
+    /// Where the program runs, and its PID there: a resident, or what was started there.
+    pub fn pid_on(&self, node: &str, counter: &Counter) -> Result<i32> {
+        match self.residents(node)?.as_slice() {
+            [] => Ok(counter.last()?.pid),
+            [resident] => Ok(resident.pid),
+            more => bail!("{} processes came to {node}", more.len()),
+        }
+    }
+
+    pub fn residents(&self, node: &str) -> Result<Vec<ResidentProcess>> {
+        let control = self.cluster.control_blocking(node)?;
+        Ok(control.run(async |client| client.status().await)?.residents)
+    }
+
+    /// Asks for a migration, and gives its number.
+    pub fn begin(&self, pid: i32, from: &str, to: &str) -> Result<u64> {
+        let control = self.cluster.control_blocking(from)?;
+        let request = MigrationRequest {
+            pid,
+            to: to.to_owned(),
+            sockets: SocketsWay::default(),
+            max_freeze_us: None,
+        };
+        let accepted = control.run(async |client| client.migrate(&request).await)?;
+        Ok(accepted.id)
+    }
+
+    /// What became of a migration.
+    pub fn ended(&self, from: &str, id: u64) -> Result<MigrationStatus> {
+        let control = self.cluster.control_blocking(from)?;
+        let mut last = None;
+        self.wait("the migration does not end", || {
+            let status = control.run(async |client| client.migration(id).await)?;
+            let ended = status.outcome != MigrationOutcome::Running;
+            last = Some(status);
+            Ok(ended)
+        })?;
+        last.context("no status")
+    }
+
+    /// Moves the program, which must succeed.
+    pub fn migrate(&self, counter: &Counter, from: &str, to: &str) -> Result<MigrationStatus> {
+        let pid = self.pid_on(from, counter)?;
+        let id = self.begin(pid, from, to)?;
+        let status = self.ended(from, id)?;
+        ensure!(
+            status.outcome == MigrationOutcome::Moved,
+            "from {from} to {to}: {:?}",
+            status.outcome
+        );
+        self.goes_on(counter, to)?;
+        Ok(status)
+    }
+
+    /// Waits until the program has counted some more on this node, and checks all that it wrote.
+    pub fn goes_on(&self, counter: &Counter, node: &str) -> Result<()> {
+        let before = counter.counts()?.len();
+        self.wait("it does not go on", || {
+            let counts = counter.counts()?;
+            let new = counts.iter().skip(before);
+            Ok(new.filter(|count| count.host == node).count() >= COUNTS)
+        })
+        .with_context(|| format!("on {node}; last {:?}", counter.last()))?;
+        counter.check()
+    }
+
+    /// Ends the program, and waits until nobody has it.
+    pub fn end(&self, counter: &Counter) -> Result<()> {
+        std::fs::write(counter.file.with_extension("end"), "")?;
+        self.wait("it does not end", || {
+            for node in self.cluster.nodes() {
+                if !self.residents(&node)?.is_empty() || self.runs_on(&node)? > 0 {
+                    return Ok(false);
+                }
+            }
+            Ok(true)
+        })
+    }
+
+    /// How many processes of the program are on a node, stopped ones and husks too.
+    pub fn runs_on(&self, node: &str) -> Result<usize> {
+        let program = compile("counter")?;
+        let is_it = |pid: &i32| {
+            std::fs::read_link(format!("/proc/{pid}/exe")).is_ok_and(|exe| exe == program)
+        };
+        let processes = self.cluster.lab().processes(node)?;
+        Ok(processes.into_iter().filter(is_it).count())
+    }
+
+    /// Waits for a condition.
+    pub fn wait(&self, else_what: &str, condition: impl FnMut() -> Result<bool>) -> Result<()> {
+        let mut condition = condition;
+        let began = Instant::now();
+        while !condition()? {
+            ensure!(began.elapsed() < PATIENCE, "{else_what}");
+            std::thread::sleep(LOOK);
+        }
+        Ok(())
+    }
+}
+
+impl Counter {
+    /// All that it wrote so far.
+    pub fn counts(&self) -> Result<Vec<Count>> {
+        let text = std::fs::read_to_string(&self.file).unwrap_or_default();
+        let whole = text.rsplit_once('\n').map_or("", |(whole, _)| whole);
+        whole.lines().map(parse).collect()
+    }
+
+    pub fn last(&self) -> Result<Count> {
+        self.counts()?.pop().context("it wrote nothing")
+    }
+
+    /// Each number came once and in order, under one PID: it ran at one place at a time, and lost nothing.
+    pub fn check(&self) -> Result<()> {
+        let counts = self.counts()?;
+        for (expected, count) in (1..).zip(&counts) {
+            ensure!(
+                count.number == expected && count.pid == counts[0].pid,
+                "count {expected} is {count:?}"
+            );
+        }
+        Ok(())
+    }
+}
+
+fn parse(line: &str) -> Result<Count> {
+    let words: Vec<&str> = line.split(' ').collect();
+    let [host, number, pid] = words[..] else {
+        bail!("`{line}` is no count");
+    };
+    Ok(Count {
+        host: host.to_owned(),
+        number: number.parse()?,
+        pid: pid.parse()?,
+    })
+}
+
+/// A program of this folder, compiled once for a run of tests.
+pub fn compile(name: &str) -> Result<PathBuf> {
+    static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+    let _one = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+    let program =
+        Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{name}-{}", std::process::id()));
+    if program.exists() {
+        return Ok(program);
+    }
+    let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/moves");
+    let status = std::process::Command::new("gcc")
+        .args(["-O1", "-Wall", "-pthread", "-o"])
+        .arg(&program)
+        .arg(sources.join(name).with_extension("c"))
+        .status()
+        .context("gcc")?;
+    ensure!(status.success(), "{name}.c does not compile");
+    Ok(program)
+}

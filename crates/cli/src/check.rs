@@ -1,0 +1,131 @@
+//! `holdfast check`: whether a process can move.
+
+use anyhow::Result;
+use clap::Args;
+use holdfast_api::control::{BlockerEntry, ProcessCheck};
+
+use crate::Ending;
+use crate::control::{Daemon, print_json};
+
+/// Say whether a process of this node can move, with all its children, and what stands in the way
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  holdfast check 4242
+  holdfast check $(pidof oa_ded) --json | jq .blockers
+
+Exit codes: 0 it can move, 1 it cannot, or the check failed. Nothing of the process is touched.")]
+pub struct CheckArgs {
+    #[command(flatten)]
+    daemon: Daemon,
+    /// The process, by its PID on this node
+    pid: i32,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// Carries out `holdfast check`.
+///
+/// # Errors
+/// The daemon does not answer, or there is no such process.
+pub fn run(args: &CheckArgs) -> Result<Ending> {
+    let client = args.daemon.client()?;
+    let check = args.daemon.ask(&client, |client| client.check(args.pid))?;
+    if args.json {
+        print_json(&check)?;
+    } else {
+        print!("{}", text(&check));
+    }
+    Ok(match check.movable {
+        true => Ending::Done,
+        false => Ending::Failed,
+    })
+}
+
+fn text(check: &ProcessCheck) -> String {
+    let verdict = match check.blockers.len() {
+        0 => "can move".to_owned(),
+        1 => "cannot move: 1 blocker".to_owned(),
+        count => format!("cannot move: {count} blockers"),
+    };
+    let mut text = format!("{} ({}) {verdict}\n", check.name, check.pid);
+    for blocker in &check.blockers {
+        text += &format!("  {}\n", line(blocker));
+    }
+    let mib = check.memory_bytes as f64 / f64::from(1 << 20);
+    text += &format!(
+        "processes {}, threads {}, mappings {}, descriptors {} ({} of them sockets), memory {mib:.1} MiB\n",
+        check.processes.len(),
+        check.threads,
+        check.mappings,
+        check.descriptors,
+        check.sockets
+    );
+    if check.movable {
+        let ms = check.predicted_freeze_us / 1e3;
+        text += &format!(
+            "predicted freeze {ms:.1} ms, and what it takes to send the memory that it writes to meanwhile\n"
+        );
+    }
+    text
+}
+
+fn line(blocker: &BlockerEntry) -> String {
+    let descriptor = blocker
+        .fd
+        .map_or_else(String::new, |fd| format!(", descriptor {fd}"));
+    let path = (blocker.path.as_deref()).map_or_else(String::new, |path| format!(" ({path})"));
+    format!(
+        "process {}{descriptor}{path}: {}",
+        blocker.pid, blocker.reason
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check(blockers: Vec<BlockerEntry>) -> ProcessCheck {
+        ProcessCheck {
+            pid: 4242,
+            name: "game".into(),
+            movable: blockers.is_empty(),
+            blockers,
+            processes: vec![4242, 4243],
+            threads: 9,
+            mappings: 80,
+            descriptors: 12,
+            sockets: 2,
+            memory_bytes: 3 << 19,
+            predicted_freeze_us: 1_840.0,
+        }
+    }
+
+    #[test]
+    fn each_blocker_is_named_with_its_descriptor() {
+        let text = text(&check(vec![BlockerEntry {
+            pid: 4243,
+            fd: Some(7),
+            path: Some("anon_inode:[io_uring]".into()),
+            reason: "use epoll".into(),
+        }]));
+        let mut lines = text.lines();
+        assert_eq!(lines.next(), Some("game (4242) cannot move: 1 blocker"));
+        assert_eq!(
+            lines.next(),
+            Some("  process 4243, descriptor 7 (anon_inode:[io_uring]): use epoll")
+        );
+        assert!(!text.contains("predicted"), "{text}");
+    }
+
+    #[test]
+    fn what_can_move_has_a_predicted_freeze() {
+        let text = text(&check(Vec::new()));
+        assert!(text.starts_with("game (4242) can move\n"), "{text}");
+        assert!(
+            text.contains("threads 9") && text.contains("memory 1.5 MiB"),
+            "{text}"
+        );
+        assert!(text.contains("predicted freeze 1.8 ms"), "{text}");
+    }
+}

@@ -1,0 +1,238 @@
+//! The flows of a process that moves: what of their packets passes, waits, or goes on to the other node.
+
+use std::collections::HashMap;
+
+use holdfast_bpf::shared::FlowState;
+use holdfast_proto::migration::FlowEpoch;
+use holdfast_wire::migration::FlowAt;
+use holdfast_wire::{Change, Flow, MoveId, NodeId, Protocol};
+
+use super::Engine;
+use super::tombstones::Tombstone;
+use crate::dataplane::{Entry, HeldPacket, in_order, monotonic_ns, monotonic_s};
+use crate::migration::Place;
+
+/// A flow of a process that comes: its packets wait.
+pub struct Fence {
+    id: MoveId,
+    slot: u32,
+    held: Vec<HeldPacket>,
+    /// Packets no longer wait, but go to the stack.
+    released: bool,
+}
+
+/// All of them.
+pub type Fences = HashMap<Flow, Fence>;
+
+impl Engine {
+    /// The flows of this node that come to these sockets. Of datagram sockets only with `Scope::Late`.
+    pub(super) fn flows_of(&self, places: &[Place], scope: Scope) -> Vec<FlowAt> {
+        let mut found = Vec::new();
+        let connections = places.iter().filter(|_| scope == Scope::All);
+        for flow in connections.filter_map(Place::flow) {
+            if let Some((FlowState::Owned, value)) = self.dataplane.flow(&flow) {
+                let epoch = value.epoch;
+                found.push(FlowAt { flow, epoch });
+            }
+        }
+        let datagrams: Vec<&Place> = places
+            .iter()
+            .filter(|place| place.protocol == Protocol::Udp && place.remote.is_none())
+            .collect();
+        if datagrams.is_empty() {
+            return found;
+        }
+        for (flow, state, value) in self.dataplane.flows() {
+            if state == FlowState::Owned && datagrams.iter().any(|place| place.has(&flow)) {
+                let epoch = value.epoch;
+                found.push(FlowAt { flow, epoch });
+            }
+        }
+        found
+    }
+
+    /// From now on packets of these flows wait here.
+    pub(super) fn fence(&mut self, id: MoveId, flows: &[FlowAt]) -> Result<(), String> {
+        let mut entries = Vec::with_capacity(flows.len());
+        for of in flows {
+            let slot = self
+                .slots
+                .take()
+                .ok_or("too many connections are in transit here; try again")?;
+            self.dataplane.programs.holds.reset(slot);
+            let fence = Fence {
+                id,
+                slot,
+                held: Vec::new(),
+                released: false,
+            };
+            if let Some(older) = self.fences.insert(of.flow, fence) {
+                self.slots.give_back(older.slot);
+            }
+            entries.push(Entry {
+                flow: of.flow,
+                epoch: of.epoch.saturating_add(1),
+                peer: id.donor,
+                hold_slot: slot,
+            });
+        }
+        let set = self.dataplane.set_flows(&entries, FlowState::TransitIn);
+        set.map_err(|error| error.to_string())
+    }
+
+    /// A packet that waited for a flow of a process; given back if there is no such flow.
+    pub(super) fn held(&mut self, flow: &Flow, packet: HeldPacket) -> Option<HeldPacket> {
+        let Some(fence) = self.fences.get_mut(flow) else {
+            return Some(packet);
+        };
+        if fence.released {
+            self.hold.replay(&packet.bytes);
+            self.dataplane.programs.holds.replayed(fence.slot);
+        } else {
+            fence.held.push(packet);
+        }
+        None
+    }
+
+    /// Nothing of these flows leaves this node any more, and what comes goes on to the other.
+    pub(super) fn divert_out(&self, to: NodeId, flows: &[FlowEpoch]) -> Result<(), String> {
+        let set = self.set_all(flows, to, FlowState::TransitOut);
+        set.map_err(|error| error.to_string())
+    }
+
+    /// The flows stay here.
+    pub(super) fn keep_flows(&self, flows: &[FlowEpoch]) -> Result<(), String> {
+        let kept = flows.iter().filter(|of| {
+            let entry = self.dataplane.flow(&of.flow);
+            entry.is_some_and(|(state, value)| {
+                value.epoch <= of.epoch && !matches!(state, FlowState::Closing | FlowState::Moved)
+            })
+        });
+        let kept: Vec<FlowEpoch> = kept.copied().collect();
+        let set = self.set_all(&kept, NodeId(0), FlowState::Owned);
+        set.map_err(|error| error.to_string())
+    }
+
+    /// The flows are another node's: stragglers go on to it for a while.
+    pub(super) fn moved_away(&mut self, to: NodeId, flows: &[FlowEpoch]) -> Result<(), String> {
+        let set = self.set_all(flows, to, FlowState::Moved);
+        set.map_err(|error| error.to_string())?;
+        for of in flows {
+            let (flow, epoch) = (of.flow, of.epoch);
+            self.tombstones
+                .add(monotonic_s(), Tombstone { flow, epoch });
+            self.taken_at_ns.remove(&of.flow);
+        }
+        Ok(())
+    }
+
+    fn set_all(
+        &self,
+        flows: &[FlowEpoch],
+        peer: NodeId,
+        state: FlowState,
+    ) -> Result<(), holdfast_bpf::Error> {
+        let entry = |of: &FlowEpoch| Entry {
+            flow: of.flow,
+            epoch: of.epoch,
+            peer,
+            hold_slot: self.fences.get(&of.flow).map_or(0, |fence| fence.slot),
+        };
+        let entries: Vec<Entry> = flows.iter().map(entry).collect();
+        self.dataplane.set_flows(&entries, state)
+    }
+
+    /// The flows are this node's; their packets wait until the process runs.
+    pub(super) fn take_flows(
+        &mut self,
+        id: MoveId,
+        flows: &[FlowEpoch],
+        lost: &[Flow],
+    ) -> Result<(), String> {
+        let set = self.set_all(flows, NodeId(0), FlowState::Flushing);
+        set.map_err(|error| error.to_string())?;
+        for packet in self.moves.take_packets(id) {
+            self.hold.inject(&packet);
+        }
+        for flow in lost {
+            self.unfence(flow);
+        }
+        self.going.insert(id, flows.to_vec());
+        Ok(())
+    }
+
+    /// The process runs: what waited comes, in order.
+    pub(super) fn flush_fences(&mut self, id: MoveId) {
+        let Some(flows) = self.going.remove(&id) else {
+            return;
+        };
+        self.read_hold();
+        for of in &flows {
+            let Some(fence) = self.fences.get_mut(&of.flow) else {
+                continue;
+            };
+            fence.released = true;
+            let (slot, mut held) = (fence.slot, std::mem::take(&mut fence.held));
+            in_order(&mut held);
+            for packet in &held {
+                self.hold.replay(&packet.bytes);
+                self.dataplane.programs.holds.replayed(slot);
+            }
+        }
+        self.read_hold();
+        if let Err(error) = self.set_all(&flows, NodeId(0), FlowState::Owned) {
+            tracing::error!(%error, "flows stay in the hold's care");
+        }
+        // What slipped into the hold between the last look and the change.
+        self.read_hold();
+        for of in &flows {
+            self.taken_at_ns.insert(of.flow, monotonic_ns());
+            if let Some(fence) = self.fences.remove(&of.flow) {
+                self.slots.give_back(fence.slot);
+            }
+        }
+    }
+
+    /// The process does not come.
+    pub(super) fn discard_fences(&mut self, id: MoveId) {
+        self.going.remove(&id);
+        let of_move = self.fences.iter().filter(|(_, fence)| fence.id == id);
+        let flows: Vec<Flow> = of_move.map(|(flow, _)| *flow).collect();
+        flows.iter().for_each(|flow| self.unfence(flow));
+    }
+
+    fn unfence(&mut self, flow: &Flow) {
+        if let Some(fence) = self.fences.remove(flow) {
+            self.slots.give_back(fence.slot);
+        }
+        // Only our own arming is undone: the flow may have become ours, or a tombstone, in another way.
+        if matches!(self.dataplane.flow(flow), Some((FlowState::TransitIn, _)))
+            && let Err(error) = self.dataplane.forget(flow)
+        {
+            tracing::warn!(%flow, %error, "a flow that is not coming stays in the table");
+        }
+    }
+
+    /// Reports what began and ended to the holder; what moves with a process waits until it has.
+    pub(super) fn report(&mut self, changes: Vec<Change>) {
+        let machine = self.moves.machine();
+        let moving = |change: &Change| machine.is_moving(&change.flow);
+        let (moving, others): (Vec<_>, Vec<_>) = changes.into_iter().partition(moving);
+        if !moving.is_empty() {
+            machine.handle_changes(moving);
+        }
+        if !others.is_empty() {
+            let now = self.now();
+            self.machine.handle_changes(now, others);
+        }
+    }
+}
+
+/// Which flows.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Scope {
+    /// All.
+    All,
+    /// Those that came after all others were diverted: of datagrams only, since a connection has a socket of its own.
+    Late,
+}

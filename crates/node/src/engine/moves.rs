@@ -1,0 +1,172 @@
+//! Processes that move, as far as the event loop has to do with them: [`crate::migration`] has the rest.
+
+use holdfast_api::control::{ErrorBody, MigrationAccepted, MigrationRequest};
+use holdfast_proto::migration::{Command, Completion, Migration, Results};
+use holdfast_wire::{Frame, MoveId, NodeId};
+
+use super::Engine;
+use super::faults::Moment;
+use super::fences::Scope;
+use super::query::error;
+use crate::migration::{Next, Told, name_of_command, name_of_results, token_of};
+
+impl Engine {
+    /// Whether a frame is about a move and not about a handoff.
+    pub(super) fn is_of_a_move(frame: &Frame) -> bool {
+        match frame {
+            Frame::Move { .. } => true,
+            Frame::Answer { request, .. } | Frame::QueryAnswer { request, .. } => {
+                Migration::is_answer(*request)
+            }
+            _ => false,
+        }
+    }
+
+    /// Takes what a thread tells.
+    pub(super) fn handle_told(&mut self, mut told: Told) {
+        if let Told::Done { id, completion } = &mut told {
+            let name = name_of_results(&completion.results);
+            self.faults.at(name, Moment::After, 0);
+            if let Some(id) = *id {
+                self.finish_of_a_move(id, &mut completion.results);
+            }
+        }
+        let now = self.now();
+        if let Some((to, frame)) = self.moves.handle_told(now, told) {
+            self.send_of_a_move(to, &frame);
+        }
+    }
+
+    /// What a thread has done has to do with flows too.
+    fn finish_of_a_move(&mut self, id: MoveId, results: &mut Results) {
+        match results {
+            Results::Copied(Ok(report)) => {
+                report.flows = self.flows_of(self.moves.places(id), Scope::All);
+            }
+            Results::Frozen(Ok(report)) => {
+                report.late = self.flows_of(self.moves.places(id), Scope::Late);
+            }
+            Results::Gone(Ok(())) => self.flush_fences(id),
+            _ => {}
+        }
+    }
+
+    /// What a command has to do with flows, before the rest of it is done; if that fails, its end.
+    fn begin_of_a_move(&mut self, command: &Command) -> Option<Results> {
+        match command {
+            Command::Arm { id, flows, .. } => {
+                let failed = self.fence(*id, flows).err()?;
+                Some(Results::Armed(Err(failed)))
+            }
+            Command::Freeze { id, flows, .. } => {
+                let to = self.moves.acceptor_of(*id).unwrap_or(NodeId(0));
+                let failed = self.divert_out(to, flows).err()?;
+                Some(Results::Frozen(Err(failed)))
+            }
+            // The filters first: what sockets send when they wake must pass.
+            Command::Thaw { flows, .. } => {
+                let failed = self.keep_flows(flows).err()?;
+                Some(Results::Thawed(Err(failed)))
+            }
+            Command::Release { to, flows, .. } => {
+                let failed = self.moved_away(*to, flows).err()?;
+                Some(Results::Released(Err(failed)))
+            }
+            Command::Go {
+                id, flows, lost, ..
+            } => {
+                let failed = self.take_flows(*id, flows, lost).err()?;
+                Some(Results::Gone(Err(failed)))
+            }
+            Command::Discard { id, .. } => {
+                self.discard_fences(*id);
+                None
+            }
+            _ => None,
+        }
+    }
+
+    fn send_of_a_move(&mut self, to: NodeId, frame: &Frame) {
+        if let Err(error) = self.peers.send(to, frame) {
+            tracing::debug!(%to, frame = frame.name(), %error, "a frame was dropped");
+            let now = self.now();
+            self.moves.handle_peer_lost(now, to);
+        }
+    }
+
+    /// Carries out everything the machine of moves asks for; whether there was anything.
+    pub(super) fn pump_moves(&mut self) -> bool {
+        let mut any = false;
+        while let Some(next) = self.moves.next() {
+            any = true;
+            match next {
+                Next::Send(to, frame) => self.send_of_a_move(to, &frame),
+                Next::Do(command) => self.carry_out_of_a_move(*command),
+                Next::Report(changes) => {
+                    let now = self.now();
+                    self.machine.handle_changes(now, changes);
+                }
+            }
+        }
+        any
+    }
+
+    fn carry_out_of_a_move(&mut self, command: Command) {
+        let name = name_of_command(&command);
+        let id = match &command {
+            Command::Go { id, .. } => Some(*id),
+            _ => None,
+        };
+        self.faults.at(name, Moment::Before, 0);
+        let completion = match command {
+            Command::Arbitrate {
+                token,
+                asker,
+                changes,
+            } => {
+                let results = Results::Arbitrated(self.decide(asker, &changes));
+                Some(Completion { token, results })
+            }
+            Command::Lookup { token, flows } => {
+                let results = Results::LookedUp(self.records_of(&flows));
+                Some(Completion { token, results })
+            }
+            command => match self.begin_of_a_move(&command) {
+                None => self.moves.execute(command),
+                Some(results) => Some(Completion {
+                    token: token_of(&command),
+                    results,
+                }),
+            },
+        };
+        if let Some(completion) = completion {
+            self.faults.at(name, Moment::After, 0);
+            // Done at once, by what an earlier daemon left: its flows have no fence that could be flushed later.
+            if let (Some(id), Results::Gone(Ok(()))) = (id, &completion.results) {
+                self.flush_fences(id);
+            }
+            let now = self.now();
+            self.moves.done(now, completion);
+        }
+    }
+
+    pub(super) fn start_migration(
+        &mut self,
+        request: &MigrationRequest,
+    ) -> Result<MigrationAccepted, ErrorBody> {
+        let to = self.config.id_of(&request.to).ok_or_else(|| {
+            error(
+                format!("there is no node {} in this group", request.to),
+                "`holdfast status` shows those there are",
+            )
+        })?;
+        if to != self.config.node.id && !self.peers.is_up(to) {
+            return Err(error(
+                format!("this node has no connection to {}", request.to),
+                "look whether its holdfastd runs; `holdfast status` says why there is none",
+            ));
+        }
+        let now = self.now();
+        self.moves.begin(now, request, to)
+    }
+}

@@ -1,0 +1,356 @@
+//! An acceptor's thread: it puts a process together, by way of a restorer.
+
+use std::collections::BTreeMap;
+use std::os::unix::net::UnixListener;
+use std::path::{Path, PathBuf};
+use std::sync::mpsc::{self, Receiver, Sender};
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use holdfast_proto::migration::{Completion, Results, Token};
+use holdfast_sys::process::acceptor::{ClockOffsets, Restorer};
+use holdfast_sys::process::donor::Held;
+use holdfast_sys::process::files::image::FileId;
+use holdfast_sys::process::image::{Clocks, Descriptors, Frozen, Pages, Tree, decode};
+use holdfast_sys::process::sockets::{SocketState, Sockets};
+use holdfast_sys::tcp_repair::{Settled, WindowProbe};
+use holdfast_wire::MoveId;
+use rustix::time::ClockId;
+
+use super::pieces::{Incoming, Kind};
+use super::policy::Policy;
+use super::records::{Entry, Record};
+use super::told::{Teller, Told};
+
+/// The word by which `holdfastd` knows that it is a restorer.
+pub const RESTORER: &str = "restorer";
+
+/// Threads that restore sockets.
+const RESTORERS: usize = 1;
+
+/// How long sockets may take to take late options, and between two times.
+const SETTLE_MAX: Duration = Duration::from_secs(5);
+const SETTLE_AGAIN: Duration = Duration::from_millis(10);
+
+/// This very program, also where its file has been replaced.
+const PROGRAM: &str = "/proc/self/exe";
+
+/// What an acceptor's thread is to do.
+#[derive(Debug)]
+pub(super) enum Job {
+    Build(Token),
+    Piece { kind: u8, more: bool, bytes: Bytes },
+    Restore(Token, Entry),
+    Go(Token),
+    Discard(Token),
+}
+
+/// A move that this node takes, while its thread runs.
+pub(super) struct Acceptor {
+    jobs: Sender<Job>,
+}
+
+impl Acceptor {
+    /// Starts the thread of a move.
+    pub(super) fn start(
+        id: MoveId,
+        policy: Policy,
+        record: Record,
+        way_back: PathBuf,
+        teller: Teller,
+    ) -> std::io::Result<Acceptor> {
+        let (jobs, inbox) = mpsc::channel();
+        let taking = Taking {
+            id,
+            policy,
+            record,
+            way_back,
+            teller,
+            incoming: Incoming::default(),
+            restorer: None,
+            sockets: None,
+            building: None,
+            complete: false,
+            problem: None,
+        };
+        std::thread::Builder::new()
+            .name("take".to_owned())
+            .spawn(move || taking.run(&inbox))?;
+        Ok(Acceptor { jobs })
+    }
+
+    /// Gives the thread something to do; false if it has ended.
+    pub(super) fn job(&self, job: Job) -> bool {
+        self.jobs.send(job).is_ok()
+    }
+}
+
+/// What the thread has.
+struct Taking {
+    id: MoveId,
+    policy: Policy,
+    record: Record,
+    way_back: PathBuf,
+    teller: Teller,
+    incoming: Incoming,
+    restorer: Option<Restorer>,
+    sockets: Option<Sockets>,
+    /// Who waits until the first shape of the tree was taken.
+    building: Option<Token>,
+    /// The state of the stopped tree was taken.
+    complete: bool,
+    /// Why no more is taken.
+    problem: Option<String>,
+}
+
+impl Taking {
+    /// Until the process runs or the move was given up. If the event loop ends first, a restorer that has everything
+    /// waits for the next daemon; any other ends with its channel.
+    fn run(mut self, inbox: &Receiver<Job>) {
+        while let Ok(job) = inbox.recv() {
+            match job {
+                Job::Build(token) => self.building = Some(token),
+                Job::Piece { kind, more, bytes } => self.piece(kind, more, &bytes),
+                Job::Restore(token, entry) => {
+                    let result = self.restore(&entry);
+                    self.done(token, Results::Restored(result));
+                }
+                Job::Go(token) => {
+                    let result = self.go();
+                    let runs = result.is_ok();
+                    self.done(token, Results::Gone(result));
+                    if runs {
+                        return self.settle();
+                    }
+                }
+                Job::Discard(token) => {
+                    (self.restorer, self.sockets) = (None, None);
+                    let _ = std::fs::remove_file(&self.way_back);
+                    self.record.remove();
+                    return self.done(token, Results::Discarded);
+                }
+            }
+        }
+    }
+
+    fn done(&self, token: Token, results: Results) {
+        self.teller
+            .done(Some(self.id), Completion { token, results });
+    }
+
+    /// Takes a piece. After a problem only its bytes are counted.
+    fn piece(&mut self, kind: u8, more: bool, bytes: &[u8]) {
+        let mut problem = None;
+        if self.problem.is_none()
+            && let Err(why) = self.take(kind, more, bytes)
+        {
+            problem = Some(why.clone());
+            self.built(Err(why.clone()));
+            self.problem = Some(why);
+        }
+        self.teller.tell(Told::Took {
+            id: self.id,
+            bytes: bytes.len() as u64,
+            problem,
+        });
+    }
+
+    fn take(&mut self, kind: u8, more: bool, bytes: &[u8]) -> Result<(), String> {
+        let Some((kind, message)) = self.incoming.take(kind, more, bytes)? else {
+            return Ok(());
+        };
+        match kind {
+            Kind::Tree => {
+                let tree: Tree = decode(&message).map_err(text)?;
+                self.policy.check_tree(&tree)?;
+                self.restorer(tree.clocks)?.tree(&tree).map_err(text)?;
+                self.built(Ok(()));
+            }
+            Kind::Pages => {
+                let pages: Pages = decode(&message).map_err(text)?;
+                self.there()?.pages(&pages).map_err(text)?;
+            }
+            Kind::Descriptors | Kind::LastDescriptors => self.descriptors(kind, &message)?,
+            Kind::Sockets => self.restore_sockets(&message)?,
+            Kind::Frozen => {
+                let frozen: Frozen = decode(&message).map_err(text)?;
+                self.policy.check_frozen(&frozen)?;
+                self.there()?.frozen(&frozen).map_err(text)?;
+                self.complete = true;
+            }
+        }
+        Ok(())
+    }
+
+    fn descriptors(&mut self, kind: Kind, message: &[u8]) -> Result<(), String> {
+        let found: Descriptors = decode(message).map_err(text)?;
+        self.policy.check_sockets(&found)?;
+        if self.sockets.is_none() {
+            self.sockets = Some(Sockets::new().map_err(|error| error.to_string())?);
+        }
+        let (Some(sockets), Some(restorer)) = (&mut self.sockets, &mut self.restorer) else {
+            return Err("descriptors came before the shape of their tree".to_owned());
+        };
+        let prepared = sockets.prepare(&found.sockets, &found.gone);
+        prepared.map_err(|error| error.to_string())?;
+        match kind {
+            Kind::LastDescriptors => restorer.last_descriptors(&found, &sockets.fresh()),
+            _ => restorer.descriptors(&found, &sockets.fresh()),
+        }
+        .map_err(text)?;
+        sockets.handed_over();
+        Ok(())
+    }
+
+    fn restore_sockets(&mut self, message: &[u8]) -> Result<(), String> {
+        let states: BTreeMap<FileId, SocketState> = postcard::from_bytes(message)
+            .map_err(|error| format!("the state of sockets cannot be read: {error}"))?;
+        let sockets = self
+            .sockets
+            .as_mut()
+            .ok_or("their state came before sockets")?;
+        let packets = sockets.restore(states, RESTORERS);
+        let packets = packets.map_err(|error| error.to_string())?;
+        let id = self.id;
+        self.teller.tell(Told::Packets { id, packets });
+        Ok(())
+    }
+
+    /// The first shape of the tree was taken, or cannot be.
+    fn built(&mut self, result: Result<(), String>) {
+        if let Some(token) = self.building.take() {
+            self.done(token, Results::Built(result));
+        }
+    }
+
+    fn there(&mut self) -> Result<&mut Restorer, String> {
+        let missing = || "memory came before the shape of its tree".to_owned();
+        self.restorer.as_mut().ok_or_else(missing)
+    }
+
+    /// The restorer, which is started for the first tree.
+    fn restorer(&mut self, clocks: Clocks) -> Result<&mut Restorer, String> {
+        if self.restorer.is_none() {
+            let back = listen(&self.way_back).map_err(|error| {
+                let path = self.way_back.display();
+                format!("{path}: {error}")
+            })?;
+            let offsets = offsets(clocks);
+            let program = Path::new(PROGRAM);
+            let restorer = Restorer::start_adoptable(program, &[RESTORER], offsets, &back);
+            let restorer = restorer.map_err(text)?;
+            let held = Held::of(restorer.pid()).map_err(text)?;
+            self.record.write(&Entry::Restorer(held))?;
+            self.restorer = Some(restorer);
+        }
+        self.there()
+    }
+
+    /// All messages came before this job.
+    fn restore(&mut self, entry: &Entry) -> Result<(), String> {
+        if let Some(problem) = &self.problem {
+            return Err(problem.clone());
+        }
+        if !self.complete {
+            return Err("not all of it came".to_owned());
+        }
+        self.record.write(entry)
+    }
+
+    fn go(&mut self) -> Result<(), String> {
+        if let Some(sockets) = &mut self.sockets {
+            let activated = sockets.activate(WindowProbe::No, RESTORERS);
+            activated.map_err(|error| error.to_string())?;
+        }
+        for lock in self.there()?.go().map_err(text)? {
+            tracing::warn!(id = %self.id, lock, "a lock of a process that came is somebody else's here");
+        }
+        let _ = std::fs::remove_file(&self.way_back);
+        self.record.write(&Entry::Runs)?;
+        if let Some(restorer) = self.restorer.take() {
+            let id = self.id;
+            self.teller.tell(Told::Runs { id, restorer });
+        }
+        Ok(())
+    }
+}
+
+impl Taking {
+    /// Options that sockets take only later.
+    fn settle(mut self) {
+        let Some(sockets) = &mut self.sockets else {
+            return;
+        };
+        let began = Instant::now();
+        while sockets.settle() == Settled::Later && began.elapsed() < SETTLE_MAX {
+            std::thread::sleep(SETTLE_AGAIN);
+        }
+    }
+}
+
+/// The socket at which a later daemon finds the restorer.
+fn listen(path: &Path) -> std::io::Result<UnixListener> {
+    let _ = std::fs::remove_file(path);
+    UnixListener::bind(path)
+}
+
+/// A process that has seen a later time than this machine's gets clocks of its own.
+fn offsets(theirs: Clocks) -> ClockOffsets {
+    let ahead = |theirs: u64, clock: ClockId| {
+        let now = rustix::time::clock_gettime(clock);
+        let ours = i128::from(now.tv_sec) * 1_000_000_000 + i128::from(now.tv_nsec);
+        i64::try_from((i128::from(theirs) - ours).max(0)).unwrap_or(i64::MAX)
+    };
+    ClockOffsets {
+        monotonic_ns: ahead(theirs.monotonic_ns, ClockId::Monotonic),
+        boot_ns: ahead(theirs.boot_ns, ClockId::Boottime),
+    }
+}
+
+fn text(error: holdfast_sys::process::error::Error) -> String {
+    error.to_string()
+}
+
+/// Lets a process run that was complete when its daemon died. Gives its restorer, unless it runs already.
+pub(super) fn go_left(
+    entries: &[Entry],
+    way_back: &Path,
+    record: &Record,
+) -> Result<Option<Restorer>, String> {
+    let Some(held) = restorer_of(entries) else {
+        return Err("nothing is written down of its restorer".to_owned());
+    };
+    if entries.iter().any(|entry| matches!(entry, Entry::Runs)) {
+        return Ok(None);
+    }
+    let restorer = Restorer::adopt(held.pid, way_back).map_err(text)?;
+    let restorer = match restorer {
+        Some(mut restorer) => {
+            restorer.go().map_err(text)?;
+            Some(restorer)
+        }
+        None if held.exists() => None,
+        None => return Err("its restorer has died, and the process with it".to_owned()),
+    };
+    let _ = std::fs::remove_file(way_back);
+    record.write(&Entry::Runs)?;
+    Ok(restorer)
+}
+
+/// Ends what was put together of a process when its daemon died.
+pub(super) fn discard_left(entries: &[Entry], way_back: &Path, record: &Record) {
+    if let Some(held) = restorer_of(entries) {
+        // Nothing can be done about one that cannot be ended.
+        let _ = held.end();
+    }
+    let _ = std::fs::remove_file(way_back);
+    record.remove();
+}
+
+/// Who puts it together.
+pub(super) fn restorer_of(entries: &[Entry]) -> Option<Held> {
+    entries.iter().find_map(|entry| match entry {
+        Entry::Restorer(held) => Some(*held),
+        _ => None,
+    })
+}

@@ -1,0 +1,108 @@
+//! What the operator asks of the room.
+
+use std::time::Duration;
+
+use holdfast_api::control::{
+    ErrorBody, MigrationAccepted, MigrationList, MigrationRequest, MigrationStatus, ProcessCheck,
+};
+use holdfast_proto::migration::{Load, Options, ProcessId, Request};
+use holdfast_wire::NodeId;
+use holdfast_wire::migration::SocketStrategy;
+use tokio::sync::oneshot;
+
+use super::policy::name_of;
+use super::{Moves, check, operations};
+
+impl Moves {
+    /// Begins a look at a process.
+    pub(crate) fn check(&self, pid: i32, reply: oneshot::Sender<Result<ProcessCheck, ErrorBody>>) {
+        if self.enabled {
+            return check::for_operator(pid, reply, self.teller.clone());
+        }
+        let _ = reply.send(Err(off()));
+    }
+
+    /// The freeze that is added to what was found of a process.
+    pub(super) fn predicted(&self, check: &ProcessCheck) -> f64 {
+        let load = Load {
+            dirty: 0,
+            sockets: u32::try_from(check.sockets).unwrap_or(u32::MAX),
+            threads: u32::try_from(check.threads).unwrap_or(u32::MAX),
+        };
+        let predicted = self.machine.predict(SocketStrategy::default(), load);
+        predicted.as_secs_f64() * 1e6
+    }
+
+    /// Begins a migration to the node of this number.
+    pub(crate) fn begin(
+        &mut self,
+        now: Duration,
+        request: &MigrationRequest,
+        to: NodeId,
+    ) -> Result<MigrationAccepted, ErrorBody> {
+        if !self.enabled {
+            return Err(off());
+        }
+        let process = u64::try_from(request.pid).map_err(|_| ErrorBody {
+            error: format!("{} is no PID", request.pid),
+            what_to_do: "name a process of this node, by its PID here".to_owned(),
+        })?;
+        let begun = Request {
+            process: ProcessId(process),
+            to,
+            options: Options {
+                clone: false,
+                sockets: operations::strategy(request.sockets),
+                max_freeze: request.max_freeze_us.map(Duration::from_micros),
+                post_copy: false,
+            },
+        };
+        let id = (self.machine.handle_request(now, begun)).map_err(|error| ErrorBody {
+            error: error.to_string(),
+            what_to_do: "`holdfast status` shows nodes and processes that move".to_owned(),
+        })?;
+        let (pid, name) = (request.pid, name_of(request.pid));
+        let id = self.operations.begin(id, pid, name, request.to.clone());
+        Ok(MigrationAccepted { id })
+    }
+
+    /// Gives a migration up, if it can still be.
+    pub(crate) fn cancel(
+        &mut self,
+        now: Duration,
+        number: u64,
+    ) -> Result<MigrationStatus, ErrorBody> {
+        if let Some(id) = self.operations.move_of(number) {
+            self.machine.handle_cancel(now, id);
+        }
+        self.status(number)
+    }
+
+    /// One migration.
+    pub(crate) fn status(&self, number: u64) -> Result<MigrationStatus, ErrorBody> {
+        self.operations
+            .get(number)
+            .cloned()
+            .ok_or_else(|| ErrorBody {
+                error: format!("there is no migration {number}"),
+                what_to_do: "finished migrations are remembered for a while only; list them"
+                    .to_owned(),
+            })
+    }
+
+    /// All that are remembered.
+    pub(crate) fn list(&self) -> MigrationList {
+        MigrationList {
+            migrations: self.operations.list(),
+        }
+    }
+}
+
+fn off() -> ErrorBody {
+    ErrorBody {
+        error: "this node moves no processes".to_owned(),
+        what_to_do:
+            "set enabled = true in [migration] of its configuration, and restart its daemon"
+                .to_owned(),
+    }
+}

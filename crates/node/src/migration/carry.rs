@@ -1,0 +1,357 @@
+//! Carries out what the machine commands.
+
+use holdfast_proto::migration::{Command, Completion, ProcessId, Results, Token};
+use holdfast_wire::migration::Offer;
+use holdfast_wire::{Flow, MoveId, NodeId};
+
+use super::acceptor::{self, Acceptor};
+use super::donor::{self, Donor};
+use super::policy::Description;
+use super::records::{Entry, Role};
+use super::{Moves, check, policy};
+
+/// What came of a command that is carried out at once.
+type Now = Option<Results>;
+
+impl Moves {
+    /// Carries out a command, of all but the holder's. What it gives is its end; else that is told later.
+    pub(crate) fn execute(&mut self, command: Command) -> Option<Completion> {
+        let token = token_of(&command);
+        let results = match command {
+            Command::Check { process, .. } => self.check_process(token, process),
+            Command::CopyRound {
+                id,
+                process,
+                to,
+                round,
+                ..
+            } => self.copy_round(token, id, process, to, round),
+            Command::Note {
+                id, flows, peers, ..
+            } => {
+                let record = self.records.of(id, Role::Gives);
+                Some(Results::Noted(record.write(&Entry::Noted { flows, peers })))
+            }
+            Command::Freeze { id, flows, .. } => {
+                let flows = flows.iter().map(|of| of.flow).collect();
+                self.freeze(token, id, flows)
+            }
+            Command::Thaw { id, .. } => self.thaw(token, id),
+            Command::Release { id, .. } => self.release(token, id),
+            Command::Examine { offer, .. } => Some(Results::Examined(self.examine(&offer))),
+            Command::Build { id, offer, .. } => self.build(token, id, &offer),
+            // The owner's, which has the filters.
+            Command::Arm { .. } => Some(Results::Armed(Ok(()))),
+            Command::Restore {
+                id, flows, peers, ..
+            } => {
+                let entry = Entry::Restored { flows, peers };
+                let gone = || Results::Restored(Err("its thread has ended".to_owned()));
+                self.acceptor_job(id, acceptor::Job::Restore(token, entry), gone)
+            }
+            Command::Go { id, .. } => self.go(token, id),
+            Command::Discard { id, .. } => self.discard(token, id),
+            Command::Forget { id, .. } => {
+                self.forget(id);
+                Some(Results::Forgotten)
+            }
+            // Nothing has connections to peers yet, so nobody asks.
+            Command::Translate { .. } => Some(Results::Translated(Ok(()))),
+            Command::Arbitrate { .. } | Command::Lookup { .. } => None,
+        };
+        results.map(|results| Completion { token, results })
+    }
+
+    fn check_process(&self, token: Token, process: ProcessId) -> Now {
+        let pid = i32::try_from(process.0).unwrap_or(0);
+        let hops = self.residents.moves_of(pid);
+        check::for_machine(token, process, hops, self.teller.clone());
+        None
+    }
+
+    fn copy_round(
+        &mut self,
+        token: Token,
+        id: MoveId,
+        process: ProcessId,
+        to: NodeId,
+        round: u32,
+    ) -> Now {
+        if round == 1
+            && let Err(why) = self.begin_to_give(id, process, to)
+        {
+            return Some(Results::Copied(Err(why)));
+        }
+        let gone = || Results::Copied(Err("its thread has ended".to_owned()));
+        self.donor_job(id, donor::Job::Round(token), gone)
+    }
+
+    fn begin_to_give(&mut self, id: MoveId, process: ProcessId, to: NodeId) -> Result<(), String> {
+        let root = i32::try_from(process.0).map_err(|_| "no such process".to_owned())?;
+        let record = self.records.of(id, Role::Gives);
+        record.write(&Entry::Gives {
+            process: process.0,
+            name: policy::name_of(root),
+            to,
+            clone: false,
+            hops: self.residents.moves_of(root),
+        })?;
+        let with = (record, self.services.clone());
+        let donor = Donor::start(id, root, to, with, self.teller.clone());
+        let donor = donor.map_err(|error| format!("no thread for it: {error}"))?;
+        self.donors.insert(id, donor);
+        Ok(())
+    }
+
+    fn donor_job(&mut self, id: MoveId, job: donor::Job, gone: impl FnOnce() -> Results) -> Now {
+        let runs = self.donors.get(&id).is_some_and(|donor| donor.job(job));
+        (!runs).then(gone)
+    }
+
+    fn freeze(&mut self, token: Token, id: MoveId, flows: Vec<Flow>) -> Now {
+        if let Err(why) = self.records.of(id, Role::Gives).write(&Entry::Freezes) {
+            return Some(Results::Frozen(Err(why)));
+        }
+        let gone = || Results::Frozen(Err("its thread has ended".to_owned()));
+        self.donor_job(id, donor::Job::Freeze(token, flows), gone)
+    }
+
+    fn thaw(&mut self, token: Token, id: MoveId) -> Now {
+        if self
+            .donors
+            .get(&id)
+            .is_some_and(|donor| donor.job(donor::Job::Thaw(token)))
+        {
+            return None;
+        }
+        // An earlier daemon's, or its thread has ended: then what is stopped is stopped for good.
+        let record = self.records.of(id, Role::Gives);
+        let thawed = donor::thaw_left(&record.read());
+        self.thawed(id);
+        Some(Results::Thawed(thawed))
+    }
+
+    /// Nothing is stopped any more. That it was noted stays, until nobody asks any more.
+    fn thawed(&mut self, id: MoveId) {
+        self.end_donor(id);
+        let record = self.records.of(id, Role::Gives);
+        let mut entries = record.read();
+        entries.retain(|entry| matches!(entry, Entry::Gives { .. } | Entry::Noted { .. }));
+        for entry in &mut entries {
+            if let Entry::Noted { flows, peers } = entry {
+                flows.clear();
+                peers.clear();
+            }
+        }
+        match entries.len() {
+            0 | 1 => record.remove(),
+            _ => {
+                if let Err(error) = record.replace(&entries) {
+                    tracing::warn!(%id, error, "what was written down of a move stays");
+                }
+            }
+        }
+    }
+
+    fn release(&mut self, token: Token, id: MoveId) -> Now {
+        if self
+            .donors
+            .get(&id)
+            .is_some_and(|donor| donor.job(donor::Job::Release(token)))
+        {
+            return None;
+        }
+        let record = self.records.of(id, Role::Gives);
+        let released = donor::release_left(&record.read());
+        if released.is_ok() {
+            self.released(id);
+        }
+        Some(Results::Released(released))
+    }
+
+    fn released(&mut self, id: MoveId) {
+        self.end_donor(id);
+        self.records.of(id, Role::Gives).remove();
+        self.residents.look();
+    }
+
+    fn examine(&self, offer: &Offer) -> Result<(), Vec<String>> {
+        let description = Description::decode(&offer.description).map_err(|why| vec![why])?;
+        let mut refusals = self.policy.refusals(&description, offer.memory);
+        if offer.clone || offer.post_copy {
+            refusals.push("it takes no copies, and no memory that follows".to_owned());
+        }
+        match refusals.is_empty() {
+            true => Ok(()),
+            false => Err(refusals),
+        }
+    }
+
+    fn build(&mut self, token: Token, id: MoveId, offer: &Offer) -> Now {
+        let failed = |why| Some(Results::Built(Err(why)));
+        let name = match Description::decode(&offer.description) {
+            Ok(description) => description.name,
+            Err(why) => return failed(why),
+        };
+        let hops = offer.hops;
+        let record = self.records.of(id, Role::Takes);
+        if let Err(why) = record.write(&Entry::Takes { name, hops }) {
+            return failed(why);
+        }
+        let back = self.records.way_back(id);
+        let (policy, teller) = (self.policy.clone(), self.teller.clone());
+        match Acceptor::start(id, policy, record, back, teller) {
+            Ok(acceptor) => self.acceptors.insert(id, acceptor),
+            Err(error) => return failed(format!("no thread for it: {error}")),
+        };
+        let gone = || Results::Built(Err("its thread has ended".to_owned()));
+        self.acceptor_job(id, acceptor::Job::Build(token), gone)
+    }
+
+    fn acceptor_job(
+        &mut self,
+        id: MoveId,
+        job: acceptor::Job,
+        gone: impl FnOnce() -> Results,
+    ) -> Now {
+        let acceptor = self.acceptors.get(&id);
+        let runs = acceptor.is_some_and(|acceptor| acceptor.job(job));
+        (!runs).then(gone)
+    }
+
+    fn go(&mut self, token: Token, id: MoveId) -> Now {
+        let acceptor = self.acceptors.get(&id);
+        if acceptor.is_some_and(|acceptor| acceptor.job(acceptor::Job::Go(token))) {
+            return None;
+        }
+        let record = self.records.of(id, Role::Takes);
+        let entries = record.read();
+        let result = acceptor::go_left(&entries, &self.records.way_back(id), &record);
+        let result = result.map(|restorer| self.runs(id, restorer));
+        Some(Results::Gone(result))
+    }
+
+    /// A process runs here from now on.
+    pub(super) fn runs(
+        &mut self,
+        id: MoveId,
+        child: Option<holdfast_sys::process::acceptor::Restorer>,
+    ) {
+        let entries = self.records.of(id, Role::Takes).read();
+        let Some(restorer) = acceptor::restorer_of(&entries) else {
+            return;
+        };
+        let (name, hops) = entries
+            .iter()
+            .find_map(|entry| match entry {
+                Entry::Takes { name, hops } => Some((name.clone(), *hops)),
+                _ => None,
+            })
+            .unwrap_or_default();
+        let from = (self.nodes.get(&id.donor)).map_or_else(String::new, Clone::clone);
+        self.residents.came(restorer, child, (name, from, hops + 1));
+    }
+
+    fn discard(&mut self, token: Token, id: MoveId) -> Now {
+        let acceptor = self.acceptors.get(&id);
+        if acceptor.is_some_and(|acceptor| acceptor.job(acceptor::Job::Discard(token))) {
+            return None;
+        }
+        let record = self.records.of(id, Role::Takes);
+        acceptor::discard_left(&record.read(), &self.records.way_back(id), &record);
+        self.end_acceptor(id);
+        Some(Results::Discarded)
+    }
+
+    /// A thread has carried a command out.
+    pub(super) fn ended(&mut self, id: MoveId, results: &Results) {
+        match results {
+            Results::Thawed(Ok(())) => self.thawed(id),
+            Results::Released(Ok(())) => self.released(id),
+            Results::Discarded | Results::Gone(Ok(())) => self.end_acceptor(id),
+            _ => {}
+        }
+    }
+
+    fn end_donor(&mut self, id: MoveId) {
+        self.donors.remove(&id);
+        self.places.remove(&id);
+    }
+
+    fn end_acceptor(&mut self, id: MoveId) {
+        self.acceptors.remove(&id);
+        self.untaken.remove(&id);
+        self.packets.remove(&id);
+    }
+
+    fn forget(&mut self, id: MoveId) {
+        self.records.of(id, Role::Gives).remove();
+        self.records.of(id, Role::Takes).remove();
+    }
+}
+
+/// The token by which a command is answered.
+pub(crate) fn token_of(command: &Command) -> Token {
+    match command {
+        Command::Check { token, .. }
+        | Command::CopyRound { token, .. }
+        | Command::Note { token, .. }
+        | Command::Freeze { token, .. }
+        | Command::Thaw { token, .. }
+        | Command::Release { token, .. }
+        | Command::Examine { token, .. }
+        | Command::Build { token, .. }
+        | Command::Arm { token, .. }
+        | Command::Restore { token, .. }
+        | Command::Go { token, .. }
+        | Command::Discard { token, .. }
+        | Command::Forget { token, .. }
+        | Command::Translate { token, .. }
+        | Command::Arbitrate { token, .. }
+        | Command::Lookup { token, .. } => *token,
+    }
+}
+
+/// The name a fault gives to a command.
+pub(crate) fn name_of_command(command: &Command) -> &'static str {
+    match command {
+        Command::Check { .. } => "move-check",
+        Command::CopyRound { .. } => "move-round",
+        Command::Note { .. } => "move-note",
+        Command::Freeze { .. } => "move-freeze",
+        Command::Thaw { .. } => "move-thaw",
+        Command::Release { .. } => "move-release",
+        Command::Examine { .. } => "move-examine",
+        Command::Build { .. } => "move-build",
+        Command::Arm { .. } => "move-arm",
+        Command::Restore { .. } => "move-restore",
+        Command::Go { .. } => "move-go",
+        Command::Discard { .. } => "move-discard",
+        Command::Forget { .. } => "move-forget",
+        Command::Translate { .. } => "move-translate",
+        Command::Arbitrate { .. } => "move-arbitrate",
+        Command::Lookup { .. } => "move-lookup",
+    }
+}
+
+/// The same, of the command that ended so.
+pub(crate) fn name_of_results(results: &Results) -> &'static str {
+    match results {
+        Results::Checked(_) => "move-check",
+        Results::Copied(_) => "move-round",
+        Results::Noted(_) => "move-note",
+        Results::Frozen(_) => "move-freeze",
+        Results::Thawed(_) => "move-thaw",
+        Results::Released(_) => "move-release",
+        Results::Examined(_) => "move-examine",
+        Results::Built(_) => "move-build",
+        Results::Armed(_) => "move-arm",
+        Results::Restored(_) => "move-restore",
+        Results::Gone(_) => "move-go",
+        Results::Discarded => "move-discard",
+        Results::Forgotten => "move-forget",
+        Results::Translated(_) => "move-translate",
+        Results::Arbitrated(_) => "move-arbitrate",
+        Results::LookedUp(_) => "move-lookup",
+    }
+}

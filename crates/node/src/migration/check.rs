@@ -1,0 +1,131 @@
+//! Whether a process can move: reads much of `/proc`, so on threads of its own.
+
+use holdfast_api::control::{BlockerEntry, ErrorBody, ProcessCheck};
+use holdfast_proto::migration::{CheckReport, Completion, ProcessId, Results, Token};
+use holdfast_sys::process::error::Error;
+use holdfast_sys::process::inspect::{self, Blocker, Obstacle, Report};
+use tokio::sync::oneshot;
+
+use super::policy::{Description, name_of};
+use super::told::{Teller, Told};
+
+/// What was found of a process.
+struct Found {
+    report: Report,
+    blockers: Vec<BlockerEntry>,
+}
+
+fn look(root: i32) -> Result<Found, Error> {
+    let report = inspect::inspect(root)?;
+    let mut blockers: Vec<BlockerEntry> = report.blockers.iter().map(entry).collect();
+    if report.processes.contains(&(std::process::id() as i32)) {
+        blockers.push(BlockerEntry {
+            pid: root,
+            fd: None,
+            path: None,
+            reason: "this daemon is one of its processes".to_owned(),
+        });
+    }
+    Ok(Found { report, blockers })
+}
+
+fn entry(blocker: &Blocker) -> BlockerEntry {
+    let pid = blocker.pid;
+    match &blocker.obstacle {
+        Obstacle::Descriptor { fd, path, reason } => BlockerEntry {
+            pid,
+            fd: *fd,
+            path: Some(path.clone()),
+            reason: reason.clone(),
+        },
+        other => BlockerEntry {
+            pid,
+            fd: None,
+            path: None,
+            reason: other.to_string(),
+        },
+    }
+}
+
+/// Looks for the operator; the event loop adds the freeze.
+pub(super) fn for_operator(
+    root: i32,
+    reply: oneshot::Sender<Result<ProcessCheck, ErrorBody>>,
+    teller: Teller,
+) {
+    let look = move || {
+        let check = Box::new(check(root));
+        teller.tell(Told::Inspected { check, reply });
+    };
+    // Where there is no thread to be had, who asks learns it by the drop of the reply.
+    if let Err(error) = spawn(look) {
+        tracing::error!(%error, "no thread for a look at a process");
+    }
+}
+
+fn check(root: i32) -> Result<ProcessCheck, ErrorBody> {
+    let found = look(root).map_err(|error| ErrorBody {
+        error: error.to_string(),
+        what_to_do: "name a process of this node, by its PID here; `ps -e` shows them".to_owned(),
+    })?;
+    Ok(ProcessCheck {
+        pid: root,
+        name: name_of(root),
+        movable: found.blockers.is_empty(),
+        blockers: found.blockers,
+        processes: found.report.processes,
+        threads: found.report.threads as u64,
+        mappings: found.report.mappings as u64,
+        descriptors: found.report.open_files as u64,
+        sockets: found.report.sockets as u64,
+        memory_bytes: found.report.resident_bytes,
+        predicted_freeze_us: 0.0,
+    })
+}
+
+/// Looks for the machine.
+pub(super) fn for_machine(token: Token, process: ProcessId, hops: u32, teller: Teller) {
+    let failed = teller.clone();
+    let look = move || {
+        let results = Results::Checked(report(process, hops));
+        teller.done(None, Completion { token, results });
+    };
+    if let Err(error) = spawn(look) {
+        let results = Results::Checked(Err(vec![format!("no thread to look at it: {error}")]));
+        failed.done(None, Completion { token, results });
+    }
+}
+
+fn report(process: ProcessId, hops: u32) -> Result<CheckReport, Vec<String>> {
+    let root = i32::try_from(process.0).map_err(|_| vec!["no such process".to_owned()])?;
+    let found = look(root).map_err(|error| vec![error.to_string()])?;
+    if !found.blockers.is_empty() {
+        return Err(found.blockers.iter().map(text).collect());
+    }
+    let description = Description::read(&found.report.processes);
+    Ok(CheckReport {
+        hops,
+        memory: found.report.resident_bytes,
+        threads: u32::try_from(found.report.threads).unwrap_or(u32::MAX),
+        sockets: u32::try_from(found.report.sockets).unwrap_or(u32::MAX),
+        description: description.encode().into(),
+        ..CheckReport::default()
+    })
+}
+
+/// A blocker in one line.
+fn text(blocker: &BlockerEntry) -> String {
+    let mut text = format!("process {}", blocker.pid);
+    if let Some(fd) = blocker.fd {
+        text += &format!(", descriptor {fd}");
+    }
+    if let Some(path) = &blocker.path {
+        text += &format!(" ({path})");
+    }
+    format!("{text}: {}", blocker.reason)
+}
+
+fn spawn(work: impl FnOnce() + Send + 'static) -> std::io::Result<()> {
+    let builder = std::thread::Builder::new().name("check".to_owned());
+    builder.spawn(work).map(drop)
+}

@@ -1,0 +1,318 @@
+//! Processes that move: feeds [`holdfast_proto::migration`] and carries out what it asks, beside [`crate::engine`], whose
+//! event loop both share.
+//!
+//! The work is done by threads, one for each move, since a tracer must stay on one thread and memory takes its time: a
+//! donor's (`donor`), an acceptor's (`acceptor`). They tell the event loop (`told`) what to send and what has ended.
+//! What must outlive the daemon is written down first (`records`).
+
+mod acceptor;
+mod asked;
+mod carry;
+mod check;
+mod donor;
+mod operations;
+mod pieces;
+mod places;
+mod policy;
+mod records;
+mod residents;
+mod told;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use holdfast_api::control::{ProcessCheck, ResidentProcess};
+use holdfast_proto::migration::{
+    Completion, Config as MachineConfig, Event, Migration, Output, RecoveredRole,
+};
+use holdfast_wire::migration::MoveFrame;
+use holdfast_wire::{Flow, Frame, MoveId, NodeId};
+
+pub use acceptor::RESTORER;
+pub(crate) use carry::{name_of_command, name_of_results, token_of};
+pub(crate) use told::{Listener, Told};
+
+use crate::config::Config;
+use acceptor::Acceptor;
+use donor::Donor;
+use operations::Operations;
+use pieces::WINDOW_BYTES;
+pub(crate) use places::Place;
+use places::Services;
+use policy::Policy;
+use records::Records;
+use residents::Residents;
+use told::Teller;
+
+/// The room of moves. Its owner takes what [`Moves::next`] gives, and feeds it what it hears.
+pub(crate) struct Moves {
+    machine: Migration,
+    enabled: bool,
+    policy: Policy,
+    records: Records,
+    residents: Residents,
+    operations: Operations,
+    donors: BTreeMap<MoveId, Donor>,
+    acceptors: BTreeMap<MoveId, Acceptor>,
+    /// Bytes of pieces that acceptors' threads have not taken yet.
+    untaken: BTreeMap<MoveId, usize>,
+    /// The sockets of processes on their way from here.
+    places: BTreeMap<MoveId, Vec<Place>>,
+    /// For this node's stack, before sockets of processes that come act.
+    packets: BTreeMap<MoveId, Vec<Vec<u8>>>,
+    services: Services,
+    /// What nodes are called.
+    nodes: BTreeMap<NodeId, String>,
+    teller: Teller,
+}
+
+/// Something that only the owner can do.
+pub(crate) enum Next {
+    /// Send a frame; if that fails, the peer is lost.
+    Send(NodeId, Frame),
+    /// Carry this out (see [`Moves::execute`]).
+    Do(Box<holdfast_proto::migration::Command>),
+    /// Report these to the holder, as the handoff's machine does.
+    Report(Vec<holdfast_wire::Change>),
+}
+
+impl Moves {
+    /// A room with what an earlier daemon left.
+    ///
+    /// # Errors
+    /// The run directory cannot be used.
+    pub(crate) fn open(
+        machine: MachineConfig,
+        config: &Config,
+    ) -> std::io::Result<(Moves, Listener)> {
+        let records = Records::open(&config.node.run_dir)?;
+        let (teller, listener) = told::way();
+        let nodes = config
+            .nodes()
+            .map(|(id, name)| (id, name.to_owned()))
+            .collect();
+        let services = config.services.iter().map(|service| service.address.ip());
+        let services = Services::new(services);
+        let moves = Moves {
+            machine: Migration::new(machine),
+            enabled: config.migration.enabled,
+            policy: Policy::new(&config.migration, services.clone()),
+            residents: Residents::open(records.residents()),
+            records,
+            operations: Operations::default(),
+            donors: BTreeMap::new(),
+            acceptors: BTreeMap::new(),
+            untaken: BTreeMap::new(),
+            places: BTreeMap::new(),
+            packets: BTreeMap::new(),
+            services,
+            nodes,
+            teller,
+        };
+        Ok((moves, listener))
+    }
+
+    /// Tells the machine what an earlier daemon wrote down; before anything else.
+    pub(crate) fn recover(&mut self, now: Duration) {
+        let found = self.records.found();
+        for of in &found {
+            tracing::warn!(id = %of.id, role = ?of.role, "a move that an earlier daemon left");
+        }
+        self.machine.handle_recovered(now, found);
+    }
+
+    /// The machine, for what needs nothing of this room.
+    pub(crate) fn machine(&mut self) -> &mut Migration {
+        &mut self.machine
+    }
+
+    /// When the machine is to be woken.
+    pub(crate) fn wake(&self) -> Option<Duration> {
+        self.machine.poll_timeout()
+    }
+
+    /// The next thing to do; none when all is done.
+    pub(crate) fn next(&mut self) -> Option<Next> {
+        loop {
+            return Some(match self.machine.poll_output()? {
+                Output::Send { to, frame } => Next::Send(to, frame),
+                Output::Do(command) => Next::Do(Box::new(command)),
+                Output::Event(Event::Report { changes }) => Next::Report(changes),
+                Output::Event(event) => {
+                    self.event(&event);
+                    continue;
+                }
+            });
+        }
+    }
+
+    fn event(&mut self, event: &Event) {
+        self.operations.event(event);
+        match event {
+            Event::Outcome {
+                id,
+                outcome,
+                summary,
+            } => {
+                let freeze_us = summary.phases.freeze().as_micros();
+                tracing::info!(%id, ?outcome, freeze_us, bytes = summary.bytes, "a move has ended");
+            }
+            Event::Accepted { id, flows } => {
+                tracing::info!(%id, flows = flows.len(), "a process has come");
+            }
+            Event::Discarded { id, why } => tracing::warn!(%id, why, "given up as acceptor"),
+            Event::HolderSilent { holder } => {
+                tracing::warn!(%holder, "the holder does not answer; asking again");
+            }
+            Event::HolderForgot { id } => {
+                tracing::warn!(%id, "the holder does not know a move any more; asking the acceptor");
+            }
+            Event::Failed { id, command, why } => {
+                tracing::error!(%id, command, why, "could not be carried out");
+            }
+            Event::Ignored { from, what, why } => tracing::debug!(%from, what, why, "ignored"),
+            Event::Round { .. } | Event::Forwarded { .. } | Event::Report { .. } => {
+                tracing::debug!(?event, "a move goes on");
+            }
+        }
+    }
+
+    /// Takes a frame about a move, or an answer that is this machine's.
+    pub(crate) fn handle_frame(&mut self, now: Duration, from: NodeId, frame: Frame) {
+        match frame {
+            Frame::Move {
+                id,
+                frame: MoveFrame::Piece { kind, more, bytes },
+            } if id.donor == from => self.piece(id, kind, more, bytes),
+            Frame::Move {
+                id,
+                frame: MoveFrame::Took { bytes, problem },
+            } => {
+                let donor = self.donors.get(&id).filter(|donor| donor.to == from);
+                if let Some(donor) = donor {
+                    donor.took(bytes, problem.as_deref());
+                }
+            }
+            frame => self.machine.handle_frame(now, from, frame),
+        }
+    }
+
+    fn piece(&mut self, id: MoveId, kind: u8, more: bool, bytes: bytes::Bytes) {
+        let Some(acceptor) = self.acceptors.get(&id) else {
+            return tracing::debug!(%id, "a piece of a move that is not known");
+        };
+        let untaken = self.untaken.entry(id).or_default();
+        *untaken += bytes.len();
+        // A donor that waits for us never has more on its way.
+        if *untaken > 2 * WINDOW_BYTES {
+            return tracing::warn!(%id, "a donor does not wait until its pieces are taken");
+        }
+        acceptor.job(acceptor::Job::Piece { kind, more, bytes });
+    }
+
+    /// A peer cannot be reached any more.
+    pub(crate) fn handle_peer_lost(&mut self, now: Duration, peer: NodeId) {
+        for donor in self.donors.values().filter(|donor| donor.to == peer) {
+            donor.lost();
+        }
+        self.machine.handle_peer_lost(now, peer);
+    }
+
+    /// A command has ended.
+    pub(crate) fn done(&mut self, now: Duration, completion: Completion) {
+        self.machine.handle_done(now, completion);
+    }
+
+    /// Takes what a thread tells; gives what is to be sent.
+    pub(crate) fn handle_told(&mut self, now: Duration, told: Told) -> Option<(NodeId, Frame)> {
+        match told {
+            Told::Piece {
+                id,
+                to,
+                kind,
+                more,
+                bytes,
+            } => {
+                let frame = MoveFrame::Piece { kind, more, bytes };
+                Some((to, Frame::Move { id, frame }))
+            }
+            Told::Took { id, bytes, problem } => {
+                if let Some(untaken) = self.untaken.get_mut(&id) {
+                    *untaken = untaken.saturating_sub(usize::try_from(bytes).unwrap_or(0));
+                }
+                let frame = MoveFrame::Took { bytes, problem };
+                Some((id.donor, Frame::Move { id, frame }))
+            }
+            Told::Done { id, completion } => {
+                if let Some(id) = id {
+                    self.ended(id, &completion.results);
+                }
+                self.done(now, completion);
+                None
+            }
+            Told::Runs { id, restorer } => {
+                self.runs(id, Some(restorer));
+                None
+            }
+            Told::Sockets { id, sockets } => {
+                self.places.insert(id, sockets);
+                None
+            }
+            Told::Packets { id, packets } => {
+                self.packets.insert(id, packets);
+                None
+            }
+            Told::Inspected { check, reply } => {
+                let predicted = check.as_ref().as_ref().map_or(0.0, |of| self.predicted(of));
+                let check = check.map(|check| ProcessCheck {
+                    predicted_freeze_us: predicted,
+                    ..check
+                });
+                let _ = reply.send(check);
+                None
+            }
+        }
+    }
+
+    /// The sockets of a process on its way from here, as last seen.
+    pub(crate) fn places(&self, id: MoveId) -> &[Place] {
+        self.places.get(&id).map_or(&[], Vec::as_slice)
+    }
+
+    /// What is to be given to the stack before the sockets of a process that comes act.
+    pub(crate) fn take_packets(&mut self, id: MoveId) -> Vec<Vec<u8>> {
+        self.packets.remove(&id).unwrap_or_default()
+    }
+
+    /// To whom a process goes.
+    pub(crate) fn acceptor_of(&self, id: MoveId) -> Option<NodeId> {
+        self.donors.get(&id).map(|donor| donor.to)
+    }
+
+    /// Flows of moves that an earlier daemon wrote down: they are no handoff's.
+    pub(crate) fn written_flows(&self) -> BTreeSet<Flow> {
+        let lists = self
+            .records
+            .found()
+            .into_iter()
+            .filter_map(|of| match of.role {
+                RecoveredRole::Donor { noted, .. } => noted,
+                RecoveredRole::Acceptor { restored, .. } => restored,
+                RecoveredRole::Peer { .. } => None,
+            });
+        lists
+            .flat_map(|(flows, _)| flows)
+            .map(|of| of.flow)
+            .collect()
+    }
+
+    /// Once a second.
+    pub(crate) fn upkeep(&mut self) {
+        self.residents.look();
+    }
+
+    /// The processes that came here.
+    pub(crate) fn residents(&self) -> Vec<ResidentProcess> {
+        self.residents.list()
+    }
+}

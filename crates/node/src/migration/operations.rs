@@ -1,0 +1,152 @@
+//! Migrations from this node as the control API sees them.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use holdfast_api::control::{
+    MigrationOutcome, MigrationPhasesUs, MigrationStatus, RoundEntry, SocketsWay,
+};
+use holdfast_proto::migration::{Event, Outcome, Summary};
+use holdfast_wire::MoveId;
+use holdfast_wire::migration::SocketStrategy;
+
+/// Finished migrations that are remembered.
+const REMEMBERED: usize = 64;
+
+/// All that are remembered.
+#[derive(Default)]
+pub(super) struct Operations {
+    by_number: BTreeMap<u64, MigrationStatus>,
+    numbers: BTreeMap<MoveId, u64>,
+    last: u64,
+}
+
+impl Operations {
+    /// A migration has begun; gives its number.
+    pub(super) fn begin(&mut self, id: MoveId, pid: i32, name: String, to: String) -> u64 {
+        self.last += 1;
+        let status = MigrationStatus {
+            id: self.last,
+            pid,
+            name,
+            to,
+            outcome: MigrationOutcome::Running,
+            round: None,
+            copied_bytes: 0,
+            freeze_bytes: 0,
+            predicted_freeze_us: None,
+            freeze_us: None,
+            phases_us: MigrationPhasesUs::default(),
+        };
+        self.by_number.insert(self.last, status);
+        self.numbers.insert(id, self.last);
+        self.forget_old();
+        self.last
+    }
+
+    /// Takes what the machine tells of one.
+    pub(super) fn event(&mut self, event: &Event) {
+        match event {
+            Event::Round {
+                id,
+                round,
+                copied,
+                dirty,
+                dirty_rate,
+                rate,
+                predicted,
+            } => {
+                let Some(status) = self.status(*id) else {
+                    return;
+                };
+                status.copied_bytes += copied;
+                status.predicted_freeze_us = Some(us(*predicted));
+                status.round = Some(RoundEntry {
+                    number: *round,
+                    copied_bytes: *copied,
+                    dirty_bytes: *dirty,
+                    dirty_bytes_per_s: *dirty_rate,
+                    rate_bytes_per_s: *rate,
+                    predicted_freeze_us: us(*predicted),
+                });
+            }
+            Event::Outcome {
+                id,
+                outcome,
+                summary,
+            } => {
+                if let Some(status) = self.status(*id) {
+                    end(status, outcome, summary);
+                }
+                self.numbers.remove(id);
+            }
+            _ => {}
+        }
+    }
+
+    fn status(&mut self, id: MoveId) -> Option<&mut MigrationStatus> {
+        self.by_number.get_mut(self.numbers.get(&id)?)
+    }
+
+    /// One of them.
+    pub(super) fn get(&self, number: u64) -> Option<&MigrationStatus> {
+        self.by_number.get(&number)
+    }
+
+    /// The move that has this number, while it goes on.
+    pub(super) fn move_of(&self, number: u64) -> Option<MoveId> {
+        let mut moves = self.numbers.iter();
+        moves.find(|(_, of)| **of == number).map(|(id, _)| *id)
+    }
+
+    /// All of them, the oldest first.
+    pub(super) fn list(&self) -> Vec<MigrationStatus> {
+        self.by_number.values().cloned().collect()
+    }
+
+    fn forget_old(&mut self) {
+        let running = |number: &u64| self.numbers.values().any(|of| of == number);
+        let finished = self.by_number.keys().copied();
+        let finished: Vec<u64> = finished.filter(|number| !running(number)).collect();
+        let surplus = finished.len().saturating_sub(REMEMBERED);
+        for number in &finished[..surplus] {
+            self.by_number.remove(number);
+        }
+    }
+}
+
+fn end(status: &mut MigrationStatus, outcome: &Outcome, summary: &Summary) {
+    status.outcome = match outcome {
+        Outcome::Moved | Outcome::Cloned => MigrationOutcome::Moved,
+        Outcome::Kept { reason } => MigrationOutcome::Kept {
+            reason: reason.to_string(),
+        },
+    };
+    let phases = &summary.phases;
+    let moved = status.outcome == MigrationOutcome::Moved;
+    status.freeze_us = moved.then(|| us(phases.freeze()));
+    status.freeze_bytes = summary.bytes;
+    status.copied_bytes = summary.copied;
+    status.phases_us = MigrationPhasesUs {
+        copy: us(phases.copy),
+        arm: us(phases.arm),
+        divert: us(phases.divert),
+        extract: us(phases.extract),
+        transfer: us(phases.transfer),
+        restore: us(phases.restore),
+        commit: us(phases.commit),
+    };
+}
+
+fn us(duration: Duration) -> f64 {
+    duration.as_secs_f64() * 1e6
+}
+
+/// The machine's word for the API's.
+pub(super) fn strategy(way: SocketsWay) -> SocketStrategy {
+    match way {
+        SocketsWay::Iterative => SocketStrategy::Iterative,
+        SocketsWay::Collective => SocketStrategy::Collective,
+        SocketsWay::Incremental => SocketStrategy::Incremental,
+    }
+}

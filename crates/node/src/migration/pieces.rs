@@ -1,0 +1,261 @@
+//! What a process is made of, on its way to the acceptor.
+//!
+//! A donor's thread cuts messages into pieces and gives them to the event loop, which sends them. Only so many bytes are on
+//! their way at a time: the acceptor says what it has taken. So neither event loop nor channel fills up, however slow link
+//! or acceptor are, and other frames find a short queue.
+
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+
+use bytes::Bytes;
+use holdfast_wire::{MoveId, NodeId};
+
+use super::told::{Teller, Told};
+
+/// Bytes of a piece: short enough that the event loop is not held up by one.
+const PIECE_BYTES: usize = 256 << 10;
+
+/// Bytes that may be on their way.
+pub(super) const WINDOW_BYTES: usize = 8 << 20;
+
+/// What a piece is one of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub(super) enum Kind {
+    /// `sys::process::image::Tree`.
+    Tree = 1,
+    /// `Pages`.
+    Pages = 2,
+    /// `Frozen`.
+    Frozen = 3,
+    /// `Descriptors`.
+    Descriptors = 4,
+    /// The same, of the stopped tree.
+    LastDescriptors = 5,
+    /// What sockets had when the tree stood still.
+    Sockets = 6,
+}
+
+impl Kind {
+    /// The kind with this number, if there is one.
+    pub(super) fn from_number(number: u8) -> Option<Kind> {
+        let all = [
+            Kind::Tree,
+            Kind::Pages,
+            Kind::Frozen,
+            Kind::Descriptors,
+            Kind::LastDescriptors,
+            Kind::Sockets,
+        ];
+        all.into_iter().find(|kind| *kind as u8 == number)
+    }
+}
+
+/// How many bytes may still be sent; shared by a donor's thread and the event loop.
+#[derive(Debug)]
+pub(super) struct Window {
+    room: Mutex<Room>,
+    changed: Condvar,
+}
+
+#[derive(Debug)]
+struct Room {
+    free: usize,
+    /// Why nothing more is to be sent.
+    closed: Option<String>,
+}
+
+impl Window {
+    fn new() -> Window {
+        let room = Room {
+            free: WINDOW_BYTES,
+            closed: None,
+        };
+        Window {
+            room: Mutex::new(room),
+            changed: Condvar::new(),
+        }
+    }
+
+    fn room(&self) -> MutexGuard<'_, Room> {
+        self.room.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The acceptor has taken so many bytes.
+    pub(super) fn taken(&self, bytes: u64) {
+        let mut room = self.room();
+        let bytes = usize::try_from(bytes).unwrap_or(WINDOW_BYTES);
+        room.free = room.free.saturating_add(bytes).min(WINDOW_BYTES);
+        self.changed.notify_all();
+    }
+
+    /// Nothing more is to be sent: whoever waits is told why. The first reason stays.
+    pub(super) fn close(&self, why: &str) {
+        self.room().closed.get_or_insert_with(|| why.to_owned());
+        self.changed.notify_all();
+    }
+
+    /// Waits until so many bytes are free.
+    fn wait(&self, bytes: usize) -> Result<MutexGuard<'_, Room>, String> {
+        let mut room = self.room();
+        loop {
+            if let Some(why) = &room.closed {
+                return Err(why.clone());
+            }
+            if room.free >= bytes {
+                return Ok(room);
+            }
+            let waited = self.changed.wait(room);
+            room = waited.unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+}
+
+/// The way from a donor's thread to the acceptor.
+pub(super) struct Outgoing {
+    id: MoveId,
+    to: NodeId,
+    window: Arc<Window>,
+    teller: Teller,
+    /// Bytes sent.
+    pub(super) sent: u64,
+}
+
+impl Outgoing {
+    pub(super) fn new(id: MoveId, to: NodeId, teller: Teller) -> (Outgoing, Arc<Window>) {
+        let window = Arc::new(Window::new());
+        let outgoing = Outgoing {
+            id,
+            to,
+            window: window.clone(),
+            teller,
+            sent: 0,
+        };
+        (outgoing, window)
+    }
+
+    /// Sends a message, as soon as there is room for each of its pieces.
+    pub(super) fn send(&mut self, kind: Kind, message: Vec<u8>) -> Result<(), String> {
+        let mut rest = Bytes::from(message);
+        loop {
+            let bytes = rest.split_to(rest.len().min(PIECE_BYTES));
+            self.window.wait(bytes.len())?.free -= bytes.len();
+            self.sent += bytes.len() as u64;
+            let more = !rest.is_empty();
+            self.teller.tell(Told::Piece {
+                id: self.id,
+                to: self.to,
+                kind: kind as u8,
+                more,
+                bytes,
+            });
+            if !more {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Waits until the acceptor has taken everything.
+    pub(super) fn taken(&self) -> Result<(), String> {
+        self.window.wait(WINDOW_BYTES).map(drop)
+    }
+}
+
+/// Messages put together again from what a peer sends.
+#[derive(Debug, Default)]
+pub(super) struct Incoming {
+    begun: Option<Kind>,
+    bytes: Vec<u8>,
+}
+
+impl Incoming {
+    /// Takes a piece; gives the message when it was the last.
+    pub(super) fn take(
+        &mut self,
+        number: u8,
+        more: bool,
+        bytes: &[u8],
+    ) -> Result<Option<(Kind, Vec<u8>)>, String> {
+        let kind = Kind::from_number(number)
+            .ok_or("a piece of a kind that is not known: run the same release on both nodes")?;
+        if *self.begun.get_or_insert(kind) != kind {
+            return Err("pieces of two messages are mixed".to_owned());
+        }
+        if self.bytes.len() + bytes.len() > holdfast_sys::process::image::MESSAGE_MAX {
+            return Err("a message is too long".to_owned());
+        }
+        self.bytes.extend_from_slice(bytes);
+        if more {
+            return Ok(None);
+        }
+        self.begun = None;
+        Ok(Some((kind, std::mem::take(&mut self.bytes))))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::told;
+    use super::*;
+
+    fn id() -> MoveId {
+        MoveId {
+            donor: NodeId(1),
+            boot: 2,
+            seq: 3,
+        }
+    }
+
+    /// The sender waits until what it sent is taken, and what is put together again is what was sent.
+    #[test]
+    fn no_more_than_a_window_is_on_its_way() {
+        let (teller, mut listener) = told::way();
+        let (mut outgoing, window) = Outgoing::new(id(), NodeId(2), teller);
+        let message: Vec<u8> = (0..3 * WINDOW_BYTES).map(|at| (at % 251) as u8).collect();
+        let expected = message.clone();
+        let sender = std::thread::spawn(move || {
+            outgoing.send(Kind::Pages, message)?;
+            outgoing.taken()
+        });
+        let (mut incoming, mut on_its_way) = (Incoming::default(), 0);
+        let received = loop {
+            let Some(Told::Piece {
+                kind, more, bytes, ..
+            }) = listener.blocking_recv()
+            else {
+                panic!("no piece");
+            };
+            on_its_way += bytes.len();
+            assert!(on_its_way <= WINDOW_BYTES);
+            if let Some(message) = incoming.take(kind, more, &bytes).expect("a piece") {
+                window.taken(on_its_way as u64);
+                break message;
+            }
+            if on_its_way == WINDOW_BYTES {
+                window.taken(on_its_way as u64);
+                on_its_way = 0;
+            }
+        };
+        assert!(received == (Kind::Pages, expected));
+        assert_eq!(sender.join().expect("it does not panic"), Ok(()));
+    }
+
+    #[test]
+    fn who_waits_is_told_why_nothing_more_is_taken() {
+        let (teller, _listener) = told::way();
+        let (mut outgoing, window) = Outgoing::new(id(), NodeId(2), teller);
+        let sender =
+            std::thread::spawn(move || outgoing.send(Kind::Tree, vec![0; 2 * WINDOW_BYTES]));
+        window.close("no room");
+        window.close("the channel was lost");
+        let why = Err("no room".to_owned());
+        assert_eq!(sender.join().expect("it does not panic"), why);
+    }
+
+    #[test]
+    fn pieces_that_do_not_fit_are_refused() {
+        let mut incoming = Incoming::default();
+        assert!(incoming.take(99, false, b"").is_err());
+        assert_eq!(incoming.take(Kind::Tree as u8, true, b"a"), Ok(None));
+        assert!(incoming.take(Kind::Pages as u8, false, b"b").is_err());
+    }
+}

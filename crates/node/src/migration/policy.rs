@@ -1,0 +1,263 @@
+//! Which processes this node takes.
+//!
+//! What a donor offers is looked at before anything is made, and what it sends is looked at again: another node is
+//! believed only as far as the configuration says.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+
+use holdfast_sys::process::image::{Descriptors, Frozen, Tree};
+use holdfast_sys::process::procfs::Status;
+use serde::{Deserialize, Serialize};
+
+use super::places::Services;
+use crate::config::MigrationConfig;
+
+/// What a donor says of a process before it sends any of it.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Description {
+    /// What it is called.
+    pub(super) name: String,
+    /// Whose its processes are.
+    pub(super) users: BTreeSet<u32>,
+    /// The programs that they run.
+    pub(super) programs: BTreeSet<String>,
+}
+
+impl Description {
+    /// Of the tree of these processes; what has ended meanwhile is left out.
+    pub(super) fn read(pids: &[i32]) -> Description {
+        let mut description = Description::default();
+        for pid in pids {
+            if let Ok(status) = Status::read(*pid, *pid) {
+                description.users.extend(status.uids);
+            }
+            if let Ok(program) = std::fs::read_link(format!("/proc/{pid}/exe")) {
+                let program = program.to_string_lossy().into_owned();
+                description.programs.insert(program);
+            }
+        }
+        description.name = pids.first().map_or_else(String::new, |root| name_of(*root));
+        description
+    }
+
+    pub(super) fn encode(&self) -> Vec<u8> {
+        // Plain text and numbers: it cannot fail.
+        postcard::to_stdvec(self).unwrap_or_default()
+    }
+
+    pub(super) fn decode(bytes: &[u8]) -> Result<Description, String> {
+        postcard::from_bytes(bytes).map_err(|error| {
+            format!("its description cannot be read ({error}): run the same release on both nodes")
+        })
+    }
+}
+
+/// What a process is called; nothing if there is none.
+pub(super) fn name_of(pid: i32) -> String {
+    let comm = std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+    comm.trim_end().to_owned()
+}
+
+/// What the configuration allows.
+#[derive(Debug, Clone)]
+pub(super) struct Policy {
+    config: MigrationConfig,
+    services: Services,
+}
+
+impl Policy {
+    pub(super) fn new(config: &MigrationConfig, services: Services) -> Policy {
+        Policy {
+            config: config.clone(),
+            services,
+        }
+    }
+
+    /// Whether the sockets that were sent may come: at addresses of the group, and no others.
+    pub(super) fn check_sockets(&self, found: &Descriptors) -> Result<(), String> {
+        self.services.check(found)
+    }
+
+    /// Why a process that is offered is not taken; empty if it is.
+    pub(super) fn refusals(&self, description: &Description, memory: u64) -> Vec<String> {
+        if !self.config.enabled {
+            let text = "it takes no processes: [migration] enabled is not set in its configuration";
+            return vec![text.to_owned()];
+        }
+        let users = description.users.iter();
+        let mut refusals: Vec<String> = users.filter_map(|user| self.user(*user).err()).collect();
+        let programs = description.programs.iter();
+        refusals.extend(programs.filter_map(|program| self.program(Path::new(program)).err()));
+        refusals.extend(too_large(memory));
+        refusals
+    }
+
+    /// Whether the programs that were sent may come.
+    pub(super) fn check_tree(&self, tree: &Tree) -> Result<(), String> {
+        for process in tree
+            .processes
+            .iter()
+            .filter(|one| one.exit_status.is_none())
+        {
+            let file = tree.files.get(process.executable as usize);
+            let path = file.map_or_else(String::new, |file| {
+                String::from_utf8_lossy(&file.path).into_owned()
+            });
+            self.program(Path::new(&path))?;
+        }
+        Ok(())
+    }
+
+    /// Whether those who they run as may come.
+    pub(super) fn check_frozen(&self, frozen: &Frozen) -> Result<(), String> {
+        let threads = frozen.processes.iter().flatten();
+        for thread in threads.flat_map(|process| &process.threads) {
+            let who = &thread.credentials;
+            who.uids.iter().try_for_each(|user| self.user(*user))?;
+            let root = self.config.users.contains(&0);
+            let mut groups = who.gids.iter().chain(&who.groups);
+            if let Some(group) = groups.find(|group| !root && !self.config.groups.contains(group)) {
+                return Err(format!(
+                    "group {group} is not in its list [migration] groups of those whose processes may come"
+                ));
+            }
+            // Permitted, effective and ambient ones; the inheritable and the bounding set give nothing by themselves.
+            let [_, permitted, effective, _, ambient] = who.capabilities;
+            if !root && (permitted | effective | ambient) != 0 {
+                return Err(
+                    "it has capabilities: such processes come only where [migration] users has 0"
+                        .to_owned(),
+                );
+            }
+        }
+        Ok(())
+    }
+
+    fn user(&self, user: u32) -> Result<(), String> {
+        match self.config.users.contains(&user) {
+            true => Ok(()),
+            false => Err(format!(
+                "user {user} is not in its list [migration] users of those whose processes may come"
+            )),
+        }
+    }
+
+    /// Below one of the directories, without going up.
+    fn program(&self, program: &Path) -> Result<(), String> {
+        let plain = program
+            .components()
+            .all(|part| part != std::path::Component::ParentDir);
+        let below = |directory: &std::path::PathBuf| program.starts_with(directory);
+        match plain && self.config.paths.iter().any(below) {
+            true => Ok(()),
+            false => Err(format!(
+                "program {} is not below one of its directories [migration] paths",
+                program.display()
+            )),
+        }
+    }
+}
+
+/// Why there is no room.
+fn too_large(memory: u64) -> Option<String> {
+    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let line = text
+        .lines()
+        .find(|line| line.starts_with("MemAvailable:"))?;
+    let available: u64 = line.split_whitespace().nth(1)?.parse::<u64>().ok()? * 1024;
+    (memory > available).then(|| {
+        let mib = |bytes: u64| bytes >> 20;
+        let (needs, has) = (mib(memory), mib(available));
+        format!("it needs {needs} MiB of memory, {has} MiB are available there")
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn policy(enabled: bool) -> Policy {
+        let config = MigrationConfig {
+            enabled,
+            users: BTreeSet::from([1000]),
+            groups: BTreeSet::from([100]),
+            paths: vec!["/usr/games".into()],
+        };
+        Policy::new(&config, Services::new([]))
+    }
+
+    fn game(user: u32, program: &str) -> Description {
+        Description {
+            name: "game".into(),
+            users: BTreeSet::from([user]),
+            programs: BTreeSet::from([program.to_owned()]),
+        }
+    }
+
+    #[test]
+    fn only_what_is_allowed_comes() {
+        let allowed = game(1000, "/usr/games/server");
+        assert_eq!(policy(true).refusals(&allowed, 1), Vec::<String>::new());
+        assert_eq!(policy(false).refusals(&allowed, 1).len(), 1);
+        for (user, program, why) in [
+            (0, "/usr/games/server", "user 0"),
+            (1000, "/usr/gamesome/server", "/usr/gamesome"),
+            (1000, "/usr/games/../bin/sh", "/usr/games/../bin/sh"),
+        ] {
+            let refusals = policy(true).refusals(&game(user, program), 1);
+            assert_eq!(refusals.len(), 1, "{refusals:?}");
+            assert!(refusals[0].contains(why), "{refusals:?}");
+        }
+        let refusals = policy(true).refusals(&allowed, u64::MAX);
+        assert!(refusals[0].contains("MiB"), "{refusals:?}");
+    }
+
+    #[test]
+    fn what_is_sent_is_looked_at_again() {
+        use holdfast_sys::process::image::{BackingFile, FrozenProcess, FrozenThread, Process};
+        let tree = |path: &str| Tree {
+            processes: vec![Process::default()],
+            files: vec![BackingFile {
+                path: path.into(),
+                ..BackingFile::default()
+            }],
+            ..Tree::default()
+        };
+        assert_eq!(policy(true).check_tree(&tree("/usr/games/server")), Ok(()));
+        assert!(policy(true).check_tree(&tree("/bin/sh")).is_err());
+        let frozen = |uids: [u32; 4], group: u32, permitted: u64| {
+            let mut thread = FrozenThread::default();
+            thread.credentials.uids = uids;
+            thread.credentials.gids = [100; 4];
+            thread.credentials.groups = vec![group];
+            thread.credentials.capabilities[1] = permitted;
+            let process = FrozenProcess {
+                threads: vec![thread],
+                ..FrozenProcess::default()
+            };
+            Frozen {
+                processes: vec![Some(process)],
+            }
+        };
+        assert_eq!(
+            policy(true).check_frozen(&frozen([1000; 4], 100, 0)),
+            Ok(())
+        );
+        assert!(
+            policy(true)
+                .check_frozen(&frozen([1000, 1000, 0, 1000], 100, 0))
+                .is_err()
+        );
+        assert!(
+            policy(true)
+                .check_frozen(&frozen([1000; 4], 42, 0))
+                .is_err()
+        );
+        assert!(
+            policy(true)
+                .check_frozen(&frozen([1000; 4], 100, 1 << 12))
+                .is_err()
+        );
+    }
+}

@@ -1,0 +1,271 @@
+//! What is written down of moves, so that a later daemon finds it: a file for each move and role below the run directory
+//! (memory, on a usual host), one entry a line.
+//!
+//! What stopped a process outlives the daemon ([`holdfast_sys::process::donor::Held`]), and so does a process that is complete at
+//! its acceptor; what was written decides, with the holder's answer, what becomes of both.
+
+use std::io::Write;
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+
+use holdfast_proto::migration::{ProcessId, RecoveredMove, RecoveredRole};
+use holdfast_sys::process::donor::Held;
+use holdfast_wire::migration::{FlowAt, PeerConnections};
+use holdfast_wire::{MoveId, NodeId};
+use serde::{Deserialize, Serialize};
+
+/// One line of a record.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(super) enum Entry {
+    /// This node gives a process.
+    Gives {
+        process: u64,
+        name: String,
+        to: NodeId,
+        clone: bool,
+        hops: u32,
+    },
+    /// It may be diverted from now on.
+    Noted {
+        flows: Vec<FlowAt>,
+        peers: Vec<PeerConnections>,
+    },
+    /// It may be stopped from now on.
+    Freezes,
+    /// It is stopped for good; its state may have left.
+    Held(Vec<Held>),
+    /// This node takes a process.
+    Takes { name: String, hops: u32 },
+    /// It is put together by this process.
+    Restorer(Held),
+    /// All of it is there; the commit may have been asked for.
+    Restored {
+        flows: Vec<FlowAt>,
+        peers: Vec<PeerConnections>,
+    },
+    /// It runs.
+    Runs,
+}
+
+/// What this node does in a move.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Role {
+    Gives,
+    Takes,
+}
+
+/// All records.
+pub(super) struct Records {
+    directory: PathBuf,
+}
+
+/// The record of one move; several threads may write to it.
+#[derive(Debug, Clone)]
+pub(super) struct Record {
+    path: PathBuf,
+}
+
+impl Records {
+    /// Opens, or makes, the directory; only this user may look into it.
+    pub(super) fn open(run_dir: &Path) -> std::io::Result<Records> {
+        let directory = run_dir.join("moves");
+        let mut builder = std::fs::DirBuilder::new();
+        builder.recursive(true).mode(0o700).create(&directory)?;
+        Ok(Records { directory })
+    }
+
+    /// Where this record is, or will be.
+    pub(super) fn of(&self, id: MoveId, role: Role) -> Record {
+        let role = match role {
+            Role::Gives => "gives",
+            Role::Takes => "takes",
+        };
+        Record {
+            path: self.directory.join(format!("{id}.{role}")),
+        }
+    }
+
+    /// Where a restorer waits for a later daemon.
+    pub(super) fn way_back(&self, id: MoveId) -> PathBuf {
+        self.directory.join(format!("{id}.sock"))
+    }
+
+    /// The file that lists processes that came here.
+    pub(super) fn residents(&self) -> PathBuf {
+        self.directory.join("residents.json")
+    }
+
+    /// What an earlier daemon wrote.
+    pub(super) fn found(&self) -> Vec<RecoveredMove> {
+        let files = std::fs::read_dir(&self.directory).into_iter().flatten();
+        let names = files.filter_map(|file| file.ok()?.file_name().into_string().ok());
+        let mut found: Vec<RecoveredMove> = names.filter_map(|name| self.recover(&name)).collect();
+        found.sort_by_key(|of| of.id);
+        found
+    }
+
+    fn recover(&self, name: &str) -> Option<RecoveredMove> {
+        let (id, role) = name.rsplit_once('.')?;
+        let id: MoveId = id.parse().ok()?;
+        let role = match role {
+            "gives" => Role::Gives,
+            "takes" => Role::Takes,
+            _ => return None,
+        };
+        let record = self.of(id, role);
+        let recovered = recovered(id, &record.read());
+        if recovered.is_none() {
+            // Cut off within its first line: nothing was begun.
+            record.remove();
+        }
+        recovered
+    }
+}
+
+/// What the entries say, for the machine.
+fn recovered(id: MoveId, entries: &[Entry]) -> Option<RecoveredMove> {
+    let noted = entries.iter().rev().find_map(|entry| match entry {
+        Entry::Noted { flows, peers } => Some((flows.clone(), peers.clone())),
+        _ => None,
+    });
+    let restored = entries.iter().rev().find_map(|entry| match entry {
+        Entry::Restored { flows, peers } => Some((flows.clone(), peers.clone())),
+        _ => None,
+    });
+    let has = |wanted: fn(&Entry) -> bool| entries.iter().any(wanted);
+    match entries.first()? {
+        Entry::Gives {
+            process,
+            to,
+            clone,
+            hops,
+            ..
+        } => Some(RecoveredMove {
+            id,
+            hops: *hops,
+            role: RecoveredRole::Donor {
+                process: ProcessId(*process),
+                to: *to,
+                clone: *clone,
+                noted,
+                frozen: has(|entry| matches!(entry, Entry::Freezes)),
+            },
+        }),
+        Entry::Takes { hops, .. } => Some(RecoveredMove {
+            id,
+            hops: *hops,
+            role: RecoveredRole::Acceptor {
+                restored,
+                gone: has(|entry| matches!(entry, Entry::Runs)),
+            },
+        }),
+        _ => None,
+    }
+}
+
+impl Record {
+    /// Writes one more entry.
+    pub(super) fn write(&self, entry: &Entry) -> Result<(), String> {
+        let mut line = serde_json::to_vec(entry).map_err(|error| self.failed(&error))?;
+        line.push(b'\n');
+        std::fs::OpenOptions::new()
+            .create(true)
+            .append(true)
+            .open(&self.path)
+            .and_then(|mut file| file.write_all(&line))
+            .map_err(|error| self.failed(&error))
+    }
+
+    /// Writes these entries instead of those there are.
+    pub(super) fn replace(&self, entries: &[Entry]) -> Result<(), String> {
+        let next = Record {
+            path: self.path.with_extension("next"),
+        };
+        next.remove();
+        for entry in entries {
+            next.write(entry)?;
+        }
+        std::fs::rename(&next.path, &self.path).map_err(|error| self.failed(&error))
+    }
+
+    /// All whole entries.
+    pub(super) fn read(&self) -> Vec<Entry> {
+        let text = std::fs::read_to_string(&self.path).unwrap_or_default();
+        text.lines()
+            .map_while(|line| serde_json::from_str(line).ok())
+            .collect()
+    }
+
+    /// Nothing is written down any more.
+    pub(super) fn remove(&self) {
+        let _ = std::fs::remove_file(&self.path);
+    }
+
+    fn failed(&self, error: &dyn std::fmt::Display) -> String {
+        format!(
+            "{}: {error}; free space in the run directory",
+            self.path.display()
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_written_down_is_found_again() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let records = Records::open(directory.path()).expect("records");
+        let id = |seq| MoveId {
+            donor: NodeId(1),
+            boot: 2,
+            seq,
+        };
+        let gives = records.of(id(1), Role::Gives);
+        let flow = "udp:10.0.0.1:7-10.0.1.2:4242".parse().expect("a flow");
+        let flows = vec![FlowAt { flow, epoch: 5 }];
+        let began = Entry::Gives {
+            process: 4242,
+            name: "game".into(),
+            to: NodeId(2),
+            clone: false,
+            hops: 3,
+        };
+        gives.write(&began).expect("written");
+        let noted = Entry::Noted {
+            flows: flows.clone(),
+            peers: Vec::new(),
+        };
+        gives.write(&noted).expect("written");
+        gives.write(&Entry::Freezes).expect("written");
+        let takes = records.of(id(2), Role::Takes);
+        let (name, hops) = ("game".to_owned(), 0);
+        takes.write(&Entry::Takes { name, hops }).expect("written");
+        // A daemon that died while it wrote its first line had begun nothing.
+        let cut_off = records.of(id(3), Role::Takes);
+        std::fs::write(&cut_off.path, "{\"Takes\":{\"na").expect("written");
+
+        let found = Records::open(directory.path()).expect("records").found();
+        let expected = [
+            RecoveredRole::Donor {
+                process: ProcessId(4242),
+                to: NodeId(2),
+                clone: false,
+                noted: Some((flows, Vec::new())),
+                frozen: true,
+            },
+            RecoveredRole::Acceptor {
+                restored: None,
+                gone: false,
+            },
+        ];
+        let roles: Vec<&RecoveredRole> = found.iter().map(|of| &of.role).collect();
+        assert_eq!(roles, expected.iter().collect::<Vec<_>>());
+        assert_eq!(found[0].hops, 3);
+        assert!(!cut_off.path.exists());
+        gives.remove();
+        takes.remove();
+        assert_eq!(records.found(), []);
+    }
+}

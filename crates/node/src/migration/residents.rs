@@ -1,0 +1,116 @@
+//! Processes that came here by migration.
+
+use std::path::PathBuf;
+
+use holdfast_api::control::ResidentProcess;
+use holdfast_sys::process::acceptor::Restorer;
+use holdfast_sys::process::donor::Held;
+use holdfast_sys::process::procfs;
+use serde::{Deserialize, Serialize};
+
+/// A process that came, and lives.
+#[derive(Debug, Serialize, Deserialize)]
+struct Resident {
+    /// The first process of its PID namespace, which lives as long as the last of the tree.
+    restorer: Held,
+    name: String,
+    from: String,
+    moves: u32,
+    /// As long as it is our child.
+    #[serde(skip)]
+    child: Option<Restorer>,
+}
+
+impl Resident {
+    fn has_ended(&self) -> bool {
+        match &self.child {
+            Some(child) => child.has_ended(),
+            None => !self.restorer.exists(),
+        }
+    }
+
+    /// Its root as this node sees it.
+    fn pid(&self) -> Option<i32> {
+        procfs::children(self.restorer.pid).ok()?.first().copied()
+    }
+}
+
+/// All of them; a file has them for the next daemon.
+pub(super) struct Residents {
+    file: PathBuf,
+    list: Vec<Resident>,
+}
+
+impl Residents {
+    /// Those of an earlier daemon that still live.
+    pub(super) fn open(file: PathBuf) -> Residents {
+        let text = std::fs::read(&file).unwrap_or_default();
+        let list = serde_json::from_slice(&text).unwrap_or_default();
+        let mut residents = Residents { file, list };
+        residents.look();
+        residents
+    }
+
+    /// One has come.
+    pub(super) fn came(
+        &mut self,
+        restorer: Held,
+        child: Option<Restorer>,
+        (name, from, moves): (String, String, u32),
+    ) {
+        if child.is_none() && self.list.iter().any(|of| of.restorer == restorer) {
+            return;
+        }
+        self.list.retain(|resident| resident.restorer != restorer);
+        self.list.push(Resident {
+            restorer,
+            name,
+            from,
+            moves,
+            child,
+        });
+        self.write();
+    }
+
+    /// Forgets those that have ended.
+    pub(super) fn look(&mut self) {
+        let before = self.list.len();
+        self.list.retain(|resident| !resident.has_ended());
+        if self.list.len() != before {
+            self.write();
+        }
+    }
+
+    /// How often a process has moved.
+    pub(super) fn moves_of(&self, pid: i32) -> u32 {
+        let found = self.list.iter().find(|of| of.pid() == Some(pid));
+        found.map_or(0, |resident| resident.moves)
+    }
+
+    /// For the operator.
+    pub(super) fn list(&self) -> Vec<ResidentProcess> {
+        let lives = self.list.iter();
+        lives
+            .filter_map(|resident| {
+                Some(ResidentProcess {
+                    pid: resident.pid()?,
+                    name: resident.name.clone(),
+                    from: resident.from.clone(),
+                    moves: resident.moves,
+                })
+            })
+            .collect()
+    }
+
+    fn write(&self) {
+        let next = self.file.with_extension("next");
+        let written = serde_json::to_vec(&self.list)
+            .map_err(std::io::Error::other)
+            .and_then(|text| std::fs::write(&next, text))
+            .and_then(|()| std::fs::rename(&next, &self.file));
+        if let Err(error) = written {
+            let file = self.file.display();
+            tracing::warn!(%file, %error, "processes that came here are not known after a restart");
+        }
+    }
+}

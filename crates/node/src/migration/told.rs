@@ -1,0 +1,67 @@
+//! What the threads that carry moves out tell the event loop.
+
+use bytes::Bytes;
+use holdfast_api::control::{ErrorBody, ProcessCheck};
+use holdfast_proto::migration::Completion;
+use holdfast_sys::process::acceptor::Restorer;
+use holdfast_wire::{MoveId, NodeId};
+use tokio::sync::{mpsc, oneshot};
+
+use super::places::Place;
+
+/// Something a thread has to say.
+pub(crate) enum Told {
+    /// To be sent to the acceptor.
+    Piece {
+        id: MoveId,
+        to: NodeId,
+        kind: u8,
+        more: bool,
+        bytes: Bytes,
+    },
+    /// To be said to the donor.
+    Took {
+        id: MoveId,
+        bytes: u64,
+        problem: Option<String>,
+    },
+    /// A command has ended.
+    Done {
+        id: Option<MoveId>,
+        completion: Completion,
+    },
+    /// The sockets of a process on its way from here, before the round or freeze that found them has ended.
+    Sockets { id: MoveId, sockets: Vec<Place> },
+    /// To be given to this node's stack before the sockets of a process that comes act, in this order.
+    Packets { id: MoveId, packets: Vec<Vec<u8>> },
+    /// A process runs here from now on.
+    Runs { id: MoveId, restorer: Restorer },
+    /// What the operator wanted to know of a process, but for the freeze.
+    Inspected {
+        check: Box<Result<ProcessCheck, ErrorBody>>,
+        reply: oneshot::Sender<Result<ProcessCheck, ErrorBody>>,
+    },
+}
+
+/// A thread's way to the event loop.
+#[derive(Clone)]
+pub(crate) struct Teller(mpsc::UnboundedSender<Told>);
+
+impl Teller {
+    pub(super) fn tell(&self, told: Told) {
+        // A loop that has ended hears nothing; its process ends too.
+        let _ = self.0.send(told);
+    }
+
+    pub(super) fn done(&self, id: Option<MoveId>, completion: Completion) {
+        self.tell(Told::Done { id, completion });
+    }
+}
+
+/// The event loop's end. What is in it is bounded by what may be on its way of each move.
+pub(crate) type Listener = mpsc::UnboundedReceiver<Told>;
+
+pub(super) fn way() -> (Teller, Listener) {
+    let (sender, receiver) = mpsc::unbounded_channel();
+    (Teller(sender), receiver)
+}

@@ -1,0 +1,156 @@
+//! Safety by simulation: faults by chance, then calm; after every schedule all must come right.
+
+use crate::net::Link;
+use crate::pools::{Action, Bug, Choice, Config, Demands, Violation, Workload, Zone, try_run};
+use crate::random::Random;
+use crate::time::Time;
+use std::time::Duration;
+
+/// Seconds in which faults happen, and until all must be well.
+const STORM_S: f64 = 40.0;
+const REST_S: f64 = 70.0;
+
+/// Simulates a schedule of faults that the seed draws.
+///
+/// # Errors
+/// What was not as it must be.
+pub fn try_seed(seed: u64) -> Result<(), Violation> {
+    try_config(&schedule(seed), seed)
+}
+
+/// The same, with the machines' messages or timers broken on purpose.
+///
+/// # Errors
+/// How that was found.
+pub fn try_bug(seed: u64, bug: Bug) -> Result<(), Violation> {
+    let config = Config {
+        bug: Some(bug),
+        ..schedule(seed)
+    };
+    try_config(&config, seed)
+}
+
+fn try_config(config: &Config, seed: u64) -> Result<(), Violation> {
+    try_run(config, seed).map(|_| ())
+}
+
+/// The shortest part of a failing seed's faults that still fails, each left out in turn. None: the seed comes right.
+#[must_use]
+pub fn shrink(seed: u64, bug: Option<Bug>) -> Option<(Vec<(Time, Action)>, Violation)> {
+    let mut config = Config {
+        bug,
+        ..schedule(seed)
+    };
+    let mut violation = try_config(&config, seed).err()?;
+    let mut place = 0;
+    while place < config.plan.len() {
+        let mut fewer = config.clone();
+        fewer.plan.remove(place);
+        match try_config(&fewer, seed) {
+            Err(again) => (config, violation) = (fewer, again),
+            Ok(()) => place += 1,
+        }
+    }
+    Some((config.plan, violation))
+}
+
+/// Two to four zones with some elements and users each, and what happens to them.
+#[must_use]
+pub fn schedule(seed: u64) -> Config {
+    // Another stream than the world's own.
+    let mut random = Random::new(seed ^ 0x5eed_5eed_5eed_5eed);
+    let zones: Vec<Zone> = (0..2 + random.below(3))
+        .map(|_| Zone {
+            elements: 1 + random.below(6) as u32,
+            users: 1 + random.below(4) as u32,
+        })
+        .collect();
+    let workload = Workload::of_utilisation(1e6, 2e5, 1.0, 0.05);
+    let choice = match random.chance(0.5) {
+        true => Choice::LeastUsed,
+        false => Choice::LeastUsedDpf(1e-5),
+    };
+    let mut config = Config::new(zones, 1.0, 20.0, choice, workload);
+    if random.chance(0.5) {
+        let loss = 0.02 * random.fraction();
+        let lossy = |link: &mut Link| link.loss = loss;
+        config.links.iter_mut().flatten().for_each(lossy);
+    }
+    hurry(&mut config);
+    if random.chance(0.5) {
+        config.life = Duration::from_secs(12);
+    }
+    config.runtime = Time::from_secs_f64(REST_S + 2.0);
+    config.demands = Some(Demands {
+        calm: Time::from_secs_f64(STORM_S),
+        rest: Time::from_secs_f64(REST_S),
+        two_homes: Time::from_secs_f64(10.0),
+    });
+    for _ in 0..3 + random.below(8) {
+        fault(&mut config, &mut random);
+    }
+    heal(&mut config, &mut random);
+    config.plan.sort_by_key(|(at, _)| *at);
+    config
+}
+
+/// Shorter times, so that more happens in a second.
+fn hurry(config: &mut Config) {
+    let registrar = &mut config.registrar;
+    registrar.keep_alive_interval = Duration::from_secs(2);
+    registrar.keep_alive_timeout = Duration::from_millis(2_500);
+    registrar.heartbeat_cycle = Duration::from_secs(1);
+    registrar.last_heard_max = Duration::from_millis(5_500);
+    registrar.no_response_max = Duration::from_millis(2_500);
+    registrar.retry = Duration::from_millis(300);
+    registrar.table_elements_max = 3;
+    registrar.takeover_elements_max = 2;
+    config.association_timeout = Duration::from_secs(3);
+}
+
+fn pick(config: &Config, random: &mut Random) -> (u16, u32) {
+    let zone = random.below(config.zones.len());
+    let element = random.below(config.zones[zone].elements as usize);
+    (zone as u16, element as u32)
+}
+
+fn fault(config: &mut Config, random: &mut Random) {
+    let at = Time::from_secs_f64(1.0 + (STORM_S - 15.0) * random.fraction());
+    let later = at + Time::from_secs_f64(0.2 + 12.0 * random.fraction());
+    let (zone, element) = pick(config, random);
+    let other = (usize::from(zone) + 1 + random.below(config.zones.len() - 1)) % config.zones.len();
+    let other = other as u16;
+    let (begins, ends) = match random.below(4) {
+        0 => (Action::KillRegistrar(zone), Action::StartRegistrar(zone)),
+        1 => (Action::Cut(zone, other), Action::Mend(zone, other)),
+        2 => (
+            Action::Kill { zone, element },
+            Action::Start { zone, element },
+        ),
+        _ => (
+            Action::Stop { zone, element },
+            Action::Start { zone, element },
+        ),
+    };
+    config.plan.push((at, begins));
+    if random.chance(0.7) {
+        config.plan.push((later, ends));
+    }
+}
+
+/// Nothing fails any more; of the dead elements some stay dead, but one in each zone lives.
+fn heal(config: &mut Config, random: &mut Random) {
+    let calm = Time::from_secs_f64(STORM_S);
+    let zones = config.zones.len() as u16;
+    for zone in 0..zones {
+        config.plan.push((calm, Action::StartRegistrar(zone)));
+        for other in zone + 1..zones {
+            config.plan.push((calm, Action::Mend(zone, other)));
+        }
+        for element in 0..config.zones[usize::from(zone)].elements {
+            if element == 0 || random.chance(0.6) {
+                config.plan.push((calm, Action::Start { zone, element }));
+            }
+        }
+    }
+}

@@ -1,0 +1,100 @@
+//! Deliberate bugs, each breaking one rule that the machines keep: the oracle must find every one.
+
+use bytes::{Bytes, BytesMut};
+use holdfast_proto::registrar::Protocol;
+use holdfast_wire::rserpool::asap;
+use holdfast_wire::rserpool::enrp::{Body, Message, UpdateAction};
+
+/// Which rule is broken.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Bug {
+    /// Nobody asks for a handle table.
+    NoTables,
+    /// Handle tables end after their first block.
+    OneBlock,
+    /// Removals are not said, and no checksum tells.
+    NoRemovals,
+    /// Additions are not said, and no checksum tells.
+    NoAdditions,
+    /// Nobody says that it is there, nor asks.
+    NoPresence,
+    /// No takeover is announced to the other registrars.
+    SecretTakeover,
+    /// Elements' answers to keep-alives do not count.
+    Deaf,
+    /// Elements are not asked whether they live, and registrations do not end.
+    Careless,
+    /// Registrars' timers do not fire.
+    NoRegistrarTimers,
+    /// Elements' timers do not fire.
+    NoElementTimers,
+    /// Users' timers do not fire.
+    NoUserTimers,
+}
+
+impl Bug {
+    /// All of them.
+    pub const ALL: [Bug; 11] = [
+        Bug::NoTables,
+        Bug::OneBlock,
+        Bug::NoRemovals,
+        Bug::NoAdditions,
+        Bug::NoPresence,
+        Bug::SecretTakeover,
+        Bug::Deaf,
+        Bug::Careless,
+        Bug::NoRegistrarTimers,
+        Bug::NoElementTimers,
+        Bug::NoUserTimers,
+    ];
+
+    /// What becomes of a message; none: it is not sent.
+    pub(super) fn sent(self, protocol: Protocol, bytes: Bytes) -> Option<Bytes> {
+        match protocol {
+            Protocol::Asap => self.sent_asap(bytes),
+            Protocol::Enrp => self.sent_enrp(bytes),
+        }
+    }
+
+    fn sent_asap(self, bytes: Bytes) -> Option<Bytes> {
+        let mut message = asap::Message::parse(&bytes).ok()?.message;
+        match (self, &mut message) {
+            (Bug::Deaf, asap::Message::EndpointKeepAliveAck { .. })
+            | (Bug::Careless, asap::Message::EndpointKeepAlive { .. }) => return None,
+            (Bug::Careless, asap::Message::Registration { element, .. }) => {
+                element.registration_life = -1;
+            }
+            _ => return Some(bytes),
+        }
+        let mut buffer = BytesMut::new();
+        message.encode(&mut buffer).ok()?;
+        Some(buffer.freeze())
+    }
+
+    fn sent_enrp(self, bytes: Bytes) -> Option<Bytes> {
+        let mut message = Message::parse(&bytes).ok()?.message;
+        match (self, &mut message.body) {
+            (Bug::NoTables, Body::HandleTableRequest { .. })
+            | (Bug::NoPresence, Body::Presence { .. })
+            | (Bug::SecretTakeover, Body::TakeoverServer { .. }) => return None,
+            (Bug::OneBlock, Body::HandleTableResponse { more, .. }) => *more = false,
+            (Bug::NoRemovals, Body::HandleUpdate { action, .. })
+                if *action == UpdateAction::Delete =>
+            {
+                return None;
+            }
+            (Bug::NoAdditions, Body::HandleUpdate { action, .. })
+                if *action == UpdateAction::Add =>
+            {
+                return None;
+            }
+            (Bug::NoRemovals | Bug::NoAdditions, Body::Presence { checksum, .. }) => {
+                *checksum = None;
+            }
+            _ => return Some(bytes),
+        }
+        let mut buffer = BytesMut::new();
+        message.encode(&mut buffer).ok()?;
+        Some(buffer.freeze())
+    }
+}

@@ -1,0 +1,127 @@
+//! Who is where: nodes are numbered, registrars first, then elements, then users, and each has one address.
+
+use crate::net::Zone;
+use holdfast_proto::registrar::Protocol;
+use holdfast_wire::rserpool::{Addresses, RegistrarId, SctpTransport, Transport, TransportUse};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+
+/// The number of a node.
+pub(super) type Node = u32;
+
+/// What a node is, with its place among its kind.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Role {
+    Registrar(usize),
+    Element(usize),
+    User(usize),
+}
+
+/// The nodes of a world.
+#[derive(Debug)]
+pub(super) struct Nodes {
+    registrars: u32,
+    elements: u32,
+    zones: Vec<Zone>,
+}
+
+impl Nodes {
+    pub(super) fn new(zones: &[super::Zone]) -> Nodes {
+        let count = zones.len();
+        let mut of: Vec<Zone> = (0..count).map(|zone| zone as Zone).collect();
+        for counted in [
+            |zone: &super::Zone| zone.elements,
+            |zone: &super::Zone| zone.users,
+        ] {
+            for (index, zone) in zones.iter().enumerate() {
+                of.extend((0..counted(zone)).map(|_| index as Zone));
+            }
+        }
+        Nodes {
+            registrars: count as u32,
+            elements: zones.iter().map(|zone| zone.elements).sum(),
+            zones: of,
+        }
+    }
+
+    pub(super) fn role(&self, node: Node) -> Role {
+        if node < self.registrars {
+            Role::Registrar(node as usize)
+        } else if node - self.registrars < self.elements {
+            Role::Element((node - self.registrars) as usize)
+        } else {
+            Role::User((node - self.registrars - self.elements) as usize)
+        }
+    }
+
+    pub(super) fn element(&self, index: usize) -> Node {
+        self.registrars + index as u32
+    }
+
+    pub(super) fn user(&self, index: usize) -> Node {
+        self.registrars + self.elements + index as u32
+    }
+
+    #[inline]
+    pub(super) fn zone(&self, node: Node) -> Zone {
+        self.zones[node as usize]
+    }
+
+    pub(super) fn registrars(&self) -> usize {
+        self.registrars as usize
+    }
+}
+
+/// 10.0.0.1 and so on.
+const FIRST: u32 = 0x0a00_0001;
+
+fn address(node: Node) -> IpAddr {
+    IpAddr::V4(Ipv4Addr::from_bits(FIRST + node))
+}
+
+/// Where a node speaks a protocol.
+pub(super) fn endpoint(node: Node, protocol: Protocol) -> SocketAddr {
+    let port = match protocol {
+        Protocol::Asap => 3_863,
+        Protocol::Enrp => 9_901,
+    };
+    SocketAddr::new(address(node), port)
+}
+
+pub(super) fn sctp(node: Node, protocol: Protocol) -> SctpTransport {
+    SctpTransport {
+        port: endpoint(node, protocol).port(),
+        usage: TransportUse::DataOnly,
+        addresses: Addresses::from_iter([address(node)]),
+    }
+}
+
+/// Where users reach an element.
+pub(super) fn service(node: Node) -> Transport {
+    Transport::Tcp {
+        port: 80,
+        usage: TransportUse::DataOnly,
+        address: address(node),
+    }
+}
+
+/// The node that has an address.
+pub(super) fn node_at(address: IpAddr) -> Option<Node> {
+    match address {
+        IpAddr::V4(address) => address.to_bits().checked_sub(FIRST),
+        IpAddr::V6(_) => None,
+    }
+}
+
+/// The node that is reached there.
+pub(super) fn node_of(transport: &Transport) -> Option<Node> {
+    match transport {
+        Transport::Tcp { address, .. } => node_at(*address),
+        Transport::Sctp(transport) => node_at(*transport.addresses.first()?),
+        _ => None,
+    }
+}
+
+/// The number of a registrar in one of its lives: the first is the lowest.
+pub(super) fn registrar_id(index: usize, life: u32) -> RegistrarId {
+    RegistrarId(((index as u32 + 1) << 16) + life)
+}

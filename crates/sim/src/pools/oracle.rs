@@ -1,0 +1,141 @@
+//! What must be so, whatever fails: looked at while a world runs, and when it has come to rest.
+
+use super::world::World;
+use crate::time::Time;
+use holdfast_wire::rserpool::{ElementId, RegistrarId};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// What is demanded of a run.
+#[derive(Debug, Clone, Copy)]
+pub struct Demands {
+    /// From then on nothing fails any more, counted from `begin`.
+    pub calm: Time,
+    /// By then all must be well.
+    pub rest: Time,
+    /// How long two registrars may both believe to be an element's home while nothing fails.
+    pub two_homes: Time,
+}
+
+/// Something was not as it must be.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("after {at_s} s: {what}")]
+pub struct Violation {
+    /// Virtual seconds.
+    pub at_s: u64,
+    /// What.
+    pub what: String,
+}
+
+/// How often one looks.
+pub(super) const LOOK: Time = Time(500_000_000);
+
+/// What the oracle remembers.
+#[derive(Debug, Default)]
+pub(super) struct Oracle {
+    /// Since when an element has had two homes.
+    shared: BTreeMap<ElementId, Time>,
+    pub(super) violation: Option<Violation>,
+}
+
+impl World<'_> {
+    pub(super) fn examine(&mut self, demands: Demands) {
+        let calm = self.config.begin + demands.calm;
+        self.homes(demands, calm);
+        if self.now >= self.config.begin + demands.rest {
+            self.rest(calm);
+        }
+    }
+
+    fn violated(&mut self, what: String) {
+        let at_s = self.now.as_secs_f64() as u64;
+        self.oracle
+            .violation
+            .get_or_insert(Violation { at_s, what });
+    }
+
+    /// No element is monitored by two registrars for longer than demanded, while nothing fails.
+    fn homes(&mut self, demands: Demands, calm: Time) {
+        let mut owners: BTreeMap<ElementId, u32> = BTreeMap::new();
+        for registrar in self
+            .registrars
+            .iter()
+            .filter_map(|node| node.machine.as_ref())
+        {
+            let own = registrar.id();
+            registrar.each_element(|_, element| {
+                if element.home == own {
+                    *owners.entry(element.id).or_default() += 1;
+                }
+            });
+        }
+        let shared: BTreeSet<ElementId> = owners
+            .into_iter()
+            .filter(|(_, owners)| *owners > 1)
+            .map(|(id, _)| id)
+            .collect();
+        self.oracle.shared.retain(|id, _| shared.contains(id));
+        for id in shared {
+            let since = *self.oracle.shared.entry(id).or_insert(self.now);
+            if self.now.since(since.max(calm)) > demands.two_homes {
+                self.violated(format!("element {} has two homes", id.0));
+            }
+        }
+    }
+
+    /// All is well: views are equal, each live element is in all of them with a home that lives, no dead one is in any,
+    /// and every user's requests have been done since the calm began.
+    fn rest(&mut self, calm: Time) {
+        let there = self
+            .elements
+            .iter()
+            .filter_map(|node| node.machine.as_ref());
+        let live: BTreeSet<ElementId> = there.map(|element| element.id()).collect();
+        let machines = || {
+            self.registrars
+                .iter()
+                .filter_map(|node| node.machine.as_ref())
+        };
+        let registrars: BTreeSet<RegistrarId> = machines().map(|machine| machine.id()).collect();
+        let mut wrong = Vec::new();
+        for registrar in machines() {
+            let own = registrar.id().0;
+            let mut seen = BTreeSet::new();
+            registrar.each_element(|_, element| {
+                seen.insert(element.id);
+                if !registrars.contains(&element.home) {
+                    wrong.push(format!(
+                        "registrar {own}: element {} has a dead home",
+                        element.id.0
+                    ));
+                }
+            });
+            let lost = live.difference(&seen).next();
+            wrong.extend(lost.map(|id| format!("registrar {own} does not know element {}", id.0)));
+            let dead = seen.difference(&live).next();
+            wrong.extend(
+                dead.map(|id| format!("registrar {own} knows element {}, which is dead", id.0)),
+            );
+            for home in &registrars {
+                let views: BTreeSet<u16> =
+                    machines().map(|machine| machine.checksum(*home)).collect();
+                if views.len() > 1 {
+                    wrong.push(format!("views of registrar {}'s elements differ", home.0));
+                }
+            }
+        }
+        for index in 0..self.users.len() {
+            if self.users[index]
+                .waits_since()
+                .is_some_and(|since| since < calm)
+            {
+                wrong.push(format!(
+                    "user {index} has waited since {} s",
+                    calm.as_secs_f64()
+                ));
+            }
+        }
+        if let Some(what) = wrong.into_iter().next() {
+            self.violated(what);
+        }
+    }
+}

@@ -1,0 +1,87 @@
+//! The machines' timers.
+
+use super::bug::Bug;
+use super::node::{Node, Role};
+use super::world::{Event, World};
+use crate::queue::Queue;
+use crate::time::Time;
+use holdfast_proto::pool_element::PoolElement;
+use holdfast_proto::registrar::Registrar;
+use std::time::Duration;
+
+/// Puts a machine's next timer into the queue, unless an earlier one is there already, at whose time it is asked again.
+#[inline]
+pub(super) fn rearm(
+    queue: &mut Queue<Event>,
+    node: Node,
+    wake: &mut Option<Time>,
+    due: Option<Duration>,
+) {
+    let Some(due) = due else { return };
+    let at = Time::from(due);
+    if wake.is_none_or(|set| at < set) {
+        *wake = Some(at);
+        queue.push(at, Event::Wake { node, at });
+    }
+}
+
+impl World<'_> {
+    /// A machine is asked whether its time has come. Whether it had.
+    pub(super) fn wake(&mut self, node: Node, at: Time) -> bool {
+        let now: Duration = self.now.into();
+        if let Some(bug) = self.config.bug
+            && matches!(
+                (bug, self.nodes.role(node)),
+                (Bug::NoRegistrarTimers, Role::Registrar(_))
+                    | (Bug::NoElementTimers, Role::Element(_))
+                    | (Bug::NoUserTimers, Role::User(_))
+            )
+        {
+            return false;
+        }
+        match self.nodes.role(node) {
+            Role::Registrar(index) => {
+                let registrar = &mut self.registrars[index];
+                if registrar.wake != Some(at) {
+                    return false;
+                }
+                registrar.wake = None;
+                let due = registrar.machine.as_ref().and_then(Registrar::poll_timeout);
+                let fires = due.is_some_and(|due| due <= now);
+                match fires {
+                    true => self.registrar(index, |machine, now| machine.handle_timeout(now)),
+                    false => rearm(&mut self.queue, node, &mut registrar.wake, due),
+                }
+                fires
+            }
+            Role::Element(index) => {
+                let element = &mut self.elements[index];
+                if element.wake != Some(at) {
+                    return false;
+                }
+                element.wake = None;
+                let due = element.machine.as_ref().and_then(PoolElement::poll_timeout);
+                let fires = due.is_some_and(|due| due <= now);
+                match fires {
+                    true => self.element(index, |machine, now| machine.handle_timeout(now)),
+                    false => rearm(&mut self.queue, node, &mut element.wake, due),
+                }
+                fires
+            }
+            Role::User(index) => {
+                let user = &mut self.users[index];
+                if user.wake != Some(at) {
+                    return false;
+                }
+                user.wake = None;
+                let due = user.machine.poll_timeout();
+                let fires = due.is_some_and(|due| due <= now);
+                match fires {
+                    true => self.user(index, |machine, now| machine.handle_timeout(now)),
+                    false => rearm(&mut self.queue, node, &mut user.wake, due),
+                }
+                fires
+            }
+        }
+    }
+}

@@ -1,0 +1,286 @@
+//! Pool users: the machine, and who wants its requests done.
+
+use super::associations::{Name, encoded};
+use super::elements::Links;
+use super::measure::Finished;
+use super::node::{self, Node, Role};
+use super::world::{Event, World};
+use crate::time::Time;
+use holdfast_proto::pool_user::{Config, Event as Told, Output, PoolUser};
+use holdfast_proto::registrar::Protocol;
+use holdfast_wire::rserpool::{ElementId, PoolElement};
+use std::collections::VecDeque;
+use std::time::Duration;
+
+/// What users and elements tell each other.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Letter {
+    Request {
+        request: u32,
+        size: f64,
+    },
+    Accepted {
+        request: u32,
+    },
+    Done {
+        request: u32,
+    },
+    /// The element is gone, or out of reach.
+    Lost {
+        request: u32,
+    },
+}
+
+/// What a user waits for.
+#[derive(Debug)]
+struct Current {
+    request: u32,
+    size: f64,
+    generated: Time,
+    dequeued: Time,
+    /// The first time.
+    accepted: Option<Time>,
+    element: Option<(Node, ElementId)>,
+    attempts: u32,
+}
+
+#[derive(Debug)]
+pub(super) struct UserNode {
+    pub(super) machine: PoolUser,
+    links: Links,
+    pub(super) wake: Option<Time>,
+    /// "The requests are queued and sequentially assigned to PEs" (paper 004 section 4).
+    queue: VecDeque<(Time, f64)>,
+    current: Option<Current>,
+    requests: u32,
+}
+
+/// Until a user asks again who got no element.
+const PAUSE: Time = Time(500_000_000);
+
+impl UserNode {
+    /// Since when its request has been under way.
+    pub(super) fn waits_since(&self) -> Option<Time> {
+        self.current.as_ref().map(|current| current.dequeued)
+    }
+}
+
+impl World<'_> {
+    pub(super) fn new_user(&mut self, index: usize) -> UserNode {
+        let hunt = self.hunt(self.nodes.user(index));
+        let seed = self.random.seed();
+        UserNode {
+            machine: PoolUser::new(Config::new(hunt, seed)),
+            links: Links::new(),
+            wake: None,
+            queue: VecDeque::new(),
+            current: None,
+            requests: 0,
+        }
+    }
+
+    /// A user has a new request, and some time later the next.
+    pub(super) fn generate(&mut self, index: usize) {
+        let workload = self.config.workload;
+        let size = self.random.exponential(workload.request_size);
+        self.users[index].queue.push_back((self.now, size));
+        self.schedule_request(index);
+        if self.users[index].current.is_none() {
+            self.begin(index);
+        }
+    }
+
+    pub(super) fn schedule_request(&mut self, index: usize) {
+        let wait = self
+            .random
+            .exponential(self.config.workload.request_interval);
+        let at = self.now + Time::from_secs_f64(wait);
+        self.queue.push(
+            at,
+            Event::Generate {
+                index: index as u32,
+            },
+        );
+    }
+
+    fn begin(&mut self, index: usize) {
+        let user = &mut self.users[index];
+        let Some((generated, size)) = user.queue.pop_front() else {
+            return;
+        };
+        user.requests += 1;
+        user.current = Some(Current {
+            request: user.requests,
+            size,
+            generated,
+            dequeued: self.now,
+            accepted: None,
+            element: None,
+            attempts: 0,
+        });
+        self.select(index);
+    }
+
+    /// Each request asks the registrar: what was known before is not looked at.
+    pub(super) fn select(&mut self, index: usize) {
+        let handle = self.handle.clone();
+        self.user(index, |machine, now| {
+            machine.handle_purge(&handle);
+            machine.handle_select(now, handle);
+        });
+    }
+
+    /// Gives a user's machine an input, and carries out what it wants.
+    #[inline]
+    pub(super) fn user(&mut self, index: usize, input: impl FnOnce(&mut PoolUser, Duration)) {
+        input(&mut self.users[index].machine, self.now.into());
+        let node = self.nodes.user(index);
+        while let Some(output) = self.users[index].machine.poll_output() {
+            match output {
+                Output::Connect { link, to } => {
+                    let Some(to) = node::node_of(&to) else {
+                        continue;
+                    };
+                    let association = self.connect(node, to, Protocol::Asap, Name::Link(link));
+                    self.users[index].links.push((link, association));
+                }
+                Output::Close { link } => {
+                    let links = &mut self.users[index].links;
+                    if let Some(place) = links.iter().position(|(other, _)| *other == link) {
+                        let (_, association) = links.swap_remove(place);
+                        self.close(association, 0);
+                    }
+                }
+                Output::Send { link, message } => {
+                    let links = &self.users[index].links;
+                    if let Some((_, association)) = links.iter().find(|(other, _)| *other == link) {
+                        self.send(*association, 0, encoded(&message));
+                    }
+                }
+                Output::Event(Told::Selected { element, .. }) => self.selected(index, &element),
+                Output::Event(Told::Failed { .. }) => {
+                    let at = self.now + PAUSE;
+                    self.queue.push(
+                        at,
+                        Event::Again {
+                            index: index as u32,
+                        },
+                    );
+                }
+                Output::Event(_) => {}
+            }
+        }
+        let user = &mut self.users[index];
+        let due = user.machine.poll_timeout();
+        super::timers::rearm(&mut self.queue, node, &mut user.wake, due);
+    }
+
+    fn selected(&mut self, index: usize, element: &PoolElement) {
+        let node = self.nodes.user(index);
+        let (Some(to), Some(current)) = (
+            node::node_of(&element.user_transport),
+            &mut self.users[index].current,
+        ) else {
+            return;
+        };
+        current.element = Some((to, element.id));
+        current.attempts += 1;
+        let (request, size) = (current.request, current.size);
+        let mut at = Some(self.now);
+        for _ in 0..self.config.setup_round_trips {
+            at = at
+                .and_then(|at| self.way_at(at, node, to))
+                .and_then(|at| self.way_at(at, to, node));
+        }
+        self.post_at(at, node, to, Letter::Request { request, size });
+    }
+
+    /// A letter goes from one to the other; if it cannot, the user learns it when it has waited long enough.
+    pub(super) fn post(&mut self, from: Node, to: Node, letter: Letter) {
+        self.post_at(Some(self.now), from, to, letter);
+    }
+
+    fn post_at(&mut self, at: Option<Time>, from: Node, to: Node, letter: Letter) {
+        let arrival = at.and_then(|at| self.way_at(at, from, to));
+        if let Some(arrival) = arrival {
+            let letter = Event::Letter { from, to, letter };
+            return self.queue.push(arrival, letter);
+        }
+        let (Letter::Request { request, .. }
+        | Letter::Accepted { request }
+        | Letter::Done { request }
+        | Letter::Lost { request }) = letter;
+        let (user, element) = match letter {
+            Letter::Request { .. } => (from, to),
+            _ => (to, from),
+        };
+        let timeout = self.now + self.config.association_timeout.into();
+        let letter = Letter::Lost { request };
+        self.queue.push(
+            timeout,
+            Event::Letter {
+                from: element,
+                to: user,
+                letter,
+            },
+        );
+    }
+
+    /// A letter arrives.
+    pub(super) fn letter(&mut self, from: Node, to: Node, letter: Letter) {
+        match (self.nodes.role(to), letter) {
+            (Role::Element(index), Letter::Request { request, size }) => {
+                self.requested(index, from, request, size);
+            }
+            (Role::User(index), letter) => self.answered(index, from, letter),
+            _ => {}
+        }
+    }
+
+    fn answered(&mut self, index: usize, from: Node, letter: Letter) {
+        let Some(current) = &mut self.users[index].current else {
+            return;
+        };
+        let (Some((element, id)), asked) = (current.element, current.request) else {
+            return;
+        };
+        if element != from {
+            return;
+        }
+        match letter {
+            Letter::Accepted { request } if request == asked => {
+                current.accepted.get_or_insert(self.now);
+            }
+            Letter::Done { request } if request == asked => self.finished(index),
+            Letter::Lost { request } if request == asked => {
+                current.element = None;
+                let handle = self.handle.clone();
+                self.user(index, |machine, now| {
+                    machine.handle_unreachable(now, &handle, id)
+                });
+                self.select(index);
+            }
+            _ => {}
+        }
+    }
+
+    fn finished(&mut self, index: usize) {
+        let Some(current) = self.users[index].current.take() else {
+            return;
+        };
+        let Some((element, _)) = current.element else {
+            return;
+        };
+        let zone = self.nodes.zone(self.nodes.user(index));
+        self.measure(&Finished {
+            size: current.size,
+            generated: current.generated,
+            dequeued: current.dequeued,
+            accepted: current.accepted.unwrap_or(self.now),
+            ended: self.now,
+            attempts: current.attempts,
+            local: zone == self.nodes.zone(element),
+        });
+        self.begin(index);
+    }
+}

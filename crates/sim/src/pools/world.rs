@@ -1,0 +1,350 @@
+//! The world: nodes, the network between them, and what happens next.
+
+use super::associations::{Association, Side};
+use super::config::{Action, Config};
+use super::elements::ElementNode;
+use super::measure::{Finished, Outcome, Window};
+use super::node::{Node, Nodes, Role};
+use super::oracle::{LOOK, Oracle, Violation};
+use super::registrars::RegistrarNode;
+use super::users::{Letter, UserNode};
+use crate::net::{Delay, Network};
+use crate::queue::Queue;
+use crate::random::Random;
+use crate::time::Time;
+use bytes::Bytes;
+use holdfast_proto::registrar::{AssociationId, DialId, Protocol};
+use holdfast_wire::rserpool::PoolHandle;
+use std::collections::HashMap;
+
+#[derive(Debug)]
+pub(super) enum Event {
+    /// A message arrives at an end.
+    Deliver {
+        association: u32,
+        side: Side,
+        message: Bytes,
+    },
+    Letter {
+        from: Node,
+        to: Node,
+        letter: Letter,
+    },
+    /// A machine wants to be woken.
+    Wake {
+        node: Node,
+        at: Time,
+    },
+    /// A request has ended, unless others have come or gone since.
+    Served {
+        index: u32,
+        at: Time,
+    },
+    Generate {
+        index: u32,
+    },
+    /// A user asks again.
+    Again {
+        index: u32,
+    },
+    Up {
+        association: u32,
+        side: Side,
+    },
+    Lost {
+        association: u32,
+        side: Side,
+    },
+    Aborted {
+        association: u32,
+        side: Side,
+    },
+    Break {
+        association: u32,
+    },
+    DialFailed {
+        index: usize,
+        dial: DialId,
+    },
+    DialledAgain {
+        index: usize,
+        dial: DialId,
+        protocol: Protocol,
+        id: AssociationId,
+    },
+    StartRegistrar {
+        index: u32,
+    },
+    StartElement {
+        index: u32,
+    },
+    Act(Action),
+    /// A window opens or closes.
+    Look,
+    /// The oracle looks.
+    Examine,
+}
+
+#[derive(Debug)]
+pub(super) struct World<'a> {
+    pub(super) config: &'a Config,
+    pub(super) now: Time,
+    pub(super) queue: Queue<Event>,
+    pub(super) random: Random,
+    pub(super) network: Network,
+    pub(super) delays_vary: bool,
+    pub(super) nodes: Nodes,
+    pub(super) registrars: Vec<RegistrarNode>,
+    pub(super) elements: Vec<ElementNode>,
+    pub(super) users: Vec<UserNode>,
+    pub(super) associations: Vec<Association>,
+    /// The registrars' associations that are up, by both ends. It is never walked in its own order.
+    pub(super) directory: HashMap<(Node, Node, Protocol), (u32, Side)>,
+    pub(super) handle: PoolHandle,
+    pub(super) oracle: Oracle,
+    windows: Vec<(Time, Time, Window)>,
+    events: u64,
+    digest: u64,
+}
+
+impl<'a> World<'a> {
+    pub(super) fn new(config: &'a Config, seed: u64) -> World<'a> {
+        let all = (config.begin, config.begin + config.runtime);
+        let mut windows: Vec<(Time, Time)> = config.windows.clone();
+        for (from, to) in &mut windows {
+            (*from, *to) = (*from + config.begin, *to + config.begin);
+        }
+        if windows.is_empty() {
+            windows.push(all);
+        }
+        let link = |from: u16, to: u16| config.links[usize::from(from)][usize::from(to)];
+        let constant = |link: &crate::net::Link| matches!(link.delay, Delay::Constant(_));
+        let mut world = World {
+            now: Time::ZERO,
+            queue: Queue::default(),
+            random: Random::new(seed),
+            network: Network::new(config.zones.len(), link),
+            delays_vary: !config.links.iter().flatten().all(constant),
+            nodes: Nodes::new(&config.zones),
+            registrars: Vec::new(),
+            elements: Vec::new(),
+            users: Vec::new(),
+            associations: Vec::new(),
+            directory: HashMap::new(),
+            handle: PoolHandle::from("pool"),
+            windows: windows
+                .into_iter()
+                .map(|(a, b)| (a, b, Window::default()))
+                .collect(),
+            oracle: Oracle::default(),
+            events: 0,
+            digest: 0,
+            config,
+        };
+        world.populate();
+        world
+    }
+
+    /// Registrars begin one after the other, then elements; users ask from `begin` on.
+    fn populate(&mut self) {
+        let zones = self.config.zones.len();
+        for index in 0..zones as u32 {
+            self.registrars.push(RegistrarNode::default());
+            let at = Time::from_secs_f64(2.0 * f64::from(index) / zones as f64);
+            self.queue.push(at, Event::StartRegistrar { index });
+        }
+        let half = self.config.begin.as_secs_f64() / 2.0;
+        for Zoned {
+            first,
+            count,
+            at_first,
+        } in self.zoned()
+        {
+            for place in 0..count {
+                self.elements
+                    .push(ElementNode::new(self.config.workload.capacity));
+                if place < at_first {
+                    let at = Time::from_secs_f64(half * (1.0 + self.random.fraction() / 2.0));
+                    let index = first + place;
+                    self.queue.push(at, Event::StartElement { index });
+                }
+            }
+        }
+        let users: u32 = self.config.zones.iter().map(|zone| zone.users).sum();
+        self.now = self.config.begin;
+        for index in 0..users as usize {
+            let user = self.new_user(index);
+            self.users.push(user);
+            self.schedule_request(index);
+        }
+        self.now = Time::ZERO;
+        self.foresee();
+    }
+
+    /// What is to happen, and be looked at.
+    fn foresee(&mut self) {
+        for (at, action) in &self.config.plan {
+            self.queue
+                .push(self.config.begin + *at, Event::Act(*action));
+        }
+        for (from, to, _) in &self.windows {
+            self.queue.push(*from, Event::Look);
+            self.queue.push(*to, Event::Look);
+        }
+        if self.config.demands.is_some() {
+            self.queue.push(self.config.begin, Event::Examine);
+        }
+    }
+
+    fn zoned(&self) -> Vec<Zoned> {
+        let mut first = 0;
+        let zones = self.config.zones.iter().enumerate();
+        zones
+            .map(|(index, zone)| {
+                let at_first = self.config.elements_at_first.as_ref();
+                let zoned = Zoned {
+                    first,
+                    count: zone.elements,
+                    at_first: at_first.map_or(zone.elements, |at_first| at_first[index]),
+                };
+                first += zone.elements;
+                zoned
+            })
+            .collect()
+    }
+
+    pub(super) fn run(mut self) -> (Outcome, Option<Violation>) {
+        let end = self.config.begin + self.config.runtime;
+        while let Some((at, event)) = self.queue.pop_until(end) {
+            self.now = at;
+            self.step(event);
+            if self.oracle.violation.is_some() {
+                break;
+            }
+        }
+        let outcome = Outcome {
+            windows: self
+                .windows
+                .into_iter()
+                .map(|(_, _, window)| window)
+                .collect(),
+            events: self.events,
+            simulated_s: end.as_secs_f64(),
+            digest: self.digest,
+        };
+        (outcome, self.oracle.violation)
+    }
+
+    #[inline]
+    fn step(&mut self, event: Event) {
+        let counts = match event {
+            Event::Deliver {
+                association,
+                side,
+                message,
+            } => {
+                self.deliver(association, side, &message);
+                true
+            }
+            Event::Letter { from, to, letter } => {
+                self.letter(from, to, letter);
+                true
+            }
+            Event::Wake { node, at } => self.wake(node, at),
+            Event::Served { index, at } => self.served(index as usize, at),
+            Event::Generate { index } => {
+                self.generate(index as usize);
+                true
+            }
+            Event::Again { index } => {
+                self.select(index as usize);
+                true
+            }
+            other => {
+                self.seldom(other);
+                false
+            }
+        };
+        if counts {
+            self.events += 1;
+            let mixed = self.digest.rotate_left(5) ^ self.now.0;
+            self.digest = mixed.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        }
+    }
+
+    fn seldom(&mut self, event: Event) {
+        match event {
+            Event::Up { association, side } => self.up(association, side),
+            Event::Lost { association, side } => self.lost(association, side),
+            Event::Aborted { association, side } => self.aborted(association, side),
+            Event::Break { association } => self.break_up(association),
+            Event::DialFailed { index, dial } => {
+                self.registrar(index, |machine, now| machine.handle_dial_failed(now, dial));
+            }
+            Event::DialledAgain {
+                index,
+                dial,
+                protocol,
+                id,
+            } => {
+                self.registrar(index, |machine, now| {
+                    machine.handle_up(now, id, protocol, &[], Some(dial))
+                });
+            }
+            Event::StartRegistrar { index } => self.start_registrar(index as usize),
+            Event::StartElement { index } => self.start_element(index as usize),
+            Event::Act(action) => self.act(action),
+            Event::Look => self.look(),
+            Event::Examine => {
+                if let Some(demands) = self.config.demands {
+                    self.examine(demands);
+                    self.queue.push(self.now + LOOK, Event::Examine);
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// Whether somebody is there to be reached.
+    pub(super) fn is_alive(&self, node: Node) -> bool {
+        match self.nodes.role(node) {
+            Role::Registrar(index) => self.registrars[index].machine.is_some(),
+            Role::Element(index) => self.elements[index].machine.is_some(),
+            Role::User(_) => true,
+        }
+    }
+
+    pub(super) fn measure(&mut self, request: &Finished) {
+        for (from, to, window) in &mut self.windows {
+            if (*from..*to).contains(&self.now) {
+                window.add(request);
+            }
+        }
+    }
+
+    /// How much elements have done, at a window's beginning and end.
+    fn look(&mut self) {
+        let mut done = 0.0;
+        let mut there = 0.0;
+        for element in &mut self.elements {
+            done += element.server.done(self.now);
+            there += f64::from(u8::from(element.machine.is_some()));
+        }
+        let capacity = there * self.config.workload.capacity;
+        for (from, to, window) in &mut self.windows {
+            if *from == self.now {
+                window.done -= done;
+            }
+            if *to == self.now {
+                window.done += done;
+                window.could = capacity * (*to - *from).as_secs_f64();
+            }
+        }
+    }
+}
+
+struct Zoned {
+    first: u32,
+    count: u32,
+    at_first: u32,
+}

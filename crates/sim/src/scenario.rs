@@ -1,0 +1,380 @@
+//! Simulations as text: see `docs/simulation.md`.
+
+use crate::net::Link;
+use crate::pools::{Action, Choice, Config, Workload, Zone};
+use crate::time::Time;
+use serde::Deserialize;
+use std::time::Duration;
+
+/// A simulation that somebody has written down.
+#[derive(Debug, Clone)]
+pub struct Scenario {
+    /// What it shows.
+    pub about: String,
+    /// What is simulated.
+    pub config: Config,
+    /// The names of its windows.
+    pub windows: Vec<String>,
+}
+
+/// The scenarios that come with the program: name and text.
+pub const BUILT_IN: &[(&str, &str)] = &[
+    ("lans", include_str!("../scenarios/lans.toml")),
+    ("regions", include_str!("../scenarios/regions.toml")),
+    ("trouble", include_str!("../scenarios/trouble.toml")),
+];
+
+/// The text is no scenario.
+#[derive(Debug, thiserror::Error)]
+pub enum ScenarioError {
+    /// It is no TOML, or has other keys.
+    #[error("{0}")]
+    Text(#[from] toml::de::Error),
+    /// There is no zone of that name.
+    #[error("there is no zone `{0}`")]
+    NoZone(String),
+    /// The zone has no such element.
+    #[error("zone `{zone}` has {elements} elements: there is none numbered {element}")]
+    NoElement {
+        /// The zone.
+        zone: String,
+        /// What was asked for.
+        element: u32,
+        /// What there is.
+        elements: u32,
+    },
+    /// The policy is not simulated.
+    #[error("policy `{0}` is not simulated: use LU or LU-DPF")]
+    NoPolicy(String),
+    /// A number makes no sense.
+    #[error("{0}")]
+    Number(&'static str),
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Text {
+    #[serde(default)]
+    about: String,
+    #[serde(default = "lu")]
+    policy: String,
+    #[serde(default)]
+    dpf: f64,
+    #[serde(default = "load")]
+    load_per_request: f64,
+    #[serde(default = "million")]
+    capacity: f64,
+    #[serde(default = "million")]
+    request_size: f64,
+    utilisation: Option<f64>,
+    request_interval_s: Option<f64>,
+    #[serde(default = "quarter")]
+    runtime_s: f64,
+    distance_step_ms: Option<u32>,
+    #[serde(default)]
+    setup_round_trips: u32,
+    #[serde(default)]
+    update_interval_ms: f64,
+    #[serde(default)]
+    zone: Vec<ZoneText>,
+    within: Option<Link>,
+    between: Option<Link>,
+    #[serde(default)]
+    link: Vec<LinkText>,
+    #[serde(default)]
+    event: Vec<EventText>,
+    #[serde(default)]
+    window: Vec<WindowText>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct ZoneText {
+    name: String,
+    elements: u32,
+    at_first: Option<u32>,
+    users: u32,
+}
+
+#[derive(Debug, Deserialize)]
+struct LinkText {
+    zones: [String; 2],
+    #[serde(flatten)]
+    link: Link,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct ElementText {
+    zone: String,
+    element: u32,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct EventText {
+    at_s: f64,
+    #[serde(default)]
+    stop: Vec<ElementText>,
+    #[serde(default)]
+    start: Vec<ElementText>,
+    #[serde(default)]
+    kill: Vec<ElementText>,
+    kill_registrar: Option<String>,
+    start_registrar: Option<String>,
+    cut: Option<[String; 2]>,
+    mend: Option<[String; 2]>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct WindowText {
+    name: String,
+    from_s: f64,
+    to_s: f64,
+}
+
+fn lu() -> String {
+    "LU".to_owned()
+}
+
+fn load() -> f64 {
+    0.01
+}
+
+fn million() -> f64 {
+    1e6
+}
+
+fn quarter() -> f64 {
+    900.0
+}
+
+impl Scenario {
+    /// Reads one.
+    ///
+    /// # Errors
+    /// What is wrong with the text.
+    pub fn parse(text: &str) -> Result<Scenario, ScenarioError> {
+        toml::from_str::<Text>(text)?.scenario()
+    }
+
+    /// One of [`BUILT_IN`], by name.
+    #[must_use]
+    pub fn built_in(name: &str) -> Option<Result<Scenario, ScenarioError>> {
+        let (_, text) = BUILT_IN.iter().find(|(known, _)| *known == name)?;
+        Some(Scenario::parse(text))
+    }
+}
+
+impl Text {
+    fn scenario(self) -> Result<Scenario, ScenarioError> {
+        let wrong = |what| Err(ScenarioError::Number(what));
+        if self.zone.is_empty() {
+            return wrong("there is no [[zone]]");
+        }
+        if !(self.capacity > 0.0 && self.request_size > 0.0 && self.runtime_s > 0.0) {
+            return wrong("capacity, request_size and runtime_s are above 0");
+        }
+        let zones = self.zone.iter().map(|zone| Zone {
+            elements: zone.elements,
+            users: zone.users,
+        });
+        let mut config = Config::new(
+            zones.collect(),
+            10.0,
+            100.0,
+            self.choice()?,
+            self.workload()?,
+        );
+        config.load_per_request = self.load_per_request;
+        config.update_interval = Duration::from_secs_f64(self.update_interval_ms.max(0.0) / 1e3);
+        config.setup_round_trips = self.setup_round_trips;
+        config.runtime = Time::from_secs_f64(self.runtime_s);
+        if let Some(step) = self.distance_step_ms {
+            config.registrar.distance_step = step;
+        }
+        let at_first = self
+            .zone
+            .iter()
+            .map(|zone| zone.at_first.unwrap_or(zone.elements));
+        config.elements_at_first = Some(at_first.collect());
+        self.links(&mut config)?;
+        for event in &self.event {
+            let at = Time::from_secs_f64(event.at_s);
+            let actions = self.actions(event)?;
+            config
+                .plan
+                .extend(actions.into_iter().map(|action| (at, action)));
+        }
+        let window = |window: &WindowText| [window.from_s, window.to_s].map(Time::from_secs_f64);
+        config.windows = self
+            .window
+            .iter()
+            .map(window)
+            .map(|[from, to]| (from, to))
+            .collect();
+        Ok(Scenario {
+            about: self.about,
+            config,
+            windows: self.window.into_iter().map(|window| window.name).collect(),
+        })
+    }
+
+    fn choice(&self) -> Result<Choice, ScenarioError> {
+        match self.policy.as_str() {
+            "LU" => Ok(Choice::LeastUsed),
+            "LU-DPF" => Ok(Choice::LeastUsedDpf(self.dpf)),
+            other => Err(ScenarioError::NoPolicy(other.to_owned())),
+        }
+    }
+
+    fn workload(&self) -> Result<Workload, ScenarioError> {
+        let (capacity, request_size) = (self.capacity, self.request_size);
+        match (self.utilisation, self.request_interval_s) {
+            (Some(utilisation), None) if utilisation > 0.0 => {
+                let there = |zone: &ZoneText| zone.at_first.unwrap_or(zone.elements);
+                let elements: u32 = self.zone.iter().map(there).sum();
+                let users: u32 = self.zone.iter().map(|zone| zone.users).sum();
+                let ratio = f64::from(users) / f64::from(elements.max(1));
+                Ok(Workload::of_utilisation(
+                    capacity,
+                    request_size,
+                    ratio,
+                    utilisation,
+                ))
+            }
+            (None, Some(request_interval)) if request_interval > 0.0 => Ok(Workload {
+                capacity,
+                request_size,
+                request_interval,
+            }),
+            _ => Err(ScenarioError::Number(
+                "say either utilisation or request_interval_s, above 0",
+            )),
+        }
+    }
+
+    fn links(&self, config: &mut Config) -> Result<(), ScenarioError> {
+        let count = self.zone.len();
+        for (from, to) in (0..count).flat_map(|from| (0..count).map(move |to| (from, to))) {
+            let link = if from == to {
+                self.within
+            } else {
+                self.between
+            };
+            if let Some(link) = link {
+                config.links[from][to] = link;
+            }
+        }
+        for LinkText {
+            zones: [a, b],
+            link,
+        } in &self.link
+        {
+            let [a, b] = [self.zone_index(a)?, self.zone_index(b)?].map(usize::from);
+            config.links[a][b] = *link;
+            config.links[b][a] = *link;
+        }
+        Ok(())
+    }
+
+    fn zone_index(&self, name: &str) -> Result<u16, ScenarioError> {
+        let index = self.zone.iter().position(|zone| zone.name == name);
+        let index = index.and_then(|index| u16::try_from(index).ok());
+        index.ok_or_else(|| ScenarioError::NoZone(name.to_owned()))
+    }
+
+    fn element(&self, text: &ElementText) -> Result<(u16, u32), ScenarioError> {
+        let zone = self.zone_index(&text.zone)?;
+        let elements = self.zone[usize::from(zone)].elements;
+        if text.element >= elements {
+            return Err(ScenarioError::NoElement {
+                zone: text.zone.clone(),
+                element: text.element,
+                elements,
+            });
+        }
+        Ok((zone, text.element))
+    }
+
+    fn actions(&self, event: &EventText) -> Result<Vec<Action>, ScenarioError> {
+        let mut actions = Vec::new();
+        for text in &event.stop {
+            let (zone, element) = self.element(text)?;
+            actions.push(Action::Stop { zone, element });
+        }
+        for text in &event.start {
+            let (zone, element) = self.element(text)?;
+            actions.push(Action::Start { zone, element });
+        }
+        for text in &event.kill {
+            let (zone, element) = self.element(text)?;
+            actions.push(Action::Kill { zone, element });
+        }
+        if let Some(zone) = &event.kill_registrar {
+            actions.push(Action::KillRegistrar(self.zone_index(zone)?));
+        }
+        if let Some(zone) = &event.start_registrar {
+            actions.push(Action::StartRegistrar(self.zone_index(zone)?));
+        }
+        if let Some([a, b]) = &event.cut {
+            actions.push(Action::Cut(self.zone_index(a)?, self.zone_index(b)?));
+        }
+        if let Some([a, b]) = &event.mend {
+            actions.push(Action::Mend(self.zone_index(a)?, self.zone_index(b)?));
+        }
+        Ok(actions)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_comes_with_the_program_can_be_read() {
+        for (name, _) in BUILT_IN {
+            let scenario = Scenario::built_in(name).unwrap();
+            let scenario = scenario.unwrap_or_else(|error| panic!("{name}: {error}"));
+            assert!(!scenario.about.is_empty(), "{name}");
+            assert_eq!(scenario.windows.len(), scenario.config.windows.len());
+        }
+        assert!(Scenario::built_in("other").is_none());
+    }
+
+    #[test]
+    fn a_scenario_says_what_it_says() {
+        let regions = Scenario::built_in("regions").unwrap().unwrap().config;
+        assert_eq!(regions.links[0][2], regions.links[2][0]);
+        assert_eq!(regions.links[0][2].delay.mean_ms(), 300.0);
+        assert_eq!(regions.links[1][2].delay.mean_ms(), 112.0);
+        assert_eq!(regions.links[1][1].delay.mean_ms(), 10.0);
+        assert_eq!(regions.elements_at_first, Some(vec![5, 5, 5]));
+        assert_eq!(regions.plan.len(), 8);
+        // Equation 2: three users for each element, requests of a second, 60 %.
+        let lans = Scenario::built_in("lans").unwrap().unwrap().config;
+        assert!((lans.workload.request_interval - 5.0).abs() < 1e-9);
+    }
+
+    #[test]
+    fn what_is_wrong_is_named() {
+        let zone = "utilisation = 0.6\n[[zone]]\nname = \"a\"\nelements = 2\nusers = 1\n";
+        let error = |text: &str| match Scenario::parse(&format!("{text}{zone}")) {
+            Ok(_) => panic!("{text} is no scenario"),
+            Err(error) => error.to_string(),
+        };
+        assert!(error("policy = \"BEST\"\n").contains("BEST"));
+        assert!(error("polcy = \"LU\"\n").contains("polcy"));
+        assert!(error("request_interval_s = 1\n").contains("either"));
+        assert!(error("capacity = 0\n").contains("above 0"));
+        let error = |text: &str| match Scenario::parse(&format!("{zone}{text}")) {
+            Ok(_) => panic!("{text} is no scenario"),
+            Err(error) => error.to_string(),
+        };
+        assert!(error("[[event]]\nat_s = 1\ncut = [\"a\", \"b\"]\n").contains("`b`"));
+        let missing = "[[event]]\nat_s = 1\nkill = [{ zone = \"a\", element = 2 }]\n";
+        assert!(error(missing).contains("none numbered 2"));
+        assert!(Scenario::parse("utilisation = 0.6").is_err());
+    }
+}

@@ -1,0 +1,63 @@
+//! The same simulation with many seeds.
+
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// Carries out every job, on as many threads as there are processors, and gives the results in the jobs' order: it does
+/// not depend on how many threads there are. `done` is told of each that has ended, how many that makes.
+///
+/// # Panics
+/// When a job does.
+pub fn each<J: Sync, R: Send>(
+    jobs: &[J],
+    run: impl Fn(&J) -> R + Sync,
+    done: impl Fn(usize) + Sync,
+) -> Vec<R> {
+    let threads = std::thread::available_parallelism().map_or(1, |count| count.get());
+    let (next, ended) = (AtomicUsize::new(0), AtomicUsize::new(0));
+    let results: Mutex<Vec<Option<R>>> = Mutex::new(jobs.iter().map(|_| None).collect());
+    std::thread::scope(|scope| {
+        let work = || {
+            while let Some(job) = {
+                let index = next.fetch_add(1, Ordering::Relaxed);
+                jobs.get(index).map(|job| (index, job))
+            } {
+                let (index, job) = job;
+                let result = run(job);
+                if let Ok(mut results) = results.lock() {
+                    results[index] = Some(result);
+                }
+                done(ended.fetch_add(1, Ordering::Relaxed) + 1);
+            }
+        };
+        for _ in 1..threads.min(jobs.len()) {
+            scope.spawn(work);
+        }
+        work();
+    });
+    let results = results.into_inner().unwrap_or_default();
+    results.into_iter().flatten().collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn results_are_in_the_order_of_the_jobs() {
+        let jobs: Vec<u64> = (0..100).collect();
+        let told = AtomicUsize::new(0);
+        let squares = each(
+            &jobs,
+            |job| job * job,
+            |_| {
+                told.fetch_add(1, Ordering::Relaxed);
+            },
+        );
+        assert_eq!(
+            squares,
+            jobs.iter().map(|job| job * job).collect::<Vec<_>>()
+        );
+        assert_eq!(told.into_inner(), 100);
+    }
+}

@@ -1,0 +1,71 @@
+//! Virtual time.
+
+use std::ops::{Add, Sub};
+use std::time::Duration;
+
+/// Nanoseconds, since the start of a simulation or between two of its moments.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default, Hash)]
+pub struct Time(pub u64);
+
+const SECOND: u64 = 1_000_000_000;
+
+impl Time {
+    /// The start.
+    pub const ZERO: Time = Time(0);
+
+    /// So many seconds; what is negative or no number is none.
+    #[must_use]
+    pub fn from_secs_f64(seconds: f64) -> Time {
+        // A conversion to an integer saturates.
+        Time((seconds * SECOND as f64).round() as u64)
+    }
+
+    /// So many milliseconds.
+    #[must_use]
+    pub fn from_ms_f64(milliseconds: f64) -> Time {
+        Time::from_secs_f64(milliseconds / 1e3)
+    }
+
+    /// In seconds.
+    #[must_use]
+    pub fn as_secs_f64(self) -> f64 {
+        self.0 as f64 / SECOND as f64
+    }
+
+    /// From `earlier` until now; nothing if that is later.
+    #[must_use]
+    pub fn since(self, earlier: Time) -> Time {
+        Time(self.0.saturating_sub(earlier.0))
+    }
+}
+
+impl Add for Time {
+    type Output = Time;
+
+    fn add(self, other: Time) -> Time {
+        Time(self.0.saturating_add(other.0))
+    }
+}
+
+impl Sub for Time {
+    type Output = Time;
+
+    fn sub(self, other: Time) -> Time {
+        self.since(other)
+    }
+}
+
+/// As the machines want it.
+impl From<Time> for Duration {
+    fn from(time: Time) -> Duration {
+        Duration::from_nanos(time.0)
+    }
+}
+
+/// The end of time is `u64::MAX` nanoseconds, some 584 years.
+impl From<Duration> for Time {
+    fn from(duration: Duration) -> Time {
+        let seconds = duration.as_secs().saturating_mul(SECOND);
+        Time(seconds.saturating_add(u64::from(duration.subsec_nanos())))
+    }
+}

@@ -1,0 +1,186 @@
+//! Pools in virtual time: what theory says of them, what determinism promises, and what faults must not do.
+
+use holdfast_sim::faults::{schedule, shrink, try_bug, try_seed};
+use holdfast_sim::pools::{Action, Bug, Choice, Config, Window, Workload, Zone, run};
+use holdfast_sim::{Time, seeds};
+
+fn at(seconds: f64) -> Time {
+    Time::from_secs_f64(seconds)
+}
+
+fn lans(wan_ms: f64, choice: Choice) -> Config {
+    let zones = vec![
+        Zone {
+            elements: 10,
+            users: 30
+        };
+        3
+    ];
+    let workload = Workload::of_utilisation(1e6, 1e6, 3.0, 0.6);
+    let mut config = Config::new(zones, 10.0, wan_ms, choice, workload);
+    config.runtime = at(300.0);
+    config
+}
+
+/// One element and so many users that arrivals are nearly those of a Poisson process.
+fn single(utilisation: f64) -> Config {
+    let zones = vec![Zone {
+        elements: 1,
+        users: 300,
+    }];
+    let workload = Workload::of_utilisation(1e6, 1e6, 300.0, utilisation);
+    let mut config = Config::new(zones, 0.5, 0.0, Choice::LeastUsed, workload);
+    config.runtime = at(20_000.0);
+    config
+}
+
+fn first(config: &Config, seed: u64) -> Window {
+    run(config, seed).windows[0]
+}
+
+/// "M/M/1 processor sharing": a request takes size / (capacity * (1 - utilisation)) in the mean.
+#[test]
+fn one_element_is_as_slow_as_theory_says() {
+    for utilisation in [0.3, 0.6] {
+        let config = single(utilisation);
+        let windows = seeds::each(&[1, 2, 3, 4, 5, 6], |seed| first(&config, *seed), |_| ());
+        let mean = |of: &dyn Fn(&Window) -> f64| windows.iter().map(of).sum::<f64>() / 6.0;
+        let used = mean(&|window| window.utilisation());
+        assert!((used - utilisation).abs() < 0.01, "{windows:?}");
+        let wanted = 1.0 / (1.0 - used);
+        let processing = mean(&|window| {
+            (window.handling_s - window.queuing_s - window.startup_s) / window.requests as f64
+        });
+        // The result is half a millisecond on its way.
+        assert!(
+            (processing / wanted - 1.0).abs() < 0.06,
+            "{processing}, not {wanted}"
+        );
+    }
+}
+
+/// Resolution there and back, request there, acceptance back: four ways.
+#[test]
+fn a_request_starts_after_four_ways() {
+    let startup = |config: &Config| {
+        let window = first(config, 3);
+        window.startup_s / window.requests as f64
+    };
+    let mut config = single(0.3);
+    config.zones[0].users = 3;
+    config.runtime = at(100_000.0);
+    // The users' associations with their registrar are there.
+    config.windows = vec![(at(20_000.0), at(100_000.0))];
+    let four = startup(&config);
+    assert!((0.002..0.002_05).contains(&four), "{four}");
+    config.setup_round_trips = 1;
+    let six = startup(&config);
+    assert!((0.003..0.003_05).contains(&six), "{six}");
+}
+
+#[test]
+fn a_seed_gives_the_same_run_again_and_another_another() {
+    let config = lans(100.0, Choice::LeastUsedDpf(1e-5));
+    let (once, again, other) = (run(&config, 7), run(&config, 7), run(&config, 8));
+    assert_eq!(once, again);
+    assert_ne!(once.digest, other.digest);
+    assert!(once.events > 50_000, "{}", once.events);
+}
+
+#[test]
+fn distance_keeps_requests_near_and_fast() {
+    let [plain, near] = [Choice::LeastUsed, Choice::LeastUsedDpf(1e-5)]
+        .map(|choice| first(&lans(300.0, choice), 2));
+    assert!(
+        plain.local_share() < 0.6 && near.local_share() > 0.9,
+        "{plain:?} {near:?}"
+    );
+    assert!(near.speed_of_requests() > 1.3 * plain.speed_of_requests());
+    assert!((near.utilisation() - 0.6).abs() < 0.05);
+}
+
+/// A load that outweighs the distance makes requests go far; one that does not, keeps them.
+#[test]
+fn the_load_of_a_request_decides_how_far_it_goes() {
+    let share = |load: f64| {
+        let mut config = lans(500.0, Choice::LeastUsedDpf(1e-5));
+        config.workload = Workload::of_utilisation(1e6, 1e6, 3.0, 0.9);
+        config.load_per_request = load;
+        first(&config, 4).local_share()
+    };
+    // 500 ms cost 0.005: as much as one request, or ten.
+    let (heavy, light) = (share(0.05), share(0.000_5));
+    assert!(light > 0.99 && heavy < 0.95, "{light} {heavy}");
+}
+
+#[test]
+fn requests_of_an_element_that_leaves_or_dies_are_done_by_others() {
+    for stop in [true, false] {
+        let mut config = lans(20.0, Choice::LeastUsed);
+        for element in 0..9 {
+            let action = match stop {
+                true => Action::Stop { zone: 1, element },
+                false => Action::Kill { zone: 1, element },
+            };
+            config.plan.push((at(100.0), action));
+        }
+        config.windows = vec![(at(0.0), at(100.0)), (at(110.0), at(300.0))];
+        let outcome = run(&config, 5);
+        let [before, after] = outcome.windows[..] else {
+            panic!("{outcome:?}")
+        };
+        let rate = |window: Window, seconds: f64| window.requests as f64 / seconds;
+        assert!(
+            rate(after, 190.0) > 0.85 * rate(before, 100.0),
+            "{outcome:?}"
+        );
+        assert!(before.lost == 0, "{before:?}");
+        assert!((after.could / 190e6 - 21.0).abs() < 1e-6, "{after:?}");
+    }
+}
+
+#[test]
+fn faults_by_chance_come_right() {
+    let count = std::env::var("HOLDFAST_SEEDS")
+        .ok()
+        .and_then(|count| count.parse().ok());
+    let all: Vec<u64> = match std::env::var("HOLDFAST_SEED")
+        .ok()
+        .and_then(|seed| seed.parse().ok())
+    {
+        Some(seed) => vec![seed],
+        None => (1..=count.unwrap_or(60)).collect(),
+    };
+    let verdicts = seeds::each(&all, |seed| try_seed(*seed), |_| ());
+    for (seed, verdict) in all.iter().zip(verdicts) {
+        if let Err(violation) = verdict {
+            panic!("{violation}; run it again with HOLDFAST_SEED={seed}");
+        }
+    }
+}
+
+/// Every deliberate bug is found by some seed of a budget, and none is found where there is none.
+#[test]
+fn deliberate_bugs_are_found() {
+    let found = seeds::each(
+        &Bug::ALL,
+        |bug| (1..=60).find(|seed| try_bug(*seed, *bug).is_err()),
+        |_| (),
+    );
+    let found: Vec<(Bug, Option<u64>)> = Bug::ALL.into_iter().zip(found).collect();
+    println!("the first seed that finds each: {found:?}");
+    assert!(found.iter().all(|(_, seed)| seed.is_some()), "{found:?}");
+}
+
+/// A failing seed's faults shrink to those without which it does not fail.
+#[test]
+fn a_failing_seed_shrinks() {
+    let bug = Bug::NoRemovals;
+    let seed = (1..=60)
+        .find(|seed| try_bug(*seed, bug).is_err())
+        .expect("it is found");
+    let (plan, violation) = shrink(seed, Some(bug)).expect("it fails");
+    assert!(plan.len() < schedule(seed).plan.len(), "{plan:?}");
+    assert!(!violation.what.is_empty());
+    assert!(shrink(1, None).is_none());
+}

@@ -1,0 +1,48 @@
+// What the stack will look at for a packet that is handled soon is fetched from memory meanwhile: with thousands of associations each
+// packet's is in no cache. Tags are in the processor's byte order.
+
+#include <netinet/sctp_os.h>
+#include <netinet/sctp_pcb.h>
+#include <netinet/sctp_var.h>
+
+#define LINE 64
+
+static void fetch(const void *from, size_t length)
+{
+	for (size_t at = 0; at < length; at += LINE)
+		__builtin_prefetch((const char *)from + at, 1);
+}
+
+static struct sctpasochead *bucket(uint32_t tag)
+{
+	return &SCTP_BASE_INFO(sctp_asochash)[SCTP_PCBHASH_ASOC(tag, SCTP_BASE_INFO(hashasocmark))];
+}
+
+// First step: where the association is.
+void holdfast_usrsctp_expect_bucket(uint32_t tag)
+{
+	fetch(bucket(tag), sizeof(struct sctpasochead));
+}
+
+// Second step: the association.
+void holdfast_usrsctp_expect_association(uint32_t tag)
+{
+	const struct sctp_tcb *stcb = LIST_FIRST(bucket(tag));
+
+	if (stcb != NULL)
+		fetch(stcb, sizeof(*stcb));
+}
+
+// Third step: its path, its first streams, and the chunk that the packet may acknowledge.
+void holdfast_usrsctp_expect_parts(uint32_t tag)
+{
+	const struct sctp_tcb *stcb = LIST_FIRST(bucket(tag));
+
+	if (stcb == NULL)
+		return;
+	// Prefetching nothing does no harm.
+	fetch(TAILQ_FIRST(&stcb->asoc.nets), sizeof(struct sctp_nets));
+	fetch(TAILQ_FIRST(&stcb->asoc.sent_queue), sizeof(struct sctp_tmit_chunk));
+	fetch(stcb->asoc.strmin, sizeof(struct sctp_stream_in));
+	fetch(stcb->asoc.strmout, sizeof(struct sctp_stream_out));
+}

@@ -1,0 +1,67 @@
+//! What cannot move and shows only in a process that stands still.
+
+use super::attach::Attachment;
+use super::halt::Halted;
+use crate::process::error::{Error, Result};
+use crate::process::inspect::{Blocker, Obstacle};
+use crate::process::procfs::Status;
+use crate::process::trace::{Batch, Call, SCRATCH, Tracee};
+
+/// `BPF_RET | BPF_K`.
+const RETURN: u16 = 6;
+/// `SECCOMP_RET_USER_NOTIF`.
+const ASK: u32 = 0x7fc0_0000;
+/// What of an answer tells what to do.
+const ACTION: u32 = 0xffff_0000;
+
+/// Looks before anything of ours is in the process.
+pub(super) fn check(halted: &Halted) -> Result<()> {
+    for thread in &halted.threads {
+        let tracee = thread.tracee;
+        if tracee.dispatches_calls() {
+            return Err(blocked(halted.pid, Obstacle::CallDispatch));
+        }
+        if Status::read(halted.pid, tracee.tid)?.seccomp == 2 {
+            check_filters(halted.pid, tracee)?;
+        }
+    }
+    Ok(())
+}
+
+/// Whether somebody else is asked by a filter.
+pub(super) fn check_filters(pid: i32, tracee: Tracee) -> Result<()> {
+    let mut index = 0;
+    while let Ok(Some(code)) = tracee.filter(index) {
+        let asks = |[a, b, _, _, k @ ..]: &[u8; 8]| {
+            u16::from_ne_bytes([*a, *b]) == RETURN && u32::from_ne_bytes(*k) & ACTION == ASK
+        };
+        if code.iter().any(asks) {
+            return Err(blocked(pid, Obstacle::Supervised));
+        }
+        index += 1;
+    }
+    Ok(())
+}
+
+/// Asks the process itself.
+pub(super) fn ask(halted: &Halted, attachment: &Attachment) -> Result<()> {
+    let mut batch = Batch::default();
+    let place = attachment.stub.address + SCRATCH;
+    batch.push(Call::new(libc::SYS_modify_ldt, &[0, place, 64]));
+    let outcome = attachment
+        .stub
+        .run(halted.first(), &halted.memory, &batch)?;
+    // The kernel gives 32 bits.
+    if outcome
+        .results
+        .first()
+        .is_some_and(|result| *result as i32 > 0)
+    {
+        return Err(blocked(halted.pid, Obstacle::Segments));
+    }
+    Ok(())
+}
+
+fn blocked(pid: i32, obstacle: Obstacle) -> Error {
+    Error::Blocked(vec![Blocker { pid, obstacle }])
+}

@@ -1,0 +1,91 @@
+//! Packets of a batch are announced: what the stack will look at is fetched from memory while others are handled (`c/ahead.c`). With
+//! thousands of associations most of a packet's time was waiting for memory.
+
+use super::inbox::Packet;
+
+/// How many packets ahead a step is made, and the step.
+type Step<F> = (usize, F);
+
+unsafe extern "C" {
+    fn holdfast_usrsctp_expect_bucket(tag: u32);
+    fn holdfast_usrsctp_expect_association(tag: u32);
+    fn holdfast_usrsctp_expect_parts(tag: u32);
+}
+
+/// Gives each packet to `take`, announced.
+///
+/// # Safety
+/// The stack runs, and its lock is held.
+pub unsafe fn take_each(packets: &[Packet<'_>], take: impl FnMut(&Packet<'_>)) {
+    let steps: [Step<unsafe extern "C" fn(u32)>; 3] = [
+        (12, holdfast_usrsctp_expect_bucket),
+        (8, holdfast_usrsctp_expect_association),
+        (4, holdfast_usrsctp_expect_parts),
+    ];
+    let announce = |step: unsafe extern "C" fn(u32), packet: &Packet<'_>| {
+        if let Some(tag) = tag(packet.bytes) {
+            // SAFETY: the caller's.
+            unsafe { step(tag) };
+        }
+    };
+    each(packets, &steps, announce, take);
+}
+
+fn each<P, F: Copy>(
+    packets: &[P],
+    steps: &[Step<F>],
+    mut announce: impl FnMut(F, &P),
+    mut take: impl FnMut(&P),
+) {
+    for &(ahead, step) in steps {
+        let first = packets.iter().take(ahead);
+        first.for_each(|packet| announce(step, packet));
+    }
+    for (place, packet) in packets.iter().enumerate() {
+        for &(ahead, step) in steps {
+            if let Some(coming) = packets.get(place + ahead) {
+                announce(step, coming);
+            }
+        }
+        take(packet);
+    }
+}
+
+/// The verification tag (RFC 9260, section 3.1), by which the stack finds the association.
+fn tag(packet: &[u8]) -> Option<u32> {
+    let octets = packet.get(4..8)?.try_into().ok()?;
+    Some(u32::from_be_bytes(octets))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::cell::RefCell;
+
+    #[test]
+    fn each_packet_takes_every_step_once_and_in_order_before_its_turn() {
+        let packets: Vec<usize> = (0..30).collect();
+        let seen = RefCell::new(vec![Vec::new(); packets.len()]);
+        let taken = RefCell::new(Vec::new());
+        each(
+            &packets,
+            &[(12, 'b'), (8, 'a'), (4, 'p')],
+            |step, &packet| {
+                // Not so far ahead that it is pushed out again.
+                assert!(packet <= taken.borrow().len() + 12);
+                seen.borrow_mut()[packet].push(step);
+            },
+            |&packet| {
+                assert_eq!(seen.borrow()[packet], ['b', 'a', 'p']);
+                taken.borrow_mut().push(packet);
+            },
+        );
+        assert_eq!(taken.into_inner(), packets);
+    }
+
+    #[test]
+    fn a_short_packet_has_no_tag() {
+        assert_eq!(tag(&[0, 1, 2, 3, 1, 0, 0, 2, 9]), Some(0x0100_0002));
+        assert_eq!(tag(&[0; 7]), None);
+    }
+}

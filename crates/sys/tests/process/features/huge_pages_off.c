@@ -1,0 +1,5 @@
+/* PR_SET_THP_DISABLE. */
+#include <sys/prctl.h>
+#include "feature.h"
+
+FEATURE(CHECK(!prctl(PR_SET_THP_DISABLE, 1, 0, 0, 0)), EQUAL(prctl(PR_GET_THP_DISABLE, 0, 0, 0, 0), 1), )

@@ -1,0 +1,5 @@
+/* PR_MCE_KILL: what to do about broken memory. */
+#include <sys/prctl.h>
+#include "feature.h"
+
+FEATURE(NEEDS(prctl(PR_MCE_KILL, PR_MCE_KILL_SET, PR_MCE_KILL_EARLY, 0, 0)), EQUAL(prctl(PR_MCE_KILL_GET, 0, 0, 0, 0), PR_MCE_KILL_EARLY), )

@@ -1,0 +1,5 @@
+/* umask. */
+#include <sys/stat.h>
+#include "feature.h"
+
+FEATURE(umask(0137), EQUAL(umask(0137), 0137), )

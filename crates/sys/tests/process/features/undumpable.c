@@ -1,0 +1,5 @@
+/* PR_SET_DUMPABLE off: nobody else may look into the process. */
+#include <sys/prctl.h>
+#include "feature.h"
+
+FEATURE(CHECK(!prctl(PR_SET_DUMPABLE, 0)), EQUAL(prctl(PR_GET_DUMPABLE), 0), )

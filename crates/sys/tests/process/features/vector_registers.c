@@ -1,0 +1,43 @@
+/* Floating point, vector and control registers: x87, SSE, AVX, AVX-512, rounding modes. */
+#include <fenv.h>
+#include <immintrin.h>
+#include <pthread.h>
+#include "feature.h"
+
+static volatile int stop;
+
+__attribute__((target("avx512f"))) static void *wide(void *unused) {
+    __m512i value = _mm512_set_epi64(1, 2, 3, 4, 5, 6, 7, 8), one = _mm512_set1_epi64(1);
+    __mmask16 mask = 0x5aa5;
+    long turns = 0;
+    while (!stop) {
+        for (int i = 0; i < 100000; i++, turns++) {
+            value = _mm512_add_epi64(value, one);
+            __asm__ volatile("" : "+v"(value), "+Yk"(mask));
+        }
+        long found[8];
+        _mm512_storeu_si512(found, value);
+        for (int i = 0; i < 8; i++) EQUAL(found[i], 8 - i + turns);
+        EQUAL(mask, 0x5aa5);
+    }
+    return unused;
+}
+
+static void *x87(void *unused) {
+    CHECK(!fesetround(FE_TOWARDZERO));
+    unsigned status = _mm_getcsr(), found;
+    while (!stop) {
+        long double value = 1.0L;
+        for (int i = 0; i < 1000; i++) { value = value * 1.0000001L; __asm__ volatile("" : "+t"(value)); }
+        CHECK(value > 1.00009999L && value < 1.0001001L);
+        EQUAL(fegetround(), FE_TOWARDZERO);
+        found = _mm_getcsr();
+        EQUAL(found & 0xffc0, status & 0xffc0);
+    }
+    return unused;
+}
+
+static pthread_t threads[2];
+
+FEATURE(CHECK(!pthread_create(&threads[0], 0, x87, 0)); int avx = __builtin_cpu_supports("avx512f"); if (avx) CHECK(!pthread_create(&threads[1], 0, wide, 0)), ,
+    stop = 1; CHECK(!pthread_join(threads[0], 0)); if (avx) CHECK(!pthread_join(threads[1], 0)))

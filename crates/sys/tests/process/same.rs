@@ -1,0 +1,62 @@
+//! What procfs tells of a tree and of its copy, side by side, while both stand still.
+
+use holdfast_sys::process::inspect::tree;
+use holdfast_sys::process::procfs::{Stat, Status};
+use std::time::{Duration, Instant};
+
+/// Stops a tree by job control, and waits until it stands. Gives those, by their own numbers, that stood before.
+pub fn stop(root: i32) -> Vec<i32> {
+    let mut stood = Vec::new();
+    for pid in tree(root).expect("a tree") {
+        if Stat::read(pid).is_ok_and(|stat| stat.state == 'T') {
+            stood.extend(own(pid));
+        }
+        signal(pid, libc::SIGSTOP);
+    }
+    let began = Instant::now();
+    // What is born meanwhile is stopped too.
+    while !tree(root).expect("a tree").iter().all(|pid| stands(*pid)) {
+        assert!(
+            began.elapsed() < Duration::from_secs(60),
+            "it does not stop"
+        );
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    stood
+}
+
+fn own(pid: i32) -> Option<i32> {
+    Status::read(pid, pid).ok().map(|status| status.own_id())
+}
+
+/// Lets a stopped tree go on, but for those that stood before.
+pub fn go_on(root: i32, stood: &[i32]) {
+    let began = Instant::now();
+    let stands = |pid: &i32| Stat::read(*pid).is_ok_and(|stat| matches!(stat.state, 'T' | 'Z'));
+    while !tree(root).expect("a tree").iter().all(stands) {
+        assert!(
+            began.elapsed() < Duration::from_secs(60),
+            "it is not stopped any more"
+        );
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    for pid in tree(root).expect("a tree") {
+        if own(pid).is_some_and(|own| !stood.contains(&own)) {
+            signal(pid, libc::SIGCONT);
+        }
+    }
+}
+
+fn signal(pid: i32, signal: i32) {
+    // SAFETY: no pointers are passed; the processes are the test's own.
+    unsafe { libc::kill(pid, signal) };
+}
+
+fn stands(pid: i32) -> bool {
+    let state = Stat::read(pid).map_or('X', |stat| stat.state);
+    if !matches!(state, 'T' | 't' | 'Z' | 'X') {
+        signal(pid, libc::SIGSTOP);
+        return false;
+    }
+    true
+}

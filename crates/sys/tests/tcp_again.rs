@@ -1,0 +1,189 @@
+//! A connection that was restored at the acceptor while it went on at the donor is taken back and restored anew.
+
+mod common;
+
+use common::{Net, To, exchange, pattern, services, stream};
+use holdfast_sys::sockopt::{
+    SO_TXREHASH, TCP_DELACK_MAX_US, TCP_RTO_MAX_MS, TCP_RTO_MIN_US, get_int, set_int,
+};
+use holdfast_sys::tcp_info::TcpInfo;
+use holdfast_sys::tcp_repair::{
+    Preparer, TcpDynamic, TcpStatic, WindowProbe, abandon, activate, extract, read_static, restore,
+    resume, settle,
+};
+use libc::{IPPROTO_IP, IPPROTO_TCP, SOL_SOCKET};
+use std::net::TcpStream;
+use std::os::fd::{AsFd, AsRawFd};
+use std::time::{Duration, Instant};
+
+/// What a disconnect may reset.
+const OPTIONS: &[(i32, i32, i32)] = &[
+    (IPPROTO_IP, libc::IP_TOS, 0x48),
+    (IPPROTO_IP, libc::IP_TTL, 99),
+    (SOL_SOCKET, libc::SO_PRIORITY, 4),
+    (SOL_SOCKET, libc::SO_MARK, 0xbeef),
+    (SOL_SOCKET, libc::SO_KEEPALIVE, 1),
+    (SOL_SOCKET, SO_TXREHASH, 0),
+    (SOL_SOCKET, libc::SO_RCVLOWAT, 17),
+    (SOL_SOCKET, libc::SO_REUSEADDR, 1),
+    (SOL_SOCKET, libc::SO_SNDBUF, 100_000),
+    (SOL_SOCKET, libc::SO_RCVBUF, 100_000),
+    (IPPROTO_TCP, libc::TCP_KEEPIDLE, 77),
+    (IPPROTO_TCP, libc::TCP_NODELAY, 1),
+    (IPPROTO_TCP, libc::TCP_USER_TIMEOUT, 123_456),
+    (IPPROTO_TCP, libc::TCP_LINGER2, 33),
+    (IPPROTO_TCP, libc::TCP_NOTSENT_LOWAT, 4321),
+    (IPPROTO_TCP, libc::TCP_WINDOW_CLAMP, 50_000),
+    (IPPROTO_TCP, libc::TCP_SYNCNT, 3),
+    (IPPROTO_TCP, TCP_RTO_MAX_MS, 60_000),
+    (IPPROTO_TCP, TCP_RTO_MIN_US, 100_000),
+    (IPPROTO_TCP, TCP_DELACK_MAX_US, 20_000),
+];
+
+/// The state as it is seen in passing: nobody uses the connection at that moment.
+fn glance(server: &TcpStream, fixed: &TcpStatic) -> TcpDynamic {
+    common::wait_for("drained", || {
+        TcpInfo::read(server.as_fd()).expect("TCP_INFO").unacked == 0
+    });
+    let state = extract(server.as_fd(), fixed).expect("dynamic state");
+    resume(server.as_fd(), fixed).expect("resumed");
+    state
+}
+
+/// Restores `rounds` times while the connection goes on, then moves it; with `unread`, with data in its queue.
+fn move_again(net: &Net, service: std::net::SocketAddr, rounds: u32, unread: bool) {
+    net.route(To::A);
+    let (mut client, mut server) = net.connection(service);
+    for (level, name, value) in OPTIONS {
+        set_int(server.as_fd(), *level, *name, *value).expect("setsockopt");
+    }
+    let fixed = net.a.run(|| read_static(server.as_fd()).expect("static"));
+    let preparer = net.b.run(|| Preparer::new().expect("a preparer"));
+    let mut socket = net.b.run(|| preparer.prepare(&fixed).expect("prepared"));
+    let number = socket.as_fd().as_raw_fd();
+    for round in 0..rounds {
+        exchange(&mut client, &mut server, &pattern(round, 3000));
+        exchange(&mut server, &mut client, &pattern(round, 700));
+        let seen = glance(&server, &fixed);
+        let restored = net
+            .b
+            .run(|| restore(socket, &fixed, &seen).expect("restored"));
+        socket = net
+            .b
+            .run(|| restored.take_back(&fixed, &preparer).expect("taken back"));
+    }
+    exchange(&mut client, &mut server, &pattern(7, 100));
+    if unread {
+        std::io::Write::write_all(&mut client, &pattern(8, 500)).expect("write");
+        common::wait_for("received", || {
+            TcpInfo::read(server.as_fd())
+                .expect("TCP_INFO")
+                .bytes_received
+                >= u64::from(rounds) * 3000 + 600
+        });
+    }
+    net.route(To::Nowhere);
+    let last = extract(server.as_fd(), &fixed).expect("dynamic state");
+    let restored = net
+        .b
+        .run(|| restore(socket, &fixed, &last).expect("restored"));
+    net.route(To::B);
+    abandon(server.as_fd()).expect("abandoned");
+    let live = activate(restored, &fixed, &last, WindowProbe::No).expect("active");
+    assert_eq!(live.as_raw_fd(), number, "the open file is the same");
+    settle(live.as_fd(), &fixed).expect("settled");
+    assert_eq!(
+        get_int(live.as_fd(), SOL_SOCKET, libc::SO_ERROR).expect("SO_ERROR"),
+        0
+    );
+    let after = net.b.run(|| read_static(live.as_fd()).expect("static"));
+    let mut moved = stream(live);
+    if unread {
+        let mut queued = [0; 500];
+        std::io::Read::read_exact(&mut moved, &mut queued).expect("read");
+        assert!(queued[..] == pattern(8, 500));
+    }
+    exchange(&mut client, &mut moved, &pattern(1, 100_000));
+    exchange(&mut moved, &mut client, &pattern(2, 100_000));
+    for (level, name, _) in OPTIONS {
+        if (*level, *name) != (IPPROTO_TCP, TCP_RTO_MAX_MS) {
+            let (had, has) = (
+                fixed.options.int(*level, *name),
+                after.options.int(*level, *name),
+            );
+            assert_eq!(has, had, "option {level}/{name}");
+        }
+    }
+    // The cap on the first timeout goes when a round trip was measured.
+    let (had, has) = (fixed, after);
+    assert_eq!(
+        (
+            has.local,
+            has.remote,
+            has.window_scale,
+            has.sack,
+            has.timestamps,
+            has.segment_size
+        ),
+        (
+            had.local,
+            had.remote,
+            had.window_scale,
+            had.sack,
+            had.timestamps,
+            had.segment_size
+        )
+    );
+    assert_eq!(has.options.buffer_lock, had.options.buffer_lock);
+    assert_eq!(
+        has.options.congestion_control,
+        had.options.congestion_control
+    );
+}
+
+#[test]
+fn a_connection_that_went_on_is_restored_in_the_same_open_file() {
+    let net = Net::new();
+    for service in services() {
+        for (rounds, unread) in [(1, false), (3, true)] {
+            move_again(&net, service, rounds, unread);
+        }
+    }
+}
+
+#[test]
+fn a_socket_restored_ahead_keeps_the_donors_time() {
+    let net = Net::new();
+    let service = services()[0];
+    net.route(To::A);
+    let (mut client, mut server) = net.connection(service);
+    exchange(&mut client, &mut server, &pattern(1, 100));
+    let fixed = net.a.run(|| read_static(server.as_fd()).expect("static"));
+    assert!(fixed.timestamps);
+    let taken_at = Instant::now();
+    let seen = glance(&server, &fixed);
+    // The message takes long.
+    std::thread::sleep(Duration::from_millis(300));
+    let socket = net.b.run(|| {
+        let prepared = holdfast_sys::tcp_repair::prepare(&fixed).expect("prepared");
+        restore(prepared, &fixed, &seen).expect("restored")
+    });
+    let clock = |socket: std::os::fd::BorrowedFd<'_>| {
+        get_int(socket, IPPROTO_TCP, libc::TCP_TIMESTAMP).expect("TCP_TIMESTAMP") as u32
+    };
+    let donors = || {
+        let state = extract(server.as_fd(), &fixed).expect("dynamic state");
+        resume(server.as_fd(), &fixed).expect("resumed");
+        state.timestamp
+    };
+    let behind = (donors().wrapping_sub(clock(socket.as_fd()))) as i32;
+    assert!(
+        behind >= 290,
+        "it is late by what the message took: {behind}"
+    );
+    let elapsed_us = taken_at.elapsed().as_micros() as u64;
+    socket.keep_time(&fixed, &seen, elapsed_us).expect("set");
+    let behind = donors().wrapping_sub(clock(socket.as_fd())) as i32;
+    // `glance` waited for the connection to be drained before it took the state.
+    assert!(behind <= 0, "it is late by {behind}");
+}
