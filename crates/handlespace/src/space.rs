@@ -272,7 +272,7 @@ impl<T> Handlespace<T> {
         let rest = &mut self.elements.rests[slot as usize];
         let previous = rest.payload.replace(registration.payload);
         rest.policy = policy;
-        let updated = standing.updated(&policy, pool.selection.lowest());
+        let updated = standing.updated(&policy, || pool.selection.lowest());
         let cores = &mut self.elements.cores;
         if updated.value == standing.value {
             cores[slot as usize].standing = updated;
@@ -305,7 +305,7 @@ impl<T> Handlespace<T> {
         pool.len += 1;
         let block = self.elements.checksum_block(slot, pool.handle_block);
         let cores = &mut self.elements.cores;
-        let standing = Standing::registered(&policy, pool.selection.lowest());
+        let standing = Standing::registered(&policy, || pool.selection.lowest());
         pool.selection
             .insert(&mut self.blocks, cores, slot, standing);
         self.ownership
