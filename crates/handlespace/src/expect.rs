@@ -176,7 +176,7 @@ impl<T> Handlespace<T> {
                 let pool = &self.pools[number as usize];
                 // What is moved by its selection goes to another key.
                 let further = u32::from(pool.procedure != Procedure::First);
-                if further > 0 {
+                if further > 0 && !pool.is_alike() || !pool.selection.is_plain() {
                     pool::fetch(&self.pools, number, pool::KEYS);
                 }
                 pool.selection.fetch_choice(&self.blocks, items + further);

@@ -70,7 +70,7 @@ impl Pool {
             head,
             handle_len: short_len(&handle.0),
             handle: PoolHandle(Bytes::copy_from_slice(&handle.0)),
-            selection: Selection::new(procedure),
+            selection: Selection::new(kind),
             procedure,
             kind,
             class,

@@ -98,6 +98,10 @@ impl<T> Handlespace<T> {
                 few.draw(items, &mut self.chosen);
                 0
             }
+            Selection::FewAlike(few) => {
+                few.draw(items, &mut self.chosen);
+                0
+            }
             Selection::Ordered(order) => {
                 order.first(&self.blocks, items, |slot| self.chosen.push(slot));
                 0

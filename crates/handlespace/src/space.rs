@@ -5,7 +5,7 @@ use crate::element::{ElementKey, ElementRef, Elements};
 use crate::expect::Expected;
 use crate::index::Index;
 use crate::ownership::{Ownership, mix};
-use crate::policy::{Procedure, Standing};
+use crate::policy::Standing;
 use crate::pool::{Pool, PoolRef};
 use crate::selection::{Blocks, Selection};
 use crate::timers::Timers;
@@ -353,7 +353,7 @@ impl<T> Handlespace<T> {
         if pool.len == 0 {
             self.pool_index.remove(pool.hash, number);
             pool.handle = PoolHandle(Bytes::new());
-            pool.selection = Selection::new(Procedure::First);
+            pool.selection = Selection::new(PolicyKind::RoundRobin);
             self.free_pools.push(number);
         }
         self.elements.remove(slot)

@@ -18,7 +18,17 @@ impl Selection {
                 weights.fetch(spot);
                 weights.fetch(weights.len());
             }
-            Selection::FewInOrder(_) | Selection::FewByWeight(_) => {}
+            _ => {}
+        }
+    }
+
+    /// Whether a selection of the first ones does without the keys, or weights, of a few.
+    #[inline]
+    pub(crate) fn is_plain(&self) -> bool {
+        match self {
+            Selection::FewInOrder(few) => few.knows_equals(),
+            Selection::FewByWeight(_) => false,
+            _ => true,
         }
     }
 
@@ -26,17 +36,19 @@ impl Selection {
     #[inline]
     pub(crate) fn fetch_choice(&self, blocks: &Blocks, items: u32) {
         match self {
-            Selection::Ordered(order) if items == 1 => order.fetch_front(blocks),
+            Selection::Ordered(order) if items == 1 || order.is_long() => order.fetch_front(blocks),
             Selection::Ordered(order) => order.fetch(blocks),
             Selection::Weighted(weights) => (0..items).for_each(|nth| weights.fetch_draw(nth)),
-            Selection::FewInOrder(_) | Selection::FewByWeight(_) => {}
+            _ => {}
         }
     }
 
     /// Fetches what it will look at next.
     #[inline]
     pub(crate) fn fetch_further(&self, blocks: &Blocks, items: u32) {
-        if let Selection::Ordered(order) = self {
+        if let Selection::Ordered(order) = self
+            && !order.is_long()
+        {
             order.fetch_next(blocks, items as usize);
         }
     }
@@ -49,6 +61,7 @@ impl Selection {
         match self {
             Selection::FewInOrder(few) => few.first(items).for_each(fetch),
             Selection::FewByWeight(few) => few.next_drawn(items, fetch),
+            Selection::FewAlike(few) => few.next_drawn(items, fetch),
             Selection::Ordered(order) => {
                 order.first(blocks, items, fetch);
             }
@@ -62,7 +75,7 @@ impl Selection {
         match self {
             Selection::Ordered(order) => order.fetch(blocks),
             Selection::Weighted(weights) => weights.fetch(weights.len()),
-            Selection::FewInOrder(_) | Selection::FewByWeight(_) => {}
+            _ => {}
         }
     }
 

@@ -24,6 +24,14 @@ pub(super) fn len(slots: &[u32; FEW]) -> usize {
     taken.sum::<u32>() as usize
 }
 
+/// How many of ascending values are not above one: four blocks of four are told apart first, and no guess waits for another.
+#[inline]
+pub(super) fn up_to(values: &[u64; FEW], end: u64) -> usize {
+    let is_up_to = |at: usize| usize::from(values[at % FEW] <= end);
+    let block = 4 * (is_up_to(3) + is_up_to(7) + is_up_to(11));
+    block + is_up_to(block) + is_up_to(block + 1) + is_up_to(block + 2) + is_up_to(block + 3)
+}
+
 /// Puts something at a place; what was there and behind it goes one further, the last out.
 #[inline]
 pub(super) fn open<V: Copy>(values: &mut [V; FEW], place: usize, value: V) {
@@ -45,7 +53,7 @@ pub(super) fn close<V: Copy>(values: &mut [V; FEW], place: usize, free: V) {
 #[inline]
 pub(super) fn shift<V: Copy>(values: &mut [V; FEW], from: usize, to: usize, value: V) {
     let old = *values;
-    if from < to {
+    if from <= to {
         for (at, index) in (0..FEW - 1).zip(0u32..) {
             let is_between = index.wrapping_sub(from as u32) < (to - from) as u32;
             values[at] = if is_between { old[at + 1] } else { old[at] };

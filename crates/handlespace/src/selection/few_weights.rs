@@ -119,7 +119,7 @@ impl FewByWeight {
     /// Whose part of the line a number below its end is in.
     #[inline]
     fn slot_at(&self, number: u64) -> u32 {
-        self.slots[self.ends.partition_point(|&end| end <= number) % FEW]
+        self.slots[few::up_to(&self.ends, number) % FEW]
     }
 }
 
@@ -127,4 +127,60 @@ impl FewByWeight {
 fn weight(ends: &[u64; FEW], place: usize) -> u64 {
     let before = ends[place.wrapping_sub(1) % FEW];
     ends[place] - if place == 0 { 0 } else { before }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::collections::BTreeMap;
+
+    proptest! {
+        #[test]
+        fn each_has_its_weight(steps in prop::collection::vec((0u32..24, prop::option::of(0u32..9)), 1..200)) {
+            let mut few = FewByWeight::new();
+            let mut model = BTreeMap::new();
+            for (slot, weight) in steps {
+                match (weight, model.contains_key(&slot)) {
+                    (Some(weight), false) => {
+                        let has_room = model.len() < FEW;
+                        prop_assert_eq!(few.insert(weight, slot), has_room);
+                        if has_room {
+                            model.insert(slot, weight);
+                        }
+                    }
+                    (Some(weight), true) => {
+                        few.set(weight, slot);
+                        model.insert(slot, weight);
+                    }
+                    (None, true) => {
+                        few.remove(slot);
+                        model.remove(&slot);
+                    }
+                    (None, false) => {}
+                }
+                let members = few.each().map(|(weight, slot)| (slot, weight));
+                prop_assert_eq!(members.collect::<BTreeMap<_, _>>(), model.clone());
+                let mut shares = BTreeMap::new();
+                for number in 0..few.ends[FEW - 1] {
+                    *shares.entry(few.slot_at(number)).or_insert(0) += 1;
+                }
+                let weighty = model.iter().filter(|&(_, &weight)| weight > 0);
+                prop_assert_eq!(shares, weighty.map(|(&slot, &weight)| (slot, weight)).collect());
+            }
+        }
+    }
+
+    /// The heavy one is drawn again and again before the others are.
+    #[test]
+    fn all_are_drawn_in_the_end() {
+        let mut few = FewByWeight::new();
+        for (slot, weight) in [(1, 1), (2, u32::MAX), (3, 0), (4, 1)] {
+            assert!(few.insert(weight, slot));
+        }
+        let mut chosen = Vec::new();
+        few.draw(FEW, &mut chosen);
+        chosen.sort_unstable();
+        assert_eq!(chosen, [1, 2, 4]);
+    }
 }

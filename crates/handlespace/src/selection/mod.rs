@@ -3,6 +3,7 @@
 pub(crate) mod blocks;
 mod fetch;
 mod few;
+mod few_alike;
 mod few_order;
 mod few_weights;
 mod keys;
@@ -11,6 +12,7 @@ mod order;
 mod weights;
 
 pub(crate) use blocks::Blocks;
+use few_alike::FewAlike;
 use few_order::FewInOrder;
 use few_weights::FewByWeight;
 use order::Order;
@@ -19,6 +21,7 @@ use weights::Weights;
 
 use crate::element::Core;
 use crate::policy::{OUT, Procedure, Standing};
+use holdfast_wire::rserpool::PolicyKind;
 
 /// The elements of a pool as its policy's procedure wants them. A pool that has had more than a few elements keeps what it has
 /// got for them.
@@ -27,13 +30,16 @@ use crate::policy::{OUT, Procedure, Standing};
 pub(crate) enum Selection {
     FewInOrder(FewInOrder),
     FewByWeight(FewByWeight),
+    FewAlike(FewAlike),
     Ordered(Order),
     Weighted(Weights),
 }
 
 impl Selection {
-    pub(crate) fn new(procedure: Procedure) -> Selection {
-        if procedure.is_by_weight() {
+    pub(crate) fn new(kind: PolicyKind) -> Selection {
+        if kind == PolicyKind::Random {
+            Selection::FewAlike(FewAlike::new())
+        } else if Procedure::of(kind).is_by_weight() {
             Selection::FewByWeight(FewByWeight::new())
         } else {
             Selection::FewInOrder(FewInOrder::new())
@@ -46,7 +52,7 @@ impl Selection {
         match self {
             Selection::FewInOrder(few) => few.lowest(),
             Selection::Ordered(order) => order.lowest(),
-            Selection::FewByWeight(_) | Selection::Weighted(_) => 0,
+            _ => 0,
         }
     }
 
@@ -64,6 +70,7 @@ impl Selection {
         let has_room = match self {
             Selection::FewInOrder(few) => standing.value == OUT || few.insert(standing.value, slot),
             Selection::FewByWeight(few) => few.insert(weight(standing), slot),
+            Selection::FewAlike(few) => few.insert(slot),
             Selection::Ordered(order) => {
                 if standing.value != OUT {
                     core.spot = order.insert(blocks, standing.value, slot);
@@ -83,8 +90,10 @@ impl Selection {
 
     /// What random choices begin with.
     pub(crate) fn sow(&mut self, seed: u64) {
-        if let Selection::FewByWeight(few) = self {
-            few.sow(seed);
+        match self {
+            Selection::FewByWeight(few) => few.sow(seed),
+            Selection::FewAlike(few) => few.sow(seed),
+            _ => {}
         }
     }
 
@@ -95,6 +104,7 @@ impl Selection {
         match self {
             Selection::FewInOrder(few) if standing.value != OUT => few.remove(slot),
             Selection::FewByWeight(few) => few.remove(slot),
+            Selection::FewAlike(few) => few.remove(slot),
             Selection::Ordered(order) if standing.value != OUT => {
                 order.remove(blocks, standing.value, spot);
             }
@@ -131,6 +141,7 @@ impl Selection {
                 cores[slot as usize].standing = standing;
                 few.set(weight(standing), slot);
             }
+            Selection::FewAlike(_) => cores[slot as usize].standing = standing,
             Selection::Weighted(weights) => {
                 let core = &mut cores[slot as usize];
                 core.standing = standing;
@@ -150,9 +161,9 @@ impl Selection {
 
     pub(crate) fn heap_bytes(&self) -> usize {
         match self {
-            Selection::FewInOrder(_) | Selection::FewByWeight(_) => 0,
             Selection::Ordered(order) => order.heap_bytes(),
             Selection::Weighted(weights) => weights.heap_bytes(),
+            _ => 0,
         }
     }
 
@@ -171,6 +182,13 @@ impl Selection {
                 let mut weights = Weights::sown(few.random());
                 for (weight, slot) in few.each() {
                     weights.insert(weight, slot, spots(cores));
+                }
+                Selection::Weighted(weights)
+            }
+            Selection::FewAlike(few) => {
+                let mut weights = Weights::sown(few.random());
+                for slot in few.each() {
+                    weights.insert(1, slot, spots(cores));
                 }
                 Selection::Weighted(weights)
             }

@@ -38,10 +38,10 @@ struct Row {
 pub(crate) struct Weights {
     /// The length of the line.
     mass: u64,
-    members: Vec<Member>,
-    rows: SmallVec<[Row; 4]>,
     /// How far the random numbers have come.
     random: u64,
+    members: Vec<Member>,
+    rows: SmallVec<[Row; 4]>,
 }
 
 /// A point of the line, in an element's part.
