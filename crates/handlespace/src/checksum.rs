@@ -17,18 +17,22 @@ impl Checksum {
     }
 
     pub(crate) fn value(self) -> u16 {
-        let mut sum = self.0;
-        while sum > 0xffff {
-            sum = (sum & 0xffff) + (sum >> 16);
-        }
-        !(sum as u16)
+        !fold(self.0)
     }
 }
 
+/// The sum of a number's 16-bit words, with carries added where they come out. It is 0 for 0 only.
+fn fold(mut sum: u64) -> u16 {
+    while sum > 0xffff {
+        sum = (sum & 0xffff) + (sum >> 16);
+    }
+    sum as u16
+}
+
 /// What a pool handle adds for each element of the pool: its words, the last one padded with zeros.
-pub(crate) fn handle_block(handle: &[u8]) -> u64 {
+pub(crate) fn handle_block(handle: &[u8]) -> u16 {
     let word = |pair: &[u8]| u64::from(pair[0]) << 8 | pair.get(1).map_or(0, |&b| u64::from(b));
-    handle.chunks(2).map(word).sum()
+    fold(handle.chunks(2).map(word).sum())
 }
 
 /// What an element's id adds.

@@ -207,8 +207,8 @@ impl<T> Elements<T> {
     }
 
     /// What the element adds to its home registrar's checksum, `handle_block` being its pool's part.
-    pub(crate) fn checksum_block(&self, slot: u32, handle_block: u64) -> u64 {
-        handle_block + checksum::id_block(self.cores[slot as usize].id)
+    pub(crate) fn checksum_block(&self, slot: u32, handle_block: u16) -> u64 {
+        u64::from(handle_block) + checksum::id_block(self.cores[slot as usize].id)
     }
 
     pub(crate) fn heap_bytes(&self) -> usize {

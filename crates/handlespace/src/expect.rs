@@ -10,6 +10,7 @@ use crate::policy::Procedure;
 use crate::pool;
 use crate::space::Handlespace;
 use holdfast_wire::rserpool::ElementId;
+use std::ops::Range;
 
 /// An operation to come, by its pool's handle.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -124,12 +125,16 @@ impl<T> Handlespace<T> {
         let of_pool = self.hash(handle);
         let hash = mix(of_pool, id.0);
         self.element_index.fetch(hash);
+        if deed == Deed::Registration {
+            // The element may be new.
+            self.pool_index.fetch(of_pool);
+        }
         Sight::Element(hash, of_pool, deed)
     }
 
     #[inline]
     fn find_record(&self, sight: Sight) -> Sight {
-        let pool = |hash: u64, lines: usize| {
+        let pool = |hash: u64, lines: Range<usize>| {
             let number = self.pool_index.guess(hash)?;
             pool::fetch(&self.pools, number, lines);
             Some(number)
@@ -140,10 +145,10 @@ impl<T> Handlespace<T> {
                     self.elements.fetch(slot, deed != Deed::Timer);
                     Sight::Slot(slot, deed)
                 }
-                None => pool(of_pool, 3).map_or(Sight::Nothing, Sight::Newcomer),
+                None => pool(of_pool, pool::ALL).map_or(Sight::Nothing, Sight::Newcomer),
             },
             Sight::Handle(hash, items) => {
-                let found = pool(hash, 2);
+                let found = pool(hash, pool::CHOICE);
                 found.map_or(Sight::Nothing, |number| Sight::Pool(number, items))
             }
             _ => Sight::Nothing,
@@ -155,14 +160,11 @@ impl<T> Handlespace<T> {
         match sight {
             Sight::Slot(slot, deed) => {
                 let core = &self.elements.cores[slot as usize];
-                let lines = match deed {
-                    Deed::Timer => 1,
-                    Deed::Registration => 2,
-                    Deed::Deregistration => 3,
-                };
-                pool::fetch(&self.pools, core.pool, lines);
                 if deed == Deed::Deregistration {
+                    pool::fetch(&self.pools, core.pool, pool::ALL);
                     self.ownership.fetch_group(core.group);
+                } else {
+                    pool::fetch(&self.pools, core.pool, pool::HEADER);
                 }
             }
             Sight::Newcomer(pool) => {
@@ -170,10 +172,13 @@ impl<T> Handlespace<T> {
                 pool.selection.fetch_end(&self.blocks);
                 self.ownership.fetch_group(pool.group);
             }
-            Sight::Pool(pool, items) => {
-                let pool = &self.pools[pool as usize];
+            Sight::Pool(number, items) => {
+                let pool = &self.pools[number as usize];
                 // What is moved by its selection goes to another key.
                 let further = u32::from(pool.procedure != Procedure::First);
+                if further > 0 && !pool.is_alike() || !pool.selection.is_plain() {
+                    pool::fetch(&self.pools, number, pool::KEYS);
+                }
                 pool.selection.fetch_choice(&self.blocks, items + further);
             }
             _ => {}
@@ -191,6 +196,8 @@ impl<T> Handlespace<T> {
                     self.ownership.fetch_member(core);
                 } else if pool.is_alike() {
                     return;
+                } else {
+                    pool::fetch(&self.pools, core.pool, pool::ALL);
                 }
                 pool.selection.fetch(&self.blocks, core.spot);
             }

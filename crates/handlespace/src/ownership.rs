@@ -8,11 +8,17 @@ use crate::element::Core;
 use crate::index::Index;
 use holdfast_wire::rserpool::RegistrarId;
 use prefetch_index::prefetch_index;
+use smallvec::SmallVec;
+
+/// With so many members, a group's record fills two cache lines; more lie elsewhere.
+const FEW: usize = 20;
 
 /// Elements of one pool with the same home registrar.
 #[derive(Debug, Clone)]
+#[repr(C, align(64))]
 pub(crate) struct Group {
-    pub(crate) members: Vec<u32>,
+    begin: [u32; 0],
+    pub(crate) members: SmallVec<[u32; FEW]>,
     pub(crate) generation: u32,
     pub(crate) home: RegistrarId,
     pool: u32,
@@ -105,7 +111,10 @@ impl Ownership {
     /// Fetches a group's record.
     #[inline]
     pub(crate) fn fetch_group(&self, group: u32) {
-        prefetch_index(&self.groups, group as usize);
+        if let Some(group) = self.groups.get(group as usize) {
+            prefetch_index(group.begin.as_slice(), 0);
+            prefetch_index(group.begin.as_slice(), 16);
+        }
     }
 
     /// Fetches where the next member of a group will stand.
@@ -153,7 +162,9 @@ impl Ownership {
     }
 
     pub(crate) fn heap_bytes(&self) -> usize {
-        let members: usize = self.groups.iter().map(|g| g.members.capacity()).sum();
+        let members = self.groups.iter().map(|group| &group.members);
+        let members = members.filter(|members| members.spilled());
+        let members: usize = members.map(SmallVec::capacity).sum();
         let owned: usize = self.owners.iter().map(|o| o.groups.capacity()).sum();
         let lists = self.free_groups.capacity() + self.free_owners.capacity();
         (members + owned + lists) * size_of::<u32>()
@@ -191,7 +202,8 @@ impl Ownership {
         };
         let groups = &mut self.owners[owner as usize].groups;
         let mut group = Group {
-            members: Vec::new(),
+            begin: [],
+            members: SmallVec::new(),
             generation: 0,
             home,
             pool,
@@ -218,7 +230,7 @@ impl Ownership {
     fn remove_group(&mut self, number: u32) {
         let group = &mut self.groups[number as usize];
         group.generation = group.generation.wrapping_add(1);
-        group.members = Vec::new();
+        group.members = SmallVec::new();
         let (pool, number_of_owner) = (group.pool, group.owner);
         let in_owner = group.in_owner;
         let home = group.home;
@@ -266,4 +278,14 @@ pub(crate) fn mix(hash: u64, number: u32) -> u64 {
     let spread = hash ^ (u64::from(number) + 1).wrapping_mul(ODD);
     let product = u128::from(spread) * u128::from(ODD.rotate_left(32) | 1);
     (product as u64) ^ (product >> 64) as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_group_of_few_is_two_cache_lines() {
+        assert_eq!(size_of::<Group>(), 128);
+    }
 }

@@ -67,12 +67,12 @@ impl Procedure {
 }
 
 impl Standing {
-    /// Of an element that registers; `lowest` is the lowest key in the pool.
+    /// Of an element that registers; `lowest` asks for the lowest key in the pool.
     #[inline]
-    pub(crate) fn registered(policy: &Policy, lowest: u64) -> Standing {
+    pub(crate) fn registered(policy: &Policy, lowest: impl FnOnce() -> u64) -> Standing {
         Standing {
             value: match *policy {
-                Policy::WeightedRoundRobin { weight } => turn(lowest, weight, 0),
+                Policy::WeightedRoundRobin { weight } => turn(lowest(), weight, 0),
                 _ => value(policy),
             },
             count: 0,
@@ -82,13 +82,13 @@ impl Standing {
 
     /// Of an element that registers again with this policy.
     #[inline]
-    pub(crate) fn updated(self, policy: &Policy, lowest: u64) -> Standing {
+    pub(crate) fn updated(self, policy: &Policy, lowest: impl FnOnce() -> u64) -> Standing {
         match *policy {
             // Its turns of this round stay used, lest registering again be a way to the front.
             Policy::WeightedRoundRobin { weight } => {
                 let count = self.count.min(weight.saturating_sub(1));
                 let round = if self.value == OUT {
-                    lowest
+                    lowest()
                 } else {
                     self.value
                 };

@@ -6,25 +6,29 @@ use crate::selection::Selection;
 use bytes::Bytes;
 use holdfast_wire::rserpool::{PolicyKind, PoolHandle};
 use prefetch_index::prefetch_index;
+use std::ops::Range;
 
-/// A pool and its selection set. Selections touch the first two lines, other operations the third too.
+/// A pool and its selection set. In a small pool, operations touch the first four lines, some of them less; the handle's bytes
+/// only where they are many.
 #[derive(Debug, Clone)]
 #[repr(C, align(64))]
 pub(crate) struct Pool {
-    handle_len: u32,
-    /// Elements.
-    pub(crate) len: u32,
+    begin: [u32; 0],
     /// The handle's first bytes: most handles need not be fetched to be compared.
     head: [u8; HEAD],
-    pub(crate) kind: PolicyKind,
+    pub(crate) hash: u64,
+    /// Elements.
+    pub(crate) len: u32,
     pub(crate) class: u32,
-    pub(crate) selection: Selection,
-    pub(crate) procedure: Procedure,
+    pub(crate) kind: PolicyKind,
     /// The group of the element that came last.
     pub(crate) group: u32,
-    pub(crate) hash: u64,
     /// What its handle adds to a checksum for each element.
-    pub(crate) handle_block: u64,
+    pub(crate) handle_block: u16,
+    /// Of the handle: up to [`LONG`], which stands for more too.
+    handle_len: u8,
+    pub(crate) procedure: Procedure,
+    pub(crate) selection: Selection,
     pub(crate) handle: PoolHandle,
 }
 
@@ -42,6 +46,15 @@ pub struct PoolRef<'a> {
 }
 
 const HEAD: usize = 16;
+const LONG: u8 = u8::MAX;
+
+/// The line of a record that says what there is to know of a pool but for its elements.
+pub(crate) const HEADER: Range<usize> = 0..1;
+/// What is selected from the lowest key needs; the keys of a few in order, and the other parts of larger sets; all that
+/// operations touch.
+pub(crate) const CHOICE: Range<usize> = 0..2;
+pub(crate) const KEYS: Range<usize> = 2..4;
+pub(crate) const ALL: Range<usize> = 0..4;
 
 impl Pool {
     /// A pool without elements. The handle's bytes are copied: it may be part of a message.
@@ -52,11 +65,12 @@ impl Pool {
             *to = *from;
         }
         Pool {
+            begin: [],
             hash,
             head,
-            handle_len: handle.0.len() as u32,
+            handle_len: short_len(&handle.0),
             handle: PoolHandle(Bytes::copy_from_slice(&handle.0)),
-            selection: Selection::new(procedure),
+            selection: Selection::new(kind),
             procedure,
             kind,
             class,
@@ -69,7 +83,7 @@ impl Pool {
     /// Whether this is its handle.
     #[inline]
     pub(crate) fn is(&self, handle: &[u8]) -> bool {
-        if self.handle_len as usize != handle.len() {
+        if self.handle_len != short_len(handle) {
             return false;
         }
         match self.head.get(..handle.len()) {
@@ -94,15 +108,19 @@ impl Pool {
     }
 }
 
-/// Fetches so many lines of a pool's record.
+/// Fetches lines of a pool's record.
 #[inline]
-pub(crate) fn fetch(pools: &[Pool], number: u32, lines: usize) {
+pub(crate) fn fetch(pools: &[Pool], number: u32, lines: Range<usize>) {
     if let Some(pool) = pools.get(number as usize) {
-        // The first field has four bytes.
-        for line in 0..lines {
-            prefetch_index(std::slice::from_ref(&pool.handle_len), line * 16);
+        for line in lines {
+            prefetch_index(pool.begin.as_slice(), line * 16);
         }
     }
+}
+
+#[inline]
+fn short_len(handle: &[u8]) -> u8 {
+    handle.len().min(LONG.into()) as u8
 }
 
 /// Whether two short slices of the same length are equal: most handles have eight to sixteen bytes, and a call costs more than
@@ -123,9 +141,10 @@ fn alike(a: &[u8], b: &[u8]) -> bool {
 mod tests {
     use super::*;
 
+    /// Where each array of a few begins, by lines.
     #[test]
     fn what_is_fetched_is_in_the_lines_fetched() {
-        assert!(std::mem::offset_of!(Pool, procedure) < 2 * 64);
-        assert!(std::mem::offset_of!(Pool, handle) <= 3 * 64);
+        assert_eq!(std::mem::offset_of!(Pool, selection) + 8, 56);
+        assert_eq!(std::mem::offset_of!(Pool, handle), ALL.end * 64);
     }
 }

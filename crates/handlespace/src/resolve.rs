@@ -46,8 +46,10 @@ impl<T> Handlespace<T> {
         items: usize,
         mut visit: impl FnMut(ElementRef<'_, T>),
     ) -> usize {
-        let Selection::Ordered(order) = &self.pools[pool as usize].selection else {
-            return 0;
+        let order = match &self.pools[pool as usize].selection {
+            Selection::Ordered(order) => order,
+            Selection::FewInOrder(_) => return self.first_of_few(pool, items, visit),
+            _ => return 0,
         };
         let shown = order.first(&self.blocks, items, |slot| visit(self.view(slot)));
         if shown > 0
@@ -60,11 +62,46 @@ impl<T> Handlespace<T> {
         shown
     }
 
+    /// The same in a small pool.
+    #[inline]
+    fn first_of_few(
+        &mut self,
+        pool: u32,
+        items: usize,
+        mut visit: impl FnMut(ElementRef<'_, T>),
+    ) -> usize {
+        let mut shown = 0;
+        if let Selection::FewInOrder(few) = &self.pools[pool as usize].selection {
+            for slot in few.first(items) {
+                visit(self.view(slot));
+                shown += 1;
+            }
+        }
+        if shown > 0
+            && let Selection::FewInOrder(few) = &mut self.pools[pool as usize].selection
+        {
+            few.rotate();
+        }
+        shown
+    }
+
     /// Chooses elements, and does to them what selection does.
     #[inline(never)]
     fn choose(&mut self, pool: u32, procedure: Procedure, items: usize) {
         self.chosen.clear();
-        let rested = match &self.pools[pool as usize].selection {
+        let rested = match &mut self.pools[pool as usize].selection {
+            Selection::FewInOrder(few) => {
+                self.chosen.extend(few.first(items));
+                0
+            }
+            Selection::FewByWeight(few) => {
+                few.draw(items, &mut self.chosen);
+                0
+            }
+            Selection::FewAlike(few) => {
+                few.draw(items, &mut self.chosen);
+                0
+            }
             Selection::Ordered(order) => {
                 order.first(&self.blocks, items, |slot| self.chosen.push(slot));
                 0

@@ -5,7 +5,7 @@ use crate::element::{ElementKey, ElementRef, Elements};
 use crate::expect::Expected;
 use crate::index::Index;
 use crate::ownership::{Ownership, mix};
-use crate::policy::{Procedure, Standing};
+use crate::policy::Standing;
 use crate::pool::{Pool, PoolRef};
 use crate::selection::{Blocks, Selection};
 use crate::timers::Timers;
@@ -272,7 +272,7 @@ impl<T> Handlespace<T> {
         let rest = &mut self.elements.rests[slot as usize];
         let previous = rest.payload.replace(registration.payload);
         rest.policy = policy;
-        let updated = standing.updated(&policy, pool.selection.lowest());
+        let updated = standing.updated(&policy, || pool.selection.lowest());
         let cores = &mut self.elements.cores;
         if updated.value == standing.value {
             cores[slot as usize].standing = updated;
@@ -305,7 +305,7 @@ impl<T> Handlespace<T> {
         pool.len += 1;
         let block = self.elements.checksum_block(slot, pool.handle_block);
         let cores = &mut self.elements.cores;
-        let standing = Standing::registered(&policy, pool.selection.lowest());
+        let standing = Standing::registered(&policy, || pool.selection.lowest());
         pool.selection
             .insert(&mut self.blocks, cores, slot, standing);
         self.ownership
@@ -353,7 +353,7 @@ impl<T> Handlespace<T> {
         if pool.len == 0 {
             self.pool_index.remove(pool.hash, number);
             pool.handle = PoolHandle(Bytes::new());
-            pool.selection = Selection::new(Procedure::First);
+            pool.selection = Selection::new(PolicyKind::RoundRobin);
             self.free_pools.push(number);
         }
         self.elements.remove(slot)

@@ -68,6 +68,14 @@ pub(crate) struct Queue {
     tail: u32,
 }
 
+impl Queue {
+    /// Whether it has more than one line.
+    #[inline]
+    pub(super) fn is_long(self) -> bool {
+        self.head != self.tail
+    }
+}
+
 /// The lines of all queues.
 #[derive(Debug, Clone)]
 pub(crate) struct Blocks {
@@ -203,7 +211,7 @@ impl Blocks {
     /// Another queue is selected from.
     pub(crate) fn turn_to(&mut self, queue: Queue) {
         // A short one's elements are not worth it: of many such pools, another is selected from next.
-        if queue.head != queue.tail {
+        if queue.is_long() {
             prefetch_index(&self.blocks, queue.head as usize);
             self.upcoming = queue.head;
         }

@@ -1,32 +1,48 @@
 //! A pool's selection set.
 
 pub(crate) mod blocks;
+mod fetch;
+mod few;
+mod few_alike;
+mod few_order;
+mod few_weights;
 mod keys;
+mod numbers;
 mod order;
 mod weights;
 
 pub(crate) use blocks::Blocks;
+use few_alike::FewAlike;
+use few_order::FewInOrder;
+use few_weights::FewByWeight;
 use order::Order;
 pub(crate) use weights::Point;
 use weights::Weights;
 
 use crate::element::Core;
 use crate::policy::{OUT, Procedure, Standing};
-use prefetch_index::prefetch_index;
+use holdfast_wire::rserpool::PolicyKind;
 
-/// The elements of a pool as its policy's procedure wants them.
+/// The elements of a pool as its policy's procedure wants them. A pool that has had more than a few elements keeps what it has
+/// got for them.
 #[derive(Debug, Clone)]
+#[repr(C, u8)]
 pub(crate) enum Selection {
+    FewInOrder(FewInOrder),
+    FewByWeight(FewByWeight),
+    FewAlike(FewAlike),
     Ordered(Order),
     Weighted(Weights),
 }
 
 impl Selection {
-    pub(crate) fn new(procedure: Procedure) -> Selection {
-        if procedure.is_by_weight() {
-            Selection::Weighted(Weights::default())
+    pub(crate) fn new(kind: PolicyKind) -> Selection {
+        if kind == PolicyKind::Random {
+            Selection::FewAlike(FewAlike::new())
+        } else if Procedure::of(kind).is_by_weight() {
+            Selection::FewByWeight(FewByWeight::new())
         } else {
-            Selection::Ordered(Order::default())
+            Selection::FewInOrder(FewInOrder::new())
         }
     }
 
@@ -34,8 +50,9 @@ impl Selection {
     #[inline]
     pub(crate) fn lowest(&self) -> u64 {
         match self {
+            Selection::FewInOrder(few) => few.lowest(),
             Selection::Ordered(order) => order.lowest(),
-            Selection::Weighted(_) => 0,
+            _ => 0,
         }
     }
 
@@ -50,93 +67,33 @@ impl Selection {
     ) {
         let core = &mut cores[slot as usize];
         core.standing = standing;
-        match self {
-            Selection::Ordered(order) if standing.value != OUT => {
-                core.spot = order.insert(blocks, standing.value, slot);
+        let has_room = match self {
+            Selection::FewInOrder(few) => standing.value == OUT || few.insert(standing.value, slot),
+            Selection::FewByWeight(few) => few.insert(weight(standing), slot),
+            Selection::FewAlike(few) => few.insert(slot),
+            Selection::Ordered(order) => {
+                if standing.value != OUT {
+                    core.spot = order.insert(blocks, standing.value, slot);
+                }
+                true
             }
-            Selection::Ordered(_) => {}
             Selection::Weighted(weights) => {
                 weights.insert(weight(standing), slot, spots(cores));
+                true
             }
-        }
-    }
-
-    /// Fetches what [`remove`](Self::remove) will touch of an element at this spot.
-    #[inline]
-    pub(crate) fn fetch(&self, blocks: &Blocks, spot: u32) {
-        match self {
-            Selection::Ordered(order) => {
-                blocks.fetch(spot);
-                order.fetch(blocks);
-            }
-            Selection::Weighted(weights) => {
-                weights.fetch(spot);
-                weights.fetch(weights.len());
-            }
+        };
+        if !has_room {
+            self.grow(blocks, cores);
+            self.insert(blocks, cores, slot, standing);
         }
     }
 
     /// What random choices begin with.
     pub(crate) fn sow(&mut self, seed: u64) {
-        if let Selection::Weighted(weights) = self {
-            weights.sow(seed);
-        }
-    }
-
-    /// Fetches what a selection of so many will look at first.
-    #[inline]
-    pub(crate) fn fetch_choice(&self, blocks: &Blocks, items: u32) {
         match self {
-            Selection::Ordered(order) if items == 1 => order.fetch_front(blocks),
-            Selection::Ordered(order) => order.fetch(blocks),
-            Selection::Weighted(weights) => (0..items).for_each(|nth| weights.fetch_draw(nth)),
-        }
-    }
-
-    /// Fetches what it will look at next.
-    #[inline]
-    pub(crate) fn fetch_further(&self, blocks: &Blocks, items: u32) {
-        if let Selection::Ordered(order) = self {
-            order.fetch_next(blocks, items as usize);
-        }
-    }
-
-    /// Fetches the elements that will be selected.
-    #[inline]
-    pub(crate) fn fetch_chosen(&self, blocks: &Blocks, cores: &[Core], items: u32) {
-        let fetch = |slot| prefetch_index(cores, slot as usize);
-        match self {
-            Selection::Ordered(order) => {
-                order.first(blocks, items as usize, fetch);
-            }
-            Selection::Weighted(weights) => {
-                weights.next_drawn(items as usize, fetch);
-            }
-        }
-    }
-
-    /// Fetches what an insertion will look at.
-    #[inline]
-    pub(crate) fn fetch_end(&self, blocks: &Blocks) {
-        match self {
-            Selection::Ordered(order) => order.fetch(blocks),
-            Selection::Weighted(weights) => weights.fetch(weights.len()),
-        }
-    }
-
-    /// Fetches where those go that get another key.
-    #[inline]
-    pub(crate) fn fetch_tails(&self, blocks: &Blocks) {
-        if let Selection::Ordered(order) = self {
-            order.fetch_tails(blocks);
-        }
-    }
-
-    /// Fetches the elements that may move when one comes, leaves or changes.
-    #[inline]
-    pub(crate) fn fetch_movers(&self, cores: &[Core]) {
-        if let Selection::Weighted(weights) = self {
-            weights.movers(|slot| prefetch_index(cores, slot as usize));
+            Selection::FewByWeight(few) => few.sow(seed),
+            Selection::FewAlike(few) => few.sow(seed),
+            _ => {}
         }
     }
 
@@ -145,10 +102,13 @@ impl Selection {
     pub(crate) fn remove(&mut self, blocks: &mut Blocks, cores: &mut [Core], slot: u32) {
         let Core { standing, spot, .. } = cores[slot as usize];
         match self {
+            Selection::FewInOrder(few) if standing.value != OUT => few.remove(slot),
+            Selection::FewByWeight(few) => few.remove(slot),
+            Selection::FewAlike(few) => few.remove(slot),
             Selection::Ordered(order) if standing.value != OUT => {
                 order.remove(blocks, standing.value, spot);
             }
-            Selection::Ordered(_) => {}
+            Selection::FewInOrder(_) | Selection::Ordered(_) => {}
             Selection::Weighted(weights) => weights.remove(spot, spots(cores)),
         }
     }
@@ -163,10 +123,25 @@ impl Selection {
         standing: Standing,
     ) {
         match self {
+            Selection::FewInOrder(few) => {
+                let is_in = cores[slot as usize].standing.value != OUT;
+                if is_in && standing.value != OUT {
+                    cores[slot as usize].standing = standing;
+                    few.set(standing.value, slot);
+                } else {
+                    self.remove(blocks, cores, slot);
+                    self.insert(blocks, cores, slot, standing);
+                }
+            }
             Selection::Ordered(_) => {
                 self.remove(blocks, cores, slot);
                 self.insert(blocks, cores, slot, standing);
             }
+            Selection::FewByWeight(few) => {
+                cores[slot as usize].standing = standing;
+                few.set(weight(standing), slot);
+            }
+            Selection::FewAlike(_) => cores[slot as usize].standing = standing,
             Selection::Weighted(weights) => {
                 let core = &mut cores[slot as usize];
                 core.standing = standing;
@@ -188,7 +163,38 @@ impl Selection {
         match self {
             Selection::Ordered(order) => order.heap_bytes(),
             Selection::Weighted(weights) => weights.heap_bytes(),
+            _ => 0,
         }
+    }
+
+    /// The few become many.
+    #[cold]
+    fn grow(&mut self, blocks: &mut Blocks, cores: &mut [Core]) {
+        let many = match self {
+            Selection::FewInOrder(few) => {
+                let mut order = Order::default();
+                for (key, slot) in few.each() {
+                    cores[slot as usize].spot = order.insert(blocks, key, slot);
+                }
+                Selection::Ordered(order)
+            }
+            Selection::FewByWeight(few) => {
+                let mut weights = Weights::sown(few.random());
+                for (weight, slot) in few.each() {
+                    weights.insert(weight, slot, spots(cores));
+                }
+                Selection::Weighted(weights)
+            }
+            Selection::FewAlike(few) => {
+                let mut weights = Weights::sown(few.random());
+                for slot in few.each() {
+                    weights.insert(1, slot, spots(cores));
+                }
+                Selection::Weighted(weights)
+            }
+            Selection::Ordered(_) | Selection::Weighted(_) => return,
+        };
+        *self = many;
     }
 }
 

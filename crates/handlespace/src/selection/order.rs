@@ -69,6 +69,12 @@ impl Order {
         }
     }
 
+    /// Whether the lowest key's queue has many elements, most likely.
+    #[inline]
+    pub(crate) fn is_long(&self) -> bool {
+        self.front.is_some_and(|(_, queue)| queue.is_long())
+    }
+
     /// Fetches the ends of what is selected from.
     #[inline]
     pub(crate) fn fetch_front(&self, blocks: &Blocks) {

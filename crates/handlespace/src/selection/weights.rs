@@ -5,11 +5,9 @@
 //! of equal ceiling stand together: so a division finds the element. A point in its part beyond its weight is drawn again; it is
 //! at most three parts of four, and one of three where weights are spread evenly.
 
+use super::numbers;
 use prefetch_index::prefetch_index;
 use smallvec::SmallVec;
-
-/// What splitmix64 adds for the next number.
-const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
 
 /// How many draws ahead elements are fetched; and twice as many, what says which they are.
 const AHEAD: u32 = 8;
@@ -40,10 +38,10 @@ struct Row {
 pub(crate) struct Weights {
     /// The length of the line.
     mass: u64,
-    members: Vec<Member>,
-    rows: SmallVec<[Row; 4]>,
     /// How far the random numbers have come.
     random: u64,
+    members: Vec<Member>,
+    rows: SmallVec<[Row; 4]>,
 }
 
 /// A point of the line, in an element's part.
@@ -55,15 +53,18 @@ pub(crate) struct Point {
 }
 
 impl Weights {
-    /// What the random numbers begin with.
-    pub(crate) fn sow(&mut self, seed: u64) {
-        self.random = seed;
+    /// Empty; and how far the random numbers have come.
+    pub(crate) fn sown(random: u64) -> Weights {
+        Weights {
+            random,
+            ..Weights::default()
+        }
     }
 
-    /// A random point, of the line. Which are the next ones is known: splitmix64 numbers the random numbers.
+    /// A random point, of the line.
     #[inline]
     pub(crate) fn draw(&mut self) -> Point {
-        self.random = self.random.wrapping_add(GOLDEN);
+        self.random = numbers::next(self.random);
         self.draw_of(self.random)
     }
 
@@ -107,18 +108,12 @@ impl Weights {
 
     #[inline]
     fn upcoming(&self, ahead: u32) -> Point {
-        let steps = u64::from(ahead) + 1;
-        self.draw_of(self.random.wrapping_add(steps.wrapping_mul(GOLDEN)))
+        self.draw_of(numbers::ahead(self.random, ahead + 1))
     }
 
     #[inline]
-    fn draw_of(&self, seed: u64) -> Point {
-        let mut mixed = seed;
-        mixed = (mixed ^ mixed >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-        mixed ^= mixed >> 31;
-        let product = u128::from(mixed) * u128::from(self.mass);
-        self.point((product >> 64) as u64)
+    fn draw_of(&self, random: u64) -> Point {
+        self.point(numbers::below(random, self.mass))
     }
 
     /// Where a number below [`mass`](Self::mass) lies.

@@ -1,0 +1,106 @@
+//! A small pool's elements without weights, in the pool's record itself: see [`few_order`](super::few_order).
+
+use super::few::{self, FEW, FREE};
+use super::numbers;
+
+/// Elements of which one is chosen as often as another. Free places come last.
+#[derive(Debug, Clone)]
+#[repr(C)]
+pub(crate) struct FewAlike {
+    /// How far the random numbers have come.
+    random: u64,
+    slots: [u32; FEW],
+}
+
+impl FewAlike {
+    pub(super) fn new() -> FewAlike {
+        FewAlike {
+            random: 0,
+            slots: [FREE; FEW],
+        }
+    }
+
+    /// What the random numbers begin with.
+    pub(super) fn sow(&mut self, seed: u64) {
+        self.random = seed;
+    }
+
+    pub(super) fn random(&self) -> u64 {
+        self.random
+    }
+
+    /// Adds an element. False if there is no room.
+    #[inline]
+    pub(super) fn insert(&mut self, slot: u32) -> bool {
+        let len = few::len(&self.slots);
+        let Some(place) = self.slots.get_mut(len) else {
+            return false;
+        };
+        *place = slot;
+        true
+    }
+
+    /// Takes out an element that is there; the last one gets its place.
+    #[inline]
+    pub(super) fn remove(&mut self, slot: u32) {
+        let last = few::len(&self.slots) - 1;
+        self.slots[few::place(&self.slots, slot)] = self.slots[last];
+        self.slots[last] = FREE;
+    }
+
+    /// Draws up to so many different elements.
+    #[inline]
+    pub(crate) fn draw(&mut self, items: usize, chosen: &mut Vec<u32>) {
+        self.random = self.sample(items, |slot| chosen.push(slot));
+    }
+
+    /// Shows the elements that will be drawn next, up to so many.
+    #[inline]
+    pub(super) fn next_drawn(&self, items: usize, show: impl FnMut(u32)) {
+        self.sample(items, show);
+    }
+
+    /// All elements.
+    pub(super) fn each(&self) -> impl Iterator<Item = u32> {
+        self.slots.into_iter().take_while(|&slot| slot != FREE)
+    }
+
+    /// Returns how far the random numbers come by that.
+    #[inline]
+    fn sample(&self, items: usize, mut show: impl FnMut(u32)) -> u64 {
+        let mut random = self.random;
+        let mut slots = self.slots;
+        let len = few::len(&slots);
+        for left in (len.saturating_sub(items)..len).rev() {
+            random = numbers::next(random);
+            let place = numbers::below(random, left as u64 + 1) as usize % FEW;
+            show(slots[place]);
+            slots[place] = slots[left];
+        }
+        random
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn those_drawn_next_are_known() {
+        let mut few = FewAlike::new();
+        few.sow(7);
+        assert!((0..FEW as u32).all(|slot| few.insert(slot)));
+        assert!(!few.insert(99));
+        few.remove(3);
+        for items in [0, 1, 3, FEW, FEW + 1] {
+            let (mut known, mut chosen) = (Vec::new(), Vec::new());
+            few.next_drawn(items, |slot| known.push(slot));
+            few.draw(items, &mut chosen);
+            assert_eq!(known, chosen);
+            chosen.sort_unstable();
+            chosen.dedup();
+            assert_eq!(chosen.len(), items.min(FEW - 1), "none twice");
+            assert!(!chosen.contains(&3));
+        }
+    }
+}

@@ -1,0 +1,186 @@
+//! A small pool's elements by weight, in the pool's record itself: see [`few_order`](super::few_order).
+
+use super::few::{self, FEW, FREE};
+use super::numbers;
+
+/// How often an element is drawn in vain since it has been already; then those drawn go out of the way.
+const VAIN_MAX: usize = 2;
+
+/// Elements and their weights. Free places come last, and weigh nothing.
+#[derive(Debug, Clone)]
+#[repr(C)]
+pub(crate) struct FewByWeight {
+    /// How far the random numbers have come.
+    random: u64,
+    slots: [u32; FEW],
+    /// The weights are lined up: where each one ends.
+    ends: [u64; FEW],
+}
+
+impl FewByWeight {
+    pub(super) fn new() -> FewByWeight {
+        FewByWeight {
+            random: 0,
+            slots: [FREE; FEW],
+            ends: [0; FEW],
+        }
+    }
+
+    /// What the random numbers begin with.
+    pub(super) fn sow(&mut self, seed: u64) {
+        self.random = seed;
+    }
+
+    pub(super) fn random(&self) -> u64 {
+        self.random
+    }
+
+    /// Adds an element. False if there is no room.
+    #[inline]
+    pub(super) fn insert(&mut self, weight: u32, slot: u32) -> bool {
+        let len = few::len(&self.slots);
+        let Some(place) = self.slots.get_mut(len) else {
+            return false;
+        };
+        *place = slot;
+        few::add(&mut self.ends, len, weight.into());
+        true
+    }
+
+    /// Takes out an element that is there.
+    #[inline]
+    pub(super) fn remove(&mut self, slot: u32) {
+        let place = few::place(&self.slots, slot);
+        let weight = weight(&self.ends, place);
+        few::close(&mut self.slots, place, FREE);
+        let sum = self.ends[FEW - 1];
+        few::close(&mut self.ends, place, sum);
+        few::add(&mut self.ends, place, weight.wrapping_neg());
+    }
+
+    /// Changes the weight of an element that is there.
+    #[inline]
+    pub(super) fn set(&mut self, new: u32, slot: u32) {
+        let place = few::place(&self.slots, slot);
+        let more = u64::from(new).wrapping_sub(weight(&self.ends, place));
+        few::add(&mut self.ends, place, more);
+    }
+
+    /// Draws different elements until there are so many, or no others.
+    #[inline]
+    pub(crate) fn draw(&mut self, items: usize, chosen: &mut Vec<u32>) {
+        let sum = self.ends[FEW - 1];
+        for _ in 0..items + VAIN_MAX {
+            if chosen.len() == items || sum == 0 {
+                return;
+            }
+            self.random = numbers::next(self.random);
+            let slot = self.slot_at(numbers::below(self.random, sum));
+            if !chosen.contains(&slot) {
+                chosen.push(slot);
+            }
+        }
+        self.draw_others(items, chosen);
+    }
+
+    /// Shows elements that will be drawn next: most likely up to so many.
+    #[inline]
+    pub(super) fn next_drawn(&self, items: usize, mut show: impl FnMut(u32)) {
+        let sum = self.ends[FEW - 1];
+        if sum > 0 {
+            for nth in 1..=items as u32 {
+                show(self.slot_at(numbers::below(numbers::ahead(self.random, nth), sum)));
+            }
+        }
+    }
+
+    /// Elements and their weights.
+    pub(super) fn each(&self) -> impl Iterator<Item = (u32, u32)> {
+        let slots = self.slots.iter().enumerate();
+        let members = slots.map(|(place, &slot)| (weight(&self.ends, place) as u32, slot));
+        members.take_while(|&(_, slot)| slot != FREE)
+    }
+
+    /// Draws with those drawn already out of the way.
+    #[cold]
+    fn draw_others(&mut self, items: usize, chosen: &mut Vec<u32>) {
+        let mut others = self.clone();
+        for &slot in &*chosen {
+            others.set(0, slot);
+        }
+        while chosen.len() < items && others.ends[FEW - 1] > 0 {
+            self.random = numbers::next(self.random);
+            let slot = others.slot_at(numbers::below(self.random, others.ends[FEW - 1]));
+            others.set(0, slot);
+            chosen.push(slot);
+        }
+    }
+
+    /// Whose part of the line a number below its end is in.
+    #[inline]
+    fn slot_at(&self, number: u64) -> u32 {
+        self.slots[few::up_to(&self.ends, number) % FEW]
+    }
+}
+
+#[inline]
+fn weight(ends: &[u64; FEW], place: usize) -> u64 {
+    let before = ends[place.wrapping_sub(1) % FEW];
+    ends[place] - if place == 0 { 0 } else { before }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::collections::BTreeMap;
+
+    proptest! {
+        #[test]
+        fn each_has_its_weight(steps in prop::collection::vec((0u32..24, prop::option::of(0u32..9)), 1..200)) {
+            let mut few = FewByWeight::new();
+            let mut model = BTreeMap::new();
+            for (slot, weight) in steps {
+                match (weight, model.contains_key(&slot)) {
+                    (Some(weight), false) => {
+                        let has_room = model.len() < FEW;
+                        prop_assert_eq!(few.insert(weight, slot), has_room);
+                        if has_room {
+                            model.insert(slot, weight);
+                        }
+                    }
+                    (Some(weight), true) => {
+                        few.set(weight, slot);
+                        model.insert(slot, weight);
+                    }
+                    (None, true) => {
+                        few.remove(slot);
+                        model.remove(&slot);
+                    }
+                    (None, false) => {}
+                }
+                let members = few.each().map(|(weight, slot)| (slot, weight));
+                prop_assert_eq!(members.collect::<BTreeMap<_, _>>(), model.clone());
+                let mut shares = BTreeMap::new();
+                for number in 0..few.ends[FEW - 1] {
+                    *shares.entry(few.slot_at(number)).or_insert(0) += 1;
+                }
+                let weighty = model.iter().filter(|&(_, &weight)| weight > 0);
+                prop_assert_eq!(shares, weighty.map(|(&slot, &weight)| (slot, weight)).collect());
+            }
+        }
+    }
+
+    /// The heavy one is drawn again and again before the others are.
+    #[test]
+    fn all_are_drawn_in_the_end() {
+        let mut few = FewByWeight::new();
+        for (slot, weight) in [(1, 1), (2, u32::MAX), (3, 0), (4, 1)] {
+            assert!(few.insert(weight, slot));
+        }
+        let mut chosen = Vec::new();
+        few.draw(FEW, &mut chosen);
+        chosen.sort_unstable();
+        assert_eq!(chosen, [1, 2, 4]);
+    }
+}
