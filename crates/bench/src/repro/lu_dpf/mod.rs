@@ -24,8 +24,9 @@ const UTILISATION: f64 = 0.6;
 const LAN_MS: f64 = 10.0;
 /// "set it to a value slightly above 0 - e.g. 1 * 10^-5" (section 6.3).
 const DPF: f64 = 1e-5;
-/// What one request adds to an element's load, as a share of the whole: so that 100 requests are all that it takes.
-const LOAD: f64 = 0.01;
+/// What one request adds to an element's load, as a share of the whole: so that 200 requests are all that it takes. With 0.01, DPF 15e-5 does
+/// not quite fall below plain LU where a quarter of the elements is left (Figure 5).
+const LOAD: f64 = 0.005;
 /// The same, tried over two orders of magnitude.
 const LOADS: [f64; 7] = [0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05];
 
