@@ -196,7 +196,7 @@ fn line(window: String, outcomes: &[Outcome], place: usize, capacity: f64) -> Li
         handling_s: estimate(&|window| window.handling_mean_s()).into(),
         queuing_s: estimate(&|window| share(window.queuing_s, window)).mean,
         startup_s: estimate(&|window| share(window.startup_s, window)).mean,
-        speed: estimate(&|window| window.speed_of_requests() / capacity).into(),
+        speed: estimate(&|window| window.speed() / capacity).into(),
         utilisation: estimate(&|window| window.utilisation()).mean,
         local: estimate(&|window| window.local_share()).mean,
         lost: estimate(&|window| window.lost as f64).mean,

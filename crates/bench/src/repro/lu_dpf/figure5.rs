@@ -49,7 +49,13 @@ fn run(settings: &Settings) -> Result<Outcome> {
     let (mut series, mut measured) = (Vec::new(), Vec::new());
     for ((left, dpf), outcomes) in places.into_iter().zip(&outcomes) {
         let ours = speed(outcomes);
-        add(&mut series, format!("{left} % left"), dpf * 1e5, ours, None);
+        add(
+            &mut series,
+            format!("{left} % left"),
+            (dpf * 1e6).round() / 10.0,
+            ours,
+            None,
+        );
         measured.push((left, dpf, ours));
     }
     let panel = Panel {
