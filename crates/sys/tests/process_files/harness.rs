@@ -5,7 +5,7 @@ use holdfast_sys::process::files::{
     Changes, Draft, FdInfo, FilesError, Given, Image, Limits, Listed, Listing, Stock,
 };
 use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap};
 use std::fs;
 use std::io::{Read, Write};
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
@@ -118,7 +118,9 @@ impl Donor {
 
 /// What a caller lists that can look at many descriptors at once, made from `/proc`.
 fn list(pids: &[i32]) -> Vec<Listing> {
-    let mut known: Vec<(i32, u32, FdInfo)> = Vec::new();
+    // Those that may be the same, and the identities they got.
+    let mut known: HashMap<(u32, u64, Option<u32>), Vec<(i32, u32, u64)>> = HashMap::new();
+    let mut next = 0;
     let listing = |pid: &i32| {
         let numbers = fs::read_dir(format!("/proc/{pid}/fdinfo")).ok()?;
         let mut numbers: Vec<u32> = numbers
@@ -130,21 +132,22 @@ fn list(pids: &[i32]) -> Vec<Listing> {
         for number in numbers {
             let text = fs::read_to_string(format!("/proc/{pid}/fdinfo/{number}")).ok()?;
             let mut info = FdInfo::parse(&text).expect("fdinfo");
-            let same = |(other, fd, seen): &(i32, u32, FdInfo)| {
-                (seen.inode, seen.mount) == (info.inode, info.mount)
-                    && seen.number::<u32>("eventfd-id") == info.number("eventfd-id")
-                    && is_same(0, (*other, *fd), (*pid, number))
-            };
-            let place = known.iter().position(same);
-            let file = place.unwrap_or_else(|| {
-                known.push((*pid, number, info.clone()));
-                known.len() - 1
-            });
+            let alike = known
+                .entry((info.mount, info.inode, info.number("eventfd-id")))
+                .or_default();
+            let same = alike
+                .iter()
+                .find(|(other, fd, _)| is_same(0, (*other, *fd), (*pid, number)));
+            let file = same.map_or(next, |(_, _, file)| *file);
+            if file == next {
+                alike.push((*pid, number, next));
+                next += 1;
+            }
             let has_more = !info.rest.is_empty();
             info.rest.clear();
             descriptors.push(Listed {
                 number,
-                file: file as u64,
+                file,
                 info,
                 has_more,
             });
