@@ -4,7 +4,7 @@ use crate::{States, THREADS, done, new_namespace};
 use holdfast_node::dataplane::Followed;
 use holdfast_sys::process::sockets::{SocketStatic, Sockets};
 use holdfast_sys::tcp_repair::WindowProbe;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::error::Error;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread;
@@ -121,7 +121,7 @@ impl Host {
     fn prepare(&mut self, sockets: &BTreeMap<u32, SocketStatic>) -> Result<(), Box<dyn Error>> {
         let connections = |one: &&SocketStatic| matches!(one, SocketStatic::Connection(_));
         self.expected += sockets.values().filter(connections).count();
-        Ok(self.sockets.prepare(sockets, |_| true)?)
+        Ok(self.sockets.prepare(sockets, &BTreeSet::new())?)
     }
 
     /// Every connection is established here.

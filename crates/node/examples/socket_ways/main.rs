@@ -5,6 +5,8 @@
 //! `cargo run --release -p holdfast-node --example socket_ways [-- CONNECTIONS [PERCENT]]` (root). PERCENT of the
 //! connections exchange 256 bytes between the last round and the freeze.
 
+#![forbid(unsafe_code)]
+
 mod acceptor;
 mod server;
 

@@ -116,10 +116,13 @@ impl Donor {
     }
 }
 
+/// A process and a descriptor of it, and the identity of the open file.
+type Same = (i32, u32, u64);
+
 /// What a caller lists that can look at many descriptors at once, made from `/proc`.
 fn list(pids: &[i32]) -> Vec<Listing> {
     // Those that may be the same, and the identities they got.
-    let mut known: HashMap<(u32, u64, Option<u32>), Vec<(i32, u32, u64)>> = HashMap::new();
+    let mut known: HashMap<(u32, u64, Option<u32>), Vec<Same>> = HashMap::new();
     let mut next = 0;
     let listing = |pid: &i32| {
         let numbers = fs::read_dir(format!("/proc/{pid}/fdinfo")).ok()?;
