@@ -102,6 +102,8 @@ fn settled(world: &World, counter: &Counter) -> Result<()> {
         }
         Ok(places)
     };
+    // While something is written down the move may go on, and the one place that has it now be left.
+    world.wait("something is written down", || nothing_is_written(world))?;
     let mut last = Vec::new();
     world
         .wait("it is not at one place", || {
@@ -112,7 +114,7 @@ fn settled(world: &World, counter: &Counter) -> Result<()> {
     let node = last.remove(0);
     world.goes_on(counter, &node)?;
     ensure!(places()? == [node.clone()], "it is at {:?} too", places()?);
-    world.wait("something is written down", || nothing_is_written(world))?;
+    ensure!(nothing_is_written(world)?, "something is written down again");
     eprintln!("    it is on {node}");
     let next = if node == DONOR { ACCEPTOR } else { DONOR };
     world.migrate(counter, &node, next)?;

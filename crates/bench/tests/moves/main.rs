@@ -100,7 +100,9 @@ fn the_acceptors_daemon_dies() {
 #[test]
 fn the_link_between_them_breaks() {
     in_world("cut", |world| {
-        at(world, &STEPS, Fault::Cut(DONOR, ACCEPTOR))?;
+        // Until the freeze nothing has changed that a cut could tear: one point stands for all.
+        let stopped = [&STEPS[..1], &STEPS[4..]].concat();
+        at(world, &stopped, Fault::Cut(DONOR, ACCEPTOR))?;
         let alone = [point(DONOR, "move-freeze after")];
         at(world, &alone, Fault::Cut(DONOR, HOLDER))?;
         let alone = [point(ACCEPTOR, "move-restore after")];
