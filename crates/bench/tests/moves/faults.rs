@@ -39,10 +39,9 @@ pub const fn point(node: &'static str, command: &'static str) -> Point {
 }
 
 /// The steps of a move, each at the moment when it is under way.
-pub const STEPS: [Point; 8] = [
+pub const STEPS: [Point; 7] = [
     point(DONOR, "move-round after"),
     point(ACCEPTOR, "move-build after"),
-    point(DONOR, "move-note before"),
     point(DONOR, "move-freeze before"),
     point(DONOR, "move-freeze after"),
     point(ACCEPTOR, "move-restore before"),

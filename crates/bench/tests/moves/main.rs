@@ -101,7 +101,7 @@ fn the_acceptors_daemon_dies() {
 fn the_link_between_them_breaks() {
     in_world("cut", |world| {
         // Until the freeze nothing has changed that a cut could tear: one point stands for all.
-        let stopped = [&STEPS[..1], &STEPS[4..]].concat();
+        let stopped = [&STEPS[..1], &STEPS[3..]].concat();
         at(world, &stopped, Fault::Cut(DONOR, ACCEPTOR))?;
         let alone = [point(DONOR, "move-freeze after")];
         at(world, &alone, Fault::Cut(DONOR, HOLDER))?;
@@ -119,7 +119,7 @@ fn the_holders_daemon_dies_or_both_do() {
             &own.map(|command| point(HOLDER, command)),
             Fault::Kill(HOLDER),
         )?;
-        at(world, &STEPS[3..], Fault::KillBoth)
+        at(world, &STEPS[2..], Fault::KillBoth)
     });
 }
 
