@@ -113,7 +113,10 @@ fn settled(world: &World, counter: &Counter) -> Result<()> {
     let node = last.remove(0);
     world.goes_on(counter, &node)?;
     ensure!(places()? == [node.clone()], "it is at {:?} too", places()?);
-    ensure!(nothing_is_written(world)?, "something is written down again");
+    ensure!(
+        nothing_is_written(world)?,
+        "something is written down again"
+    );
     eprintln!("    it is on {node}");
     let next = if node == DONOR { ACCEPTOR } else { DONOR };
     world.migrate(counter, &node, next)?;

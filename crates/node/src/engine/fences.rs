@@ -94,8 +94,17 @@ impl Engine {
         None
     }
 
+    /// A process stands still, or runs on: its flows are diverted, or here as before. Not if the move was given up meanwhile.
+    pub(super) fn turn_flows(&self, id: MoveId, stopped: bool) -> Result<(), String> {
+        let (to, flows) = self.leaving.get(&id).ok_or("the move was given up")?;
+        match stopped {
+            true => self.divert_out(*to, flows),
+            false => self.keep_flows(flows),
+        }
+    }
+
     /// Nothing of these flows leaves this node any more, and what comes goes on to the other.
-    pub(super) fn divert_out(&self, to: NodeId, flows: &[FlowEpoch]) -> Result<(), String> {
+    fn divert_out(&self, to: NodeId, flows: &[FlowEpoch]) -> Result<(), String> {
         let set = self.set_all(flows, to, FlowState::TransitOut);
         set.map_err(|error| error.to_string())
     }

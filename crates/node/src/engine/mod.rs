@@ -78,6 +78,8 @@ pub struct Engine {
     fences: Fences,
     /// Flows of processes that are about to run here.
     going: BTreeMap<MoveId, Vec<MoveFlow>>,
+    /// Flows of processes that are about to stop here, and where they go.
+    leaving: BTreeMap<MoveId, (NodeId, Vec<MoveFlow>)>,
     holder: Option<Holder>,
     peers: Peers,
     apps: AppServer,

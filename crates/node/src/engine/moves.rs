@@ -23,7 +23,15 @@ impl Engine {
     }
 
     /// Takes what a thread tells.
-    pub(super) fn handle_told(&mut self, mut told: Told) {
+    pub(super) fn handle_told(&mut self, told: Told) {
+        let mut told = match told {
+            Told::Stops { id, stopped, reply } => {
+                // A thread that does not wait has ended.
+                let _ = reply.send(self.turn_flows(id, stopped));
+                return;
+            }
+            other => other,
+        };
         if let Told::Done { id, completion } = &mut told {
             let name = name_of_results(&completion.results);
             self.faults.at(name, Moment::After, 0);
@@ -59,16 +67,20 @@ impl Engine {
                 Some(Results::Armed(Err(failed)))
             }
             Command::Freeze { id, flows, .. } => {
+                // Diverted when it stands still: until then what it sends must leave.
                 let to = self.moves.acceptor_of(*id).unwrap_or(NodeId(0));
-                let failed = self.divert_out(to, flows).err()?;
-                Some(Results::Frozen(Err(failed)))
+                let (_, leaving) = self.leaving.entry(*id).or_insert((to, Vec::new()));
+                leaving.extend(flows);
+                None
             }
             // The filters first: what sockets send when they wake must pass.
-            Command::Thaw { flows, .. } => {
+            Command::Thaw { id, flows, .. } => {
+                self.leaving.remove(id);
                 let failed = self.keep_flows(flows).err()?;
                 Some(Results::Thawed(Err(failed)))
             }
-            Command::Release { to, flows, .. } => {
+            Command::Release { id, to, flows, .. } => {
+                self.leaving.remove(id);
                 let failed = self.moved_away(*to, flows).err()?;
                 Some(Results::Released(Err(failed)))
             }

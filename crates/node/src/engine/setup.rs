@@ -186,6 +186,7 @@ fn assemble(config: Config) -> Result<(Engine, Inputs), SetupError> {
         moves,
         fences: HashMap::new(),
         going: BTreeMap::new(),
+        leaving: BTreeMap::new(),
         preparer: Preparer::new().map_err(other)?,
         static_reader: StaticReader::new().map_err(other)?,
         settling: Settling::default(),

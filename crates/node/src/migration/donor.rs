@@ -10,6 +10,7 @@ use holdfast_sys::process::donor::{Held, StoppedTree, Tracker};
 use holdfast_sys::process::error::Error;
 use holdfast_sys::process::image::{Descriptors, Tree, encode};
 use holdfast_wire::{Flow, MoveId, NodeId};
+use tokio::sync::oneshot;
 
 use super::pieces::{Kind, Outgoing, Window};
 use super::places::{Places, Services};
@@ -188,11 +189,14 @@ impl Giving {
     fn freeze(&mut self, state: State) -> (State, Result<FreezeReport, String>) {
         let tracker = match state {
             State::Watched(tracker) => tracker,
-            // Nothing came late: there are no flows.
-            State::Stopped(_) => return (state, Ok(FreezeReport::default())),
+            // Flows that came late are diverted too.
+            State::Stopped(_) => {
+                let turned = self.turn_flows(true);
+                return (state, turned.map(|()| FreezeReport::default()));
+            }
             other => return (other, Err("nothing was copied".to_owned())),
         };
-        let (mut stopped, last) = match stop(*tracker) {
+        let (mut stopped, last) = match self.stop(*tracker) {
             Ok(stopped) => stopped,
             Err(Unstopped { tracker, why }) => {
                 return (tracker.map_or(State::Ended, State::Watched), Err(why));
@@ -242,6 +246,53 @@ impl Giving {
 }
 
 impl Giving {
+    /// Stops the tree where its descriptors can be saved: some cannot for moments, as while something waits to be read that
+    /// only the program can read. What it sent until then has left; from then on packets wait at the acceptor.
+    fn stop(&self, mut tracker: Tracker) -> Result<(Box<StoppedTree>, Descriptors), Unstopped> {
+        let began = Instant::now();
+        loop {
+            let mut stopped = match tracker.freeze() {
+                Ok(stopped) => Box::new(stopped),
+                Err(unfrozen) => {
+                    return Err(Unstopped {
+                        tracker: Some(Box::new(unfrozen.tracker)),
+                        why: text(unfrozen.error),
+                    });
+                }
+            };
+            let turned = self.turn_flows(true);
+            let look = turned.map_err(|why| (false, why)).and_then(|()| {
+                let passing = |error: &Error| matches!(error, Error::Blocked(_) | Error::Socket(_));
+                let found = stopped.descriptors();
+                found.map_err(|error| (passing(&error), text(error)))
+            });
+            let (passing, why) = match look {
+                Ok(last) => return Ok((stopped, last)),
+                Err(failed) => failed,
+            };
+            // Before it runs: what it sends when it wakes must pass.
+            let kept = self.turn_flows(false);
+            tracker = stopped.thaw().map_err(|error| Unstopped {
+                tracker: None,
+                why: text(error),
+            })?;
+            if !passing || kept.is_err() || began.elapsed() > STOP_MAX {
+                let tracker = Some(Box::new(tracker));
+                return Err(Unstopped { tracker, why });
+            }
+            std::thread::sleep(STOP_AGAIN);
+        }
+    }
+
+    /// Has the event loop divert packets of the process, or leave them here, and waits until it has.
+    fn turn_flows(&self, stopped: bool) -> Result<(), String> {
+        let (reply, answer) = oneshot::channel();
+        let id = self.id;
+        self.teller.tell(Told::Stops { id, stopped, reply });
+        let answer = answer.blocking_recv();
+        answer.unwrap_or_else(|_| Err("the daemon ends".to_owned()))
+    }
+
     fn tell_sockets(&self) {
         let (id, sockets) = (self.id, self.places.list());
         self.teller.tell(Told::Sockets { id, sockets });
@@ -253,38 +304,6 @@ struct Unstopped {
     /// Watches it still, if anything does.
     tracker: Option<Box<Tracker>>,
     why: String,
-}
-
-/// Stops the tree where its descriptors can be saved: some cannot for moments, as while something waits to be read that
-/// only the program can read.
-fn stop(mut tracker: Tracker) -> Result<(Box<StoppedTree>, Descriptors), Unstopped> {
-    let began = Instant::now();
-    loop {
-        let mut stopped = match tracker.freeze() {
-            Ok(stopped) => Box::new(stopped),
-            Err(unfrozen) => {
-                return Err(Unstopped {
-                    tracker: Some(Box::new(unfrozen.tracker)),
-                    why: text(unfrozen.error),
-                });
-            }
-        };
-        let error = match stopped.descriptors() {
-            Ok(last) => return Ok((stopped, last)),
-            Err(error) => error,
-        };
-        let passing = matches!(error, Error::Blocked(_) | Error::Socket(_));
-        let why = text(error);
-        tracker = stopped.thaw().map_err(|error| Unstopped {
-            tracker: None,
-            why: text(error),
-        })?;
-        if !passing || began.elapsed() > STOP_MAX {
-            let tracker = Some(Box::new(tracker));
-            return Err(Unstopped { tracker, why });
-        }
-        std::thread::sleep(STOP_AGAIN);
-    }
 }
 
 fn thaw(state: State) -> Result<(), String> {

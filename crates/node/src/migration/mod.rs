@@ -250,6 +250,8 @@ impl Moves {
                 self.done(now, completion);
                 None
             }
+            // The owner's, which has the filters; it hangs up here, which the thread takes for a refusal.
+            Told::Stops { .. } => None,
             Told::Runs { id, restorer } => {
                 self.runs(id, Some(restorer));
                 None

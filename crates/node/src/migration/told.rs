@@ -34,6 +34,12 @@ pub(crate) enum Told {
     Sockets { id: MoveId, sockets: Vec<Place> },
     /// To be given to this node's stack before the sockets of a process that comes act, in this order.
     Packets { id: MoveId, packets: Vec<Vec<u8>> },
+    /// A process on its way from here stands still, or runs on: what is sent to it goes on to the other node, or to it.
+    Stops {
+        id: MoveId,
+        stopped: bool,
+        reply: oneshot::Sender<Result<(), String>>,
+    },
     /// A process runs here from now on.
     Runs { id: MoveId, restorer: Restorer },
     /// What the operator wanted to know of a process, but for the freeze.
