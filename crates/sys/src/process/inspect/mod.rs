@@ -141,10 +141,6 @@ fn look_at_program(pid: i32, report: &mut Report) -> Result<()> {
     let mut header = [0u8; 5];
     let read = std::fs::File::open(format!("/proc/{pid}/exe"))
         .and_then(|mut file| std::io::Read::read_exact(&mut file, &mut header));
-    if read.is_err() && matches!(Stat::read(pid)?.state, 'Z' | 'X') {
-        // It has ended meanwhile.
-        return Ok(());
-    }
     if read.is_err() {
         // It may have ended meanwhile.
         if matches!(Stat::read(pid)?.state, 'Z' | 'X') {
