@@ -20,10 +20,7 @@ const CASES: [(&str, &str); 25] = [
     ("shares_memory", "it uses the memory of process"),
     ("siblings", "it uses the memory of process"),
     ("thread_directory", "has a working directory of its own"),
-    (
-        "thread_descriptors",
-        "has a table of descriptors of its own",
-    ),
+    ("thread_descriptors", "has a descriptor table of its own"),
     ("directory_of_child", "its working directory in common"),
     ("directory_gone", "was deleted: let it change"),
     ("semaphores", "semaphores, id"),

@@ -6,6 +6,7 @@ mod blockers;
 mod common;
 mod faults;
 mod features;
+mod leftovers;
 mod measure;
 mod moving;
 mod program;

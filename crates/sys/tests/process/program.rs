@@ -1,5 +1,6 @@
 //! A small C program under test.
 
+use crate::leftovers;
 use crate::moving::{Host, Tree};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -60,6 +61,7 @@ impl Program {
             unsafe { libc::syscall(libc::SYS_close_range, 3, u32::MAX, flags) };
             Ok(())
         };
+        leftovers::mark(&mut starter, &folder);
         // SAFETY: it makes one system call. What the test was started with is not the program's.
         unsafe { starter.pre_exec(close_others) };
         let child = starter.spawn().expect("starts");
@@ -171,6 +173,7 @@ impl Drop for Program {
         }
         let _ = self.child.kill();
         let _ = self.child.wait();
+        leftovers::end(&self.folder);
         let _ = std::fs::remove_dir_all(&self.folder);
     }
 }

@@ -266,12 +266,13 @@ fn all_blockers_are_named_at_once() {
 
 #[test]
 fn a_terminal_with_something_to_read() {
-    use rustix::pty::{OpenptFlags, openpt};
+    use rustix::pty::{OpenptFlags, openpt, unlockpt};
     let donor = Donor::new(|| {
         put(
             openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).expect("a terminal"),
             10,
         );
+        unlockpt(crate::harness::at(10)).expect("unlocked");
         stop();
         rustix::io::write(crate::harness::at(10), b"typed\n").expect("written");
         stop();
@@ -285,5 +286,22 @@ fn a_terminal_with_something_to_read() {
     assert!(
         error.contains("input or output that was not read"),
         "{error}"
+    );
+}
+
+#[test]
+fn a_terminal_that_is_locked() {
+    use rustix::pty::{OpenptFlags, openpt};
+    let donor = Donor::new(|| {
+        put(
+            openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).expect("a terminal"),
+            10,
+        );
+        stop();
+    });
+    let found = donor.blockers();
+    assert!(
+        found.len() == 1 && found[0].contains("slave is locked"),
+        "{found:?}"
     );
 }

@@ -44,6 +44,8 @@ impl Halted {
         };
         // Threads may still be born while the first are being stopped.
         while halted.stop_new()? {}
+        // Its memory may have become another one by `exec` until it stood still.
+        halted.memory = Memory::open(pid)?;
         for thread in &halted.threads {
             leave_sequence(thread.tracee, &halted.memory)?;
         }

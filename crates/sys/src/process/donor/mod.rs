@@ -20,6 +20,7 @@ mod shared;
 mod thread_state;
 mod tracker;
 mod userfault;
+mod watched;
 
 pub(crate) use attach::{remove as remove_stub, value};
 pub use freeze::{StoppedTree, Unfrozen};

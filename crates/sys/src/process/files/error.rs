@@ -100,6 +100,9 @@ pub enum Reason {
         "the terminal's master is held outside the tree: start the program without a terminal (setsid, or a service)"
     )]
     TerminalOutside,
+    /// What waits in a terminal whose slave cannot be opened is not to be seen.
+    #[error("the terminal's slave is locked: call unlockpt, or close the terminal")]
+    TerminalLocked,
     /// What a terminal holds cannot be copied without taking it.
     #[error("the terminal has input or output that was not read: try again")]
     TerminalUnread,

@@ -64,8 +64,8 @@ pub enum Obstacle {
     #[error("its working directory {0} was deleted: let it change to another")]
     DeletedDirectory(String),
     /// `unshare` in a thread.
-    #[error("its thread {0} has {1} of its own, apart from its other threads")]
-    ThreadApart(i32, String),
+    #[error("its thread {0} has a working directory of its own, apart from its other threads")]
+    ThreadDirectory(i32),
     /// A timer of `CLOCK_THREAD_CPUTIME_ID`.
     #[error(
         "it has a timer of a thread's own clock (CLOCK_THREAD_CPUTIME_ID), and nothing tells of which: use pthread_getcpuclockid"

@@ -89,6 +89,10 @@ pub fn tree(root: i32) -> Result<Vec<i32>> {
 /// In a wait status.
 const DUMPED: u64 = 0x80;
 
+/// What `/proc/PID/timers` says of a timer of `CLOCK_THREAD_CPUTIME_ID`: the clock as it was asked for, or that of thread 0,
+/// which is the caller. A clock that names its thread has another number.
+const THREAD_CLOCK: [&str; 2] = ["ClockID: 3", "ClockID: -2"];
+
 fn look(pid: i32, report: &mut Report) -> Result<()> {
     let stat = Stat::read(pid)?;
     if matches!(stat.state, 'Z' | 'X') {
@@ -112,8 +116,8 @@ fn look(pid: i32, report: &mut Report) -> Result<()> {
     }
     look_at_program(pid, report)?;
     sharing::check_process(pid, report)?;
-    // A line "ClockID: 3" is of CLOCK_THREAD_CPUTIME_ID.
-    if procfs::read(pid, "timers").is_ok_and(|text| text.lines().any(|line| line == "ClockID: 3")) {
+    let timers = procfs::read(pid, "timers").unwrap_or_default();
+    if timers.lines().any(|line| THREAD_CLOCK.contains(&line)) {
         report.block(pid, Obstacle::ThreadClock);
     }
     mappings::check(pid, report)
@@ -141,10 +145,6 @@ fn look_at_program(pid: i32, report: &mut Report) -> Result<()> {
     let mut header = [0u8; 5];
     let read = std::fs::File::open(format!("/proc/{pid}/exe"))
         .and_then(|mut file| std::io::Read::read_exact(&mut file, &mut header));
-    if read.is_err() && matches!(Stat::read(pid)?.state, 'Z' | 'X') {
-        // It has ended meanwhile.
-        return Ok(());
-    }
     if read.is_err() {
         // It may have ended meanwhile.
         if matches!(Stat::read(pid)?.state, 'Z' | 'X') {

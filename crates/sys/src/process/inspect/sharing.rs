@@ -8,19 +8,13 @@ use crate::process::procfs::{self, Stat};
 #[derive(Clone, Copy)]
 enum Kind {
     Memory = 1,
-    Descriptors = 2,
     Directory = 3,
 }
 
-/// Threads of a process that have something for themselves.
+/// A thread of a process that has something for itself. Of tables of descriptors the look at those tells.
 pub(super) fn check_thread(pid: i32, tid: i32, report: &mut Report) {
-    for (kind, what) in [
-        (Kind::Directory, "a working directory"),
-        (Kind::Descriptors, "a table of descriptors"),
-    ] {
-        if differ(pid, tid, kind) {
-            report.block(pid, Obstacle::ThreadApart(tid, what.to_owned()));
-        }
+    if differ(pid, tid, Kind::Directory) {
+        report.block(pid, Obstacle::ThreadDirectory(tid));
     }
 }
 

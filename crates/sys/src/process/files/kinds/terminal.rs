@@ -6,6 +6,7 @@ use crate::process::files::donor::{Saved, Saver, Subject};
 use crate::process::files::error::{At, FilesError, Reason, Refusal};
 use crate::process::files::image::{Bytes, FileId, Kind, ObjectId, Terminal};
 use crate::process::files::raw;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{AtFlags, CWD};
 use rustix::fs::{Gid, Mode, OFlags, Stat, Uid, chmodat, chownat, open, stat};
 use rustix::io::ioctl_fionread;
@@ -74,6 +75,9 @@ fn save_master(saver: &mut Saver<'_>, subject: &Subject) -> Saved<Kind> {
         Ok::<_, FilesError>(value != [0; 4])
     };
     let locked = flag(TIOCGPTLCK, "TIOCGPTLCK")?;
+    if locked {
+        return Err(Reason::TerminalLocked.into());
+    }
     let packets = flag(TIOCGPKT, "TIOCGPKT")?;
     let exclusive = flag(TIOCGEXCL, "TIOCGEXCL")?;
     // As the process itself finds it: its mounts may be others than ours.
@@ -104,11 +108,15 @@ fn save_master(saver: &mut Saver<'_>, subject: &Subject) -> Saved<Kind> {
 
 /// What was written and not read cannot be copied without taking it.
 fn refuse_unread(subject: &Subject, slave: &str) -> Saved<()> {
+    let flags = OFlags::RDWR | OFlags::NOCTTY | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let slave = open(slave, flags, Mode::empty()).ok();
+    // What arrives at the slave may be echoed.
+    slave.as_ref().map_or(Ok(()), arrive)?;
+    arrive(&subject.copy)?;
     if ioctl_fionread(&subject.copy).at("FIONREAD")? > 0 {
         return Err(Reason::TerminalUnread.into());
     }
-    let flags = OFlags::RDWR | OFlags::NOCTTY | OFlags::NONBLOCK | OFlags::CLOEXEC;
-    let Ok(slave) = open(slave, flags, Mode::empty()) else {
+    let Some(slave) = slave else {
         return Ok(());
     };
     let mut waiting = [0u8; 4];
@@ -116,6 +124,14 @@ fn refuse_unread(subject: &Subject, slave: &str) -> Saved<()> {
     if ioctl_fionread(&slave).at("FIONREAD")? > 0 || waiting != [0; 4] {
         return Err(Reason::TerminalUnread.into());
     }
+    Ok(())
+}
+
+/// What was written a moment ago is still on its way to where it is counted. Asked what there is to read, the kernel
+/// brings it there first.
+fn arrive(terminal: &OwnedFd) -> Saved<()> {
+    let mut one = [PollFd::new(terminal, PollFlags::IN)];
+    poll(&mut one, Some(&Timespec::default())).at("poll")?;
     Ok(())
 }
 

@@ -1,0 +1,72 @@
+//! Nothing that a test started outlives it, whatever happens to the test.
+
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::sync::OnceLock;
+use std::time::{Duration, Instant, UNIX_EPOCH};
+
+/// Names in the environment of all that is started the program's folder, and the run of tests.
+const FOLDER: &str = "HOLDFAST_TEST_FOLDER";
+const RUN: &str = "HOLDFAST_TEST_RUN";
+/// Takes away what outlives processes, and ends by itself (`programs/blocked.c`).
+const KEEPER: &str = "keeper\n";
+
+/// Marks what is to be started.
+pub fn mark(command: &mut Command, folder: &Path) {
+    static WATCHDOG: OnceLock<(String, Child)> = OnceLock::new();
+    let (run, _) = WATCHDOG.get_or_init(watchdog);
+    command.env(FOLDER, folder).env(RUN, run);
+}
+
+/// A shell that ends, when these tests have ended or were killed, what they left.
+fn watchdog() -> (String, Child) {
+    let now = UNIX_EPOCH.elapsed().expect("a time");
+    let run = format!("{}-{}", std::process::id(), now.as_nanos());
+    let sweep = "cat; for at in /proc/[0-9]*; do \
+        grep -aqs \"$0\" $at/environ && kill -9 ${at#/proc/}; done";
+    let shell = Command::new("setsid")
+        .args(["sh", "-c", sweep, &format!("{RUN}={run}")])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .expect("a shell");
+    (run, shell)
+}
+
+/// Ends all that is marked with a folder.
+pub fn end(folder: &Path) {
+    let mark = format!("{FOLDER}={}", folder.display());
+    let began = Instant::now();
+    loop {
+        let left = marked(mark.as_bytes());
+        if left.is_empty() {
+            return;
+        }
+        for pid in &left {
+            // SAFETY: no pointers are passed; the process has the mark that only this test gives.
+            unsafe { libc::kill(*pid, libc::SIGKILL) };
+        }
+        if began.elapsed() > Duration::from_secs(30) {
+            eprintln!("these do not end: {left:?}");
+            return;
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+fn marked(mark: &[u8]) -> Vec<i32> {
+    let entries = std::fs::read_dir("/proc").expect("readable").flatten();
+    let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    pids.filter(|pid| is_marked(*pid, mark)).collect()
+}
+
+fn is_marked(pid: i32, mark: &[u8]) -> bool {
+    // Nothing can be read of one that has ended.
+    let read = |name| std::fs::read(format!("/proc/{pid}/{name}")).unwrap_or_default();
+    let environment = read("environ");
+    environment
+        .split(|byte| *byte == 0)
+        .any(|word| word == mark)
+        && read("comm") != KEEPER.as_bytes()
+}
