@@ -156,11 +156,7 @@ fn assemble(config: Config) -> Result<(Engine, Inputs), SetupError> {
         config.node.interface
     )))?;
     let (dataplane, hold) = attach(&config, &interface)?;
-    let now = SystemTime::now()
-        .duration_since(UNIX_EPOCH)
-        .unwrap_or_default();
-    let boot = u64::try_from(now.as_nanos()).unwrap_or(u64::MAX);
-    let floor = u32::try_from(now.as_secs().saturating_sub(YEAR_2020)).unwrap_or(1);
+    let (boot, floor) = boot_and_floor();
     let (machine, moving) = machines(&config, boot, floor);
     let metrics = Metrics::new();
     let tls = Tls::load(&config).map_err(other)?;
@@ -230,6 +226,16 @@ fn assemble(config: Config) -> Result<(Engine, Inputs), SetupError> {
         movers,
     };
     Ok((engine, inputs))
+}
+
+/// What tells this run of the daemon from earlier ones, and the epoch that flows begin with.
+fn boot_and_floor() -> (u64, u32) {
+    let now = SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .unwrap_or_default();
+    let boot = u64::try_from(now.as_nanos()).unwrap_or(u64::MAX);
+    let floor = u32::try_from(now.as_secs().saturating_sub(YEAR_2020)).unwrap_or(1);
+    (boot, floor)
 }
 
 /// What the two machines are told.
