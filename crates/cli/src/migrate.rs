@@ -138,14 +138,19 @@ fn progress(round: &RoundEntry) -> String {
 }
 
 fn text(status: &MigrationStatus) -> String {
-    let (name, pid, to) = (&status.name, status.pid, &status.to);
+    let (pid, to) = (status.pid, &status.to);
+    // One that has ended, or never was, has no name.
+    let who = match status.name.as_str() {
+        "" => format!("process {pid}"),
+        name => format!("{name} ({pid})"),
+    };
     match &status.outcome {
-        MigrationOutcome::Running => format!("{name} ({pid}) is on its way to {to}\n"),
-        MigrationOutcome::Kept { reason } => format!("{name} ({pid}) stays here: {reason}\n"),
+        MigrationOutcome::Running => format!("{who} is on its way to {to}\n"),
+        MigrationOutcome::Kept { reason } => format!("{who} stays here: {reason}\n"),
         MigrationOutcome::Moved => {
             let phases = &status.phases_us;
             format!(
-                "{name} ({pid}) runs on {to}; frozen {:.1} ms (extract {:.1}, transfer {:.1}, restore {:.1}, \
+                "{who} runs on {to}; frozen {:.1} ms (extract {:.1}, transfer {:.1}, restore {:.1}, \
                  commit {:.1}), {:.1} MiB sent before and {:.2} MiB meanwhile\n",
                 status.freeze_us.unwrap_or(0.0) / 1e3,
                 phases.extract / 1e3,
@@ -195,6 +200,17 @@ mod tests {
         assert!(
             text.ends_with("3.0 MiB sent before and 0.25 MiB meanwhile\n"),
             "{text}"
+        );
+    }
+
+    #[test]
+    fn what_has_no_name_is_called_by_its_pid() {
+        let reason = "process 4242 has ended".to_owned();
+        let mut status = status(MigrationOutcome::Kept { reason });
+        status.name.clear();
+        assert_eq!(
+            text(&status),
+            "process 4242 stays here: process 4242 has ended\n"
         );
     }
 

@@ -9,6 +9,9 @@ use tokio::sync::oneshot;
 use super::policy::{Description, name_of};
 use super::told::{Teller, Told};
 
+/// What to do where there is no such process.
+const OURS: &str = "name a process of this node, by its PID here; `ps -e` shows them";
+
 /// What was found of a process.
 struct Found {
     report: Report,
@@ -66,7 +69,7 @@ pub(super) fn for_operator(
 fn check(root: i32) -> Result<ProcessCheck, ErrorBody> {
     let found = look(root).map_err(|error| ErrorBody {
         error: error.to_string(),
-        what_to_do: "name a process of this node, by its PID here; `ps -e` shows them".to_owned(),
+        what_to_do: OURS.to_owned(),
     })?;
     Ok(ProcessCheck {
         pid: root,
@@ -98,7 +101,7 @@ pub(super) fn for_machine(token: Token, process: ProcessId, hops: u32, teller: T
 
 fn report(process: ProcessId, hops: u32) -> Result<CheckReport, Vec<String>> {
     let root = i32::try_from(process.0).map_err(|_| vec!["no such process".to_owned()])?;
-    let found = look(root).map_err(|error| vec![error.to_string()])?;
+    let found = look(root).map_err(|error| vec![format!("{error}; {OURS}")])?;
     if !found.blockers.is_empty() {
         return Err(found.blockers.iter().map(text).collect());
     }
