@@ -51,7 +51,7 @@ pub enum Reason {
     },
     /// It would be frozen for longer than was allowed.
     #[error(
-        "it would be frozen for {:.1} ms, more than {:.1} ms; allow more, or post-copy",
+        "it would be frozen for {:.1} ms, more than {:.1} ms; allow more, or move it when it does less",
         .predicted.as_secs_f64() * 1e3, .max.as_secs_f64() * 1e3
     )]
     FreezeTooLong {
