@@ -10,6 +10,7 @@ use std::fs;
 use std::io::{Read, Write};
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// A process that stopped itself.
 pub struct Donor {
@@ -19,12 +20,14 @@ pub struct Donor {
 impl Donor {
     /// Forks a process that has no descriptors but `/dev/null` and runs `hold`, which ends with [`stop`].
     pub fn new(hold: impl FnOnce()) -> Self {
+        let _alone = lifting();
         Self::start(hold, None)
     }
 
     /// A process that keeps a descriptor of the test's own, as its number 10.
     pub fn keeping(fd: impl FnOnce() -> OwnedFd) -> Self {
         let fd = fd();
+        let _alone = lifting();
         Stock::raise_limit().expect("limit");
         let kept = Stock::lift_own(fd).expect("lifted");
         let number = kept.as_raw_fd();
@@ -272,6 +275,13 @@ fn settle(stock: Stock, table: u32) {
         .unwrap_or_else(|error| panic!("{error}"));
     let outcome = image.take_locks(table);
     outcome.unwrap_or_else(|error| panic!("{error}"));
+}
+
+/// Held while a test has lifted descriptors, and while a donor is forked, which would have them too.
+pub fn lifting() -> MutexGuard<'static, ()> {
+    static ALONE: Mutex<()> = Mutex::new(());
+    // Another test's failure is its own.
+    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Runs `work` in a new process, which has what the test has lifted, and says what it said.

@@ -183,6 +183,7 @@ fn restored_with(
     changes: holdfast_sys::process::files::Changes,
     sockets: BTreeMap<FileId, OwnedFd>,
 ) -> String {
+    let _alone = crate::harness::lifting();
     Stock::raise_limit().expect("limit");
     let lifted: BTreeMap<FileId, OwnedFd> = sockets
         .into_iter()
