@@ -27,8 +27,9 @@ fn only(found: &[String], reason: &str) {
 /// The new descriptor of a system call.
 fn made(number: libc::c_long, arguments: [usize; 4]) -> OwnedFd {
     let [one, two, three, four] = arguments;
+    // A fifth one that is left out would be whatever a register holds.
     // SAFETY: the callers pass pointers to what outlives the call, and numbers.
-    let fd = unsafe { libc::syscall(number, one, two, three, four) };
+    let fd = unsafe { libc::syscall(number, one, two, three, four, 0_usize) };
     assert!(
         fd >= 0,
         "system call {number}: {}",
