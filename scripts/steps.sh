@@ -45,6 +45,30 @@ count_tests() {
     done < <(grep -a '^test result: ' "$1")
 }
 
+# all_tests: those of the labs that wait most of their time beside all others. What they say comes in one piece, at the end.
+all_tests() {
+    local beside=(faults moves bad_input) names others=(--lib --bins --examples) name said stream status=0
+    local tests=(cargo test --locked --workspace --no-fail-fast
+        --config "target.'cfg(unix)'.runner=['$root/scripts/captures.sh', 'run']")
+    cargo test --locked --workspace --no-run || return
+    # Files, and folders with a main.rs, are programs.
+    mapfile -t names < <(printf '%s\n' {crates,examples}/*/tests/*.rs xtask/tests/*.rs {crates,examples}/*/tests/*/main.rs |
+        sed -E 's|/main\.rs$||; s|.*/||; s|\.rs$||' | sort -u)
+    for name in "${names[@]}"; do
+        [[ $name == '*' || " ${beside[*]} " == *" $name "* ]] || others+=(--test "$name")
+    done
+    said=$(mktemp "${TMPDIR:-/tmp}/holdfast-x.XXXXXX")
+    # shellcheck disable=SC2086 # names have no spaces
+    "${tests[@]}" ${beside[*]/#/--test } >"$said" 2>&1 &
+    stream=$!
+    "${tests[@]}" "${others[@]}" || status=$?
+    "${tests[@]}" --doc || status=$?
+    wait "$stream" || status=$?
+    cat "$said"
+    rm -f "$said"
+    return "$status"
+}
+
 # fuzz_step SECONDS: every program in fuzz/src/bin, as many at once as there are processors. Checks for overflow stay on.
 fuzz_step() { step "Fuzz, $1 s each" fuzz_all "$1"; }
 
