@@ -47,7 +47,7 @@ count_tests() {
 
 # all_tests: those of the labs that wait most of their time beside all others. What they say comes in one piece, at the end.
 all_tests() {
-    local beside=(faults moves bad_input) names others=(--lib --bins --examples) name said stream status=0
+    local beside=(faults moves bad_input) names others=(--lib --bins) name said stream status=0
     local tests=(cargo test --locked --workspace --no-fail-fast
         --config "target.'cfg(unix)'.runner=['$root/scripts/captures.sh', 'run']")
     cargo test --locked --workspace --no-run || return
