@@ -11,7 +11,7 @@ set -euo pipefail
 # Package folder and test program. Others speak no SCTP, or speak nonsense on purpose.
 captured=(node/registrar node/pool bench/registrar)
 # The same, in labs.
-labs=(bench/sessions bench/pool_commands)
+labs=(bench/sessions bench/pool_commands bench/distances)
 # Seconds until the capture has to have begun.
 patience=60
 # `_ws.expert.severity` of an error; notes tell of retransmissions.

@@ -2,32 +2,39 @@
 //!
 //! Its source is in a package of the registry, so `Cargo.lock` says which it is; Debian's static library is not optimised, and costs
 //! twice the time. Its socket calls get other names, so that `src/transport/usrsctp/hooks.rs` answers them: it then sends what
-//! the stack wants sent in batches, starts no threads and has no locks of its own; its checksum, its timers and the making of its hash
-//! tables are replaced by faster ones. The internal functions that take packets in (`ffi.rs`) are those of this version.
+//! the stack wants sent in batches, and starts no threads. It has no locks of its own (`c/alone.h`); its memory, its checksum, its timers
+//! and the making of its hash tables are replaced by faster ones. The internal functions that take packets in (`ffi.rs`) are those of this version.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 const PACKAGE: &str = "datachannel-sys";
 const SOURCE: &str = "libdatachannel/deps/usrsctp/usrsctplib";
-/// Ours, which sees the library's structures.
-const AHEAD: &str = "c/ahead.c";
+/// Ours, which see the library's structures.
+const OWN: [&str; 2] = ["c/ahead.c", "c/distance.c"];
+/// Ours, which each file includes first.
+const ALONE: &str = "c/alone.h";
 /// Calls that get this before their names.
 const OURS: &str = "holdfast_usrsctp_";
-const RENAMED: [&str; 7] = [
+const RENAMED: [&str; 9] = [
+    "malloc",
+    "calloc",
+    "free",
+    "gettimeofday",
     "socket",
     "bind",
     "sendmsg",
     "pthread_create",
-    "pthread_mutex_lock",
-    "pthread_mutex_unlock",
     "pthread_mutex_trylock",
 ];
-/// Functions that are answered in `src/transport/usrsctp/`, by `checksum.rs`, `tables.rs` and `timers.rs`; and where the library has
+/// Functions that are answered in `src/transport/usrsctp/`, by `checksum.rs`, `tables.rs` and `timers.rs`, and in `c/distance.c`; and where the library has
 /// its own, which get another name there.
 const REPLACED: [(&str, &[&str]); 3] = [
     ("netinet/sctp_crc32.c", &["sctp_calculate_cksum"]),
-    ("netinet/sctputil.c", &["sctp_hashinit_flags"]),
+    (
+        "netinet/sctputil.c",
+        &["sctp_hashinit_flags", "sctp_calculate_rto"],
+    ),
     (
         "netinet/sctp_callout.c",
         &[
@@ -56,7 +63,9 @@ const DEFINED: [&str; 12] = [
 
 fn main() {
     println!("cargo:rerun-if-changed=build.rs");
-    println!("cargo:rerun-if-changed={AHEAD}");
+    for file in OWN.into_iter().chain([ALONE]) {
+        println!("cargo:rerun-if-changed={file}");
+    }
     let source = package_folder(PACKAGE).join(SOURCE);
     println!("cargo:rerun-if-changed={}", source.display());
     let own: Vec<PathBuf> = REPLACED.iter().map(|(file, _)| source.join(file)).collect();
@@ -74,7 +83,7 @@ fn main() {
     let mut build = library(&source);
     build
         .files(files)
-        .file(AHEAD)
+        .files(OWN)
         .objects(objects)
         .compile("holdfast_usrsctp");
 }
@@ -86,7 +95,9 @@ fn library(source: &Path) -> cc::Build {
         .include(source)
         .opt_level(2)
         .warnings(false)
-        .flag("-Wno-address-of-packed-member");
+        .flag("-Wno-address-of-packed-member")
+        .flag("-include")
+        .flag(ALONE);
     for name in DEFINED {
         build.define(name, None);
     }

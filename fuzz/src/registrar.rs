@@ -119,7 +119,9 @@ impl World {
                     .handle_multicast(self.now, source, protocol, message);
             }
             4 => self.wait(Duration::from_millis(u64::from(what) * 100)),
-            5 => self.machine.handle_send_failed(protocol(from), message),
+            5 => self
+                .machine
+                .handle_send_failed(id(from), protocol(from), message),
             _ => match protocol(from) {
                 Protocol::Asap => self.machine.handle_asap(self.now, id(from), message),
                 Protocol::Enrp => self.machine.handle_enrp(self.now, id(from), message),
@@ -164,6 +166,10 @@ impl World {
                 | Output::Multicast { protocol, message } => check(protocol, &message),
                 Output::Connect { dial, .. } => self.machine.handle_dial_failed(self.now, dial),
                 Output::Abort(id) => self.machine.handle_down(self.now, id),
+                Output::Measure(id) => {
+                    let round_trip = Duration::from_millis(id.0 * 37);
+                    self.machine.handle_round_trip(self.now, id, round_trip);
+                }
                 Output::Event(_) => {}
             }
         }

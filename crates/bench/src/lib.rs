@@ -8,6 +8,8 @@ pub mod demo;
 pub mod handlespace;
 pub mod handoff;
 pub mod load;
+pub mod migrate;
+pub mod moves;
 pub mod pools;
 pub mod programs;
 pub mod registrar;

@@ -5,6 +5,7 @@
 
 use std::io::Read;
 use std::net::{SocketAddr, TcpStream};
+use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
@@ -25,7 +26,7 @@ pub const CLIENTS: &str = "c1";
 
 const PORT: u16 = 7100;
 const STATUS_PORT: u16 = 7101;
-const DATABASE_PORT: u16 = 3306;
+pub(crate) const DATABASE_PORT: u16 = 3306;
 /// How long either server may take to start.
 const START: Duration = Duration::from_secs(60);
 
@@ -180,10 +181,21 @@ fn status(lab: &PoolLab) -> Result<Status> {
 
 /// A database of its own below the lab's folder, that lets everybody in; gives its address when it accepts.
 fn start_database(lab: &mut PoolLab) -> Result<SocketAddr> {
-    let program = system_program("mariadbd", "mariadb-server-core")?;
     let data = lab.directory().join("database");
-    std::fs::create_dir_all(&data)?;
     let address = SocketAddr::new(lab.address(DATABASE)?, DATABASE_PORT);
+    let (program, arguments) = database(&data, address)?;
+    lab.run(DATABASE, "mariadb", &program, &arguments)?;
+    lab.until("the database accepts", START, || {
+        let tried = lab.lab().in_net(HOME, || TcpStream::connect(address));
+        tried.ok()?.ok()
+    })?;
+    Ok(address)
+}
+
+/// The command of a database whose files are in `data`, which is made, and which lets everybody in at `address`.
+pub(crate) fn database(data: &Path, address: SocketAddr) -> Result<(PathBuf, Vec<String>)> {
+    let program = system_program("mariadbd", "mariadb-server-core")?;
+    std::fs::create_dir_all(data)?;
     let mut arguments = words([
         "--no-defaults",
         "--user=root",
@@ -196,12 +208,7 @@ fn start_database(lab: &mut PoolLab) -> Result<SocketAddr> {
         format!("--socket={}", data.join("socket").display()),
         format!("--pid-file={}", data.join("pid").display()),
         format!("--bind-address={}", address.ip()),
-        format!("--port={DATABASE_PORT}"),
+        format!("--port={}", address.port()),
     ]);
-    lab.run(DATABASE, "mariadb", &program, &arguments)?;
-    lab.until("the database accepts", START, || {
-        let tried = lab.lab().in_net(HOME, || TcpStream::connect(address));
-        tried.ok()?.ok()
-    })?;
-    Ok(address)
+    Ok((program, arguments))
 }

@@ -1,11 +1,17 @@
-//! Real programs under their own load; each stays where it is. Needs their packages, so `./x test-real` runs these.
+//! Real programs move under their own load. Needs their packages, so `./x test-real` runs these.
+#![cfg(target_arch = "x86_64")]
 
 use std::process::Command;
+use std::sync::{Mutex, PoisonError};
+use std::time::Instant;
 
-use anyhow::{Context, Result, ensure};
-use holdfast_bench::programs::{CLIENTS, PROGRAMS, Program, Scene, run, stay};
+use anyhow::{Context, Result, bail, ensure};
+use holdfast_bench::programs::{BROKEN, CLIENTS, PROGRAMS, Program, Scene};
 
-const MOVES: u32 = 3;
+const MOVES: usize = 20;
+
+/// Two groups at once would keep each other waiting.
+static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
 fn program(name: &str) -> &'static Program {
     PROGRAMS
@@ -14,28 +20,55 @@ fn program(name: &str) -> &'static Program {
         .unwrap()
 }
 
-/// The load sees no error; and it sees it when one of its connections is taken from it, however it hides that.
+/// The load sees no error while its server moves; and it sees it when one of its connections is taken from it, however it
+/// hides that.
 #[track_caller]
-fn is_loaded_and_watched(name: &str) {
-    let program = program(name);
-    let mut moves = 0;
-    let outcome = run(program, MOVES, &mut |scene| {
-        scene.root_process("n1")?;
-        moves += 1;
-        stay(scene)
-    });
-    let outcome = outcome.unwrap();
-    eprintln!("{name}: {outcome:?}");
-    assert_eq!((outcome.moves, moves), (MOVES, MOVES));
-    let broken = run(program, MOVES, &mut break_one_connection);
-    let error = broken.expect_err("a broken connection must be seen");
-    eprintln!("{name}, one connection broken: {}", error.root_cause());
+fn moves_under_load(name: &str) {
+    let _one = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+    let result = moves(program(name));
+    if let Err(error) = result {
+        panic!("{error:#}");
+    }
+}
+
+fn moves(program: &'static Program) -> Result<()> {
+    let began = Instant::now();
+    let mut scene = Scene::up(program)?;
+    let mut freezes_us = Vec::new();
+    let outcome = scene.under_load(|scene| {
+        for number in 1..=MOVES {
+            let status = scene.move_on().with_context(|| format!("move {number}"))?;
+            freezes_us.push(status.freeze_us.unwrap_or_default());
+            scene
+                .goes_on()
+                .with_context(|| format!("after move {number}"))?;
+        }
+        Ok(())
+    })?;
+    freezes_us.sort_by(f64::total_cmp);
+    eprintln!(
+        "{}: {MOVES} moves in {:.1} s, freeze {:.1} ms median, {:.1} ms longest; {} segments, {}",
+        program.name,
+        began.elapsed().as_secs_f64(),
+        freezes_us[MOVES / 2] / 1e3,
+        freezes_us[MOVES - 1] / 1e3,
+        outcome.segments,
+        outcome.said
+    );
+    // New clients find it where it has come to.
+    scene.place_clients()?;
+    let Err(seen) = scene.under_load(|scene| break_one_connection(scene)) else {
+        bail!("a broken connection was not seen");
+    };
+    let seen = format!("{seen:#}");
+    ensure!(seen.contains(BROKEN), "only this was seen: {seen}");
+    Ok(())
 }
 
 /// The client's kernel ends one connection, which the client has not asked for.
 fn break_one_connection(scene: &Scene) -> Result<()> {
     let sockets = |kill: bool, more: &[String]| -> Result<String> {
-        let mut command: Command = scene.lab().lab().command(CLIENTS)?;
+        let mut command: Command = scene.cluster().lab().command(CLIENTS)?;
         command.args(["ss", "-Htn"]).args(kill.then_some("-K"));
         let output = command.args(more).output().context("run ss")?;
         ensure!(output.status.success(), "ss: {output:?}");
@@ -52,9 +85,9 @@ fn break_one_connection(scene: &Scene) -> Result<()> {
 macro_rules! programs {
     ($($name:ident)*) => {$(
         #[test]
-        #[ignore = "needs the packages of the group `program` in scripts/setup.sh, some 600 MB; run by hand while nothing moves yet"]
+        #[ignore = "needs the packages of the group `program` in scripts/setup.sh, some 600 MB: ./x test-real"]
         fn $name() {
-            is_loaded_and_watched(stringify!($name));
+            moves_under_load(stringify!($name));
         }
     )*};
 }

@@ -69,6 +69,68 @@ static __always_inline int egress_unknown(struct __sk_buff *skb, struct config *
 	return drop(DROP_EGRESS_NOT_OWNER);
 }
 
+/* To a node, past where its address leads. */
+static __always_inline int translate(struct __sk_buff *skb, struct config *config, const struct packet *p, __u16 to)
+{
+	struct node *node = node_of(to);
+	/* The node where the address is forwards it. */
+	if (!node)
+		return NEXT;
+	__u32 why = address_to(skb, config, p, node);
+	if (why)
+		return drop(why);
+	/* A redirect to this very interface would come here again. */
+	return node->ifindex == skb->ifindex ? NEXT : bpf_redirect(node->ifindex, 0);
+}
+
+/* Both ends are at this node. */
+static __always_inline int translate_here(struct __sk_buff *skb, struct config *config, const struct packet *p)
+{
+	struct flow_key there = {
+		.local_port = p->flow.remote_port,
+		.remote_port = p->flow.local_port,
+		.protocol = p->flow.protocol,
+	};
+	__builtin_memcpy(there.local, p->flow.remote, 16);
+	__builtin_memcpy(there.remote, p->flow.local, 16);
+	struct flow_value *flow = bpf_map_lookup_elem(&flows, &there);
+	if (!flow)
+		return NEXT;
+	switch (flow->state) {
+	case FLOW_TRANSIT_OUT:
+	case FLOW_MOVED:
+		return translate(skb, config, p, flow->peer);
+	case FLOW_TRANSIT_IN:
+		return hold(config, flow);
+	case FLOW_FLUSHING: {
+		int verdict = flush(config, flow);
+		if (verdict != NEXT)
+			return verdict;
+	}
+	}
+	return deliver_from_here(config);
+}
+
+/* What is of no service: see private_ingress. */
+static __always_inline int private_egress(struct __sk_buff *skb, struct config *config, const struct packet *p)
+{
+	struct flow_value *flow = bpf_map_lookup_elem(&flows, &p->flow);
+	/* A socket that is made for a process on its way here: nothing is heard of it before its packets are held. */
+	if (!flow && skb->sk) {
+		__u16 *peer = bpf_map_lookup_elem(&peers, p->flow.local);
+		if (peer && *peer != config->self)
+			return drop(DROP_EGRESS_TRANSIT);
+	}
+	if (flow && (flow->state == FLOW_TRANSIT_OUT || flow->state == FLOW_TRANSIT_IN))
+		return drop(DROP_EGRESS_TRANSIT);
+	if (flow && flow->state == FLOW_MOVED)
+		return drop(DROP_EGRESS_NOT_OWNER);
+	struct translation *to = bpf_map_lookup_elem(&translations, &p->flow);
+	if (!to)
+		return NEXT;
+	return to->node == config->self ? translate_here(skb, config, p) : translate(skb, config, p, to->node);
+}
+
 SEC("tc")
 int holdfast_egress(struct __sk_buff *skb)
 {
@@ -81,7 +143,7 @@ int holdfast_egress(struct __sk_buff *skb)
 		return NEXT;
 	struct service *service = service_of(&p.flow);
 	if (!service)
-		return NEXT;
+		return private_egress(skb, config, &p);
 	struct flow_value *flow = bpf_map_lookup_elem(&flows, &p.flow);
 	if (!flow)
 		return egress_unknown(skb, config, &p);

@@ -62,25 +62,21 @@ static __always_inline int hold(struct config *config, struct flow_value *flow)
 	return bpf_redirect(config->hold_ifindex, 0);
 }
 
-/* A straggler: it came here on an old route; the flow is, or is about to be, at another node. */
-static __always_inline int forward(struct __sk_buff *skb, struct config *config, const struct packet *p, __u16 to)
+/* Gives a packet the headers that lead it to a node. 0, or why it is dropped. */
+static __always_inline __u32 address_to(struct __sk_buff *skb, struct config *config, const struct packet *p,
+					const struct node *node)
 {
-	/* With broadcast every node has its own copy. */
-	if (config->reach == REACH_BROADCAST)
-		return drop(DROP_TRANSIT_ELSEWHERE);
-	struct node *node = node_of(to), *self = node_of(config->self);
-	if (!node || !self)
-		return drop(DROP_NO_NODE);
-	if (!age(skb, p))
-		return drop(DROP_HOPS_USED_UP);
+	struct node *self = node_of(config->self);
+	if (!self)
+		return DROP_NO_NODE;
 	if (node->flags & NODE_ENCAP) {
 		/* What the stack put together from segments (GSO) is taken apart into smaller ones. */
 		if (!skb->gso_size && config->mtu && p->l3_length + encap_size(node) > config->mtu)
-			return drop(DROP_TOO_BIG);
+			return DROP_TOO_BIG;
 		__u8 v6 = node->flags & NODE_V6 ? 1 : 0;
 		__u64 flags = v6 ? BPF_F_ADJ_ROOM_ENCAP_L3_IPV6 : BPF_F_ADJ_ROOM_ENCAP_L3_IPV4;
 		if (bpf_skb_adjust_room(skb, encap_size(node), BPF_ADJ_ROOM_MAC, flags))
-			return drop(DROP_TOO_BIG);
+			return DROP_TOO_BIG;
 		if (v6) {
 			struct ipv6hdr ip;
 			outer_v6(&ip, p->l3_length, p->v6, self->address, node->address);
@@ -96,8 +92,31 @@ static __always_inline int forward(struct __sk_buff *skb, struct config *config,
 	__u16 inner = p->v6 ? bpf_htons(ETH_P_IPV6) : bpf_htons(ETH_P_IP);
 	link_header(&link, node, node->flags & NODE_ENCAP ? outer : inner);
 	bpf_skb_store_bytes(skb, 0, &link, sizeof(link), 0);
+	return 0;
+}
+
+/* A straggler: it came here on an old route; the flow is, or is about to be, at another node. */
+static __always_inline int forward(struct __sk_buff *skb, struct config *config, const struct packet *p, __u16 to)
+{
+	struct node *node = node_of(to);
+	if (!node)
+		return drop(DROP_NO_NODE);
+	if (!age(skb, p))
+		return drop(DROP_HOPS_USED_UP);
+	__u32 why = address_to(skb, config, p, node);
+	if (why)
+		return drop(why);
 	count(COUNT_FORWARDED_STRAGGLER);
 	return bpf_redirect(node->ifindex, 0);
+}
+
+/* The same of a service's flow. */
+static __always_inline int forward_straggler(struct __sk_buff *skb, struct config *config, const struct packet *p, __u16 to)
+{
+	/* With broadcast every node has its own copy. */
+	if (config->reach == REACH_BROADCAST)
+		return drop(DROP_TRANSIT_ELSEWHERE);
+	return forward(skb, config, p, to);
 }
 
 static __always_inline struct bpf_sock *lookup_socket(struct __sk_buff *skb, const struct packet *p, int any)
@@ -193,7 +212,7 @@ static __always_inline int unknown(struct __sk_buff *skb, struct config *config,
 		__u16 before = place(service, &p->flow, 1);
 		if (before && before != config->self && place(service, &p->flow, 0) == config->self) {
 			count(COUNT_PASSED_PREVIOUS);
-			return forward(skb, config, p, before);
+			return forward_straggler(skb, config, p, before);
 		}
 	}
 	emit(&p->flow, 0, EVENT_NO_SOCKET, 0);
@@ -207,6 +226,17 @@ static __always_inline void seen(struct flow_value *flow)
 		flow->seen_s = now;
 }
 
+/* Ours again, behind what waits in the hold. */
+static __always_inline int flush(struct config *config, struct flow_value *flow)
+{
+	__u32 slot = flow->hold_slot;
+	__u32 *held = bpf_map_lookup_elem(&holds, &slot);
+	if (held && *held)
+		return hold(config, flow);
+	flow->state = FLOW_OWNED;
+	return NEXT;
+}
+
 static __always_inline int known(struct __sk_buff *skb, struct config *config, struct flow_value *flow,
 				 const struct packet *p, int what)
 {
@@ -216,24 +246,18 @@ static __always_inline int known(struct __sk_buff *skb, struct config *config, s
 		copy_out_of_order(skb, config, p);
 		return NEXT;
 	case FLOW_TRANSIT_OUT:
-		return forward(skb, config, p, flow->peer);
+		return forward_straggler(skb, config, p, flow->peer);
 	case FLOW_MOVED:
 		/* A SYN that was steered here begins a new connection between the same ports; its handshake ends here too. */
 		if (p->tcp_syn && !p->tcp_ack)
 			return NEXT;
 		if (what == PARSE_FLOW && p->flow.protocol == IPPROTO_TCP && awaited(skb, p) == AWAITED_BY_LISTENER)
 			return NEXT;
-		return forward(skb, config, p, flow->peer);
+		return forward_straggler(skb, config, p, flow->peer);
 	case FLOW_TRANSIT_IN:
 		return hold(config, flow);
-	case FLOW_FLUSHING: {
-		__u32 slot = flow->hold_slot;
-		__u32 *held = bpf_map_lookup_elem(&holds, &slot);
-		if (held && *held)
-			return hold(config, flow);
-		flow->state = FLOW_OWNED;
-		return NEXT;
-	}
+	case FLOW_FLUSHING:
+		return flush(config, flow);
 	default:
 		return NEXT;
 	}
@@ -260,6 +284,40 @@ static __always_inline int decide(struct __sk_buff *skb, struct config *config, 
 	if (p->tcp_syn && !p->tcp_ack)
 		return is_mine(config, service, p) ? NEXT : drop(DROP_OTHER_OWNER);
 	return unknown(skb, config, service, p);
+}
+
+/* To this node's stack, past routing's doubts about a source that is this node's own address. */
+static __always_inline int deliver_from_here(struct config *config)
+{
+	return bpf_redirect(config->hold_ifindex, BPF_F_INGRESS);
+}
+
+/* A packet of no service: of a connection at the address of one node alone, that moves with its process, or of nothing that
+ * concerns us.
+ */
+static __always_inline int private_ingress(struct __sk_buff *skb, struct config *config, const struct packet *p)
+{
+	struct flow_value *flow = bpf_map_lookup_elem(&flows, &p->flow);
+	if (!flow)
+		return NEXT;
+	seen(flow);
+	switch (flow->state) {
+	case FLOW_TRANSIT_OUT:
+	case FLOW_MOVED:
+		return forward(skb, config, p, flow->peer);
+	case FLOW_TRANSIT_IN:
+		return hold(config, flow);
+	case FLOW_FLUSHING: {
+		int verdict = flush(config, flow);
+		if (verdict != NEXT)
+			return verdict;
+	}
+	}
+	struct node *self = node_of(config->self);
+	if (self && same_address(self->address, p->flow.remote))
+		return deliver_from_here(config);
+	skb->mark = PRIVATE_MARK;
+	return NEXT;
 }
 
 /* Parses what is linear; only where that is too little, makes more of the packet linear (a copy). */
@@ -294,7 +352,7 @@ int holdfast_ingress(struct __sk_buff *skb)
 	}
 	struct service *service = service_of(&p.flow);
 	if (!service)
-		return NEXT;
+		return private_ingress(skb, config, &p);
 	if (!config->ready)
 		return drop(DROP_NOT_READY);
 	int verdict = decide(skb, config, service, &p, what);

@@ -59,6 +59,15 @@ struct {
 	__type(value, struct flow_value);
 } flows SEC(".maps");
 
+/* Private flows whose other end is not where its address is. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 1 << 16);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, struct flow_key);
+	__type(value, struct translation);
+} translations SEC(".maps");
+
 /* Packets in the hold, by slot; user space counts down what it has replayed. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);

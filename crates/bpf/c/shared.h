@@ -86,6 +86,18 @@ struct node {
 	__u16 pad;
 };
 
+/* Packets of a private flow (at an address that one node alone has) that are for this node's stack bear this mark: routing then
+ * delivers them here, whoever's the address is.
+ */
+#define PRIVATE_MARK 0x686f6c64
+
+/* Where packets of a connection go whose other end has left its host; the key is the flow as it is seen here. */
+struct translation {
+	__u16 node;
+	__u16 pad;
+	__u32 hops; /* how often the other end had moved before the move that led there */
+};
+
 /* Destinations of flows that were steered before: see c/cache.h. One set is one cache line. */
 #define CACHE_SETS (1 << 14)
 #define CACHE_WAYS 8
@@ -169,6 +181,7 @@ _Static_assert(sizeof(struct record) == 12, "record");
 _Static_assert(sizeof(struct service_key) == 20, "service_key");
 _Static_assert(sizeof(struct service) == 8, "service");
 _Static_assert(sizeof(struct node) == 36, "node");
+_Static_assert(sizeof(struct translation) == 8, "translation");
 _Static_assert(sizeof(struct config) == 24, "config");
 _Static_assert(sizeof(struct event) == 48, "event");
 

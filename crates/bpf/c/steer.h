@@ -74,6 +74,14 @@ static __always_inline int is_to_a_service(const void *at, const void *end, __u8
 	return is_service_address(address);
 }
 
+/* Nor anything but what belongs to a private flow that is here, or was. */
+static __noinline int is_to_a_private_flow(struct xdp_md *context)
+{
+	struct packet p;
+	int what = parse(&p, (void *)(long)context->data, (void *)(long)context->data_end, INGRESS);
+	return (what == PARSE_FLOW || what == PARSE_ICMP) && bpf_map_lookup_elem(&flows, &p.flow);
+}
+
 /* Strips the outer header of a packet a peer encapsulated for us. 1: stripped, 0: not such a packet, -1: drop. */
 static __always_inline int decapsulate(struct xdp_md *context, const struct node *self)
 {
@@ -116,12 +124,12 @@ static __always_inline int decapsulate(struct xdp_md *context, const struct node
 	end = (void *)(long)context->data_end;
 	if ((void *)(link + 1) > end)
 		return unwritable(), -1;
+	*link = saved;
 	int to_a_service = is_to_a_service(link + 1, end, inner);
-	if (to_a_service <= 0) {
+	if (to_a_service < 0 || (!to_a_service && !is_to_a_private_flow(context))) {
 		count(to_a_service ? DROP_MALFORMED : DROP_NOT_A_SERVICE);
 		return -1;
 	}
-	*link = saved;
 	count(COUNT_DECAPSULATED);
 	return 1;
 }

@@ -1,7 +1,6 @@
 //! The descriptors of processes, read from beside them by a BPF iterator (`c/files.bpf.c`): a system call for some 450 of
 //! them, where `/proc` takes three for each and does not tell which are the same open file.
 
-use std::io::Read;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 
 use libbpf_rs::libbpf_sys::{
@@ -11,6 +10,7 @@ use libbpf_rs::{Object, ObjectBuilder};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use crate::Error;
+use crate::records::read_all;
 
 /// Bits of [`Descriptor::bits`].
 pub mod bits {
@@ -62,9 +62,6 @@ const _: () = assert!(size_of::<Descriptor>() == 72);
 
 static OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/files.bpf.o"));
 
-/// Bytes read at a time: what the kernel gives at most.
-const CHUNK: usize = 32 << 10;
-
 /// Lists descriptors.
 pub struct Lister {
     object: Object,
@@ -93,28 +90,7 @@ impl Lister {
         let link = self.attach(pid)?;
         // SAFETY: no pointers are passed.
         let iter = owned(unsafe { bpf_iter_create(link.as_raw_fd()) })?;
-        let mut iter = std::fs::File::from(iter);
-        let mut bytes = Vec::new();
-        loop {
-            let end = bytes.len();
-            bytes.resize(end + CHUNK, 0);
-            let count = match iter.read(&mut bytes[end..]) {
-                Ok(count) => count,
-                Err(e) if e.kind() == std::io::ErrorKind::Interrupted => {
-                    bytes.truncate(end);
-                    continue;
-                }
-                Err(source) => return Err(refused(source)),
-            };
-            bytes.truncate(end + count);
-            if count == 0 {
-                break;
-            }
-        }
-        let records = bytes.chunks_exact(size_of::<Descriptor>());
-        Ok(records
-            .filter_map(|record| Descriptor::read_from_bytes(record).ok())
-            .collect())
+        read_all(std::fs::File::from(iter)).map_err(refused)
     }
 
     /// The iterator for one process. The library has no options for that.

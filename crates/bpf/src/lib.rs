@@ -9,6 +9,7 @@ pub mod files;
 mod holds;
 mod link;
 pub mod observe;
+mod records;
 pub mod shared;
 mod steering;
 mod table;
@@ -26,7 +27,7 @@ pub use holds::Holds;
 pub use link::Hook;
 use shared::{
     COUNTER_NAMES, Config, Congestion, Event, FlowKey, FlowValue, Node, PLACEMENT_SLOTS, Service,
-    ServiceKey,
+    ServiceKey, Translation,
 };
 pub use steering::Steering;
 pub use table::Table;
@@ -101,6 +102,8 @@ pub struct Dataplane {
     links: Vec<OwnedFd>,
     /// This node's flows.
     pub flows: Table<FlowKey, FlowValue>,
+    /// Where the other ends of private flows are, if not where their address is.
+    pub translations: Table<FlowKey, Translation>,
     /// The steering table; empty except at the holder.
     pub steering: Steering,
     /// Services by address and port.
@@ -118,7 +121,7 @@ pub struct Dataplane {
 static OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/holdfast.bpf.o"));
 static CONGESTION: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/congestion.bpf.o"));
 
-const PINNED_MAPS: [&str; 11] = [
+const PINNED_MAPS: [&str; 12] = [
     "config",
     "services",
     "placement",
@@ -128,6 +131,7 @@ const PINNED_MAPS: [&str; 11] = [
     "destinations",
     "seed",
     "flows",
+    "translations",
     "holds",
     "counters",
 ];
@@ -158,6 +162,7 @@ impl Dataplane {
         };
         Ok(Self {
             flows: Table::new(table("flows")?, "flows"),
+            translations: Table::new(table("translations")?, "translations"),
             steering: Steering::new(
                 Table::new(table("steering")?, "steering"),
                 &table("destinations")?,

@@ -3,12 +3,12 @@
 //! the same by `getsockopt` is a call for each field.
 
 use std::collections::HashSet;
-use std::io::Read;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 
 use libbpf_rs::{Iter, Link, MapCore, MapFlags, MapHandle, Object, ObjectBuilder};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
+use crate::records::read_all;
 use crate::{Error, handle};
 
 /// What is stored with a socket that is observed.
@@ -129,9 +129,6 @@ const _: () = assert!(size_of::<Order>() == 16 && size_of::<Observed>() == 304);
 
 static OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/observe.bpf.o"));
 
-/// Bytes read at a time: what the kernel gives at most.
-const CHUNK: usize = 32 << 10;
-
 /// Reads sockets.
 pub struct Observer {
     link: Link,
@@ -197,24 +194,11 @@ impl Observer {
     /// # Errors
     /// The kernel's refusal.
     pub fn read(&self) -> Result<Vec<Observed>, Error> {
-        let mut iter = Iter::new(&self.link).map_err(|e| error(&e))?;
-        let mut bytes = Vec::new();
-        loop {
-            let end = bytes.len();
-            bytes.resize(end + CHUNK, 0);
-            let count = iter.read(&mut bytes[end..]).map_err(|e| Error::Map {
-                name: MAP,
-                reason: e.to_string(),
-            })?;
-            bytes.truncate(end + count);
-            if count == 0 {
-                break;
-            }
-        }
-        let records = bytes.chunks_exact(size_of::<Observed>());
-        Ok(records
-            .filter_map(|record| Observed::read_from_bytes(record).ok())
-            .collect())
+        let iter = Iter::new(&self.link).map_err(|e| error(&e))?;
+        read_all(iter).map_err(|e| Error::Map {
+            name: MAP,
+            reason: e.to_string(),
+        })
     }
 
     /// Reads these sockets once, in their order; `None` for what is no TCP socket. None of them may be followed.

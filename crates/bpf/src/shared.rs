@@ -10,6 +10,8 @@ pub const PLACEMENT_SLOTS: usize = 1024;
 pub const MAX_SERVICES: usize = 64;
 /// Nodes of a group; ids run from 1 to `MAX_NODES - 1`.
 pub const MAX_NODES: usize = 256;
+/// The mark of packets that are for a node's stack although their address is another's: see `c/shared.h`.
+pub const PRIVATE_MARK: u32 = 0x686f_6c64;
 /// Flows that can be held at a time.
 pub const MAX_HOLD_SLOTS: u32 = 65536;
 
@@ -37,6 +39,18 @@ shared!(
         protocol: u8,
         /// Zero.
         pad: [u8; 3],
+    }
+);
+
+shared!(
+    /// Where packets of a connection go whose other end has left its host.
+    Translation {
+        /// To this node.
+        node: u16,
+        /// Zero.
+        pad: u16,
+        /// How often the other end had moved before the move that led there.
+        hops: u32,
     }
 );
 
@@ -313,6 +327,7 @@ const _: () = {
     assert!(size_of::<ServiceKey>() == 20);
     assert!(size_of::<Service>() == 8);
     assert!(size_of::<Node>() == 36);
+    assert!(size_of::<Translation>() == 8);
     assert!(size_of::<Config>() == 24);
     assert!(size_of::<Event>() == 48);
 };

@@ -18,6 +18,8 @@ enum Which {
     Handlespace(holdfast_bench::handlespace::HandlespaceArgs),
     /// What moving live connections costs: freeze, gap seen by the client, resets, retransmissions
     Handoff(holdfast_bench::handoff::HandoffArgs),
+    /// What moving a running process costs: freeze, gap seen by the client, bytes in the freeze, resets
+    Migrate(holdfast_bench::migrate::MigrateArgs),
     /// What one registrar carries on one processor, beside a bare echo over the same transport
     Registrar(holdfast_bench::registrar::RegistrarArgs),
     /// Packets a second and CPU time of the contact node, beside the kernel's own forwarding
@@ -34,6 +36,7 @@ pub fn run(args: BenchArgs) -> Result<Ending> {
     match args.which {
         Which::Handlespace(args) => holdfast_bench::handlespace::run(&args)?,
         Which::Handoff(args) => holdfast_bench::handoff::run(&args)?,
+        Which::Migrate(args) => holdfast_bench::migrate::run(&args)?,
         Which::Registrar(args) => holdfast_bench::registrar::run(&args)?,
         Which::Steer(args) => holdfast_bench::steer::run(args)?,
         Which::Sim(args) => holdfast_bench::sim::run(&args)?,

@@ -6,19 +6,23 @@ use holdfast_api::control::{BlockerEntry, ProcessCheck};
 
 use crate::Ending;
 use crate::control::{Daemon, print_json};
+use crate::migrate::forwarded;
+use crate::process::Process;
 
 /// Say whether a process of this node can move, with all its children, and what stands in the way
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   holdfast check 4242
+  holdfast check game.service
   holdfast check $(pidof oa_ded) --json | jq .blockers
 
 Exit codes: 0 it can move, 1 it cannot, or the check failed. Nothing of the process is touched.")]
 pub struct CheckArgs {
     #[command(flatten)]
     daemon: Daemon,
-    /// The process, by its PID on this node
-    pid: i32,
+    /// The process, by its PID on this node, or the systemd unit that it is the main process of
+    #[arg(value_name = "PID|UNIT")]
+    process: Process,
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -30,7 +34,8 @@ pub struct CheckArgs {
 /// The daemon does not answer, or there is no such process.
 pub fn run(args: &CheckArgs) -> Result<Ending> {
     let client = args.daemon.client()?;
-    let check = args.daemon.ask(&client, |client| client.check(args.pid))?;
+    let pid = args.process.pid(&args.daemon, &client)?;
+    let check = args.daemon.ask(&client, |client| client.check(pid))?;
     if args.json {
         print_json(&check)?;
     } else {
@@ -61,6 +66,7 @@ fn text(check: &ProcessCheck) -> String {
         check.descriptors,
         check.sockets
     );
+    text += &forwarded(&check.forwarded);
     if check.movable {
         let ms = check.predicted_freeze_us / 1e3;
         text += &format!(
@@ -97,6 +103,7 @@ mod tests {
             descriptors: 12,
             sockets: 2,
             memory_bytes: 3 << 19,
+            forwarded: Vec::new(),
             predicted_freeze_us: 1_840.0,
         }
     }

@@ -1,6 +1,6 @@
 //! The way to the daemon.
 
-use std::io;
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, anyhow};
@@ -87,9 +87,23 @@ fn explain(socket: &Path, start: &str, error: ClientError) -> anyhow::Error {
 /// # Errors
 /// The value has no form in JSON.
 pub fn print_json(value: &impl Serialize) -> Result<()> {
-    println!(
-        "{}",
+    put(&format!(
+        "{}\n",
         serde_json::to_string_pretty(value).context("encode the answer")?
-    );
-    Ok(())
+    ))
+}
+
+/// Writes to standard output. Where nobody reads any more (`| head`), the process ends.
+///
+/// # Errors
+/// The output cannot be written.
+pub fn put(text: &str) -> Result<()> {
+    let mut output = io::stdout().lock();
+    let written = output
+        .write_all(text.as_bytes())
+        .and_then(|()| output.flush());
+    match written {
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => std::process::exit(0),
+        written => Ok(written?),
+    }
 }

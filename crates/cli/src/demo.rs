@@ -5,6 +5,7 @@ use std::time::Duration;
 use anyhow::{Result, bail};
 use clap::{Args, ValueEnum};
 use holdfast_bench::cluster::Family;
+use holdfast_bench::demo::migrate::{MigrateDemoSpec, MigrateScreen};
 use holdfast_bench::demo::pool::{PoolDemoSpec, PoolScreen};
 use holdfast_bench::demo::{DemoSpec, Screen};
 use holdfast_lab::Reach;
@@ -21,10 +22,15 @@ use crate::control::print_json;
 ///
 /// `holdfast demo pool` shows a pool of stock nginx servers, made elements by `holdfast pool register`, and a client that goes
 /// on while a server and a registrar are killed. Of the flags, it heeds --nodes (the servers), --plain and --json.
+///
+/// `holdfast demo migrate` moves OpenArena's dedicated server, an ordinary program, from node to node and back while 24 players
+/// play: 10 times, or --handoffs times. It needs the server's packages (`./x demo migrate` fetches them); HOLDFAST_OPENARENA names the
+/// folder that they were unpacked into. Of the flags, it heeds --handoffs and --json.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   holdfast demo
   holdfast demo pool
+  holdfast demo migrate
   holdfast demo --family 6 --reach broadcast
   holdfast demo --upload --bytes 134217728 --seconds 8 --json")]
 pub struct DemoArgs {
@@ -52,7 +58,8 @@ pub struct DemoArgs {
     /// From one handoff's begin to the next
     #[arg(long, value_name = "MS", default_value_t = 600)]
     every_ms: u64,
-    /// Fail unless there were so many handoffs [default: 20, fewer where there is no time for them]
+    /// Fail unless there were so many handoffs [default: 20, fewer where there is no time for them]; of `migrate`, how many
+    /// moves to make [default: 10]
     #[arg(long, value_name = "N")]
     handoffs: Option<usize>,
     /// The client sends instead
@@ -75,6 +82,8 @@ enum What {
     Handoff,
     /// A pool of web servers, a server's death and a registrar's
     Pool,
+    /// A game server moves between nodes while 24 players play
+    Migrate,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
@@ -93,6 +102,7 @@ pub fn run(args: &DemoArgs) -> Result<Ending> {
     match args.what {
         What::Handoff => handoff(args),
         What::Pool => pool(args),
+        What::Migrate => migrate(args),
     }
 }
 
@@ -103,6 +113,14 @@ fn pool(args: &DemoArgs) -> Result<Ending> {
     };
     let screen = PoolScreen::new(args.plain || args.json);
     let report = holdfast_bench::demo::pool::run(&spec, &|event| screen.show(event))?;
+    end(args, &report, &report.text(), report.passed)
+}
+
+fn migrate(args: &DemoArgs) -> Result<Ending> {
+    let mut spec = MigrateDemoSpec::default();
+    spec.moves = args.handoffs.unwrap_or(spec.moves);
+    let screen = MigrateScreen::default();
+    let report = holdfast_bench::demo::migrate::run(&spec, &|event| screen.show(event))?;
     end(args, &report, &report.text(), report.passed)
 }
 

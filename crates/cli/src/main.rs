@@ -4,6 +4,7 @@
 mod bench;
 mod ca;
 mod check;
+mod clone;
 mod control;
 mod demo;
 mod flow;
@@ -12,6 +13,7 @@ mod lab;
 mod migrate;
 mod node;
 mod pool;
+mod process;
 mod reference;
 mod registrar;
 mod sim;
@@ -49,6 +51,7 @@ enum Command {
     Handoff(handoff::HandoffArgs),
     Check(check::CheckArgs),
     Migrate(migrate::MigrateArgs),
+    Clone(clone::CloneArgs),
     Bench(bench::BenchArgs),
     Repro(holdfast_bench::repro::ReproArgs),
     Sim(sim::SimArgs),
@@ -97,6 +100,7 @@ fn run(line: Line) -> Result<Ending> {
         Command::Handoff(args) => handoff::run(&args),
         Command::Check(args) => check::run(&args),
         Command::Migrate(args) => migrate::run(&args),
+        Command::Clone(args) => clone::run(&args),
         Command::Bench(args) => bench::run(args),
         Command::Repro(args) => done(holdfast_bench::repro::run(&args)),
         Command::Sim(args) => sim::run(&args),

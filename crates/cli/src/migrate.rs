@@ -1,4 +1,4 @@
-//! `holdfast migrate`: moves a running process to another node.
+//! `holdfast migrate`: moves a running process to another node. What `holdfast clone` has in common with it is here too.
 
 use std::thread::sleep;
 use std::time::{Duration, Instant};
@@ -6,11 +6,12 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, bail};
 use clap::{Args, ValueEnum};
 use holdfast_api::control::{
-    MigrationOutcome, MigrationRequest, MigrationStatus, RoundEntry, SocketsWay,
+    BlockingClient, MigrationOutcome, MigrationRequest, MigrationStatus, RoundEntry, SocketsWay,
 };
 
 use crate::Ending;
 use crate::control::{Daemon, print_json};
+use crate::process::Process;
 
 /// Between two looks at a migration that goes on.
 const LOOK: Duration = Duration::from_millis(20);
@@ -20,6 +21,7 @@ const LOOK: Duration = Duration::from_millis(20);
 #[command(after_help = "Examples:
   holdfast migrate 4242 --to n2
   holdfast migrate $(pidof oa_ded) --to n2 --max-freeze-ms 5
+  holdfast migrate game.service --to n2
   holdfast migrate 4242 --to n2 --json | jq .freeze_us
 
 It is asked on the node where the process runs. What it uses that cannot move is named before anything is
@@ -27,18 +29,29 @@ touched; `holdfast check PID` says so without moving it. Until the other node ru
 it running here. Exit codes: 0 it moved, 1 it stayed or the command failed.")]
 pub struct MigrateArgs {
     #[command(flatten)]
+    journey: Journey,
+    /// How its sockets move: one at a time, all together, or ahead of the freeze and then what changed
+    #[arg(long, value_enum, default_value_t)]
+    sockets: Sockets,
+}
+
+/// A process, and where it or a copy of it goes.
+#[derive(Debug, Args)]
+pub struct Journey {
+    #[command(flatten)]
     daemon: Daemon,
-    /// The process, by its PID on this node
-    pid: i32,
+    /// The process, by its PID on this node, or the systemd unit that it is the main process of
+    #[arg(value_name = "PID|UNIT")]
+    process: Process,
     /// The node that is to take it
     #[arg(long, value_name = "NODE")]
     to: String,
-    /// How its sockets move
-    #[arg(long, value_enum, default_value_t)]
-    sockets: Sockets,
     /// Only if it is predicted to stand still for so many milliseconds at most
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=3_600_000))]
     max_freeze_ms: Option<u64>,
+    /// Compare registers, memory and descriptors on both nodes before it runs there; it stays here where they differ
+    #[arg(long)]
+    verify: bool,
     /// Wait at most so many seconds for the result
     #[arg(long, value_name = "SECONDS", default_value_t = 600)]
     wait: u64,
@@ -66,59 +79,70 @@ enum Sockets {
 /// # Errors
 /// The daemon refuses, or the result does not come in time.
 pub fn run(args: &MigrateArgs) -> Result<Ending> {
-    let client = args.daemon.client()?;
-    let request = request(args);
-    let accepted = (args.daemon).ask(&client, |client| client.migrate(&request))?;
-    if args.no_wait {
-        match args.json {
-            true => print_json(&accepted)?,
-            false => println!("migration {} to {} has begun", accepted.id, args.to),
-        }
-        return Ok(Ending::Done);
-    }
-    let deadline = Instant::now() + Duration::from_secs(args.wait);
-    let mut shown = 0;
-    let status = loop {
-        let status = (args.daemon).ask(&client, |client| client.migration(accepted.id))?;
-        if let Some(round) = status
-            .round
-            .filter(|round| round.number > shown && !args.json)
-        {
-            shown = round.number;
-            println!("{}", progress(&round));
-        }
-        if status.outcome != MigrationOutcome::Running {
-            break status;
-        }
-        if Instant::now() > deadline {
-            bail!(
-                "after {} s migration {} has no result; it goes on. --wait SECONDS waits longer",
-                args.wait,
-                accepted.id
-            );
-        }
-        sleep(LOOK);
+    let sockets = match args.sockets {
+        Sockets::Iterative => SocketsWay::Iterative,
+        Sockets::Collective => SocketsWay::Collective,
+        Sockets::Incremental => SocketsWay::Incremental,
     };
-    match args.json {
-        true => print_json(&status)?,
-        false => print!("{}", text(&status)),
-    }
-    Ok(match status.outcome {
-        MigrationOutcome::Moved => Ending::Done,
-        _ => Ending::Failed,
-    })
+    args.journey.make(sockets, false)
 }
 
-fn request(args: &MigrateArgs) -> MigrationRequest {
-    MigrationRequest {
-        pid: args.pid,
-        to: args.to.clone(),
-        sockets: match args.sockets {
-            Sockets::Iterative => SocketsWay::Iterative,
-            Sockets::Collective => SocketsWay::Collective,
-            Sockets::Incremental => SocketsWay::Incremental,
-        },
-        max_freeze_us: args.max_freeze_ms.map(|ms| ms * 1000),
+impl Journey {
+    /// Asks for it, and shows how it goes and ends.
+    ///
+    /// # Errors
+    /// The daemon refuses, or the result does not come in time.
+    pub fn make(&self, sockets: SocketsWay, clone: bool) -> Result<Ending> {
+        let client = self.daemon.client()?;
+        let request = MigrationRequest {
+            pid: self.process.pid(&self.daemon, &client)?,
+            to: self.to.clone(),
+            sockets,
+            clone,
+            max_freeze_us: self.max_freeze_ms.map(|ms| ms * 1000),
+            verify: self.verify,
+        };
+        let accepted = (self.daemon).ask(&client, |client| client.migrate(&request))?;
+        if self.no_wait {
+            match self.json {
+                true => print_json(&accepted)?,
+                false => println!("migration {} to {} has begun", accepted.id, self.to),
+            }
+            return Ok(Ending::Done);
+        }
+        let status = self.follow(&client, accepted.id)?;
+        match self.json {
+            true => print_json(&status)?,
+            false => print!("{}", text(&status)),
+        }
+        Ok(match status.outcome {
+            MigrationOutcome::Moved | MigrationOutcome::Cloned => Ending::Done,
+            _ => Ending::Failed,
+        })
+    }
+
+    /// Shows rounds until it has ended.
+    fn follow(&self, client: &BlockingClient, id: u64) -> Result<MigrationStatus> {
+        let deadline = Instant::now() + Duration::from_secs(self.wait);
+        let mut shown = 0;
+        loop {
+            let status = (self.daemon).ask(client, |client| client.migration(id))?;
+            let new = |round: &RoundEntry| round.number > shown && !self.json;
+            if let Some(round) = status.round.filter(new) {
+                shown = round.number;
+                println!("{}", progress(&round));
+            }
+            if status.outcome != MigrationOutcome::Running {
+                return Ok(status);
+            }
+            if Instant::now() > deadline {
+                bail!(
+                    "after {} s migration {id} has no result; it goes on. --wait SECONDS waits longer",
+                    self.wait
+                );
+            }
+            sleep(LOOK);
+        }
     }
 }
 
@@ -128,17 +152,27 @@ fn mib(bytes: u64) -> f64 {
 
 fn progress(round: &RoundEntry) -> String {
     format!(
-        "round {}: sent {:.1} MiB at {:.0} MiB/s; it changes {:.1} MiB/s; predicted freeze {:.1} ms",
+        "round {}: sent {:.1} MiB{} at {:.0} MiB/s; it changes {:.1} MiB/s; predicted freeze {:.1} ms",
         round.number,
         mib(round.copied_bytes),
+        packed(round.copied_bytes, round.saved_bytes),
         mib(round.rate_bytes_per_s),
         mib(round.dirty_bytes_per_s),
         round.predicted_freeze_us / 1e3
     )
 }
 
+/// What of it is due to compression, where there is some.
+fn packed(sent: u64, saved: u64) -> String {
+    match saved {
+        0 => String::new(),
+        saved => format!(" (compressed from {:.1})", mib(sent + saved)),
+    }
+}
+
 fn text(status: &MigrationStatus) -> String {
     let (pid, to) = (status.pid, &status.to);
+    let sent = status.copied_bytes + status.freeze_bytes;
     // One that has ended, or never was, has no name.
     let who = match status.name.as_str() {
         "" => format!("process {pid}"),
@@ -146,27 +180,52 @@ fn text(status: &MigrationStatus) -> String {
     };
     match &status.outcome {
         MigrationOutcome::Running => format!("{who} is on its way to {to}\n"),
+        MigrationOutcome::Kept { reason } if status.clone => {
+            format!("{who} was not copied, and goes on: {reason}\n")
+        }
         MigrationOutcome::Kept { reason } => format!("{who} stays here: {reason}\n"),
+        MigrationOutcome::Cloned => format!(
+            "a copy of {who} runs on {to}; the original stood still for {:.1} ms and goes on here, {:.1} MiB \
+             sent before and {:.2} MiB meanwhile{}\n",
+            status.freeze_us.unwrap_or(0.0) / 1e3,
+            mib(status.copied_bytes),
+            mib(status.freeze_bytes),
+            packed(sent, status.saved_bytes)
+        ),
         MigrationOutcome::Moved => {
             let phases = &status.phases_us;
             format!(
                 "{who} runs on {to}; frozen {:.1} ms (extract {:.1}, transfer {:.1}, restore {:.1}, \
-                 commit {:.1}), {:.1} MiB sent before and {:.2} MiB meanwhile\n",
+                 commit {:.1}), {:.1} MiB sent before and {:.2} MiB meanwhile{}\n",
                 status.freeze_us.unwrap_or(0.0) / 1e3,
                 phases.extract / 1e3,
                 phases.transfer / 1e3,
                 phases.restore / 1e3,
                 phases.commit / 1e3,
                 mib(status.copied_bytes),
-                mib(status.freeze_bytes)
-            )
+                mib(status.freeze_bytes),
+                packed(sent, status.saved_bytes)
+            ) + &forwarded(&status.forwarded)
         }
     }
 }
 
+/// What becomes of connections whose other ends run no daemon.
+pub(crate) fn forwarded(connections: &[String]) -> String {
+    if connections.is_empty() {
+        return String::new();
+    }
+    let lines: String = (connections.iter())
+        .map(|flow| format!("forwarded: {flow}\n"))
+        .collect();
+    lines
+        + "the other end of what is forwarded has no daemon that could send to the new node: the node with the local address does, \
+           and must stay up\n"
+}
+
 #[cfg(test)]
 mod tests {
-    use holdfast_api::control::MigrationPhasesUs;
+    use holdfast_api::control::{MigrationPhasesUs, MigrationStepsUs};
 
     use super::*;
 
@@ -176,16 +235,20 @@ mod tests {
             pid: 4242,
             name: "game".into(),
             to: "n2".into(),
+            clone: false,
             outcome,
             round: None,
             copied_bytes: 3 << 20,
             freeze_bytes: 1 << 18,
+            saved_bytes: 0,
             predicted_freeze_us: Some(2_000.0),
             freeze_us: Some(2_540.0),
+            forwarded: Vec::new(),
             phases_us: MigrationPhasesUs {
                 restore: 1_200.0,
                 ..MigrationPhasesUs::default()
             },
+            steps_us: MigrationStepsUs::default(),
         }
     }
 
@@ -201,6 +264,38 @@ mod tests {
             text.ends_with("3.0 MiB sent before and 0.25 MiB meanwhile\n"),
             "{text}"
         );
+    }
+
+    #[test]
+    fn what_was_copied_says_that_the_original_goes_on() {
+        let mut status = status(MigrationOutcome::Cloned);
+        status.clone = true;
+        assert_eq!(
+            text(&status),
+            "a copy of game (4242) runs on n2; the original stood still for 2.5 ms and goes on here, 3.0 MiB sent \
+             before and 0.25 MiB meanwhile\n"
+        );
+        let reason = "the process cannot move: it has io_uring".to_owned();
+        status.outcome = MigrationOutcome::Kept { reason };
+        assert!(text(&status).starts_with("game (4242) was not copied, and goes on: the process"));
+    }
+
+    #[test]
+    fn compression_is_told_where_there_was_some() {
+        let mut status = status(MigrationOutcome::Moved);
+        status.saved_bytes = 1 << 20;
+        let told = "0.25 MiB meanwhile (compressed from 4.2)\n";
+        assert!(text(&status).ends_with(told), "{}", text(&status));
+    }
+
+    #[test]
+    fn what_is_forwarded_is_named() {
+        let flow = "tcp:10.0.0.2:4242-10.0.9.1:3306";
+        let mut status = status(MigrationOutcome::Moved);
+        status.forwarded.push(flow.to_owned());
+        let text = text(&status);
+        assert!(text.contains(&format!("\nforwarded: {flow}\n")), "{text}");
+        assert!(text.contains("must stay up"), "{text}");
     }
 
     #[test]

@@ -41,6 +41,7 @@ fn every_command_has_help_with_an_example() {
             "handoff",
             "check",
             "migrate",
+            "clone",
             "demo",
             "node",
             "registrar",
@@ -121,7 +122,7 @@ fn what_is_wrong_with_a_line_is_named() {
             "holdfast flow show tcp:1.2.3.4:1-[::1]:2",
             "different families",
         ),
-        ("holdfast demo migrate", "possible values: handoff"),
+        ("holdfast demo balance", "possible values: handoff"),
         ("holdfast demo --family 5", "possible values: 4, 6"),
         ("holdfast demo --nodes 1", "1 is not in 2..=20"),
         (

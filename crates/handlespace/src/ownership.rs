@@ -67,6 +67,15 @@ impl Ownership {
         Some(&self.owners[owner as usize])
     }
 
+    /// The groups of a pool: with each registrar, at most one.
+    pub(crate) fn of_pool(&self, pool: u32) -> impl Iterator<Item = &Group> {
+        let owners = self.owners.iter().filter(|owner| !owner.groups.is_empty());
+        owners.filter_map(move |owner| {
+            let number = self.find_group(pool, owner.home)?;
+            Some(&self.groups[number as usize])
+        })
+    }
+
     /// Makes `home` the home of an element that has none; `block` is what the element adds to a checksum, `hint` the group
     /// that it may belong to and then does.
     #[inline]
@@ -187,15 +196,20 @@ impl Ownership {
     /// The group of a pool and a registrar, made if there is none.
     #[inline]
     fn group(&mut self, pool: u32, home: RegistrarId) -> u32 {
-        let hash = self.hash(pool, home);
-        let found = self.group_index.find(hash, |number| {
-            let group = &self.groups[number as usize];
-            group.pool == pool && group.home == home
-        });
-        found.unwrap_or_else(|| self.add_group(pool, home, hash))
+        self.find_group(pool, home)
+            .unwrap_or_else(|| self.add_group(pool, home))
     }
 
-    fn add_group(&mut self, pool: u32, home: RegistrarId, hash: u64) -> u32 {
+    #[inline]
+    fn find_group(&self, pool: u32, home: RegistrarId) -> Option<u32> {
+        self.group_index.find(self.hash(pool, home), |number| {
+            let group = &self.groups[number as usize];
+            group.pool == pool && group.home == home
+        })
+    }
+
+    fn add_group(&mut self, pool: u32, home: RegistrarId) -> u32 {
+        let hash = self.hash(pool, home);
         let owner = match self.find_owner(home) {
             Some(owner) => owner,
             None => self.add_owner(home),

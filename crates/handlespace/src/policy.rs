@@ -102,6 +102,17 @@ impl Standing {
         }
     }
 
+    /// With other figures than the element has said: what selections have done to it stays.
+    pub(crate) fn adjusted(self, policy: &Policy, procedure: Procedure) -> Standing {
+        let added = u64::from(self.count) * u64::from(self.step);
+        let value = match procedure {
+            Procedure::FirstInTurn => self.value,
+            Procedure::ByWeightCounted => value(policy).saturating_sub(added).max(1),
+            _ => value(policy).saturating_add(added),
+        };
+        Standing { value, ..self }
+    }
+
     /// After a selection that changes its value.
     #[inline]
     pub(crate) fn selected(mut self, procedure: Procedure) -> Standing {

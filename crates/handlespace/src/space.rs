@@ -6,7 +6,8 @@ use crate::expect::Expected;
 use crate::index::Index;
 use crate::ownership::{Ownership, mix};
 use crate::policy::Standing;
-use crate::pool::{Pool, PoolRef};
+use crate::pool::Pool;
+use crate::renew::fits;
 use crate::selection::{Blocks, Selection};
 use crate::timers::Timers;
 use bytes::Bytes;
@@ -148,6 +149,27 @@ impl<T> Handlespace<T> {
         self.elements.rests[slot as usize].payload.as_mut()
     }
 
+    /// Gives an element's policy other figures than it has said itself, as its distance is one. What selections have added to its load
+    /// stays, and an element that stands where it stood keeps its turn. False if the registration is gone, or has another policy.
+    pub fn adjust(&mut self, key: ElementKey, policy: Policy) -> bool {
+        let Some(slot) = self.elements.slot_of(key) else {
+            return false;
+        };
+        let core = &self.elements.cores[slot as usize];
+        let pool = &mut self.pools[core.pool as usize];
+        if pool.kind != policy.kind() {
+            return false;
+        }
+        self.elements.rests[slot as usize].policy = policy;
+        let adjusted = core.standing.adjusted(&policy, pool.procedure);
+        if adjusted.value != core.standing.value {
+            let cores = &mut self.elements.cores;
+            pool.selection
+                .update(&mut self.blocks, cores, slot, adjusted);
+        }
+        true
+    }
+
     /// Makes a registrar the element's home. False if the registration is gone.
     pub fn set_home(&mut self, key: ElementKey, home: RegistrarId) -> bool {
         let Some(slot) = self.elements.slot_of(key) else {
@@ -178,18 +200,6 @@ impl<T> Handlespace<T> {
     /// How many pools there are. Each has at least one element.
     pub fn pools(&self) -> usize {
         self.pool_index.len()
-    }
-
-    /// A pool.
-    pub fn pool(&self, handle: &PoolHandle) -> Option<PoolRef<'_>> {
-        let pool = self.find_pool(&handle.0)?;
-        Some(self.pools[pool as usize].view())
-    }
-
-    /// All pools, in no order.
-    pub fn each_pool(&self) -> impl Iterator<Item = PoolRef<'_>> {
-        let pools = self.pools.iter().filter(|pool| pool.len > 0);
-        pools.map(Pool::view)
     }
 
     /// Bytes on the heap, without what payloads have there.
@@ -257,34 +267,6 @@ impl<T> Handlespace<T> {
     pub(crate) fn is_element(&self, slot: u32, handle: &[u8], id: ElementId) -> bool {
         let core = &self.elements.cores[slot as usize];
         core.id == id.0 && self.pools[core.pool as usize].is(handle)
-    }
-
-    fn renew(
-        &mut self,
-        slot: u32,
-        registration: Registration<'_, T>,
-    ) -> Result<Registered<T>, RegisterError> {
-        let core = &self.elements.cores[slot as usize];
-        let pool = &mut self.pools[core.pool as usize];
-        let policy = registration.policy;
-        fits(pool, &policy, registration.class)?;
-        let standing = core.standing;
-        let rest = &mut self.elements.rests[slot as usize];
-        let previous = rest.payload.replace(registration.payload);
-        rest.policy = policy;
-        let updated = standing.updated(&policy, || pool.selection.lowest());
-        let cores = &mut self.elements.cores;
-        if updated.value == standing.value {
-            cores[slot as usize].standing = updated;
-        } else {
-            pool.selection
-                .update(&mut self.blocks, cores, slot, updated);
-        }
-        if self.elements.cores[slot as usize].home != registration.home {
-            self.rehome(slot, registration.home);
-        }
-        let key = self.elements.key_of(slot);
-        Ok(Registered { key, previous })
     }
 
     fn add(&mut self, registration: Registration<'_, T>) -> Result<Registered<T>, RegisterError> {
@@ -359,7 +341,7 @@ impl<T> Handlespace<T> {
         self.elements.remove(slot)
     }
 
-    fn rehome(&mut self, slot: u32, home: RegistrarId) {
+    pub(crate) fn rehome(&mut self, slot: u32, home: RegistrarId) {
         let pool = self.elements.cores[slot as usize].pool;
         let pool = &mut self.pools[pool as usize];
         let block = self.elements.checksum_block(slot, pool.handle_block);
@@ -368,18 +350,4 @@ impl<T> Handlespace<T> {
         self.ownership
             .insert(cores, slot, home, block, &mut pool.group);
     }
-}
-
-#[inline]
-fn fits(pool: &Pool, policy: &Policy, class: u32) -> Result<(), RegisterError> {
-    let element = policy.kind();
-    if pool.kind != element {
-        let pool = pool.kind;
-        return Err(RegisterError::Policy { pool, element });
-    }
-    if pool.class != class {
-        let (pool, element) = (pool.class, class);
-        return Err(RegisterError::Class { pool, element });
-    }
-    Ok(())
 }

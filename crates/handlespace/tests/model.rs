@@ -18,6 +18,10 @@ enum Step {
         figure: u32,
         class: u32,
     },
+    RegisterAgain {
+        pool: usize,
+        id: u32,
+    },
     Deregister {
         pool: usize,
         id: u32,
@@ -26,6 +30,11 @@ enum Step {
         pool: usize,
         id: u32,
         home: u32,
+    },
+    Adjust {
+        pool: usize,
+        id: u32,
+        distance: u32,
     },
     Resolve {
         pool: usize,
@@ -55,8 +64,11 @@ fn step() -> impl Strategy<Value = Step> {
     prop_oneof![
         6 => (pool.clone(), id.clone(), home.clone(), 0u32..5, prop_oneof![9 => Just(0u32), 1 => Just(1)])
             .prop_map(|(pool, id, home, figure, class)| Step::Register { pool, id, home, figure, class }),
+        2 => (pool.clone(), id.clone()).prop_map(|(pool, id)| Step::RegisterAgain { pool, id }),
         2 => (pool.clone(), id.clone()).prop_map(|(pool, id)| Step::Deregister { pool, id }),
         1 => (pool.clone(), id.clone(), home).prop_map(|(pool, id, home)| Step::Rehome { pool, id, home }),
+        1 => (pool.clone(), id.clone(), 0u32..4)
+            .prop_map(|(pool, id, distance)| Step::Adjust { pool, id, distance }),
         6 => (pool.clone(), 0usize..6).prop_map(|(pool, items)| Step::Resolve { pool, items }),
         4 => (pool.clone(), id.clone(), prop_oneof![0u64..100, 0u64..1_000_000, Just(1 << 40)])
             .prop_map(|(pool, id, in_us)| Step::SetTimer { pool, id, in_us }),
@@ -85,9 +97,10 @@ impl Run {
         let (handle, id, kind): (_, _, fn(_, _) -> _) = match *step.unwrap_or(&Step::Wait { us: 0 })
         {
             Step::Register { pool, id, .. } => (handle(pool), id, Coming::Registration),
-            Step::Deregister { pool, id } | Step::Rehome { pool, id, .. } => {
-                (handle(pool), id, Coming::Deregistration)
-            }
+            Step::RegisterAgain { pool, id } => (handle(pool), id, Coming::Registration),
+            Step::Deregister { pool, id }
+            | Step::Rehome { pool, id, .. }
+            | Step::Adjust { pool, id, .. } => (handle(pool), id, Coming::Deregistration),
             Step::SetTimer { pool, id, .. } | Step::StopTimer { pool, id } => {
                 (handle(pool), id, Coming::Timer)
             }
@@ -109,6 +122,7 @@ impl Run {
                 figure,
                 class,
             } => self.register(kind_of(pool), id, home, figure, class, number),
+            Step::RegisterAgain { pool, id } => self.register_again(kind_of(pool), id),
             Step::Deregister { pool, id } => {
                 let kind = kind_of(pool);
                 let got = self.space.deregister(&handle(kind), ElementId(id));
@@ -121,6 +135,14 @@ impl Run {
                     prop_assert!(self.space.set_home(key, RegistrarId(home)));
                 }
                 self.naive.rehome(kind, id, home);
+                Ok(())
+            }
+            Step::Adjust { pool, id, distance } => {
+                let kind = kind_of(pool);
+                if let Some(policy) = self.naive.adjust(kind, id, distance) {
+                    let key = self.space.find(&handle(kind), ElementId(id));
+                    prop_assert!(self.space.adjust(key.expect("it is there"), policy));
+                }
                 Ok(())
             }
             Step::Resolve { pool, items } => self.resolve(kind_of(pool), items),
@@ -167,6 +189,20 @@ impl Run {
         });
         let expected = self.naive.register(kind, id, home, policy, class, payload);
         prop_assert_eq!(got.map(|registered| registered.previous).ok(), expected);
+        Ok(())
+    }
+
+    /// With all that the element has.
+    fn register_again(&mut self, kind: usize, id: u32) -> Checked {
+        let mut elements = self.naive.elements.iter();
+        let known = elements.find(|e| e.pool == kind && e.id == id);
+        let known = known.map(|e| (e.home, e.policy, e.class, e.payload));
+        let key = self.space.find(&handle(kind), ElementId(id));
+        let got = key.and_then(|key| self.space.register_again(key).copied());
+        prop_assert_eq!(got, known.map(|(.., payload)| payload));
+        if let Some((home, policy, class, payload)) = known {
+            self.naive.register(kind, id, home, policy, class, payload);
+        }
         Ok(())
     }
 
@@ -234,7 +270,25 @@ fn sets_agree(space: &Handlespace<usize>, naive: &Naive) -> Result<(), TestCaseE
         let view = space.pool(&handle(pool)).expect("it exists");
         let expected = naive.elements.iter().filter(|e| e.pool == pool).count();
         prop_assert_eq!(view.elements, expected);
+        let (mut of_pool, mut few) = (BTreeSet::new(), 0);
+        space.each_of(&handle(pool), usize::MAX, |e| {
+            of_pool.insert(e.id().0);
+        });
+        let members = naive.elements.iter().filter(|e| e.pool == pool);
+        prop_assert_eq!(of_pool, members.map(|e| e.id).collect());
+        space.each_of(&handle(pool), 2, |_| few += 1);
+        prop_assert_eq!(few, expected.min(2));
     }
+    let (mut walked, mut place) = (Vec::new(), Some(0));
+    while let Some(from) = place {
+        let before = walked.len();
+        place = space.pools_from(from, 2, |pool| walked.push(pool.handle.to_string()));
+        prop_assert!(walked.len() - before <= 2);
+    }
+    walked.sort();
+    let mut handles: Vec<_> = pools.iter().map(|pool| handle(*pool).to_string()).collect();
+    handles.sort();
+    prop_assert_eq!(walked, handles);
     for home in [None, Some(1), Some(2), Some(3)] {
         let mut cursor = home.map_or(Cursor::all(), |home| Cursor::owned_by(RegistrarId(home)));
         let mut got = Vec::new();

@@ -163,7 +163,11 @@ impl Lock {
         let describe = || format!("lock {}", path.display());
         loop {
             if make {
-                fs::create_dir_all(path).context(describe)?;
+                match fs::create_dir_all(path) {
+                    // Whoever removed the last lab removed the directory above between the two were made.
+                    Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+                    made => made.context(describe)?,
+                }
             }
             let file = match File::open(path) {
                 Err(error) if error.kind() == io::ErrorKind::NotFound && make => continue,

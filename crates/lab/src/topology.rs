@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use crate::{
     error::{Context, Error, Result},
     link::{LOSS_ALWAYS, LinkConfig},
-    plan::{Host, Kind},
+    plan::{Host, Kind, MacAddress},
 };
 
 /// A topology: what is said of links, in order. Where two entries speak of the same link, the later one wins, field by
@@ -32,6 +32,8 @@ pub struct LinkEntry {
     /// Which direction it is about.
     #[serde(default)]
     pub direction: Direction,
+    /// Only packets that go up to this host, of the same segment, which the delay is about then.
+    pub toward: Option<String>,
     /// Delay in milliseconds.
     pub delay_ms: Option<f64>,
     /// Up to this many milliseconds more, evenly distributed; never a change of order.
@@ -66,6 +68,9 @@ pub struct Duplex {
     pub up: LinkConfig,
     /// From the switch to the host.
     pub down: LinkConfig,
+    /// The delay up to these hosts, where it is another.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub toward: Vec<(MacAddress, Duration)>,
 }
 
 impl Topology {
@@ -111,7 +116,10 @@ impl Topology {
             for host in about {
                 let plain = || self.plain(host);
                 let duplex = links.entry(host.name.clone()).or_insert_with(plain);
-                entry.apply(duplex)?;
+                match &entry.toward {
+                    Some(other) => duplex.toward.push(entry.apart(host, other, hosts)?),
+                    None => entry.apply(duplex)?,
+                }
             }
         }
         Ok(links)
@@ -125,6 +133,7 @@ impl Topology {
         Duplex {
             up: seeded(0),
             down: seeded(1),
+            toward: Vec::new(),
         }
     }
 }
@@ -146,6 +155,34 @@ impl LinkEntry {
             "clients" => host.kind == Kind::Client,
             name => name == host.name,
         }
+    }
+
+    /// The delay from one host to another.
+    fn apart(&self, host: &Host, other: &str, hosts: &[Host]) -> Result<(MacAddress, Duration)> {
+        let wrong = |what| {
+            Err(Error::Invalid(format!(
+                "topology: toward {other:?}: {what}"
+            )))
+        };
+        let Some(other) = hosts.iter().find(|host| host.name == other) else {
+            return wrong("there is no such host");
+        };
+        if other.segment != host.segment {
+            return wrong("it is on another segment");
+        }
+        let Some(delay) = self.delay_ms else {
+            return wrong("delay_ms is missing");
+        };
+        let plain = LinkEntry {
+            host: self.host.clone(),
+            toward: self.toward.clone(),
+            delay_ms: self.delay_ms,
+            ..LinkEntry::default()
+        };
+        if *self != plain {
+            return wrong("only delay_ms goes with it");
+        }
+        Ok((other.mac, milliseconds("delay_ms", delay)?))
     }
 
     fn apply(&self, duplex: &mut Duplex) -> Result<()> {
@@ -243,6 +280,20 @@ mod tests {
     }
 
     #[test]
+    fn the_way_to_one_host_may_be_longer() {
+        let hosts = hosts();
+        let apart = LinkEntry {
+            toward: Some("n2".into()),
+            delay_ms: Some(30.0),
+            ..LinkEntry::of("n1")
+        };
+        let links = Topology::default().with(apart).resolve(&hosts).unwrap();
+        let delay = Duration::from_millis(30);
+        assert_eq!(links["n1"].toward, [(hosts[1].mac, delay)]);
+        assert_eq!(links["n1"].up.delay, Duration::ZERO);
+    }
+
+    #[test]
     fn every_link_has_its_own_seed() {
         let links = Topology::default()
             .with(LinkEntry::of("all"))
@@ -276,6 +327,15 @@ mod tests {
             ("[[link]]\nhost = 'n1'\nqueue_packets = 0", "queue_packets"),
             ("[[link]]\nhost = 'n1'\ndely_ms = 1", "dely_ms"),
             ("[[link]]\nhost = 'n1'\ndirection = 'left'", "direction"),
+            (
+                "[[link]]\nhost = 'n1'\ntoward = 'n9'\ndelay_ms = 1",
+                "no such host",
+            ),
+            ("[[link]]\nhost = 'n1'\ntoward = 'n2'", "missing"),
+            (
+                "[[link]]\nhost = 'n1'\ntoward = 'n2'\ndelay_ms = 1\nloss_pct = 1",
+                "only delay_ms",
+            ),
         ] {
             let error = Topology::parse(text)
                 .and_then(|t| t.resolve(&hosts()))

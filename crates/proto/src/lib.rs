@@ -4,6 +4,7 @@
 //! start that does not change while the machine lives); `poll_output` gives what to do about it, until it gives none;
 //! `poll_timeout` says when to call `handle_timeout`. The same inputs give the same outputs, always.
 //!
+//! - [`choice`]: whom to ask, by latencies and probes;
 //! - [`ownership`]: the compare-and-set that the holder of the steering table applies;
 //! - [`handoff`]: how connections move from node to node;
 //! - [`migration`]: how processes move with all their connections;
@@ -12,8 +13,10 @@
 //! - [`registrar`]: a registrar of Reliable Server Pooling.
 #![forbid(unsafe_code)]
 
+pub mod choice;
 pub mod handoff;
 mod hunt;
+mod life;
 pub mod migration;
 pub mod ownership;
 pub mod pool_element;

@@ -104,7 +104,7 @@ fn hurry(config: &mut Config) {
     registrar.no_response_max = Duration::from_millis(2_500);
     registrar.retry = Duration::from_millis(300);
     registrar.table_elements_max = 3;
-    registrar.takeover_elements_max = 2;
+    registrar.turn_elements_max = 2;
     config.association_timeout = Duration::from_secs(3);
 }
 

@@ -1,10 +1,11 @@
 //! Simulations as text: see `docs/simulation.md`.
 
-use crate::net::Link;
+mod text;
+
 use crate::pools::{Action, Choice, Config, Workload, Zone};
 use crate::time::Time;
-use serde::Deserialize;
 use std::time::Duration;
+use text::{ElementText, EventText, LinkText, Text, WindowText, ZoneText};
 
 /// A simulation that somebody has written down.
 #[derive(Debug, Clone)]
@@ -44,110 +45,11 @@ pub enum ScenarioError {
         elements: u32,
     },
     /// The policy is not simulated.
-    #[error("policy `{0}` is not simulated: use LU or LU-DPF")]
+    #[error("policy `{0}` is not simulated: use LU, LU-DPF, RR, latency or probes")]
     NoPolicy(String),
     /// A number makes no sense.
     #[error("{0}")]
     Number(&'static str),
-}
-
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Text {
-    #[serde(default)]
-    about: String,
-    #[serde(default = "lu")]
-    policy: String,
-    #[serde(default)]
-    dpf: f64,
-    #[serde(default = "load")]
-    load_per_request: f64,
-    #[serde(default = "million")]
-    capacity: f64,
-    #[serde(default = "million")]
-    request_size: f64,
-    utilisation: Option<f64>,
-    request_interval_s: Option<f64>,
-    #[serde(default = "quarter")]
-    runtime_s: f64,
-    distance_step_ms: Option<u32>,
-    #[serde(default)]
-    setup_round_trips: u32,
-    #[serde(default)]
-    update_interval_ms: f64,
-    #[serde(default)]
-    zone: Vec<ZoneText>,
-    within: Option<Link>,
-    between: Option<Link>,
-    #[serde(default)]
-    link: Vec<LinkText>,
-    #[serde(default)]
-    event: Vec<EventText>,
-    #[serde(default)]
-    window: Vec<WindowText>,
-}
-
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct ZoneText {
-    name: String,
-    elements: u32,
-    at_first: Option<u32>,
-    users: u32,
-}
-
-#[derive(Debug, Deserialize)]
-struct LinkText {
-    zones: [String; 2],
-    #[serde(flatten)]
-    link: Link,
-}
-
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct ElementText {
-    zone: String,
-    element: u32,
-}
-
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct EventText {
-    at_s: f64,
-    #[serde(default)]
-    stop: Vec<ElementText>,
-    #[serde(default)]
-    start: Vec<ElementText>,
-    #[serde(default)]
-    kill: Vec<ElementText>,
-    kill_registrar: Option<String>,
-    start_registrar: Option<String>,
-    cut: Option<[String; 2]>,
-    mend: Option<[String; 2]>,
-}
-
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct WindowText {
-    name: String,
-    from_s: f64,
-    to_s: f64,
-}
-
-fn lu() -> String {
-    "LU".to_owned()
-}
-
-fn load() -> f64 {
-    0.01
-}
-
-fn million() -> f64 {
-    1e6
-}
-
-fn quarter() -> f64 {
-    900.0
 }
 
 impl Scenario {
@@ -189,6 +91,7 @@ impl Text {
         );
         config.load_per_request = self.load_per_request;
         config.update_interval = Duration::from_secs_f64(self.update_interval_ms.max(0.0) / 1e3);
+        config.overhead = Time::from_ms_f64(self.overhead_ms);
         config.setup_round_trips = self.setup_round_trips;
         config.runtime = Time::from_secs_f64(self.runtime_s);
         if let Some(step) = self.distance_step_ms {
@@ -225,6 +128,13 @@ impl Text {
         match self.policy.as_str() {
             "LU" => Ok(Choice::LeastUsed),
             "LU-DPF" => Ok(Choice::LeastUsedDpf(self.dpf)),
+            "RR" => Ok(Choice::RoundRobin),
+            "latency" => Ok(Choice::Latency(self.sharing)),
+            "probes" => Ok(Choice::Probes {
+                sharing: self.sharing,
+                with_way: self.probes_with_way,
+                hot: self.probes_hot,
+            }),
             other => Err(ScenarioError::NoPolicy(other.to_owned())),
         }
     }

@@ -49,6 +49,12 @@ impl<J: Ord + Copy> Server<J> {
         }
     }
 
+    /// Calculations a second.
+    #[must_use]
+    pub fn capacity(&self) -> f64 {
+        self.capacity
+    }
+
     /// How many requests there are.
     #[must_use]
     pub fn jobs(&self) -> usize {

@@ -1,7 +1,7 @@
 //! Pools in virtual time: what theory says of them, what determinism promises, and what faults must not do.
 
 use holdfast_sim::faults::{schedule, shrink, try_bug, try_seed};
-use holdfast_sim::pools::{Action, Bug, Choice, Config, Window, Workload, Zone, run};
+use holdfast_sim::pools::{Action, Bug, Choice, Config, Sharing, Window, Workload, Zone, run};
 use holdfast_sim::{Time, seeds};
 
 fn at(seconds: f64) -> Time {
@@ -111,6 +111,76 @@ fn the_load_of_a_request_decides_how_far_it_goes() {
     // 500 ms cost 0.005: as much as one request, or ten.
     let (heavy, light) = (share(0.05), share(0.000_5));
     assert!(light > 0.99 && heavy < 0.95, "{light} {heavy}");
+}
+
+/// All ways in which users choose for themselves.
+fn users_choices() -> [Choice; 4] {
+    let probes = |sharing| Choice::Probes {
+        sharing,
+        with_way: true,
+        hot: 0.84,
+    };
+    [
+        Choice::Latency(Sharing::Zone),
+        Choice::Latency(Sharing::User),
+        probes(Sharing::Zone),
+        probes(Sharing::User),
+    ]
+}
+
+#[test]
+fn users_who_choose_for_themselves_go_on_when_elements_die() {
+    for choice in users_choices() {
+        let mut config = lans(20.0, choice);
+        config.workload = Workload::of_utilisation(1e6, 1e6, 3.0, 0.3);
+        for element in 0..5 {
+            let dies = Action::Kill { zone: 1, element };
+            config.plan.push((at(100.0), dies));
+        }
+        config.windows = vec![(at(0.0), at(100.0)), (at(200.0), at(300.0))];
+        let outcome = run(&config, 5);
+        let [before, after] = outcome.windows[..] else {
+            panic!("{outcome:?}")
+        };
+        assert!(before.requests > 600, "{choice:?}: {before:?}");
+        assert!(
+            after.requests > before.requests * 8 / 10,
+            "{choice:?}: {before:?} {after:?}"
+        );
+        assert_eq!(before.lost, 0);
+    }
+}
+
+/// Two by latency see that far elements are slow; so do probes whose way counts, and others do not.
+#[test]
+fn latency_and_the_way_of_probes_tell_of_distance() {
+    let share = |choice| {
+        let mut config = lans(400.0, choice);
+        config.workload = Workload::of_utilisation(1e6, 1e5, 3.0, 0.1);
+        first(&config, 6).local_share()
+    };
+    let probes = |with_way| Choice::Probes {
+        sharing: Sharing::Zone,
+        with_way,
+        hot: 0.84,
+    };
+    let latency = share(Choice::Latency(Sharing::Zone));
+    let (with_way, without) = (share(probes(true)), share(probes(false)));
+    // A third is what chance gives; two draws find a near one five times of nine.
+    assert!(latency > 0.45, "{latency}");
+    assert!(
+        with_way > 0.6 && without < 0.5,
+        "{with_way} with the way, {without} without"
+    );
+}
+
+#[test]
+fn a_slow_element_has_its_share_of_the_capacity() {
+    let mut config = single(0.3);
+    config.slow = Some((1, 0.5));
+    config.runtime = at(5_000.0);
+    let used = first(&config, 1).utilisation();
+    assert!((used - 0.6).abs() < 0.05, "{used}");
 }
 
 #[test]

@@ -33,10 +33,12 @@ void holdfast_usrsctp_expect_association(uint32_t tag)
 		fetch(stcb, sizeof(*stcb));
 }
 
-// Third step: its path, its first streams, and the chunk that the packet may acknowledge.
+// Third step: its path, its first streams, what it has received, the chunk that the packet may acknowledge, and where an answer will look
+// for the association.
 void holdfast_usrsctp_expect_parts(uint32_t tag)
 {
 	const struct sctp_tcb *stcb = LIST_FIRST(bucket(tag));
+	const struct sctp_inpcb *inp;
 
 	if (stcb == NULL)
 		return;
@@ -45,4 +47,21 @@ void holdfast_usrsctp_expect_parts(uint32_t tag)
 	fetch(TAILQ_FIRST(&stcb->asoc.sent_queue), sizeof(struct sctp_tmit_chunk));
 	fetch(stcb->asoc.strmin, sizeof(struct sctp_stream_in));
 	fetch(stcb->asoc.strmout, sizeof(struct sctp_stream_out));
+	fetch(stcb->asoc.mapping_array, 1);
+	fetch(stcb->asoc.nr_mapping_array, 1);
+	inp = stcb->sctp_ep;
+	fetch(&inp->sctp_asocidhash[SCTP_PCBHASH_ASOC(stcb->asoc.assoc_id, inp->hashasocidmark)], 1);
+}
+
+// Fourth step: what that chunk carried, which will be given back.
+void holdfast_usrsctp_expect_carried(uint32_t tag)
+{
+	const struct sctp_tcb *stcb = LIST_FIRST(bucket(tag));
+	const struct sctp_tmit_chunk *chunk;
+
+	if (stcb == NULL)
+		return;
+	chunk = TAILQ_FIRST(&stcb->asoc.sent_queue);
+	if (chunk != NULL)
+		fetch(chunk->data, LINE);
 }

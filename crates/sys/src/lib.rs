@@ -6,6 +6,8 @@
 
 pub mod address;
 pub mod caps;
+pub mod cgroup;
+pub mod delivery;
 pub mod fd;
 pub mod net;
 pub mod netlink;

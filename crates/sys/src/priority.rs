@@ -1,6 +1,7 @@
 //! When a thread gets the processor.
 
 use std::io;
+use std::marker::PhantomData;
 
 /// Gives the calling thread real-time priority: the lowest of `SCHED_RR` (`sched(7)`), ahead of all ordinary threads.
 /// Threads and processes that it starts are ordinary ones.
@@ -18,6 +19,42 @@ pub fn be_realtime() -> io::Result<()> {
     }
 }
 
+/// Real-time priority of the thread that has it, for a while; dropped, the thread is an ordinary one again.
+#[derive(Debug)]
+pub struct Hurry {
+    /// Priority is a thread's.
+    _thread: PhantomData<*const ()>,
+}
+
+impl Hurry {
+    /// [`be_realtime`] until it is dropped; none where that is not allowed, or the thread is no ordinary one.
+    #[must_use]
+    pub fn begin() -> Option<Hurry> {
+        // SAFETY: no memory is involved; 0 is the calling thread.
+        let ordinary = unsafe { libc::sched_getscheduler(0) } == libc::SCHED_OTHER;
+        (ordinary && be_realtime().is_ok()).then_some(Hurry {
+            _thread: PhantomData,
+        })
+    }
+}
+
+impl Drop for Hurry {
+    fn drop(&mut self) {
+        let parameters = libc::sched_param { sched_priority: 0 };
+        // SAFETY: `parameters` is valid for the call, which only reads it; 0 is the calling thread.
+        unsafe { libc::sched_setscheduler(0, libc::SCHED_OTHER, &raw const parameters) };
+    }
+}
+
+/// Gives a thread that stands still as much priority as [`be_realtime`], as far as that is allowed: for threads that get another
+/// before they run by themselves.
+pub(crate) fn hurry_husk(tid: i32) {
+    let parameters = libc::sched_param { sched_priority: 1 };
+    let policy = libc::SCHED_RR | libc::SCHED_RESET_ON_FORK;
+    // SAFETY: `parameters` is valid for the call, which only reads it.
+    unsafe { libc::sched_setscheduler(tid, policy, &raw const parameters) };
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -25,6 +62,19 @@ mod tests {
     fn policy() -> i32 {
         // SAFETY: no memory is involved; 0 is the calling thread.
         unsafe { libc::sched_getscheduler(0) }
+    }
+
+    #[test]
+    fn a_hurry_ends() {
+        std::thread::spawn(|| {
+            let hurry = Hurry::begin().expect("root may");
+            assert_eq!(policy(), libc::SCHED_RR | libc::SCHED_RESET_ON_FORK);
+            assert!(Hurry::begin().is_none());
+            drop(hurry);
+            assert_eq!(policy(), libc::SCHED_OTHER);
+        })
+        .join()
+        .expect("it does not panic");
     }
 
     #[test]

@@ -250,7 +250,8 @@ impl Tun {
     }
 }
 
-/// Keeps IPv6 from speaking on the device and reverse path filters from dropping what is injected.
+/// Keeps IPv6 from speaking on the device, and reverse path filters and doubts about this host's own addresses from dropping what
+/// is injected.
 fn quiet(name: &str) -> io::Result<()> {
     for (setting, value) in [
         ("accept_ra", "0"),
@@ -264,6 +265,7 @@ fn quiet(name: &str) -> io::Result<()> {
             outcome => outcome?,
         }
     }
+    sysctl::write(&format!("net/ipv4/conf/{name}/accept_local"), "1")?;
     // The kernel takes the larger of the two settings, so a strict filter for all is made a loose one for this device.
     let all = sysctl::read("net/ipv4/conf/all/rp_filter")?;
     let own = if all == "0" { "0" } else { "2" };

@@ -1,14 +1,12 @@
 //! UDP sockets: options, addresses and received datagrams, out of one socket and into another.
 //!
-//! What the kernel does not tell about a socket: the multicast groups it joined with their interfaces and sources (only
-//! the sum over all sockets of a host is shown). The program says them ([`Membership`]). Reception times of queued
-//! datagrams are not kept.
+//! Reception times of queued datagrams are not kept.
 
 mod membership;
 mod options;
 mod queue;
 
-pub use membership::{Membership, join};
+pub use membership::{Groups, Membership, join, joined};
 pub use options::{UdpStatic, prepare, read_any, read_static};
 pub use queue::{Datagram, drain, peek, peek_with_destinations, replay};
 

@@ -2,7 +2,9 @@
 //! it has one (`scripts/guest/transport.sh`), else with libusrsctp.
 
 use bytes::Bytes;
-use holdfast_sys::transport::{AssocId, Config, DownReason, Endpoint, Event, Message, open};
+use holdfast_sys::transport::{
+    AssocId, Config, DownReason, Endpoint, Event, Message, Provider, open, provider,
+};
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::{AsRawFd, BorrowedFd};
@@ -250,6 +252,32 @@ fn the_peer_and_its_distance_are_known() {
     assert!(client.endpoint.round_trip(AssocId(u64::MAX)).is_err());
 }
 
+/// Nothing goes back with the acknowledgements of these messages, so the peer delays them by 200 ms.
+#[test]
+fn delayed_acknowledgements_are_no_distance() {
+    if provider() == Provider::Kernel {
+        // It gives one smoothed time, with these in it.
+        return;
+    }
+    let (mut server, _, mut client, at_client) = pair();
+    let smoothed = |client: &Side| client.endpoint.round_trip(at_client).expect("a time");
+    let first = smoothed(&client);
+    for _ in 0..10 {
+        client.send(at_client, b"lone");
+        until(&mut [&mut server, &mut client], |s| take(s[0], message));
+        let acknowledged = Instant::now() + Duration::from_millis(250);
+        until(&mut [&mut server, &mut client], |_| {
+            (Instant::now() > acknowledged).then_some(())
+        });
+    }
+    assert_eq!(smoothed(&client), first, "but nothing was measured");
+    // What is asked for counts; it may be the same once.
+    until(&mut [&mut server, &mut client], |s| {
+        s[1].endpoint.measure(at_client);
+        (smoothed(s[1]) != first).then_some(())
+    });
+}
+
 #[test]
 fn a_full_buffer_is_said_and_empties() {
     let small = Config {
@@ -318,4 +346,55 @@ fn a_message_that_is_too_long_ends_the_association() {
     let end = until(&mut [&mut client, &mut server], |s| take(s[0], down));
     assert_eq!(end, (assoc, DownReason::Lost));
     assert!(!server.events.iter().any(|event| message(event).is_some()));
+}
+
+/// Small buffers at the server, one peer that reads nothing and lives on, and another that goes on as if nothing were.
+#[test]
+fn a_peer_that_does_not_read_holds_up_nobody_else() {
+    if provider() == Provider::Usrsctp {
+        // All its endpoints of a process receive when one of them is run: none is deaf.
+        return;
+    }
+    let small = Config {
+        send_buffer: 20_000,
+        receive_buffer: 20_000,
+        ..config()
+    };
+    let mut server = Side::open(&small);
+    let mut deaf = Side::open(&small);
+    let mut other = Side::open(&config());
+    deaf.connect(&server);
+    let to_deaf = until(&mut [&mut server, &mut deaf], |s| take(s[0], up));
+    until(&mut [&mut deaf, &mut server], |s| take(s[0], up));
+    other.connect(&server);
+    let to_other = until(&mut [&mut server, &mut other], |s| take(s[0], up));
+    until(&mut [&mut other, &mut server], |s| take(s[0], up));
+
+    let piece = Message::new(11, Bytes::from(vec![1; 1_000]));
+    let mut in_vain = 0;
+    until(&mut [&mut server, &mut other], |s| {
+        let full = s[0].endpoint.send(to_deaf, &piece).is_err();
+        in_vain = if full { in_vain + 1 } else { 0 };
+        (in_vain > 20).then_some(())
+    });
+    let mut came = 0;
+    for number in 0..200u8 {
+        let piece = Message::new(12, Bytes::from(vec![number; 1_000]));
+        until(&mut [&mut server, &mut other], |s| {
+            s[0].endpoint.send(to_other, &piece).ok()
+        });
+        while let Some((_, message)) = take(&mut other, message) {
+            assert_eq!(message.data[0], came);
+            came += 1;
+        }
+    }
+    while came < 200 {
+        let (_, message) = until(&mut [&mut server, &mut other], |s| take(s[1], message));
+        assert_eq!(message.data[0], came);
+        came += 1;
+    }
+    // An end needs no room.
+    server.endpoint.abort(to_deaf).expect("an association");
+    let (_, reason) = until(&mut [&mut deaf, &mut server], |s| take(s[0], down));
+    assert_eq!(reason, DownReason::Lost);
 }

@@ -6,7 +6,8 @@ use common::{Net, services};
 use holdfast_sys::sockopt::{get_int, set_int};
 use holdfast_sys::tun::{Tun, VnetHeader};
 use holdfast_sys::udp::{
-    Datagram, Membership, UdpError, UdpStatic, drain, peek, prepare, read_static, replay,
+    Datagram, Groups, Membership, UdpError, UdpStatic, drain, join, joined, peek, prepare,
+    read_static, replay,
 };
 use libc::{IPPROTO_IP, IPPROTO_IPV6, IPPROTO_UDP, SOL_SOCKET};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};
@@ -226,6 +227,7 @@ fn multicast_memberships_survive() {
             group,
             interface: "eth0".into(),
             source: None,
+            blocked: Vec::new(),
         };
         let old = net.a.run(|| UdpSocket::bind(bound).expect("bind"));
         let fixed = coded(&read_static(old.as_fd(), vec![member.clone()]).expect("readable"));
@@ -247,6 +249,47 @@ fn multicast_memberships_survive() {
         let refused = net.b.run(|| prepare(&absent).expect_err("no such device"));
         assert!(matches!(refused, UdpError::DeviceAbsent(name) if name == "no-such"));
     }
+}
+
+/// Which socket has joined what is found out, with the sources that it wants or does not want.
+#[test]
+fn memberships_are_found() {
+    let net = Net::new();
+    net.a.run(|| {
+        let member = |group: &str, source: Option<&str>, blocked: &[&str]| {
+            let address = |text: &str| text.parse::<IpAddr>().expect("an address");
+            Membership {
+                group: address(group),
+                interface: "eth0".into(),
+                source: source.map(address),
+                blocked: blocked.iter().map(|text| address(text)).collect(),
+            }
+        };
+        let wanted = [
+            member("239.7.7.8", None, &[]),
+            member("232.7.7.9", Some("10.9.9.8"), &[]),
+            member("232.7.7.9", Some("10.9.9.9"), &[]),
+            member("239.7.7.10", None, &["10.9.9.7"]),
+            member("ff15::78", None, &[]),
+            member("ff35::79", Some("fd77::9"), &[]),
+            member("ff15::80", None, &["fd77::8"]),
+        ];
+        let socket = UdpSocket::bind("[::]:0").expect("bind");
+        let other = UdpSocket::bind("[::]:0").expect("bind");
+        let old = UdpSocket::bind("0.0.0.0:0").expect("bind");
+        wanted
+            .iter()
+            .for_each(|of| join(socket.as_fd(), of).expect("joined"));
+        join(old.as_fd(), &wanted[0]).expect("joined");
+        let groups = Groups::read();
+        let mut found = joined(socket.as_fd(), true, &groups).expect("found");
+        let place = |of: &Membership| wanted.iter().position(|one| one == of);
+        found.sort_by_key(place);
+        assert_eq!(found, wanted);
+        assert_eq!(joined(other.as_fd(), true, &groups).expect("found"), []);
+        let found = joined(old.as_fd(), false, &groups).expect("found");
+        assert_eq!(found, wanted[..1]);
+    });
 }
 
 #[test]

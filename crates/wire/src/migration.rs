@@ -153,6 +153,20 @@ pub struct Offer<B = Bytes> {
     pub description: B,
 }
 
+impl<B> Offer<B> {
+    fn map_blobs<C>(self, convert: impl Fn(B) -> C) -> Offer<C> {
+        Offer {
+            clone: self.clone,
+            sockets: self.sockets,
+            post_copy: self.post_copy,
+            hops: self.hops,
+            memory: self.memory,
+            flows: self.flows,
+            description: convert(self.description),
+        }
+    }
+}
+
 /// What a peer of a moving process is to do about a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum TranslateStep {
@@ -162,6 +176,15 @@ pub enum TranslateStep {
     Switch,
     /// The process stays: as it was before.
     Undo,
+}
+
+/// A step of a freeze.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StepTime {
+    /// What it is called.
+    pub name: String,
+    /// How long it took, microseconds.
+    pub us: u32,
 }
 
 /// The frames of one move, with [`Bytes`] for blobs.
@@ -216,6 +239,9 @@ pub enum MoveFrameOf<B> {
         result: Result<Epoch, String>,
         /// How long it took.
         times: AcceptorTimes,
+        /// The same step by step, each since the one before it, from when the process was known to stand still.
+        #[serde(deserialize_with = "bounded")]
+        steps: Vec<StepTime>,
     },
     /// Donor to acceptor: nothing is left of it here.
     Released,
@@ -257,6 +283,8 @@ pub enum MoveFrameOf<B> {
     Took {
         /// Bytes since the last one said so.
         bytes: u64,
+        /// For how long it worked on them, microseconds: the rest of the time is the way's.
+        busy_us: u64,
         /// Why it can take no more.
         problem: Option<String>,
     },
@@ -285,15 +313,7 @@ impl<B> MoveFrameOf<B> {
     /// The same frame with its blob put through `convert`.
     pub(crate) fn map_blobs<C>(self, convert: impl Fn(B) -> C) -> MoveFrameOf<C> {
         match self {
-            MoveFrameOf::Offer(offer) => MoveFrameOf::Offer(Offer {
-                clone: offer.clone,
-                sockets: offer.sockets,
-                post_copy: offer.post_copy,
-                hops: offer.hops,
-                memory: offer.memory,
-                flows: offer.flows,
-                description: convert(offer.description),
-            }),
+            MoveFrameOf::Offer(offer) => MoveFrameOf::Offer(offer.map_blobs(convert)),
             MoveFrameOf::Offered { refusals } => MoveFrameOf::Offered { refusals },
             MoveFrameOf::Ready(result) => MoveFrameOf::Ready(result),
             MoveFrameOf::Arm { part, flows } => MoveFrameOf::Arm { part, flows },
@@ -309,7 +329,15 @@ impl<B> MoveFrameOf<B> {
                 forwarded,
                 bytes,
             },
-            MoveFrameOf::Done { result, times } => MoveFrameOf::Done { result, times },
+            MoveFrameOf::Done {
+                result,
+                times,
+                steps,
+            } => MoveFrameOf::Done {
+                result,
+                times,
+                steps,
+            },
             MoveFrameOf::Released => MoveFrameOf::Released,
             MoveFrameOf::Abort { reason } => MoveFrameOf::Abort { reason },
             MoveFrameOf::Translate {
@@ -329,7 +357,15 @@ impl<B> MoveFrameOf<B> {
                 more,
                 bytes: convert(bytes),
             },
-            MoveFrameOf::Took { bytes, problem } => MoveFrameOf::Took { bytes, problem },
+            MoveFrameOf::Took {
+                bytes,
+                busy_us,
+                problem,
+            } => MoveFrameOf::Took {
+                bytes,
+                busy_us,
+                problem,
+            },
         }
     }
 }

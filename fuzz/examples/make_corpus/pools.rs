@@ -31,7 +31,9 @@ pub fn pool() -> std::io::Result<()> {
             session,
             state: b"state".to_vec(),
         },
-        ToPool::Finish,
+        ToPool::Finish {
+            connection: session,
+        },
     ];
     for (index, message) in to_pool.iter().enumerate() {
         let bytes = app::encode(message).expect("small");
@@ -39,6 +41,7 @@ pub fn pool() -> std::io::Result<()> {
     }
     let reason = "why".to_owned();
     let up = SessionEvent::Up {
+        connection: session,
         element: "00000011".to_owned(),
         transport: "tcp".to_owned(),
         addresses: vec!["[fd00::1]:80".parse().expect("an address")],

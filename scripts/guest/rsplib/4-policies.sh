@@ -60,8 +60,8 @@ begin_elements() {
     for line in "${policies[@]}"; do
         # shellcheck disable=SC2086
         set -- $line
-        # A distance is known after a while. rsplib's has the wrong unit: see docs/rsplib.md.
-        [[ $1 == LU-DPF ]] && registrar=10.0.0.1 reregistration_ms=2000
+        # What rsplib measures has the wrong unit: see docs/rsplib.md.
+        [[ $1 == LU-DPF ]] && registrar=10.0.0.1
         rsplib_element "near-$1" near "$(near_of "$1")" "$1" "$2" 10.0.0.1
         rsplib_element "far-$1" far "$(far_of "$1")" "$1" "$3" "$registrar"
     done

@@ -1,5 +1,6 @@
 //! One end of a session: a Unix `SOCK_SEQPACKET` socket that carries packets with descriptors.
 
+use std::cell::RefCell;
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -33,6 +34,11 @@ pub struct Channel {
 
 /// Descriptors of one message with room for the header; a page or so, on the stack.
 const ANCILLARY_BYTES: usize = rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX));
+
+thread_local! {
+    /// Where packets are received: most are far shorter than the longest.
+    static RECEIVED: RefCell<Vec<u8>> = RefCell::new(vec![0; MESSAGE_BYTES_MAX]);
+}
 
 impl Channel {
     /// Connects to the daemon's socket.
@@ -114,13 +120,16 @@ impl Channel {
     /// `InvalidData` for a packet or a list of descriptors that was cut off (what came of it is closed); else as
     /// recvmsg(2).
     pub fn receive(&self) -> io::Result<Option<Packet>> {
-        let mut bytes = vec![0; MESSAGE_BYTES_MAX];
+        RECEIVED.with_borrow_mut(|bytes| self.receive_into(bytes))
+    }
+
+    fn receive_into(&self, bytes: &mut [u8]) -> io::Result<Option<Packet>> {
         let mut space = [MaybeUninit::uninit(); ANCILLARY_BYTES];
         let mut ancillary = RecvAncillaryBuffer::new(&mut space);
         let message = rustix::io::retry_on_intr(|| {
             recvmsg(
                 &self.socket,
-                &mut [IoSliceMut::new(&mut bytes)],
+                &mut [IoSliceMut::new(bytes)],
                 &mut ancillary,
                 RecvFlags::CMSG_CLOEXEC,
             )
@@ -150,7 +159,7 @@ impl Channel {
         if message.bytes == 0 {
             return Ok(None);
         }
-        bytes.truncate(message.bytes);
+        let bytes = bytes[..message.bytes].to_vec();
         Ok(Some(Packet { bytes, descriptors }))
     }
 }

@@ -198,7 +198,7 @@ impl Client {
         self.get(&format!("/v1/pools{}", query_text(query)?)).await
     }
 
-    /// All pools that match, however many answers that takes.
+    /// All pools, however many answers that takes, ordered by their handles.
     ///
     /// # Errors
     /// See [`ClientError`].
@@ -209,8 +209,9 @@ impl Client {
             query.after = Some(after);
             let more = self.pools(&query).await?;
             all.pools.extend(more.pools);
-            all.next = more.next;
+            (all.next, all.total) = (more.next, more.total);
         }
+        all.pools.sort_unstable_by(|a, b| a.handle.cmp(&b.handle));
         Ok(all)
     }
 

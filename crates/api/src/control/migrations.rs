@@ -1,4 +1,4 @@
-//! `GET /v1/processes/{pid}/check`, `POST /v1/migrations`, `GET /v1/migrations`, `GET /v1/migrations/{id}` and
+//! `GET /v1/units/{unit}`, `GET /v1/processes/{pid}/check`, `POST /v1/migrations`, `GET /v1/migrations`, `GET /v1/migrations/{id}` and
 //! `POST /v1/migrations/{id}/cancel`.
 
 use schemars::JsonSchema;
@@ -27,6 +27,10 @@ pub struct ProcessCheck {
     pub sockets: u64,
     /// Memory in use, shared memory and files included, bytes.
     pub memory_bytes: u64,
+    /// Its connections from a node's own address that would only be forwarded by that node, since their other ends run no daemon;
+    /// as `tcp:LOCAL:PORT-REMOTE:PORT`.
+    #[serde(default)]
+    pub forwarded: Vec<String>,
     /// How long it would stand still, at best, microseconds: what it writes to memory meanwhile comes on top.
     pub predicted_freeze_us: f64,
 }
@@ -42,6 +46,17 @@ pub struct BlockerEntry {
     pub path: Option<String>,
     /// Why it cannot move, and what to do.
     pub reason: String,
+}
+
+/// Answer of `GET /v1/units/{unit}`: the process that a systemd unit is, with all its children.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct UnitEntry {
+    /// The unit, such as `game.service`.
+    pub unit: String,
+    /// Its control group, below the root of all groups.
+    pub group: String,
+    /// The process whose parent is not of the unit, as this node sees it.
+    pub pid: i32,
 }
 
 /// How the sockets of a process move: the three ways of the paper.
@@ -68,9 +83,17 @@ pub struct MigrationRequest {
     /// How its sockets move.
     #[serde(default)]
     pub sockets: SocketsWay,
+    /// A copy is made, and the original goes on here with its connections; where it has some, the copy has connections that were
+    /// reset.
+    #[serde(default)]
+    pub clone: bool,
     /// The longest freeze that may be predicted, microseconds; where none can be had that is short enough, it stays.
     #[serde(default)]
     pub max_freeze_us: Option<u64>,
+    /// Compare what the other node made of it with the original, by checksums of registers, memory and descriptors, before it
+    /// runs there; it stays where they differ. It stands still for longer by that.
+    #[serde(default)]
+    pub verify: bool,
 }
 
 /// Answer of `POST /v1/migrations`, status 202: it has begun.
@@ -98,6 +121,8 @@ pub struct MigrationStatus {
     pub name: String,
     /// Name of the node that is to take it.
     pub to: String,
+    /// Whether a copy is made, and the original goes on here.
+    pub clone: bool,
     /// What became of it.
     #[serde(flatten)]
     pub outcome: MigrationOutcome,
@@ -107,12 +132,21 @@ pub struct MigrationStatus {
     pub copied_bytes: u64,
     /// Bytes sent while it stood still.
     pub freeze_bytes: u64,
+    /// Bytes that were sent neither then nor before, since memory was compressed: it is where the way to the acceptor is slower.
+    pub saved_bytes: u64,
     /// The freeze that was predicted last, microseconds.
     pub predicted_freeze_us: Option<f64>,
-    /// From the command to stop until the acceptor said that it runs, microseconds; of one that moved.
+    /// From the command to stop until the acceptor said that it runs, microseconds; of one that moved. Of one that was copied,
+    /// until the original went on.
     pub freeze_us: Option<f64>,
+    /// Its connections from a node's own address that only the node with that address forwards from now on, as long as they live:
+    /// their other ends run no daemon; as `tcp:LOCAL:PORT-REMOTE:PORT`.
+    #[serde(default)]
+    pub forwarded: Vec<String>,
     /// Where the time went.
     pub phases_us: MigrationPhasesUs,
+    /// The freeze step by step; of one that moved.
+    pub steps_us: MigrationStepsUs,
 }
 
 /// What became of a migration.
@@ -123,7 +157,9 @@ pub enum MigrationOutcome {
     Running,
     /// The process runs at the acceptor.
     Moved,
-    /// The process runs here as before.
+    /// The process runs here as before, and a copy of it at the acceptor.
+    Cloned,
+    /// The process runs here as before, and nowhere else.
     Kept {
         /// Why.
         reason: String,
@@ -137,6 +173,8 @@ pub struct RoundEntry {
     pub number: u32,
     /// Bytes sent in it.
     pub copied_bytes: u64,
+    /// Bytes more that they would have been without compression.
+    pub saved_bytes: u64,
     /// Bytes found changed at its end.
     pub dirty_bytes: u64,
     /// Bytes that the process changes in a second.
@@ -166,6 +204,24 @@ pub struct MigrationPhasesUs {
     pub commit: f64,
 }
 
+/// The steps of a freeze in their order, at two nodes that work at the same time.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct MigrationStepsUs {
+    /// From the command to stop until all has been sent.
+    pub donor: Vec<MigrationStepUs>,
+    /// From the first message that came after that until it runs; `wait` is for more of them.
+    pub acceptor: Vec<MigrationStepUs>,
+}
+
+/// A step of a freeze.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct MigrationStepUs {
+    /// What was done.
+    pub step: String,
+    /// How long it took, microseconds.
+    pub us: u32,
+}
+
 /// A process that came to this node by migration and runs here.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct ResidentProcess {
@@ -190,7 +246,10 @@ mod tests {
         let request: MigrationRequest =
             serde_json::from_value(json!({"pid": 4242, "to": "n2"})).unwrap();
         assert_eq!(request.sockets, SocketsWay::Incremental);
-        assert_eq!(request.max_freeze_us, None);
+        assert_eq!(
+            (request.max_freeze_us, request.clone, request.verify),
+            (None, false, false)
+        );
         assert!(serde_json::from_value::<MigrationRequest>(json!({"pid": 1})).is_err());
         let misspelt = json!({"pid": 1, "to": "n2", "max_freze_us": 3});
         assert!(serde_json::from_value::<MigrationRequest>(misspelt).is_err());
@@ -203,15 +262,19 @@ mod tests {
             pid: 4242,
             name: "game".into(),
             to: "n2".into(),
+            clone: false,
             outcome: MigrationOutcome::Kept {
                 reason: "busy".into(),
             },
             round: None,
             copied_bytes: 0,
             freeze_bytes: 0,
+            saved_bytes: 0,
             predicted_freeze_us: None,
             freeze_us: None,
+            forwarded: Vec::new(),
             phases_us: MigrationPhasesUs::default(),
+            steps_us: MigrationStepsUs::default(),
         };
         let value = serde_json::to_value(&status).unwrap();
         assert_eq!(

@@ -24,7 +24,8 @@ pub use handoffs::{
 };
 pub use migrations::{
     BlockerEntry, MigrationAccepted, MigrationList, MigrationOutcome, MigrationPhasesUs,
-    MigrationRequest, MigrationStatus, ProcessCheck, ResidentProcess, RoundEntry, SocketsWay,
+    MigrationRequest, MigrationStatus, MigrationStepUs, MigrationStepsUs, ProcessCheck,
+    ResidentProcess, RoundEntry, SocketsWay, UnitEntry,
 };
 pub use nodes::{DropCount, DropList, NodeEntry, NodeList, Placement, PlacementRequest};
 pub use openapi::openapi;

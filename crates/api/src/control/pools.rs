@@ -107,11 +107,12 @@ pub struct RegistrarCounters {
 pub struct PoolQuery {
     /// At most so many (1000, and never more than 10,000).
     pub limit: Option<u64>,
-    /// Only those after this handle: the `next` of the answer before.
+    /// Where to go on: the `next` of the answer before.
     pub after: Option<String>,
 }
 
-/// Answer of `GET /v1/pools`, ordered by the bytes of the handles.
+/// Answer of `GET /v1/pools`: pools in no order, each of those that are there all the time once in all answers. An answer may have none and a
+/// `next` all the same, where many pools are gone.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct PoolList {
     /// The pools.
@@ -140,7 +141,10 @@ pub struct PoolDetail {
     pub handle: String,
     /// The short name of its policy.
     pub policy: String,
-    /// Its elements, ordered by number.
+    /// How many elements it has.
+    #[serde(default)]
+    pub total: u64,
+    /// Its elements, ordered by number: of a pool with very many, 10,000.
     pub elements: Vec<ElementEntry>,
 }
 

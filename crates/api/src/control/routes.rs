@@ -7,7 +7,7 @@ use super::{
     HandoffStatus, MigrationAccepted, MigrationList, MigrationRequest, MigrationStatus, NodeList,
     OwnElementList, PeerList, Placement, PlacementRequest, PoolDaemonStatus, PoolDetail, PoolList,
     PoolQuery, ProcessCheck, RegistrarStatus, Reported, Resolution, ResolveQuery, Status,
-    UnreachableReport,
+    UnitEntry, UnreachableReport,
 };
 
 /// One request that the daemon answers.
@@ -88,6 +88,12 @@ pub const ROUTES: &[Route] = &[
         path: "/v1/handoffs/{id}",
         summary: "Progress and result of one handoff.",
         answer: Some(schema::<HandoffStatus>),
+        ..GET
+    },
+    Route {
+        path: "/v1/units/{unit}",
+        summary: "The process that a systemd unit is, by its control group.",
+        answer: Some(schema::<UnitEntry>),
         ..GET
     },
     Route {

@@ -23,10 +23,13 @@ pub enum ToPool {
     Open {
         /// The handle.
         handle: String,
+        /// How its element is chosen.
+        options: SessionOptions,
     },
     /// A message of a session, [`DATA_BYTES_MAX`] at most.
     Data {
-        /// The element's number for it; 0 from a user, who has one.
+        /// The element's number for the session; from a user, the number of the connection. Where that is over, the message is
+        /// dropped: it never goes to another element.
         session: u64,
         /// The message.
         #[serde(with = "serde_bytes")]
@@ -40,15 +43,21 @@ pub enum ToPool {
         #[serde(with = "serde_bytes")]
         state: Vec<u8>,
     },
-    /// Nothing more will be sent. Over TCP the element sees the end of the stream.
-    Finish,
-    /// The session ends.
+    /// From a user: nothing more will be sent on this connection. Over TCP the element sees the end of the stream.
+    Finish {
+        /// The number of the connection.
+        connection: u64,
+    },
+    /// From an element: the session ends.
     Close {
-        /// The element's number for it; 0 from a user.
+        /// The element's number for it.
         session: u64,
     },
-    /// From a user: the session's element does not do what it should. The session takes another.
-    Fail,
+    /// From a user: the element does not do what it should. The session takes another.
+    Fail {
+        /// The number of the connection with that element.
+        connection: u64,
+    },
 }
 
 /// From the pool daemon.
@@ -103,6 +112,8 @@ pub enum ElementEvent {
     Registered {
         /// Its number.
         id: String,
+        /// Where users are sent.
+        at: Vec<SocketAddr>,
         /// What the registrar warns of.
         warnings: Vec<String>,
     },
@@ -173,6 +184,8 @@ pub enum Departure {
 pub enum SessionEvent {
     /// It has an element.
     Up {
+        /// The number of the connection with it, which what is sent to it names.
+        connection: u64,
         /// The element's number.
         element: String,
         /// The transport of its service: `sctp`, `tcp` or `udp`.
@@ -182,10 +195,12 @@ pub enum SessionEvent {
         /// It was given the state of the session at the element before.
         resumed: bool,
     },
-    /// Its element is lost; another is sought. What has no answer may be lost too.
+    /// It has no element any more; another is sought. What has no answer may be lost.
     Broken {
         /// The element's number.
         element: String,
+        /// The element has ended the connection in order; else it is lost.
+        in_order: bool,
     },
     /// A message of the element; over TCP a piece of the stream.
     Data {
@@ -193,13 +208,34 @@ pub enum SessionEvent {
         #[serde(with = "serde_bytes")]
         bytes: Vec<u8>,
     },
-    /// The element has finished after the user had ([`ToPool::Finish`]); the channel is closed.
+    /// Over TCP: the element has ended the connection in order after the user had finished ([`ToPool::Finish`]), whatever it has
+    /// answered; the channel is closed.
     Finished,
     /// No element was found in time; the channel is closed.
     Failed {
         /// Why.
         reason: String,
     },
+}
+
+/// How the element of a session is chosen.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SessionOptions {
+    /// A registrar is asked first, whatever is known of the pool.
+    pub anew: bool,
+    /// Who chooses.
+    pub choose: Choose,
+}
+
+/// Who chooses the element of a session.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Choose {
+    /// The registrar, by the pool's policy.
+    #[default]
+    Registrar,
+    /// The user's daemon: of two elements drawn by chance the one that answers its users here sooner, a moving average of latencies
+    /// times the requests under way (power of two choices).
+    P2c,
 }
 
 impl Registration {

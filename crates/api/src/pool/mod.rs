@@ -38,7 +38,8 @@ mod session;
 
 pub use element::Element;
 pub use message::{
-    DATA_BYTES_MAX, Departure, ElementEvent, FromPool, Registration, Service, SessionEvent, ToPool,
+    Choose, DATA_BYTES_MAX, Departure, ElementEvent, FromPool, Registration, Service, SessionEvent,
+    SessionOptions, ToPool,
 };
 pub use session::PoolSession;
 

@@ -3,12 +3,19 @@
 use std::io;
 use std::path::Path;
 
-use super::{FromPool, SessionEvent, ToPool, invalid, strange};
+use super::{FromPool, SessionEvent, SessionOptions, ToPool, invalid, strange};
 use crate::app::{Channel, decode, encode};
 
 /// A session with an element of a pool, at one after another if need be. It ends when this is dropped.
 ///
-/// One thread takes events ([`PoolSession::next`]), any may do the rest.
+/// One thread takes events ([`PoolSession::next`]), any may do the rest. What is sent names the connection that it is for
+/// ([`SessionEvent::Up`]); where that is over it is dropped, and [`SessionEvent::Broken`] is there or under way.
+///
+/// So what no element has answered is known to the program alone. One that waits for each answer loses nothing: after
+/// [`SessionEvent::Up`] it sends what has no answer to the next element again, which has the state if it `resumed`. One with several messages
+/// under way must tell which of them an answer is for, from what the answer says or since its elements answer each message
+/// with one. In either case an element may have taken a message into the state just before its end, and gets it again: where
+/// that must not count twice, messages carry a number.
 #[derive(Debug)]
 pub struct PoolSession {
     channel: Channel,
@@ -20,10 +27,22 @@ impl PoolSession {
     /// # Errors
     /// No daemon is there, or the channel breaks.
     pub fn open(path: impl AsRef<Path>, handle: &str) -> io::Result<PoolSession> {
+        PoolSession::open_with(path, handle, SessionOptions::default())
+    }
+
+    /// The same, with a say in how the element is chosen.
+    ///
+    /// # Errors
+    /// As of [`PoolSession::open`].
+    pub fn open_with(
+        path: impl AsRef<Path>,
+        handle: &str,
+        options: SessionOptions,
+    ) -> io::Result<PoolSession> {
         let channel = Channel::connect(path)?;
         let session = PoolSession { channel };
         let handle = handle.to_owned();
-        session.say(&ToPool::Open { handle })?;
+        session.say(&ToPool::Open { handle, options })?;
         Ok(session)
     }
 
@@ -42,30 +61,29 @@ impl PoolSession {
         }
     }
 
-    /// Sends a message to the element. Without one it is dropped: what was sent since the last answer is to be sent again after
-    /// [`SessionEvent::Up`].
+    /// Sends a message to the element.
     ///
     /// # Errors
     /// The channel is broken, or the message longer than [`DATA_BYTES_MAX`](super::DATA_BYTES_MAX).
-    pub fn send(&self, bytes: &[u8]) -> io::Result<()> {
-        let bytes = bytes.to_vec();
-        self.say(&ToPool::Data { session: 0, bytes })
+    pub fn send(&self, connection: u64, bytes: &[u8]) -> io::Result<()> {
+        let (session, bytes) = (connection, bytes.to_vec());
+        self.say(&ToPool::Data { session, bytes })
     }
 
-    /// Says that nothing more will be sent.
+    /// Says that nothing more will be sent on the connection; on the next it is to be said again.
     ///
     /// # Errors
     /// The channel is broken.
-    pub fn finish(&self) -> io::Result<()> {
-        self.say(&ToPool::Finish)
+    pub fn finish(&self, connection: u64) -> io::Result<()> {
+        self.say(&ToPool::Finish { connection })
     }
 
     /// Says that the element does not do what it should: the session takes another.
     ///
     /// # Errors
     /// The channel is broken.
-    pub fn fail(&self) -> io::Result<()> {
-        self.say(&ToPool::Fail)
+    pub fn fail(&self, connection: u64) -> io::Result<()> {
+        self.say(&ToPool::Fail { connection })
     }
 
     fn say(&self, message: &ToPool) -> io::Result<()> {

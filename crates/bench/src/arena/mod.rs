@@ -12,5 +12,5 @@ mod trace;
 
 pub use client::{Client, Phase, Settings};
 pub use players::{Players, Report, now};
-pub use server::{Game, Match};
+pub use server::{Game, Match, missed};
 pub use trace::{Arrival, Trace};

@@ -26,7 +26,7 @@ const ENGINE: &str = "usr/lib/ioquake3/ioq3ded";
 const GAME: &str = "usr/lib/openarena-server";
 const MAPS: &str = "usr/share/games/openarena/baseoa/pak1-maps.pk3";
 
-/// Where the packages are: those that `scripts/openarena.sh` has unpacked, or installed ones.
+/// Where the packages are: those that `./x` has unpacked, or installed ones.
 #[derive(Clone, Debug)]
 pub struct Game {
     root: PathBuf,
@@ -46,7 +46,7 @@ impl Game {
         });
         let Some(root) = found else {
             bail!(
-                "there is no OpenArena server: `scripts/openarena.sh` fetches it and says the folder for HOLDFAST_OPENARENA"
+                "there is no OpenArena server: `./x demo migrate` fetches it; HOLDFAST_OPENARENA names a folder that has it"
             );
         };
         Ok(Self { root })
@@ -202,8 +202,10 @@ impl Match {
     }
 }
 
-/// Adds up lines such as `10.80.0.201:40123:Dropped 2 packets at 77`.
-fn missed(log: &str) -> u64 {
+/// How many datagrams of its players a server has missed, by its log: lines such as
+/// `10.80.0.201:40123:Dropped 2 packets at 77`.
+#[must_use]
+pub fn missed(log: &str) -> u64 {
     let counts = log.lines().filter_map(|line| {
         let (_, rest) = line.split_once(":Dropped ")?;
         let (count, _) = rest.split_once(" packets at ")?;

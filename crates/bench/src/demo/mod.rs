@@ -1,5 +1,6 @@
 //! The product, shown: a stock client moves bytes through the service address while its connection goes round.
 
+pub mod migrate;
 pub mod pool;
 mod report;
 mod round;

@@ -1,6 +1,9 @@
-//! How an operation is timed: in batches, prepared outside the time, for as long as asked.
+//! How an operation is timed: in batches, prepared outside the time, for as long as asked. What counts is the processor's
+//! time of this thread: nothing here waits, and what else the host does is not the operation's cost.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
+
+use rustix::time::{ClockId, clock_gettime};
 
 /// What the batches of one operation took.
 #[derive(Debug, Default)]
@@ -15,9 +18,9 @@ impl Samples {
     /// Times a batch of so many operations.
     #[inline]
     pub fn time(&mut self, operations: usize, batch: impl FnOnce()) {
-        let start = Instant::now();
+        let start = processor_time();
         batch();
-        let spent = start.elapsed();
+        let spent = processor_time().saturating_sub(start);
         self.spent += spent;
         self.operations += operations as u64;
         self.ns
@@ -39,4 +42,10 @@ impl Samples {
         self.ns.sort_by(f64::total_cmp);
         self.ns[self.ns.len() / 2]
     }
+}
+
+/// What this thread has had of a processor.
+fn processor_time() -> Duration {
+    let now = clock_gettime(ClockId::ThreadCPUTime);
+    Duration::try_from(now).unwrap_or_default()
 }

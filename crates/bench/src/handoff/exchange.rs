@@ -1,7 +1,6 @@
 //! Rows whose connections exchange small messages all the time.
 
-use std::io::{Read, Write};
-use std::net::{SocketAddr, TcpStream};
+use std::net::SocketAddr;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
@@ -9,10 +8,11 @@ use anyhow::{Context, Result};
 use holdfast_api::Drain;
 
 use super::counts::Counts;
-use super::stats::{Quantiles, Verified};
+use super::probe::{Span, gap_us, ping_pong};
+use super::stats::Verified;
 use super::{HOMES, Row, Sample, hand_over, row};
 use crate::cluster::{Cluster, ClusterSpec, Family, Program};
-use crate::load::{Compared, HUNG, Load, MESSAGE, connect, fill, interval};
+use crate::load::{Load, connect, interval};
 
 const PORT: u16 = 7;
 
@@ -36,7 +36,7 @@ pub fn run(connections: usize, repeats: usize) -> Result<Row> {
     let shared = load.compared.clone();
     let probe = std::thread::spawn({
         let shared = shared.clone();
-        move || probe(probe_stream, &shared)
+        move || ping_pong(probe_stream, &shared)
     });
     std::thread::sleep(PAUSE * 3);
     let before = Counts::read(&cluster)?;
@@ -50,16 +50,9 @@ pub fn run(connections: usize, repeats: usize) -> Result<Row> {
         verified: shared.verified.load(Ordering::Relaxed),
         wrong: shared.wrong.load(Ordering::Relaxed),
     };
-    Ok(row(
-        &samples,
-        gaps(&trips, &times),
-        false,
-        &network,
-        &verified,
-    ))
+    let gaps = times.iter().map(|span| gap_us(&trips, *span));
+    Ok(row(&samples, gaps.collect(), false, &network, &verified))
 }
-
-type Span = (Instant, Instant);
 
 fn measure(cluster: &Cluster, repeats: usize) -> Result<(Vec<Sample>, Vec<Span>)> {
     let mut samples = Vec::with_capacity(repeats);
@@ -73,44 +66,4 @@ fn measure(cluster: &Cluster, repeats: usize) -> Result<(Vec<Sample>, Vec<Span>)
         std::thread::sleep(PAUSE);
     }
     Ok((samples, times))
-}
-
-/// The longest round trip around each handoff, less the median one, microseconds.
-fn gaps(trips: &[(Instant, Duration)], times: &[Span]) -> Vec<f64> {
-    let us = |duration: Duration| duration.as_secs_f64() * 1e6;
-    let median = Quantiles::of(trips.iter().map(|(_, trip)| us(*trip)).collect()).median();
-    times
-        .iter()
-        .map(|(begin, end)| {
-            let during = trips
-                .iter()
-                .filter(|(sent, trip)| *sent <= *end && *sent + *trip >= *begin);
-            during.map(|(_, trip)| us(*trip)).fold(0.0, f64::max) - median
-        })
-        .collect()
-}
-
-/// Ping-pongs every millisecond.
-fn probe(mut stream: TcpStream, shared: &Compared) -> Result<Vec<(Instant, Duration)>> {
-    stream.set_read_timeout(Some(HUNG))?;
-    let mut trips = Vec::new();
-    let mut next = Instant::now();
-    let (mut message, mut answer) = ([0; MESSAGE], [0; MESSAGE]);
-    for turn in 0.. {
-        if shared.is_stopped() {
-            break;
-        }
-        fill(&mut message, u64::MAX, turn);
-        let sent = Instant::now();
-        stream.write_all(&message)?;
-        if stream.read_exact(&mut answer).is_err() {
-            shared.lost();
-            break;
-        }
-        trips.push((sent, sent.elapsed()));
-        shared.compare(&message, &answer);
-        next = (next + Duration::from_millis(1)).max(Instant::now());
-        std::thread::sleep(next.saturating_duration_since(Instant::now()));
-    }
-    Ok(trips)
 }

@@ -6,6 +6,7 @@
 pub(crate) mod counts;
 mod exchange;
 mod full_queue;
+pub(crate) mod probe;
 pub(crate) mod stats;
 
 use std::path::PathBuf;

@@ -191,6 +191,19 @@ association_retransmissions = 3
         Ok(processes.len())
     }
 
+    /// Kills with SIGKILL what was started in a host under this name, and waits for its end.
+    ///
+    /// # Errors
+    /// There is nothing of this name.
+    pub fn end(&mut self, host: &str, name: &str) -> Result<()> {
+        let full = format!("{host}.{name}");
+        let found = self.children.iter().position(|(child, _)| *child == full);
+        let (_, mut child) = self.children.swap_remove(found.context(full)?);
+        child.kill()?;
+        child.wait()?;
+        Ok(())
+    }
+
     /// Kills processes of this name in a host with SIGKILL.
     ///
     /// # Errors

@@ -57,11 +57,11 @@ pub struct Run {
 
 impl Load {
     /// Begins.
-    pub(super) fn start(&self, scene: &Scene, connections: usize) -> Result<Started> {
+    pub(super) fn start(&self, scene: &Scene) -> Result<Started> {
         match self {
             Self::Ours(dialect) => {
-                let lab = scene.lab.lab();
-                let streams = connect(lab, CLIENTS, scene.address, connections)?;
+                let lab = scene.cluster.lab();
+                let streams = connect(lab, CLIENTS, scene.address, scene.program.connections)?;
                 Ok(Started::Ours(load::Load::speak(
                     streams, INTERVAL, *dialect,
                 )?))
@@ -105,7 +105,7 @@ impl Tool {
     fn start(&'static self, scene: &Scene) -> Result<Run> {
         let program = system_program(self.program, self.package)?;
         let log = scene
-            .lab
+            .cluster
             .directory()
             .join(format!("{}.load.log", self.program));
         let file = File::create(&log)?;
@@ -115,7 +115,7 @@ impl Tool {
             word.replace("{port}", &port.to_string())
         });
         let child = scene
-            .lab
+            .cluster
             .lab()
             .command(CLIENTS)?
             .arg(program)

@@ -1,33 +1,39 @@
-//! Real programs under their own load in a lab: what migrations are tried with.
+//! Real programs under their own load, moved between the nodes of a group meanwhile.
 //!
-//! A [`Program`] of the table [`PROGRAMS`] is started in a host and put under a load in another. Whoever runs it says what happens
-//! meanwhile (a migration, or nothing). Then the client must have seen no error: the load itself says so, and so do the
-//! client kernel's counts, which no tool can hide. A tool that connects again makes a new connection, which is counted.
+//! A [`Program`] of the table [`PROGRAMS`] is started at the service address and put under a load from a client. Whoever runs
+//! it says what happens meanwhile ([`Scene::move_on`], say). Then the client must have seen no error: the load itself says
+//! so, and so do the client kernel's counts, which no tool can hide. A tool that connects again makes a new connection,
+//! which is counted.
 
 mod load;
 mod table;
+mod travel;
 
 use std::collections::BTreeMap;
-use std::fs;
 use std::net::{SocketAddr, TcpStream};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
+use holdfast_api::Protocol;
 
+use crate::cluster::{Cluster, ClusterSpec, Family, Service};
 use crate::handoff::counts::of_host;
-use crate::pools::PoolLab;
 pub use load::{Load, Tool};
 pub use table::PROGRAMS;
+use travel::Place;
 
-/// The host of the program; `n2` is left free to become its next one.
-pub const HOME: &str = "n1";
 /// The host of its clients.
 pub const CLIENTS: &str = "c1";
 const PORT: u16 = 7200;
 /// How long anything may take; the machine may be very busy.
 const PATIENCE: Duration = Duration::from_secs(120);
+/// From one look to the next.
+const LOOK: Duration = Duration::from_millis(20);
 /// Segments that the clients must get before the load counts as going on.
 const PROGRESS: u64 = 40;
+
+/// What an error says when the client's kernel has counted that a connection broke.
+pub const BROKEN: &str = "a connection broke";
 
 /// Counts of the client's kernel that rise when a connection is opened, fails, is reset or resets.
 const BREAKS: [&str; 4] = [
@@ -44,6 +50,8 @@ pub struct Program {
     pub name: &'static str,
     /// What the kernel calls its processes.
     pub process: &'static str,
+    /// How many processes it has.
+    pub processes: usize,
     /// Makes what it needs and gives the words of its command.
     pub serve: fn(&Scene) -> Result<Vec<String>>,
     /// Connections of its load.
@@ -52,74 +60,59 @@ pub struct Program {
     pub load: Load,
 }
 
-/// A program that runs under its load.
+/// A program that runs in a group whose nodes move processes.
 pub struct Scene {
-    lab: PoolLab,
-    process: &'static str,
+    cluster: Cluster,
+    program: &'static Program,
     address: SocketAddr,
+    place: Place,
+    /// The client's counts since which nothing may break.
+    before: BTreeMap<String, u64>,
 }
 
 /// What was seen.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Outcome {
-    /// How often the program was to be moved.
-    pub moves: u32,
     /// Segments that the clients got meanwhile.
     pub segments: u64,
     /// What the load says of itself.
     pub said: String,
 }
 
-/// Runs a program under its load, and `go` so often, each time after the load has gone on.
-///
-/// # Errors
-/// The program or its load is not there or does not start, `go` fails, or the client saw an error.
-pub fn run(
-    program: &Program,
-    moves: u32,
-    go: &mut dyn FnMut(&Scene) -> Result<()>,
-) -> Result<Outcome> {
-    let name = format!("program-{}-{}", program.name, std::process::id());
-    let lab = PoolLab::up(&name, 2)?;
-    let address = SocketAddr::new(lab.address(HOME)?, PORT);
-    let process = program.process;
-    let mut scene = Scene {
-        lab,
-        process,
-        address,
-    };
-    let words = (program.serve)(&scene)?;
-    scene.lab.run(HOME, program.name, "env".as_ref(), &words)?;
-    scene.lab.until("the program accepts", PATIENCE, || {
-        let lab = scene.lab.lab();
-        let tried = lab.in_net(CLIENTS, || TcpStream::connect(address));
-        tried.ok()?.ok()
-    })?;
-    let load = program.load.start(&scene, program.connections)?;
-    let outcome = scene.watch(program.connections, moves, go);
-    // The load first: it knows best what went wrong.
-    let said = load.end().with_context(|| scene.lab.logs())?;
-    let segments = outcome.with_context(|| scene.lab.logs())?;
-    Ok(Outcome {
-        moves,
-        segments,
-        said,
-    })
-}
-
-/// What goes on in a move that is none.
-///
-/// # Errors
-/// Never.
-pub fn stay(_: &Scene) -> Result<()> {
-    Ok(())
-}
-
 impl Scene {
-    /// The lab.
+    /// Brings a group up, and the program in it.
+    ///
+    /// # Errors
+    /// The machine lacks something, or the program is not there or does not start.
+    pub fn up(program: &'static Program) -> Result<Scene> {
+        let mut spec = ClusterSpec::new(format!("program-{}-{}", program.name, std::process::id()));
+        spec.migration = true;
+        let mut service = Service::new(program.name, Protocol::Tcp, PORT);
+        service.weights = travel::weights();
+        spec.services = vec![service];
+        let cluster = Cluster::up(spec)?;
+        let address = SocketAddr::new(cluster.service_address(Family::V4), PORT);
+        let mut scene = Scene {
+            cluster,
+            program,
+            address,
+            place: Place::default(),
+            before: BTreeMap::new(),
+        };
+        let words = (program.serve)(&scene)?;
+        scene.place = scene.start(&words)?;
+        scene.until("the program accepts", || {
+            let lab = scene.cluster.lab();
+            let tried = lab.in_net(CLIENTS, || TcpStream::connect(address));
+            Ok(tried?.is_ok())
+        })?;
+        Ok(scene)
+    }
+
+    /// The group.
     #[must_use]
-    pub fn lab(&self) -> &PoolLab {
-        &self.lab
+    pub fn cluster(&self) -> &Cluster {
+        &self.cluster
     }
 
     /// Where the program serves.
@@ -128,63 +121,72 @@ impl Scene {
         self.address
     }
 
-    /// The program's first process, by the id that the machine knows.
+    /// Carries `go` out while the program is under its load, which goes on before and after it.
     ///
     /// # Errors
-    /// It does not run at that host.
-    pub fn root_process(&self, host: &str) -> Result<i32> {
-        let mut processes = self.lab.lab().processes(host)?;
-        processes.sort_unstable();
-        let is_it = |process: &i32| {
-            let named = fs::read_to_string(format!("/proc/{process}/comm"));
-            named.is_ok_and(|named| named.trim_end() == self.process)
-        };
-        let found = processes.into_iter().find(is_it);
-        found.with_context(|| format!("no {} runs at {host}", self.process))
-    }
-
-    /// Lets the load go on before, between and after the moves; gives how many segments came.
-    fn watch(
-        &self,
-        connections: usize,
-        moves: u32,
-        go: &mut dyn FnMut(&Scene) -> Result<()>,
-    ) -> Result<u64> {
-        let connections = connections as u64;
-        self.lab.until("every connection is there", PATIENCE, || {
-            (self.counts().ok()?.get("Tcp.CurrEstab") == Some(&connections)).then_some(())
-        })?;
-        let before = self.counts()?;
-        self.go_on(&before)?;
-        for _ in 0..moves {
-            go(self)?;
-            self.go_on(&before)?;
+    /// The load does not start, `go` fails, or the client saw an error.
+    pub fn under_load(&mut self, go: impl FnOnce(&mut Scene) -> Result<()>) -> Result<Outcome> {
+        self.until_established(0)?;
+        let load = self.program.load.start(self)?;
+        let watched = self.watch(go);
+        let said = load.end();
+        match (watched, said) {
+            (Ok(segments), Ok(said)) => Ok(Outcome { segments, said }),
+            (Ok(_), Err(error)) | (Err(error), Ok(_)) => Err(error.context(self.logs())),
+            (Err(error), Err(said)) => Err(error.context(format!("{said:#}\n{}", self.logs()))),
         }
-        Ok(self.counts()?["Tcp.InSegs"] - before["Tcp.InSegs"])
     }
 
-    /// Waits until the load has gone on, and none of its connections broke.
-    fn go_on(&self, before: &BTreeMap<String, u64>) -> Result<()> {
+    /// Lets the load go on before and after; gives how many segments came.
+    fn watch(&mut self, go: impl FnOnce(&mut Scene) -> Result<()>) -> Result<u64> {
+        self.until_established(self.program.connections as u64)?;
+        self.before = self.counts()?;
+        self.goes_on()?;
+        go(self)?;
+        self.goes_on()?;
+        Ok(self.counts()?["Tcp.InSegs"] - self.before["Tcp.InSegs"])
+    }
+
+    /// Waits until the load has gone on; none of its connections may have broken since it began.
+    ///
+    /// # Errors
+    /// It does not, or one has.
+    pub fn goes_on(&self) -> Result<()> {
         let wanted = self.counts()?["Tcp.InSegs"] + PROGRESS;
-        let mut broken = None;
-        self.lab.until("the load goes on", PATIENCE, || {
-            let now = self.counts().ok()?;
-            let changed = |name: &&&str| now[**name] != before[**name];
-            broken = BREAKS.iter().find(changed);
-            (broken.is_some() || now["Tcp.InSegs"] >= wanted).then_some(())
-        })?;
-        match broken {
-            None => Ok(()),
-            Some(name) => bail!("a connection broke: the client's {name} has changed"),
-        }
+        self.until("the load goes on", || {
+            let now = self.counts()?;
+            let broken = BREAKS
+                .iter()
+                .find(|name| now[**name] != self.before[**name]);
+            if let Some(name) = broken {
+                bail!("{BROKEN}: the client's {name} has changed");
+            }
+            Ok(now["Tcp.InSegs"] >= wanted)
+        })
+    }
+
+    fn until_established(&self, connections: u64) -> Result<()> {
+        self.until(&format!("{connections} connections are there"), || {
+            Ok(self.counts()?.get("Tcp.CurrEstab") == Some(&connections))
+        })
     }
 
     fn counts(&self) -> Result<BTreeMap<String, u64>> {
-        let counts = of_host(self.lab.lab(), CLIENTS)?;
+        let counts = of_host(self.cluster.lab(), CLIENTS)?;
         ensure!(
             BREAKS.iter().all(|name| counts.contains_key(*name)),
             "the kernel does not count connections"
         );
         Ok(counts)
+    }
+
+    /// Waits until it is so.
+    fn until(&self, what: &str, mut is_so: impl FnMut() -> Result<bool>) -> Result<()> {
+        let deadline = Instant::now() + PATIENCE;
+        while !is_so().with_context(|| format!("while waiting until {what}"))? {
+            ensure!(Instant::now() < deadline, "in vain: {what}");
+            std::thread::sleep(LOOK);
+        }
+        Ok(())
     }
 }

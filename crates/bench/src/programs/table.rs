@@ -18,6 +18,7 @@ pub const PROGRAMS: &[Program] = &[
     Program {
         name: "redis",
         process: "redis-server",
+        processes: 1,
         serve: redis,
         connections: 50,
         load: Load::Tools(&[Tool {
@@ -49,6 +50,7 @@ pub const PROGRAMS: &[Program] = &[
     Program {
         name: "nginx",
         process: "nginx",
+        processes: 3,
         serve: nginx,
         connections: 32,
         load: Load::Tools(&[Tool {
@@ -73,6 +75,7 @@ pub const PROGRAMS: &[Program] = &[
     Program {
         name: "mosquitto",
         process: "mosquitto",
+        processes: 1,
         serve: mosquitto,
         connections: 2,
         load: Load::Tools(&[
@@ -84,12 +87,13 @@ pub const PROGRAMS: &[Program] = &[
                 judge: numbers,
             },
             Tool {
-                program: "sh",
-                package: "dash",
+                program: "bash",
+                package: "bash",
                 // Both connect again by themselves: the kernel's counts tell.
                 words: &[
                     "-c",
-                    "i=0; while i=$((i+1)); do echo $i; sleep 0.01; done | exec mosquitto_pub -h {host} -p {port} -q 1 -t numbers -l",
+                    "exec mosquitto_pub -h {host} -p {port} -q 1 -t numbers -l \
+                     < <(i=0; while echo $((++i)); do sleep 0.01; done)",
                 ],
                 end: Signal::SIGTERM,
                 judge: no_error,
@@ -99,6 +103,7 @@ pub const PROGRAMS: &[Program] = &[
     Program {
         name: "memcached",
         process: "memcached",
+        processes: 1,
         serve: memcached,
         connections: 64,
         load: Load::Ours(MEMCACHED),
@@ -106,6 +111,7 @@ pub const PROGRAMS: &[Program] = &[
     Program {
         name: "asyncio",
         process: "python3",
+        processes: 1,
         serve: asyncio,
         connections: 64,
         load: Load::Ours(Dialect::ECHO),
@@ -113,6 +119,7 @@ pub const PROGRAMS: &[Program] = &[
     Program {
         name: "websocket",
         process: "node",
+        processes: 1,
         serve: websocket,
         connections: 64,
         load: Load::Ours(WEBSOCKET),
@@ -120,6 +127,7 @@ pub const PROGRAMS: &[Program] = &[
     Program {
         name: "jvm",
         process: "java",
+        processes: 1,
         serve: jvm,
         connections: 64,
         load: Load::Ours(Dialect::ECHO),
@@ -127,6 +135,7 @@ pub const PROGRAMS: &[Program] = &[
     Program {
         name: "go",
         process: "http",
+        processes: 1,
         serve: go,
         connections: 64,
         load: Load::Ours(HTTP),
@@ -176,7 +185,7 @@ const HTTP: Dialect = Dialect {
 
 fn redis(scene: &Scene) -> Result<Vec<String>> {
     let (host, port) = place(scene);
-    let folder = scene.lab.directory().display().to_string();
+    let folder = scene.cluster.directory().display().to_string();
     let mut words = command(
         "redis-server",
         "redis-server",
@@ -187,9 +196,9 @@ fn redis(scene: &Scene) -> Result<Vec<String>> {
 }
 
 fn nginx(scene: &Scene) -> Result<Vec<String>> {
-    let folder = scene.lab.directory().display().to_string();
+    let folder = scene.cluster.directory().display().to_string();
     fs::write(
-        scene.lab.directory().join("index.html"),
+        scene.cluster.directory().join("index.html"),
         "hello\n".repeat(40),
     )?;
     let paths = ["client_body", "proxy", "fastcgi", "uwsgi", "scgi"];
@@ -237,7 +246,7 @@ fn websocket(scene: &Scene) -> Result<Vec<String>> {
 
 fn jvm(scene: &Scene) -> Result<Vec<String>> {
     let (host, port) = place(scene);
-    let folder = scene.lab.directory().display().to_string();
+    let folder = scene.cluster.directory().display().to_string();
     let file = write(scene, "Echo.java", include_str!("sources/Echo.java"))?;
     let compiler = system_program("javac", "openjdk-17-jdk-headless")?;
     build(Command::new(compiler).args(["-d", &folder, &file]))?;
@@ -246,7 +255,7 @@ fn jvm(scene: &Scene) -> Result<Vec<String>> {
 }
 
 fn go(scene: &Scene) -> Result<Vec<String>> {
-    let folder = scene.lab.directory();
+    let folder = scene.cluster.directory();
     let file = write(scene, "http.go", include_str!("sources/http.go"))?;
     let program = folder.join("http").display().to_string();
     let compiler = system_program("go", "golang-go")?;
@@ -276,7 +285,7 @@ fn command(program: &str, package: &str, words: &[&str]) -> Result<Vec<String>> 
 }
 
 fn write(scene: &Scene, name: &str, text: &str) -> Result<String> {
-    let path = scene.lab.directory().join(name);
+    let path = scene.cluster.directory().join(name);
     fs::write(&path, text)?;
     Ok(path.display().to_string())
 }

@@ -309,6 +309,8 @@ impl Group {
             match event {
                 Event::Message { assoc, message } => self.hear(assoc, &message)?,
                 Event::Up { .. } | Event::Path { .. } => {}
+                // Comes before the end of its association, which says why.
+                Event::SendFailed { .. } => {}
                 other => bail!("an association did not hold: {other:?}"),
             }
         }

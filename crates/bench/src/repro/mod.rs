@@ -3,6 +3,7 @@
 //! An experiment is a module with a `pub const EXPERIMENT: Experiment`, named in `EXPERIMENTS`. It measures what
 //! [`Settings`] ask for and returns an [`Outcome`]; flags, the table, JSON and the plot are the same for all.
 
+mod dve;
 mod lu_dpf;
 mod plot;
 mod report;
@@ -28,10 +29,14 @@ const EXPERIMENTS: &[Experiment] = &[
     rserpool_overhead::fig7::EXPERIMENT,
     rserpool_overhead::fig8::EXPERIMENT,
     rserpool_overhead::fig9::EXPERIMENT,
+    dve::figure4::EXPERIMENT,
+    dve::figure5b::EXPERIMENT,
+    dve::figure5c::EXPERIMENT,
     lu_dpf::figure4_left::EXPERIMENT,
     lu_dpf::figure4_right::EXPERIMENT,
     lu_dpf::figure5::EXPERIMENT,
     lu_dpf::table1::EXPERIMENT,
+    lu_dpf::rivals::EXPERIMENT,
 ];
 
 /// A table or figure of a paper.
@@ -62,6 +67,12 @@ pub struct Settings {
     /// Elements of a pool whose size the experiment does not vary, instead of the paper's number
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
     pub elements: Option<u32>,
+    /// In a lab instead of in simulation, with real daemons (lu-dpf/table1; needs root)
+    #[arg(long)]
+    pub live: bool,
+    /// By how much every time of a live experiment is shorter than the paper's, 1 to 20
+    #[arg(long, value_name = "FACTOR", default_value_t = 15.0, requires = "live")]
+    pub lapse: f64,
 }
 
 impl Settings {
@@ -87,6 +98,7 @@ impl Settings {
 #[command(after_help = "Examples:
   holdfast repro list
   holdfast repro rserpool-overhead/fig8 --json fig8.json --plot fig8.svg
+  holdfast repro dve/figure4 --json figure4.json --plot figure4.svg
   holdfast repro rserpool-overhead/fig8 --repeats 3 --milliseconds 500 --sizes 1000,2000")]
 pub struct ReproArgs {
     /// The experiment, or `list` for the names of all
@@ -141,6 +153,12 @@ pub fn run(args: &ReproArgs) -> Result<()> {
             args.experiment
         );
     };
+    let plays_live = experiment.name == lu_dpf::table1::EXPERIMENT.name;
+    ensure!(
+        plays_live || !args.settings.live,
+        "{} is not measured live",
+        experiment.name
+    );
     // Before some minutes of measurement, not after.
     for path in [&args.json, &args.plot].into_iter().flatten() {
         let opened = OpenOptions::new().create(true).append(true).open(path);

@@ -115,7 +115,7 @@ fn cells(row: &Row) -> [String; 5] {
 }
 
 /// Three digits that count, or all before the point.
-fn figure(value: f64) -> String {
+pub(super) fn figure(value: f64) -> String {
     let digits = match value.abs() {
         small if small < 0.001 => 5,
         small if small < 1.0 => 3,

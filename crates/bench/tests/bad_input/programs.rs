@@ -11,7 +11,7 @@ use holdfast_api::control::FlowOutcome;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-use crate::common::{PATIENCE, World, eventually, says};
+use crate::common::{PATIENCE, World, eventually, says, stop};
 use crate::strange::{Strange, both_speak, connection, listener_in};
 
 #[test]
@@ -142,7 +142,7 @@ fn dies_when_asked(world: &World, (mut client, server, flow): Connected) {
 fn echo_killed_while_taking(world: &World) {
     let pid = || world.cluster.program_pid("n3", "echo").unwrap();
     let program = Pid::from_raw(pid().unwrap());
-    kill(program, Signal::SIGSTOP).unwrap();
+    stop(program);
     let flows: Vec<FlowText> = (0..32).map(|member| world.flow(member)).collect();
     let id = world.hand_off("n2", &flows, "n3").unwrap().id;
     says(

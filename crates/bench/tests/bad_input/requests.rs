@@ -7,7 +7,7 @@ use holdfast_api::control::FlowOutcome;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-use crate::common::{PATIENCE, World, says};
+use crate::common::{PATIENCE, World, says, stop};
 
 #[test]
 fn requests_that_cannot_be_met() {
@@ -76,7 +76,7 @@ fn moving_already(world: &World) {
     let flow = world.flow(2);
     let program = world.cluster.program_pid("n3", "echo").unwrap().unwrap();
     let program = Pid::from_raw(program);
-    kill(program, Signal::SIGSTOP).unwrap();
+    stop(program);
     let id = world.hand_off("n2", &[flow], "n3").unwrap().id;
     let again = world.hand_off("n2", &[flow], "n1").unwrap_err();
     says(again, &["is moving already", "try again"]);

@@ -15,6 +15,9 @@ use holdfast_api::control::{
 use holdfast_api::{Drain, FlowText, Protocol};
 use holdfast_bench::cluster::{Cluster, ClusterSpec, Family, Program, Service};
 use holdfast_bench::load::{Load, connect};
+use holdfast_sys::process::procfs::{Stat, threads};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 
 /// Busy connections.
 pub const CONNECTIONS: usize = 64;
@@ -227,6 +230,17 @@ pub fn eventually(what: &str, mut is_so: impl FnMut() -> bool) {
         assert!(Instant::now() < deadline, "not within {PATIENCE:?}: {what}");
         std::thread::sleep(Duration::from_millis(10));
     }
+}
+
+/// Stops a process. The signal stops one thread at first, and that the others: on a busy machine they go on for a while.
+#[track_caller]
+pub fn stop(process: Pid) {
+    kill(process, Signal::SIGSTOP).unwrap();
+    eventually("the process is stopped", || {
+        let threads = threads(process.as_raw()).unwrap();
+        let stands = |tid: &i32| Stat::read(*tid).is_ok_and(|stat| stat.state == 'T');
+        threads.iter().all(stands)
+    });
 }
 
 /// All these words are in it.

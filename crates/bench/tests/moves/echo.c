@@ -1,6 +1,7 @@
 /* Echoes datagrams and bytes of connections: a server that knows nothing of moves. */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/epoll.h>
@@ -24,6 +25,7 @@ static void watch(int epoll, int fd) {
 int main(int words, char **word) {
     if (words != 4) return 2;
     close_range(3, ~0U, 0);
+    signal(SIGPIPE, SIG_IGN);
     int port = atoi(word[2]);
     int datagrams = bound(SOCK_DGRAM, word[1], port), listener = bound(SOCK_STREAM, word[1], port);
     int epoll = epoll_create1(0);
@@ -44,14 +46,18 @@ int main(int words, char **word) {
         } else if (fd == datagrams) {
             struct sockaddr_in from;
             socklen_t length = sizeof from;
-            long got = recvfrom(fd, bytes, sizeof bytes, 0, (struct sockaddr *)&from, &length);
+            /* That it can be read is a hint, as ever: a copy has nothing of what the original was just told of. */
+            long got = recvfrom(fd, bytes, sizeof bytes, MSG_DONTWAIT, (struct sockaddr *)&from, &length);
             if (got >= 0) sendto(fd, bytes, got, 0, (struct sockaddr *)&from, length);
         } else {
             long got = read(fd, bytes, sizeof bytes);
             if (got <= 0) close(fd);
             else for (long at = 0, more; at < got; at += more) {
                 more = write(fd, bytes + at, got - at);
-                if (more <= 0) return 5;
+                if (more <= 0) {
+                    close(fd);
+                    break;
+                }
             }
         }
     }

@@ -53,14 +53,21 @@ pub const STEPS: [Point; 7] = [
 pub fn run(world: &World, at: Point, fault: Fault) -> Result<()> {
     let began = std::time::Instant::now();
     let counter = world.start(DONOR)?;
-    let result = disturb(world, &counter, at, fault)
+    let result = disturb(world, &counter, at, fault, World::begin)
         .and_then(|()| settled(world, &counter))
         .with_context(|| format!("{fault:?} at {at:?}"));
     eprintln!("{fault:?} at {at:?}: {:.1?}", began.elapsed());
     result
 }
 
-fn disturb(world: &World, counter: &Counter, at: Point, fault: Fault) -> Result<()> {
+/// What begins here (`begin`) from the donor to the acceptor, disturbed; afterwards all daemons run again.
+pub fn disturb(
+    world: &World,
+    counter: &Counter,
+    at: Point,
+    fault: Fault,
+    begin: fn(&World, i32, &str, &str) -> Result<u64>,
+) -> Result<()> {
     let victims: &[&'static str] = match &fault {
         Fault::Kill(node) => std::slice::from_ref(node),
         Fault::KillBoth => &[DONOR, ACCEPTOR],
@@ -75,7 +82,7 @@ fn disturb(world: &World, counter: &Counter, at: Point, fault: Fault) -> Result<
     let file = world.cluster.run_file(at.node, "fault")?;
     std::fs::write(&file, format!("{} {what}", at.command))?;
     let pid = world.pid_on(DONOR, counter)?;
-    world.begin(pid, DONOR, ACCEPTOR)?;
+    begin(world, pid, DONOR, ACCEPTOR)?;
     world.wait("it did not come so far", || Ok(!file.exists()))?;
     for node in victims.iter().filter(|node| **node != at.node) {
         world.cluster.kill_daemon(node)?;
@@ -123,7 +130,7 @@ fn settled(world: &World, counter: &Counter) -> Result<()> {
     world.end(counter)
 }
 
-fn nothing_is_written(world: &World) -> Result<bool> {
+pub fn nothing_is_written(world: &World) -> Result<bool> {
     for node in world.cluster.nodes() {
         let directory = world.cluster.run_file(&node, "moves")?;
         for file in std::fs::read_dir(directory)? {

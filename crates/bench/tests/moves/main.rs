@@ -5,19 +5,27 @@ mod arena;
 mod clients;
 #[path = "../common/mod.rs"]
 mod common;
+mod copies;
 mod faults;
+mod loaded;
 #[path = "../udp/numbered.rs"]
 #[allow(dead_code, reason = "a part is used")]
 mod numbered;
+mod session;
+mod units;
 mod world;
 
 use std::sync::{Mutex, PoisonError};
 
 use anyhow::{Result, ensure};
 use holdfast_api::control::MigrationOutcome;
+use holdfast_bench::migrate::topology;
 
 use faults::{ACCEPTOR, DONOR, Fault, HOLDER, Point, STEPS, point};
 use world::World;
+
+/// A link that is slower than any processor compresses.
+const SLOW_MBIT: u32 = 50;
 
 /// Two groups at once would keep each other waiting.
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
@@ -131,6 +139,46 @@ fn the_process_is_killed() {
     });
 }
 
+#[test]
+fn a_copy_runs_beside_its_original() {
+    in_world("copy", copies::beside);
+}
+
+#[test]
+fn the_donors_daemon_dies_while_it_copies() {
+    in_world("copy-donor", |world| {
+        let kill = Fault::Kill(DONOR);
+        let mut points = STEPS.iter();
+        points.try_for_each(|at| copies::disturbed(world, *at, kill))?;
+        copies::disturbed(world, point(DONOR, "move-thaw before"), kill)
+    });
+}
+
+#[test]
+fn the_acceptors_daemon_dies_while_it_copies() {
+    in_world("copy-acceptor", |world| {
+        let kill = Fault::Kill(ACCEPTOR);
+        let mut points = STEPS.iter();
+        points.try_for_each(|at| copies::disturbed(world, *at, kill))?;
+        copies::disturbed(world, point(ACCEPTOR, "move-go after"), kill)
+    });
+}
+
+#[test]
+fn clients_stay_with_the_original_while_it_is_copied() {
+    alone(|| copies::clients("copied"));
+}
+
+#[test]
+fn the_control_group_of_a_unit_follows() {
+    in_world("unit", units::follow);
+}
+
+#[test]
+fn the_control_group_of_a_unit_that_does_not_come_is_left_alone() {
+    in_world("unit-stays", units::stay);
+}
+
 /// The node that takes a process decides who may come.
 #[test]
 fn a_user_that_is_not_listed_stays() {
@@ -161,6 +209,73 @@ fn datagrams_of_clients_are_answered_while_their_server_moves() {
 #[test]
 fn connections_of_clients_go_on_while_their_server_moves() {
     alone(|| clients::connections("tcp"));
+}
+
+#[test]
+fn a_connection_that_begins_in_the_last_moment_goes_along() {
+    alone(|| clients::late("late"));
+}
+
+#[test]
+fn connections_go_on_when_a_daemon_dies_while_they_are_in_repair_mode() {
+    alone(|| clients::killed("repair"));
+}
+
+#[test]
+#[ignore = "a thousand connections, 18 moves: ./x test-real runs this"]
+fn a_thousand_connections_move_in_each_way() {
+    alone(|| clients::measure("measure"));
+}
+
+#[test]
+fn a_server_under_a_verified_load_moves_there_and_back() {
+    alone(loaded::there_and_back);
+}
+
+#[test]
+fn memory_is_compressed_on_its_way_over_a_slow_link() {
+    alone(|| {
+        let world = World::up_over("packed", topology(Some(SLOW_MBIT)))?;
+        let counter = world.start("n2")?;
+        world.wait("its memory is small", || Ok(counter.counts()?.len() > 400))?;
+        for (from, to) in [("n2", "n3"), ("n3", "n2")] {
+            let status = world.migrate(&counter, from, to)?;
+            let (sent, saved) = (status.copied_bytes, status.saved_bytes);
+            eprintln!("{sent} bytes sent before, {saved} saved");
+            ensure!(saved > 1 << 20, "{status:?}");
+        }
+        world.end(&counter)
+    });
+}
+
+#[test]
+fn a_session_to_a_database_goes_on_while_its_client_moves() {
+    in_world("session", session::goes_round);
+}
+
+#[test]
+fn a_session_goes_on_when_a_daemon_dies() {
+    in_world("s-killed", |world| {
+        let points = [
+            ("donor", "move-freeze before"),
+            ("acceptor", "move-go before"),
+            ("acceptor", "move-go after"),
+            ("donor", "move-release before"),
+            ("holder", "arbitrate after"),
+        ];
+        session::survives(world, &points)
+    });
+}
+
+#[test]
+fn both_ends_of_a_session_move_one_after_the_other() {
+    in_world("s-both", session::both_ends);
+}
+
+#[test]
+#[ignore = "needs mariadb-server-core: ./x test-real installs it and runs this"]
+fn a_session_to_mariadb_goes_on_while_the_server_moves() {
+    alone(loaded::with_a_database);
 }
 
 fn alone(case: impl FnOnce() -> Result<()>) {

@@ -1,5 +1,6 @@
 //! A group whose nodes move processes, and a program that tells where it runs.
 
+use std::collections::BTreeMap;
 use std::fs::Permissions;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -12,6 +13,7 @@ use holdfast_api::control::{
     MigrationOutcome, MigrationRequest, MigrationStatus, ResidentProcess, SocketsWay,
 };
 use holdfast_bench::cluster::{Cluster, ClusterSpec};
+use holdfast_lab::Topology;
 
 /// Whatever is waited for; the machine may be very busy.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -20,7 +22,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 const LOOK: Duration = Duration::from_millis(10);
 
 /// Counts that show that it goes on.
-const COUNTS: usize = 5;
+pub const COUNTS: usize = 5;
 
 /// See the module's text.
 pub struct World {
@@ -38,13 +40,20 @@ pub struct Count {
 /// The program, wherever it is.
 pub struct Counter {
     file: PathBuf,
+    program: &'static str,
     _folder: tempfile::TempDir,
 }
 
 impl World {
     /// Brings a group up.
     pub fn up(name: &str) -> Result<World> {
+        World::up_over(name, Topology::default())
+    }
+
+    /// The same over such links.
+    pub fn up_over(name: &str, topology: Topology) -> Result<World> {
         let mut spec = ClusterSpec::new(format!("m-{name}-{}", std::process::id()));
+        spec.topology = topology;
         spec.migration = true;
         spec.daemon_environment = [("HOLDFAST_TEST_FAULTS".to_owned(), "1".to_owned())].into();
         let cluster = Cluster::up(spec)?;
@@ -58,6 +67,17 @@ impl World {
 
     /// The same, by a command that changes who it is.
     pub fn start_by(&self, node: &str, by: &[&str]) -> Result<Counter> {
+        self.start_program(node, by, "counter", &[])
+    }
+
+    /// The same of another program that counts, with more words.
+    pub fn start_program(
+        &self,
+        node: &str,
+        by: &[&str],
+        program: &'static str,
+        words: &[&str],
+    ) -> Result<Counter> {
         let folder = tempfile::tempdir()?;
         let file = folder.path().join("counts");
         let mut command = self.cluster.lab().command(node)?;
@@ -66,12 +86,14 @@ impl World {
         command
             .args(["sh", "-c", in_background, "sh"])
             .args(by)
-            .arg(compile("counter")?)
-            .arg(&file);
+            .arg(compile(program)?)
+            .arg(&file)
+            .args(words);
         let status = command.stdin(Stdio::null()).status()?;
         ensure!(status.success(), "the program was not started: {status}");
         let counter = Counter {
             file,
+            program,
             _folder: folder,
         };
         self.wait("it does not count", || Ok(!counter.counts()?.is_empty()))?;
@@ -94,12 +116,35 @@ impl World {
 
     /// Asks for a migration, and gives its number.
     pub fn begin(&self, pid: i32, from: &str, to: &str) -> Result<u64> {
+        self.begin_by(pid, from, to, SocketsWay::default())
+    }
+
+    /// The same, with its sockets in one of the three ways.
+    pub fn begin_by(&self, pid: i32, from: &str, to: &str, sockets: SocketsWay) -> Result<u64> {
+        self.ask(pid, from, to, sockets, (false, false))
+    }
+
+    /// Asks for a copy, and gives its number.
+    pub fn begin_copy(&self, pid: i32, from: &str, to: &str) -> Result<u64> {
+        self.ask(pid, from, to, SocketsWay::default(), (true, false))
+    }
+
+    fn ask(
+        &self,
+        pid: i32,
+        from: &str,
+        to: &str,
+        sockets: SocketsWay,
+        (clone, verify): (bool, bool),
+    ) -> Result<u64> {
         let control = self.cluster.control_blocking(from)?;
         let request = MigrationRequest {
             pid,
             to: to.to_owned(),
-            sockets: SocketsWay::default(),
+            sockets,
+            clone,
             max_freeze_us: None,
+            verify,
         };
         let accepted = control.run(async |client| client.migrate(&request).await)?;
         Ok(accepted.id)
@@ -118,10 +163,10 @@ impl World {
         last.context("no status")
     }
 
-    /// Moves the program, which must succeed.
+    /// Moves the program, which must succeed and be what it was.
     pub fn migrate(&self, counter: &Counter, from: &str, to: &str) -> Result<MigrationStatus> {
         let pid = self.pid_on(from, counter)?;
-        let id = self.begin(pid, from, to)?;
+        let id = self.ask(pid, from, to, SocketsWay::default(), (false, true))?;
         let status = self.ended(from, id)?;
         ensure!(
             status.outcome == MigrationOutcome::Moved,
@@ -146,10 +191,10 @@ impl World {
 
     /// Ends the program, and waits until nobody has it.
     pub fn end(&self, counter: &Counter) -> Result<()> {
-        std::fs::write(counter.file.with_extension("end"), "")?;
+        std::fs::write(counter.end_file(), "")?;
         self.wait("it does not end", || {
             for node in self.cluster.nodes() {
-                if !self.residents(&node)?.is_empty() || self.runs_on(&node)? > 0 {
+                if !self.residents(&node)?.is_empty() || self.runs(&node, counter.program)? > 0 {
                     return Ok(false);
                 }
             }
@@ -159,7 +204,12 @@ impl World {
 
     /// How many processes of the program are on a node, stopped ones and husks too.
     pub fn runs_on(&self, node: &str) -> Result<usize> {
-        let program = compile("counter")?;
+        self.runs(node, "counter")
+    }
+
+    /// The same of another program.
+    pub fn runs(&self, node: &str, program: &str) -> Result<usize> {
+        let program = compile(program)?;
         let is_it = |pid: &i32| {
             std::fs::read_link(format!("/proc/{pid}/exe")).is_ok_and(|exe| exe == program)
         };
@@ -185,6 +235,13 @@ impl Counter {
         let text = std::fs::read_to_string(&self.file).unwrap_or_default();
         let whole = text.rsplit_once('\n').map_or("", |(whole, _)| whole);
         whole.lines().map(parse).collect()
+    }
+
+    /// What ends it, once it is there.
+    pub fn end_file(&self) -> PathBuf {
+        let mut name = self.file.clone().into_os_string();
+        name.push(".end");
+        name.into()
     }
 
     pub fn last(&self) -> Result<Count> {
@@ -216,15 +273,17 @@ fn parse(line: &str) -> Result<Count> {
     })
 }
 
-/// A program of this folder, compiled once for a run of tests.
+/// A program of this folder, compiled anew for each run of tests.
 pub fn compile(name: &str) -> Result<PathBuf> {
-    static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
-    let _one = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+    static COMPILED: Mutex<BTreeMap<String, PathBuf>> = Mutex::new(BTreeMap::new());
+    let mut compiled = COMPILED.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(program) = compiled.get(name) {
+        return Ok(program.clone());
+    }
     let program =
         Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{name}-{}", std::process::id()));
-    if program.exists() {
-        return Ok(program);
-    }
+    // One of an earlier run with this PID may be of another source.
+    let _ = std::fs::remove_file(&program);
     let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/moves");
     let status = std::process::Command::new("gcc")
         .args(["-O1", "-Wall", "-pthread", "-o"])
@@ -233,5 +292,6 @@ pub fn compile(name: &str) -> Result<PathBuf> {
         .status()
         .context("gcc")?;
     ensure!(status.success(), "{name}.c does not compile");
+    compiled.insert(name.to_owned(), program.clone());
     Ok(program)
 }

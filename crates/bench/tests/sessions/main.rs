@@ -92,6 +92,7 @@ fn host_at(lab: &PoolLab, address: std::net::IpAddr) -> String {
 struct User {
     session: Arc<PoolSession>,
     events: Receiver<SessionEvent>,
+    connection: u64,
     line: u64,
     at: String,
 }
@@ -112,6 +113,7 @@ impl User {
         let mut user = User {
             session,
             events,
+            connection: 0,
             line: 0,
             at: String::new(),
         };
@@ -128,9 +130,13 @@ impl User {
         loop {
             match self.event() {
                 SessionEvent::Up {
-                    addresses, resumed, ..
+                    connection,
+                    addresses,
+                    resumed,
+                    ..
                 } => {
                     assert_eq!(resumed, as_resumed);
+                    self.connection = connection;
                     self.at = host_at(lab, addresses[0].ip());
                     return;
                 }
@@ -142,7 +148,8 @@ impl User {
 
     fn send(&self) {
         let text = format!("line {}\n", self.line + 1);
-        self.session.send(text.as_bytes()).expect("sent");
+        let sent = self.session.send(self.connection, text.as_bytes());
+        sent.expect("sent");
     }
 
     /// Waits for the answer to the line that was sent.

@@ -1,12 +1,15 @@
 //! How an element's load is found out.
 
+use std::collections::HashMap;
 use std::process::Stdio;
 use std::str::FromStr;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
+use tokio::sync::mpsc;
+use tokio::time::{MissedTickBehavior, interval};
 
-use super::ports;
+use super::ports::{self, Process};
 
 /// How long a command may take to tell the load.
 const COMMAND: Duration = Duration::from_secs(10);
@@ -58,17 +61,55 @@ pub fn share(text: &str) -> Result<f64> {
     Ok(value)
 }
 
+/// The loads that are found, one after another. In a task of its own, since a command may hang.
+pub struct Loads(mpsc::Receiver<Result<f64>>);
+
+impl Loads {
+    /// Of the program whose process group is `group`, so often.
+    pub fn watch(source: Source, group: i32, every: Duration) -> Loads {
+        let (sender, loads) = mpsc::channel(1);
+        tokio::spawn(async move {
+            let mut meter = Meter::new(source, group);
+            let mut looks = interval(every);
+            looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+            loop {
+                looks.tick().await;
+                if sender.send(meter.read().await).await.is_err() || !meter.changes() {
+                    return;
+                }
+            }
+        });
+        Loads(loads)
+    }
+
+    /// The next; waits for ever where the load does not change any more.
+    ///
+    /// # Errors
+    /// The command fails, or prints no load; the program has left its process group.
+    pub async fn next(&mut self) -> Result<f64> {
+        match self.0.recv().await {
+            Some(load) => load,
+            None => std::future::pending().await,
+        }
+    }
+}
+
 /// Finds the load out again and again.
-pub struct Meter {
+struct Meter {
     source: Source,
     group: i32,
     processors: f64,
-    before: Option<(Instant, u64)>,
+    before: Option<Look>,
+}
+
+/// The processes of a group at one time, by number.
+struct Look {
+    at: Instant,
+    processes: HashMap<i32, Process>,
 }
 
 impl Meter {
-    /// Of the program whose process group is `group`.
-    pub fn new(source: Source, group: i32) -> Meter {
+    fn new(source: Source, group: i32) -> Meter {
         let processors = std::thread::available_parallelism().map_or(1, usize::from);
         Meter {
             source,
@@ -79,36 +120,58 @@ impl Meter {
     }
 
     /// Whether the load changes.
-    pub fn changes(&self) -> bool {
+    fn changes(&self) -> bool {
         !matches!(self.source, Source::Fixed(_))
     }
 
     /// The load now, 0 to 1. Of the processor: since the last call.
-    ///
-    /// # Errors
-    /// The command fails, or prints no load.
-    pub async fn read(&mut self) -> Result<f64> {
+    async fn read(&mut self) -> Result<f64> {
         match &self.source {
             Source::Fixed(load) => Ok(*load),
-            Source::Cpu => Ok(self.processor_time()),
+            Source::Cpu => self.processor_time(),
             Source::Command(command) => ask(command).await,
         }
     }
 
-    fn processor_time(&mut self) -> f64 {
-        let now = Instant::now();
-        let used = ports::group(self.group)
-            .iter()
-            .map(|process| process.used_ticks)
-            .sum();
-        let Some((then, before)) = self.before.replace((now, used)) else {
-            return 0.0;
+    fn processor_time(&mut self) -> Result<f64> {
+        let processes = ports::group(self.group).into_iter();
+        let now = Look {
+            at: Instant::now(),
+            processes: processes.map(|process| (process.id, process)).collect(),
         };
-        let elapsed = now.duration_since(then).as_secs_f64();
-        // What a process had used that has ended meanwhile is missing.
-        let used = used.saturating_sub(before) as f64 / TICKS;
-        (used / (elapsed * self.processors).max(1e-9)).clamp(0.0, 1.0)
+        ensure!(
+            !now.processes.is_empty(),
+            "nothing is left in the program's process group; does it make itself a daemon? Have it stay in the foreground, or give --load cmd:COMMAND"
+        );
+        let Some(before) = self.before.replace(now) else {
+            return Ok(0.0);
+        };
+        let Some(now) = &self.before else {
+            return Ok(0.0);
+        };
+        let elapsed = now.at.duration_since(before.at).as_secs_f64();
+        let used = used_ticks(&before.processes, &now.processes) as f64 / TICKS;
+        Ok((used / (elapsed * self.processors).max(1e-9)).clamp(0.0, 1.0))
     }
+}
+
+/// What the processes of a group have used from one look to the next, with what those used that ended between.
+fn used_ticks(before: &HashMap<i32, Process>, now: &HashMap<i32, Process>) -> u64 {
+    let mut own = 0;
+    let mut of_children = 0;
+    for (id, process) in now {
+        let (used, children) = before
+            .get(id)
+            .map_or((0, 0), |old| (old.used_ticks, old.children_ticks));
+        own += process.used_ticks.saturating_sub(used);
+        of_children += process.children_ticks.saturating_sub(children);
+    }
+    // Who has ended is in its parent's account, whole: what it had used before was counted then.
+    let ended = before.iter().filter(|(id, _)| !now.contains_key(*id));
+    let counted: u64 = ended
+        .map(|(_, process)| process.used_ticks + process.children_ticks)
+        .sum();
+    own + of_children.saturating_sub(counted)
 }
 
 async fn ask(command: &str) -> Result<f64> {
@@ -170,6 +233,39 @@ mod tests {
         assert_eq!(read("echo 40%").await.unwrap(), 0.4);
         assert!(read("echo none").await.is_err());
         assert!(read("false").await.is_err());
+    }
+
+    #[test]
+    fn what_workers_used_that_have_ended_counts_once() {
+        let look = |processes: &[(i32, u64, u64)]| {
+            let process = |&(id, used_ticks, children_ticks): &(i32, u64, u64)| {
+                let process = Process {
+                    id,
+                    used_ticks,
+                    children_ticks,
+                };
+                (id, process)
+            };
+            processes.iter().map(process).collect::<HashMap<_, _>>()
+        };
+        let before = look(&[(1, 100, 0), (2, 500, 0)]);
+        // Its worker went on for 20, and ended.
+        assert_eq!(used_ticks(&before, &look(&[(1, 110, 520)])), 30);
+        // Nobody waited for it: what it used last is not known.
+        assert_eq!(used_ticks(&before, &look(&[(1, 110, 0)])), 10);
+        // One for each request, never seen.
+        assert_eq!(used_ticks(&before, &look(&[(1, 100, 40), (2, 500, 0)])), 40);
+        // A new worker.
+        assert_eq!(
+            used_ticks(&before, &look(&[(1, 100, 0), (2, 500, 0), (3, 7, 0)])),
+            7
+        );
+    }
+
+    #[tokio::test]
+    async fn a_group_that_has_nobody_has_no_load() {
+        let error = Meter::new(Source::Cpu, i32::MAX).read().await.unwrap_err();
+        assert!(error.to_string().contains("foreground"), "{error}");
     }
 
     #[tokio::test]

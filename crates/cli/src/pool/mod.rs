@@ -3,6 +3,7 @@
 mod child;
 mod connect;
 mod daemon;
+mod enrol;
 mod load;
 mod ports;
 mod register;
@@ -14,12 +15,12 @@ use std::time::Duration;
 use anyhow::Result;
 use clap::{Args, Subcommand};
 use holdfast_api::control::{
-    ElementEntry, PeerList, PolicyDetail, PoolDetail, PoolList, PoolQuery,
+    ClientError, ElementEntry, PeerList, PolicyDetail, PoolDetail, PoolList, PoolQuery,
 };
 use serde::Serialize;
 
 use crate::Ending;
-use crate::control::{RegistrarDaemon, print_json};
+use crate::control::{RegistrarDaemon, print_json, put};
 use crate::table::Table;
 
 /// Pools and their elements: make a program an element, use pools, look at what a registrar knows
@@ -68,6 +69,8 @@ struct ShowArgs {
 }
 
 /// Show a pool, or the list of pools, each time that it changes
+///
+/// A pool that is not there has no elements; it is waited for, and so is a registrar that ends meanwhile.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  holdfast pool watch\n  holdfast pool watch echo --json")]
 struct WatchArgs {
@@ -133,8 +136,7 @@ fn print<T: Serialize>(value: &T, json: bool, text: fn(&T) -> String) -> Result<
     if json {
         return print_json(value);
     }
-    print!("{}", text(value));
-    Ok(())
+    put(&text(value))
 }
 
 fn list(daemon: &RegistrarDaemon, limit: Option<u64>) -> Result<PoolList> {
@@ -154,26 +156,56 @@ fn show(daemon: &RegistrarDaemon, handle: &str) -> Result<PoolDetail> {
 
 fn watch(args: &WatchArgs) -> Result<()> {
     match &args.handle {
-        Some(handle) => on_change(args, || show(&args.daemon, handle), pool_text),
+        Some(handle) => on_change(args, || show_or_none(&args.daemon, handle), pool_text),
         None => on_change(args, || list(&args.daemon, None), list_text),
     }
 }
 
-/// Looks again and again; ends only with an error.
+/// A pool that is not there has no elements.
+fn show_or_none(daemon: &RegistrarDaemon, handle: &str) -> Result<PoolDetail> {
+    let shown = show(daemon, handle);
+    let absent = |error: &anyhow::Error| {
+        let refused = error.downcast_ref::<ClientError>();
+        matches!(refused, Some(ClientError::Refused { status: 404, .. }))
+    };
+    match shown {
+        Err(error) if absent(&error) => Ok(PoolDetail {
+            handle: handle.to_owned(),
+            policy: String::new(),
+            total: 0,
+            elements: Vec::new(),
+        }),
+        shown => shown,
+    }
+}
+
+/// Looks again and again. A registrar that is not there at first is an error; later it is waited for.
 fn on_change<T: Serialize + PartialEq>(
     args: &WatchArgs,
     look: impl Fn() -> Result<T>,
     text: fn(&T) -> String,
 ) -> Result<()> {
     let mut before = None;
+    let mut trouble = false;
     loop {
-        let now = look()?;
-        if before.as_ref() != Some(&now) {
-            if before.is_some() && !args.json {
-                println!();
+        match look() {
+            Ok(now) => {
+                if before.as_ref() != Some(&now) {
+                    if before.is_some() && !args.json {
+                        put("\n")?;
+                    }
+                    print(&now, args.json, text)?;
+                    before = Some(now);
+                }
+                trouble = false;
             }
-            print(&now, args.json, text)?;
-            before = Some(now);
+            Err(error) if before.is_none() => return Err(error),
+            Err(error) => {
+                if !trouble {
+                    eprintln!("holdfast: {error:#}\nholdfast: looking again");
+                }
+                trouble = true;
+            }
         }
         sleep(Duration::from_secs(args.every));
     }
@@ -197,6 +229,9 @@ fn list_text(list: &PoolList) -> String {
 }
 
 fn pool_text(pool: &PoolDetail) -> String {
+    if pool.elements.is_empty() {
+        return format!("pool {}: no elements\n", pool.handle);
+    }
     let mut table = Table::new(["element", "home", "policy", "service"]);
     for element in &pool.elements {
         table.row([
@@ -206,7 +241,12 @@ fn pool_text(pool: &PoolDetail) -> String {
             service_text(element),
         ]);
     }
-    format!("pool {}, {}\n\n{}", pool.handle, pool.policy, table.text())
+    let mut text = format!("pool {}, {}\n\n{}", pool.handle, pool.policy, table.text());
+    let shown = pool.elements.len() as u64;
+    if pool.total > shown {
+        text += &format!("{shown} of {}\n", pool.total);
+    }
+    text
 }
 
 fn policy_text(policy: &PolicyDetail) -> String {
@@ -291,6 +331,7 @@ mod tests {
         let pool = PoolDetail {
             handle: "echo".into(),
             policy: "LU".into(),
+            total: 1,
             elements: vec![element],
         };
         let wanted = "pool echo, LU\n\nelement   home      policy        service\n00000011  eaf61848  load 25.00 %  tcp 10.0.0.1:80\n";

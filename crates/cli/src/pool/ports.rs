@@ -13,6 +13,8 @@ pub struct Process {
     pub id: i32,
     /// Time that it has used, user and system, in hundredths of a second (`USER_HZ`).
     pub used_ticks: u64,
+    /// The same of its children that have ended and were waited for.
+    pub children_ticks: u64,
 }
 
 /// The processes of a group.
@@ -21,23 +23,25 @@ pub fn group(id: i32) -> Vec<Process> {
     let processes = entries.filter_map(|entry| {
         let number = entry.file_name().to_str()?.parse().ok()?;
         let stat = fs::read_to_string(entry.path().join("stat")).ok()?;
-        let (group, used_ticks) = parse_stat(&stat)?;
+        let (group, used_ticks, children_ticks) = parse_stat(&stat)?;
         (group == id).then_some(Process {
             id: number,
             used_ticks,
+            children_ticks,
         })
     });
     processes.collect()
 }
 
-/// Process group and time used, from /proc/PID/stat (proc(5)).
-fn parse_stat(stat: &str) -> Option<(i32, u64)> {
+/// Process group, and time used by itself and by its children, from /proc/PID/stat (proc(5)).
+fn parse_stat(stat: &str) -> Option<(i32, u64, u64)> {
     // The name before may have any characters, but no process has a parenthesis after its own.
     let (_, rest) = stat.rsplit_once(')')?;
     let fields: Vec<&str> = rest.split_whitespace().collect();
     let number = |index: usize| fields.get(index)?.parse::<u64>().ok();
     let group = fields.get(2)?.parse().ok()?;
-    Some((group, number(11)? + number(12)?))
+    let used = number(11)? + number(12)?;
+    Some((group, used, number(13)? + number(14)?))
 }
 
 /// TCP addresses at which processes of the group listen.
@@ -115,7 +119,7 @@ mod tests {
     #[test]
     fn a_process_s_time_and_group_are_read_whatever_its_name() {
         let stat = "7 (a) b) S 1 42 42 0 -1 4194304 1 2 3 4 100 23 5 6 20 0 1 0 9 0 0";
-        assert_eq!(parse_stat(stat), Some((42, 123)));
+        assert_eq!(parse_stat(stat), Some((42, 123, 11)));
         assert_eq!(parse_stat("7 (a"), None);
     }
 

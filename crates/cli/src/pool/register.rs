@@ -3,35 +3,32 @@
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::os::unix::process::ExitStatusExt;
 use std::process::ExitStatus;
-use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::{Result, anyhow, bail};
+use anyhow::{Context, Result, anyhow, bail};
 use clap::{Args, ValueEnum};
 use holdfast_api::control::PolicyDetail;
-use holdfast_api::pool::{Departure, Element, ElementEvent, Registration, Service};
+use holdfast_api::pool::{Departure, ElementEvent, Registration, Service};
 use nix::sys::signal::Signal;
 use tokio::signal::unix::{SignalKind, signal};
-use tokio::sync::mpsc;
-use tokio::time::{MissedTickBehavior, interval, sleep, timeout};
+use tokio::time::timeout;
 
 use super::child::{Program, accepts};
 use super::daemon::{PoolDaemon, Running};
-use super::load::{Meter, Source, share};
+use super::enrol::{Enrolment, Told};
+use super::load::{Loads, Source, share};
 use crate::Ending;
 
 /// How long the registrar may take to confirm that the element leaves.
 const LEAVE: Duration = Duration::from_secs(5);
-/// From one attempt to reach a daemon that has gone to the next.
-const AGAIN: Duration = Duration::from_secs(1);
 /// A load that has changed by less is not told.
 const CHANGE: f64 = 0.005;
 
 /// Make any program an element of a pool, as long as it runs
 ///
-/// Starts the program unmodified, waits until its port answers, registers it and keeps it registered. It leaves the pool when it
-/// ends, or on SIGTERM or SIGINT, which it is then given. Ends as the program does: its exit code, 128 and the number of a
-/// signal that killed it.
+/// Starts the program unmodified, waits until its TCP port answers (UDP and SCTP ports are not waited for), registers it and keeps
+/// it registered. It leaves the pool when it ends, or on SIGTERM or SIGINT, which it is then given. Ends as the program does: its
+/// exit code, 128 and the number of a signal that killed it.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   holdfast pool register --handle web --policy RR -- nginx -g 'daemon off;'
@@ -140,8 +137,10 @@ async fn serve(args: &RegisterArgs) -> Result<ExitStatus> {
     let daemon = args.daemon.reach()?;
     let mut program = Program::start(&args.program)?;
     let group = program.group();
+    let source = args.load.clone().unwrap_or(Source::Fixed(0.0));
+    let mut loads = Loads::watch(source, group, Duration::from_secs_f64(args.every));
     let started = tokio::select! {
-        service = service(args, group) => service,
+        started = started(args, group, &mut loads) => started,
         status = program.ended() => return status,
         asked = stop.asked() => {
             program.signal(asked);
@@ -149,7 +148,7 @@ async fn serve(args: &RegisterArgs) -> Result<ExitStatus> {
         }
     };
     let kept = match started {
-        Ok(service) => keep(args, daemon, service, &mut program, &mut stop).await,
+        Ok(started) => keep(args, daemon, started, loads, &mut program, &mut stop).await,
         Err(error) => Err(error),
     };
     if kept.is_err() {
@@ -158,6 +157,13 @@ async fn serve(args: &RegisterArgs) -> Result<ExitStatus> {
         let _ = program.ended().await;
     }
     kept
+}
+
+/// Where users reach the program, once it answers, and how loaded it is.
+async fn started(args: &RegisterArgs, group: i32, loads: &mut Loads) -> Result<(Service, f64)> {
+    let service = service(args, group).await?;
+    let load = loads.next().await.context("the load is not known")?;
+    Ok((service, load))
 }
 
 /// Where users reach the program, once it answers.
@@ -187,62 +193,6 @@ async fn service(args: &RegisterArgs, group: i32) -> Result<Service> {
     })
 }
 
-/// An element at the daemon, and what happens to it.
-struct Registered {
-    element: Arc<Element>,
-    events: mpsc::UnboundedReceiver<ElementEvent>,
-}
-
-impl Registered {
-    fn new(daemon: &Running, registration: Registration) -> Result<Registered> {
-        let element = Arc::new(Element::register(daemon.programs(), registration)?);
-        let (sender, events) = mpsc::unbounded_channel();
-        let source = element.clone();
-        std::thread::spawn(move || {
-            loop {
-                match source.next() {
-                    Ok(Some(event)) => {
-                        if sender.send(event).is_err() {
-                            return;
-                        }
-                    }
-                    Ok(None) => return,
-                    Err(error) => {
-                        // In the daemon's words: what was wrong with what was said.
-                        let reason = error.to_string();
-                        let _ = sender.send(ElementEvent::Refused { reason });
-                        return;
-                    }
-                }
-            }
-        });
-        Ok(Registered { element, events })
-    }
-
-    /// Leaves the pool, and waits until that is confirmed.
-    async fn leave(mut self, handle: &str) {
-        let left = async {
-            while let Some(event) = self.events.recv().await {
-                if let ElementEvent::Left(departure) = event {
-                    return departure;
-                }
-            }
-            Departure::TimedOut
-        };
-        if self.element.deregister().is_err() {
-            return;
-        }
-        match timeout(LEAVE, left).await {
-            Ok(Departure::Confirmed) => say(handle, "has left the pool"),
-            Ok(Departure::Refused { reason }) => say(handle, &format!("still there: {reason}")),
-            Ok(Departure::TimedOut) | Err(_) => say(
-                handle,
-                "no registrar confirmed that it left; it may be listed for a while",
-            ),
-        }
-    }
-}
-
 fn say(handle: &str, what: &str) {
     eprintln!("holdfast: {handle}: {what}");
 }
@@ -250,69 +200,68 @@ fn say(handle: &str, what: &str) {
 /// Keeps the program registered until it ends.
 async fn keep(
     args: &RegisterArgs,
-    mut daemon: Running,
-    service: Service,
+    daemon: Running,
+    (service, load): (Service, f64),
+    mut loads: Loads,
     program: &mut Program,
     stop: &mut Stop,
 ) -> Result<ExitStatus> {
-    let source = args.load.clone().unwrap_or(Source::Fixed(0.0));
-    let mut meter = Meter::new(source, program.group());
     let mut policy = policy(args);
-    if args.load.is_some() {
-        policy.load = Some(meter.read().await?);
-    }
-    let registration = |policy: &PolicyDetail| Registration {
+    policy.load = args.load.as_ref().map(|_| load);
+    let registration = Registration {
         policy: policy.clone(),
         life_ms: args.life.map(|seconds| u64::from(seconds) * 1000),
         ..Registration::new(&args.handle, service.clone())
     };
-    let mut registered = Registered::new(&daemon, registration(&policy))?;
-    let mut looks = interval(Duration::from_secs_f64(args.every));
-    looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut enrolment = Enrolment::begin(args.daemon.clone(), daemon, registration);
+    let mut unknown = None;
     loop {
         tokio::select! {
             status = program.ended() => {
-                registered.leave(&args.handle).await;
+                leave(&args.handle, enrolment).await;
                 return status;
             }
             asked = stop.asked() => {
                 // First no new users, then the end.
-                registered.leave(&args.handle).await;
+                leave(&args.handle, enrolment).await;
                 program.signal(asked);
                 return program.ended().await;
             }
-            event = registered.events.recv() => match event {
-                Some(event) => told(&args.handle, &service, event)?,
-                None => {
-                    say(&args.handle, "the pool daemon is gone; looking for one");
-                    sleep(AGAIN).await;
-                    if !daemon.is_there() {
-                        daemon = args.daemon.reach()?;
+            told = enrolment.next() => match told {
+                Told::Event(event) => hear(&args.handle, &service, event),
+                Told::Trouble(what) => say(&args.handle, &format!("{what}; trying again")),
+                Told::Failed(error) => return Err(error.context(args.handle.clone())),
+            },
+            load = loads.next() => match load {
+                Ok(load) => {
+                    unknown = None;
+                    if (load - policy.load.unwrap_or(0.0)).abs() >= CHANGE {
+                        policy.load = Some(load);
+                        enrolment.set_policy(&policy);
                     }
-                    registered = Registered::new(&daemon, registration(&policy))?;
+                }
+                Err(error) => {
+                    let why = format!("the load is not known: {error:#}");
+                    if unknown.as_ref() != Some(&why) {
+                        say(&args.handle, &why);
+                        unknown = Some(why);
+                    }
                 }
             },
-            _ = looks.tick(), if meter.changes() => {
-                update(&args.handle, &mut meter, &mut policy, &registered).await;
-            }
         }
     }
 }
 
-async fn update(
-    handle: &str,
-    meter: &mut Meter,
-    policy: &mut PolicyDetail,
-    registered: &Registered,
-) {
-    match meter.read().await {
-        Ok(load) if (load - policy.load.unwrap_or(0.0)).abs() >= CHANGE => {
-            policy.load = Some(load);
-            // If the daemon is gone, its events say so.
-            let _ = registered.element.set_policy(policy.clone());
-        }
-        Ok(_) => {}
-        Err(error) => say(handle, &format!("the load is not known: {error:#}")),
+/// Leaves the pool, and waits until that is confirmed.
+async fn leave(handle: &str, enrolment: Enrolment) {
+    match timeout(LEAVE, enrolment.leave()).await {
+        Ok(None) => {}
+        Ok(Some(Departure::Confirmed)) => say(handle, "has left the pool"),
+        Ok(Some(Departure::Refused { reason })) => say(handle, &format!("still there: {reason}")),
+        Ok(Some(Departure::TimedOut)) | Err(_) => say(
+            handle,
+            "no registrar confirmed that it left; it may be listed for a while",
+        ),
     }
 }
 
@@ -329,15 +278,14 @@ fn policy(args: &RegisterArgs) -> PolicyDetail {
 }
 
 /// Says what happened.
-fn told(handle: &str, service: &Service, event: ElementEvent) -> Result<()> {
+fn hear(handle: &str, service: &Service, event: ElementEvent) {
     match event {
-        ElementEvent::Registered { id, warnings } => {
-            say(handle, &format!("registered as {id}, {}", words(service)));
+        ElementEvent::Registered { id, at, warnings } => {
+            say(handle, &registered(&id, service, &at));
             for warning in warnings {
                 say(handle, &format!("the registrar warns: {warning}"));
             }
         }
-        ElementEvent::Refused { reason } => bail!("{handle}: {reason}"),
         ElementEvent::Expired => say(handle, "the registration has expired; trying again"),
         ElementEvent::Home { registrar } => {
             let registrar = registrar.map_or(String::new(), |id| format!(" {id}"));
@@ -348,20 +296,41 @@ fn told(handle: &str, service: &Service, event: ElementEvent) -> Result<()> {
             handle,
             "no registrar answers; trying again (start one with `holdfast registrar`)",
         ),
-        ElementEvent::Left(_)
+        ElementEvent::Refused { .. }
+        | ElementEvent::Left(_)
         | ElementEvent::Connected { .. }
         | ElementEvent::Resumed { .. }
         | ElementEvent::Data { .. }
         | ElementEvent::Closed { .. } => {}
     }
-    Ok(())
 }
 
-fn words(service: &Service) -> String {
-    match service {
-        Service::Tcp(at) => format!("tcp port {}", at.port()),
-        Service::Udp(at) => format!("udp port {}", at.port()),
-        Service::Sctp(at) => format!("sctp port {}", at.first().map_or(0, SocketAddr::port)),
-        Service::Sessions { .. } => "sessions".to_owned(),
+fn registered(id: &str, service: &Service, at: &[SocketAddr]) -> String {
+    let transport = match service {
+        Service::Tcp(_) => "tcp",
+        Service::Udp(_) => "udp",
+        Service::Sctp(_) | Service::Sessions { .. } => "sctp",
+    };
+    let mut text = format!("registered as {id}, {transport}");
+    for at in at {
+        text += &format!(" {at}");
+    }
+    if at.iter().all(|at| at.ip().is_loopback()) {
+        text +=
+            ": only users on this host reach it there; for others, say with --address where it is";
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_element_that_others_cannot_reach_is_told_so() {
+        let service = Service::Tcp("0.0.0.0:80".parse().unwrap());
+        let text = |at: &str| registered("1", &service, &[at.parse().unwrap()]);
+        assert_eq!(text("10.0.0.1:80"), "registered as 1, tcp 10.0.0.1:80");
+        assert!(text("127.0.0.1:80").contains("--address"));
     }
 }

@@ -1,8 +1,8 @@
 //! Queues by key. Most pools have few keys, whose queues lie side by side; a pool of many keys has them in a tree.
 
-use super::blocks::Queue;
+use super::blocks::{Blocks, Queue};
 use prefetch_index::prefetch_index;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, btree_map::Entry};
 
 /// With more keys, to move half of them aside is dearer than a tree.
 const FEW: usize = 32;
@@ -24,15 +24,26 @@ impl Default for Keys {
 }
 
 impl Keys {
-    /// The queue of a key.
+    /// Puts an element at the end of a key's queue, which begins with it where there is none; returns its spot.
     #[inline]
-    pub(super) fn get_mut(&mut self, key: u64) -> Option<&mut Queue> {
+    pub(super) fn push(&mut self, blocks: &mut Blocks, key: u64, slot: u32) -> u32 {
         match self {
-            Keys::Few(queues) => {
-                let place = place(queues, key).ok()?;
-                Some(&mut queues[place].1)
-            }
-            Keys::Many(queues) => queues.get_mut(&key),
+            Keys::Few(queues) => match place(queues, key) {
+                Ok(place) => blocks.push(&mut queues[place].1, slot),
+                Err(place) => {
+                    let (queue, spot) = blocks.start(slot);
+                    self.insert_few(place, key, queue);
+                    spot
+                }
+            },
+            Keys::Many(queues) => match queues.entry(key) {
+                Entry::Occupied(mut entry) => blocks.push(entry.get_mut(), slot),
+                Entry::Vacant(entry) => {
+                    let (queue, spot) = blocks.start(slot);
+                    entry.insert(queue);
+                    spot
+                }
+            },
         }
     }
 
@@ -40,15 +51,10 @@ impl Keys {
     #[inline]
     pub(super) fn insert(&mut self, key: u64, queue: Queue) {
         match self {
-            Keys::Few(queues) if queues.len() < FEW => {
-                if let Err(place) = place(queues, key) {
-                    queues.insert(place, (key, queue));
-                }
-            }
             Keys::Few(queues) => {
-                let mut many: BTreeMap<u64, Queue> = queues.drain(..).collect();
-                many.insert(key, queue);
-                *self = Keys::Many(many);
+                if let Err(place) = place(queues, key) {
+                    self.insert_few(place, key, queue);
+                }
             }
             Keys::Many(queues) => {
                 queues.insert(key, queue);
@@ -56,17 +62,38 @@ impl Keys {
         }
     }
 
-    /// Removes the queue of a key.
+    fn insert_few(&mut self, place: usize, key: u64, queue: Queue) {
+        let Keys::Few(queues) = self else {
+            unreachable!("there are few");
+        };
+        if queues.len() < FEW {
+            queues.insert(place, (key, queue));
+        } else {
+            let mut many: BTreeMap<u64, Queue> = queues.drain(..).collect();
+            many.insert(key, queue);
+            *self = Keys::Many(many);
+        }
+    }
+
+    /// Takes the element at `spot` out of a key's queue, and with the last one the queue.
     #[inline]
-    pub(super) fn remove(&mut self, key: u64) {
+    pub(super) fn remove(&mut self, blocks: &mut Blocks, key: u64, spot: u32) {
         match self {
             Keys::Few(queues) => {
-                if let Ok(place) = place(queues, key) {
+                let Ok(place) = place(queues, key) else {
+                    unreachable!("an element's key has a queue");
+                };
+                if !blocks.remove(&mut queues[place].1, spot) {
                     queues.remove(place);
                 }
             }
             Keys::Many(queues) => {
-                queues.remove(&key);
+                let Entry::Occupied(mut entry) = queues.entry(key) else {
+                    unreachable!("an element's key has a queue");
+                };
+                if !blocks.remove(entry.get_mut(), spot) {
+                    entry.remove();
+                }
             }
         }
     }
@@ -124,39 +151,45 @@ fn place(queues: &[(u64, Queue)], key: u64) -> Result<usize, usize> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::blocks::Blocks;
     use super::*;
     use proptest::prelude::*;
 
     proptest! {
         /// Against a tree from the beginning, over as many keys as there may be few of, and more.
         #[test]
-        fn they_are_in_order(steps in prop::collection::vec((0u8..3, 0u64..100), 1..400)) {
+        fn they_are_in_order(steps in prop::collection::vec((0u8..4, 0u64..100), 1..400)) {
             let mut blocks = Blocks::new();
             let mut keys = Keys::default();
-            let mut model = BTreeMap::new();
-            for (what, key) in steps {
-                let known = model.contains_key(&key);
-                prop_assert_eq!(keys.get_mut(key).copied(), model.get(&key).copied());
+            let mut model: BTreeMap<u64, Vec<(u32, u32)>> = BTreeMap::new();
+            for (number, (what, key)) in (0..).zip(steps) {
                 match what {
-                    0 | 1 if !known => {
-                        let (queue, _) = blocks.start(0);
-                        keys.insert(key, queue);
-                        model.insert(key, queue);
+                    0 | 1 => {
+                        let spot = keys.push(&mut blocks, key, number);
+                        model.entry(key).or_default().push((number, spot));
                     }
-                    1 => {
-                        keys.remove(key);
-                        model.remove(&key);
+                    2 if model.contains_key(&key) => {
+                        let queue = model.get_mut(&key).expect("is there");
+                        let (_, spot) = queue.remove(queue.len() / 2);
+                        if queue.is_empty() {
+                            model.remove(&key);
+                        }
+                        keys.remove(&mut blocks, key, spot);
                     }
-                    2 => prop_assert_eq!(keys.pop_first(), model.pop_first()),
+                    3 => {
+                        let first = keys.pop_first();
+                        let wanted = model.pop_first();
+                        prop_assert_eq!(first.map(|(key, _)| key), wanted.as_ref().map(|(key, _)| *key));
+                        if let Some((key, queue)) = first.filter(|_| number % 2 == 0) {
+                            keys.insert(key, queue);
+                            model.extend(wanted);
+                        }
+                    }
                     _ => {}
                 }
-                let mut queues = Vec::new();
-                keys.each(|queue| {
-                    queues.push(queue);
-                    true
-                });
-                prop_assert_eq!(queues, model.values().copied().collect::<Vec<_>>());
+                let mut slots = Vec::new();
+                keys.each(|queue| blocks.first_of(queue, usize::MAX, &mut |slot| slots.push(slot)) > 0);
+                let wanted: Vec<_> = model.values().flatten().map(|&(slot, _)| slot).collect();
+                prop_assert_eq!(slots, wanted);
             }
         }
     }

@@ -30,14 +30,7 @@ impl Order {
                 self.front = Some((key, queue));
                 spot
             }
-            Some(_) => match self.later.get_mut(key) {
-                Some(queue) => blocks.push(queue, slot),
-                None => {
-                    let (queue, spot) = blocks.start(slot);
-                    self.later.insert(key, queue);
-                    spot
-                }
-            },
+            Some(_) => self.later.push(blocks, key, slot),
             None => {
                 let (queue, spot) = blocks.start(slot);
                 self.front = Some((key, queue));
@@ -58,14 +51,7 @@ impl Order {
                     }
                 }
             }
-            _ => {
-                let Some(queue) = self.later.get_mut(key) else {
-                    unreachable!("an element's key has a queue");
-                };
-                if !blocks.remove(queue, spot) {
-                    self.later.remove(key);
-                }
-            }
+            _ => self.later.remove(blocks, key, spot),
         }
     }
 

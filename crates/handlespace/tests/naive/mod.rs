@@ -184,6 +184,24 @@ impl Naive {
         Some(Some(std::mem::replace(&mut e.payload, payload)))
     }
 
+    /// Another distance, where the policy has one: gives the policy then.
+    pub fn adjust(&mut self, pool: usize, id: u32, to: u32) -> Option<Policy> {
+        let next = self.next_sequence(pool);
+        let e = self.find(pool, id)?;
+        let before = key(e);
+        match &mut e.policy {
+            Policy::LeastUsedDpf { distance, .. }
+            | Policy::LeastUsedDegradationDpf { distance, .. }
+            | Policy::PriorityLeastUsedDpf { distance, .. }
+            | Policy::PriorityLeastUsedDegradationDpf { distance, .. } => *distance = to,
+            _ => {}
+        }
+        if key(e) != before {
+            e.sequence = next;
+        }
+        Some(e.policy)
+    }
+
     pub fn deregister(&mut self, pool: usize, id: u32) -> Option<usize> {
         let at = self
             .elements

@@ -73,6 +73,19 @@ pub struct Counters {
     pub inside: u64,
 }
 
+impl std::iter::Sum for Counters {
+    fn sum<I: Iterator<Item = Counters>>(each: I) -> Counters {
+        each.fold(Counters::default(), |sum, one| Counters {
+            entered: sum.entered + one.entered,
+            lost: sum.lost + one.lost,
+            dropped: sum.dropped + one.dropped,
+            left: sum.left + one.left,
+            left_bytes: sum.left_bytes + one.left_bytes,
+            inside: sum.inside + one.inside,
+        })
+    }
+}
+
 /// One direction of a link, with the packets inside it.
 #[derive(Debug)]
 pub struct Link<P> {

@@ -25,10 +25,11 @@ use nix::{
 };
 use serde::{Deserialize, Serialize};
 
-use super::{Counters, Link};
+use super::{Counters, Link, LinkConfig};
 use crate::{
     error::{Context, Error, Result},
     init::{join_cgroup, read_task, say_ready},
+    plan::MacAddress,
     state::write_whole,
     topology::Duplex,
 };
@@ -74,8 +75,29 @@ struct Path {
     from: OwnedFd,
     to: OwnedFd,
     link: Link<Vec<u8>>,
+    /// Links to hosts that are further away, or less far, by their addresses.
+    toward: BTreeMap<MacAddress, Link<Vec<u8>>>,
     /// Frames that the kernel did not take.
     refused: u64,
+}
+
+impl Path {
+    /// The link for this frame, which begins with where it goes.
+    fn link_of(&mut self, frame: &[u8]) -> &mut Link<Vec<u8>> {
+        let to = frame.first_chunk().map(|to| MacAddress(*to));
+        to.and_then(|to| self.toward.get_mut(&to))
+            .unwrap_or(&mut self.link)
+    }
+
+    fn links(&self) -> impl Iterator<Item = &Link<Vec<u8>>> {
+        std::iter::once(&self.link).chain(self.toward.values())
+    }
+
+    /// The next frame that has arrived by `now`.
+    fn poll_packet(&mut self, now: Duration) -> Option<Vec<u8>> {
+        let mut links = std::iter::once(&mut self.link).chain(self.toward.values_mut());
+        links.find_map(|link| link.poll_packet(now))
+    }
 }
 
 /// What is shown of one direction.
@@ -200,7 +222,8 @@ impl Program {
             };
             if !outgoing {
                 let now = now()?;
-                path.link.handle_packet(now, self.buffer[..bytes].to_vec());
+                let frame = &self.buffer[..bytes];
+                path.link_of(frame).handle_packet(now, frame.to_vec());
                 self.write_at.get_or_insert(now + COUNTERS_EVERY);
             }
         }
@@ -210,7 +233,7 @@ impl Program {
     /// Gives out what has arrived at the end of each path.
     fn give(&mut self) -> Result<()> {
         for path in &mut self.paths {
-            while let Some(frame) = path.link.poll_packet(now()?) {
+            while let Some(frame) = path.poll_packet(now()?) {
                 if send(path.to.as_raw_fd(), &frame, MsgFlags::MSG_DONTWAIT).is_err() {
                     path.refused += 1;
                 }
@@ -228,10 +251,8 @@ impl Program {
     }
 
     fn set_timer(&self) -> Result<()> {
-        let arrivals = self
-            .paths
-            .iter()
-            .filter_map(|path| path.link.poll_timeout());
+        let links = self.paths.iter().flat_map(Path::links);
+        let arrivals = links.filter_map(Link::poll_timeout);
         let Some(next) = arrivals.chain(self.write_at).min() else {
             return Ok(());
         };
@@ -254,7 +275,7 @@ impl Program {
                 &mut both.down
             };
             *side = PathCounters {
-                link: path.link.counters(),
+                link: path.links().map(Link::counters).sum(),
                 refused: path.refused,
             };
         }
@@ -274,17 +295,30 @@ fn open_paths(splice: Splice) -> Result<[Path; 2]> {
             .context(|| "duplicate a packet socket".into())
     };
     let (near_out, wire_out) = (again(&near)?, again(&wire)?);
-    let path = |up, from, to, config| Path {
+    let duplex = splice.duplex;
+    let apart = |(to, delay): &(MacAddress, Duration)| {
+        let seed = u64::from(to.0[5]) << 32 ^ duplex.up.seed;
+        let config = LinkConfig {
+            delay: *delay,
+            seed,
+            ..duplex.up.clone()
+        };
+        (*to, Link::new(config))
+    };
+    let toward = duplex.toward.iter().map(apart).collect();
+    let path = |up, from, to, config, toward| Path {
         host: splice.host.clone(),
         up,
         from,
         to,
         link: Link::new(config),
+        toward,
         refused: 0,
     };
+    let (up, down) = (duplex.up, duplex.down);
     Ok([
-        path(true, near, wire_out, splice.duplex.up),
-        path(false, wire, near_out, splice.duplex.down),
+        path(true, near, wire_out, up, toward),
+        path(false, wire, near_out, down, BTreeMap::new()),
     ])
 }
 

@@ -258,6 +258,13 @@ impl Config {
         std::iter::once(own).chain(self.peers.iter().map(|peer| (peer.id, peer.name.as_str())))
     }
 
+    /// Address and number of every node of the group.
+    pub fn addresses(&self) -> impl Iterator<Item = (IpAddr, NodeId)> {
+        let own = (self.node.address, self.node.id);
+        let peers = self.peers.iter();
+        std::iter::once(own).chain(peers.map(|peer| (peer.address.ip(), peer.id)))
+    }
+
     /// Whether this node holds the steering table.
     pub fn is_holder(&self) -> bool {
         self.group.contact == self.node.id

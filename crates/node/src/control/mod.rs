@@ -15,7 +15,7 @@ use holdfast_api::FlowText;
 use holdfast_api::control::{
     DropList, ErrorBody, FlowDetail, FlowList, FlowQuery, HandoffAccepted, HandoffList,
     HandoffRequest, HandoffStatus, MigrationAccepted, MigrationList, MigrationRequest,
-    MigrationStatus, NodeList, Placement, PlacementRequest, ProcessCheck, Status,
+    MigrationStatus, NodeList, Placement, PlacementRequest, ProcessCheck, Status, UnitEntry,
 };
 use tokio::net::{TcpListener, UnixListener};
 use tokio::sync::{mpsc, oneshot};
@@ -54,6 +54,8 @@ pub enum ControlRequest {
     Placement(Reply<Placement>),
     /// Place new flows differently.
     SetPlacement(PlacementRequest, Reply<Placement>),
+    /// Which process is this unit?
+    Unit(String, Reply<UnitEntry>),
     /// Can this process move?
     Check(i32, Reply<ProcessCheck>),
     /// Move a process.

@@ -46,6 +46,7 @@ pub(super) fn router(engine: Sender, metrics: Metrics) -> Router {
 /// What is about processes that move.
 fn moves() -> Router<Sender> {
     Router::new()
+        .route("/v1/units/{unit}", get(unit))
         .route("/v1/processes/{pid}/check", get(check))
         .route("/v1/migrations", get(migrations).post(start_migration))
         .route("/v1/migrations/{id}", get(migration))
@@ -102,6 +103,11 @@ async fn handoff(State(engine): Engine, Path(text): Path<String>) -> Response {
         return bad_request(format!("`{text}` is not the number of a handoff")).into_response();
     };
     let request = |reply| ControlRequest::Handoff(id, reply);
+    ask(&engine, request, StatusCode::NOT_FOUND).await
+}
+
+async fn unit(State(engine): Engine, Path(name): Path<String>) -> Response {
+    let request = |reply| ControlRequest::Unit(name, reply);
     ask(&engine, request, StatusCode::NOT_FOUND).await
 }
 

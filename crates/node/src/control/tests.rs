@@ -60,6 +60,7 @@ async fn engine(mut server: ControlServer) {
                 let (weights, epoch) = (request.weights, 2);
                 drop(reply.send(Ok(Placement { weights, epoch })));
             }
+            ControlRequest::Unit(_, reply) => drop(reply.send(Err(refusal()))),
             ControlRequest::Check(_, reply) => drop(reply.send(Err(refusal()))),
             ControlRequest::StartMigration(request, reply) => {
                 let answer = match request.to.as_str() {

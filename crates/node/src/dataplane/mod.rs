@@ -20,6 +20,7 @@ pub use observe::Sockets;
 pub use order::{HeldPacket, in_order};
 
 use std::collections::BTreeMap;
+use std::net::IpAddr;
 use std::path::Path;
 
 use holdfast_bpf::shared::{FlowKey, FlowState, FlowValue};
@@ -33,6 +34,8 @@ pub struct Dataplane {
     /// What is asked of many sockets at once.
     pub sockets: Sockets,
     generations: BTreeMap<u16, u8>,
+    /// The node's own address, where processes move.
+    home: Option<IpAddr>,
 }
 
 /// What the ingress and egress filters are told about one flow.
@@ -58,7 +61,13 @@ impl Dataplane {
             programs: Programs::load(pins, flows_max)?,
             sockets: Sockets::new(),
             generations: BTreeMap::new(),
+            home: None,
         })
+    }
+
+    /// Flows at this address are never another's to answer: see [`Dataplane::forget`].
+    pub fn set_home(&mut self, address: IpAddr) {
+        self.home = Some(address);
     }
 
     /// Puts flows into `state` with one system call.
@@ -99,11 +108,21 @@ impl Dataplane {
         )
     }
 
-    /// Forgets a flow; its packets are then those of an unknown flow.
+    /// Forgets a flow; its packets are then those of an unknown flow. One that was to come back to the node whose address it has
+    /// is forwarded to its donor, as before.
     ///
     /// # Errors
     /// The kernel refuses.
     pub fn forget(&self, flow: &Flow) -> Result<(), Error> {
+        if self.home == Some(flow.local.ip())
+            && let Some((FlowState::TransitIn, value)) = self.flow(flow)
+        {
+            let entry = Entry {
+                hold_slot: 0,
+                ..Entry::of(*flow, &value)
+            };
+            return self.set_flows(&[entry], FlowState::Moved);
+        }
         self.programs.flows.remove(&key_of(flow))
     }
 

@@ -22,6 +22,7 @@ impl Engine {
             ControlRequest::SetPlacement(request, reply) => {
                 drop(reply.send(self.set_placement(request)))
             }
+            ControlRequest::Unit(name, reply) => drop(reply.send(self.moves.unit(&name))),
             ControlRequest::Check(pid, reply) => self.moves.check(pid, reply),
             ControlRequest::StartMigration(request, reply) => {
                 drop(reply.send(self.start_migration(&request)))

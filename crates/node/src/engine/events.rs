@@ -148,6 +148,7 @@ impl Engine {
             };
             match event.kind {
                 EVENT_ESTABLISHED => {
+                    self.note_newcomer(flow);
                     changes.push(Change {
                         flow,
                         kind: ChangeKind::Establish,

@@ -25,16 +25,9 @@ pub struct Fence {
 pub type Fences = HashMap<Flow, Fence>;
 
 impl Engine {
-    /// The flows of this node that come to these sockets. Of datagram sockets only with `Scope::Late`.
-    pub(super) fn flows_of(&self, places: &[Place], scope: Scope) -> Vec<FlowAt> {
-        let mut found = Vec::new();
-        let connections = places.iter().filter(|_| scope == Scope::All);
-        for flow in connections.filter_map(Place::flow) {
-            if let Some((FlowState::Owned, value)) = self.dataplane.flow(&flow) {
-                let epoch = value.epoch;
-                found.push(FlowAt { flow, epoch });
-            }
-        }
+    /// The flows of this node that come to these sockets.
+    pub(super) fn flows_of(&self, places: &[Place]) -> Vec<FlowAt> {
+        let mut found = self.owned(places.iter().filter_map(Place::flow));
         let datagrams: Vec<&Place> = places
             .iter()
             .filter(|place| place.protocol == Protocol::Udp && place.remote.is_none())
@@ -51,8 +44,30 @@ impl Engine {
         found
     }
 
+    /// Those of these flows that are this node's.
+    pub(super) fn owned(&self, flows: impl IntoIterator<Item = Flow>) -> Vec<FlowAt> {
+        let owned = |flow: Flow| match self.dataplane.flow(&flow)? {
+            (FlowState::Owned, value) => Some(FlowAt {
+                flow,
+                epoch: value.epoch,
+            }),
+            _ => None,
+        };
+        flows.into_iter().filter_map(owned).collect()
+    }
+
+    /// Datagram flows that begin while processes are on their way from here may be theirs.
+    pub(super) fn note_newcomer(&mut self, flow: Flow) {
+        if flow.protocol == Protocol::Udp {
+            (self.newcomers.values_mut()).for_each(|newcomers| newcomers.push(flow));
+        }
+    }
+
     /// From now on packets of these flows wait here.
     pub(super) fn fence(&mut self, id: MoveId, flows: &[FlowAt]) -> Result<(), String> {
+        if let Some(why) = flows.iter().find_map(|of| self.refuse_private(&of.flow)) {
+            return Err(why);
+        }
         let mut entries = Vec::with_capacity(flows.len());
         for of in flows {
             let slot = self
@@ -128,8 +143,11 @@ impl Engine {
         set.map_err(|error| error.to_string())?;
         for of in flows {
             let (flow, epoch) = (of.flow, of.epoch);
-            self.tombstones
-                .add(monotonic_s(), Tombstone { flow, epoch });
+            // A private flow is forwarded as long as it lives.
+            if !self.moves.addresses().is_private(&flow) {
+                self.tombstones
+                    .add(monotonic_s(), Tombstone { flow, epoch });
+            }
             self.taken_at_ns.remove(&of.flow);
         }
         Ok(())
@@ -200,6 +218,7 @@ impl Engine {
                 self.slots.give_back(fence.slot);
             }
         }
+        self.ask_about_private();
     }
 
     /// The process does not come.
@@ -235,13 +254,4 @@ impl Engine {
             self.machine.handle_changes(now, others);
         }
     }
-}
-
-/// Which flows.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Scope {
-    /// All.
-    All,
-    /// Those that came after all others were diverted: of datagrams only, since a connection has a socket of its own.
-    Late,
 }

@@ -18,6 +18,7 @@ mod journal;
 mod moves;
 mod network;
 mod operations;
+mod private;
 mod programs;
 mod query;
 mod read;
@@ -60,6 +61,7 @@ use fences::Fences;
 use holder::Holder;
 use journal::Journal;
 use operations::Operations;
+use private::Private;
 use programs::Programs;
 use recover::Recovered;
 use settling::Settling;
@@ -80,6 +82,8 @@ pub struct Engine {
     going: BTreeMap<MoveId, Vec<MoveFlow>>,
     /// Flows of processes that are about to stop here, and where they go.
     leaving: BTreeMap<MoveId, (NodeId, Vec<MoveFlow>)>,
+    /// Datagram flows that began here since the last round of each.
+    newcomers: BTreeMap<MoveId, Vec<Flow>>,
     holder: Option<Holder>,
     peers: Peers,
     apps: AppServer,
@@ -106,6 +110,7 @@ pub struct Engine {
     asked: HashMap<(SessionId, String, Drain), Vec<FlowText>>,
     operations: Operations,
     tombstones: Tombstones,
+    private: Private,
     /// Flows that an earlier daemon left in transit, until their programs have come back for them.
     recovered: HashMap<Flow, Recovered>,
     weights: BTreeMap<u16, BTreeMap<NodeId, u32>>,

@@ -1,12 +1,11 @@
 //! Processes that move, as far as the event loop has to do with them: [`crate::migration`] has the rest.
 
 use holdfast_api::control::{ErrorBody, MigrationAccepted, MigrationRequest};
-use holdfast_proto::migration::{Command, Completion, Migration, Results};
+use holdfast_proto::migration::{Command, Completion, Migration, Results, RoundReport};
 use holdfast_wire::{Frame, MoveId, NodeId};
 
 use super::Engine;
 use super::faults::Moment;
-use super::fences::Scope;
 use super::query::error;
 use crate::migration::{Next, Told, name_of_command, name_of_results, token_of};
 
@@ -27,11 +26,25 @@ impl Engine {
         let mut told = match told {
             Told::Stops { id, stopped, reply } => {
                 // A thread that does not wait has ended.
-                let _ = reply.send(self.turn_flows(id, stopped));
+                let turned = self.turn_flows(id, stopped);
+                let newcomers = || self.newcomers.get(&id).cloned().unwrap_or_default();
+                let _ = reply.send(turned.map(|()| newcomers()));
+                return;
+            }
+            Told::Late { flows, reply } => {
+                if let Err(error) = self.begin_private(flows.iter().copied()) {
+                    tracing::warn!(error, "connections of a process have no entries");
+                }
+                let _ = reply.send(self.owned(flows));
                 return;
             }
             other => other,
         };
+        if let Told::Inspected { check, flows, .. } = &mut told
+            && let Ok(check) = &mut **check
+        {
+            self.judge_private(check, flows);
+        }
         if let Told::Done { id, completion } = &mut told {
             let name = name_of_results(&completion.results);
             self.faults.at(name, Moment::After, 0);
@@ -48,15 +61,30 @@ impl Engine {
     /// What a thread has done has to do with flows too.
     fn finish_of_a_move(&mut self, id: MoveId, results: &mut Results) {
         match results {
-            Results::Copied(Ok(report)) => {
-                report.flows = self.flows_of(self.moves.places(id), Scope::All);
+            Results::Copied(result) => {
+                if let Ok(report) = result
+                    && let Err(why) = self.flows_of_a_round(id, report)
+                {
+                    *result = Err(why);
+                }
             }
-            Results::Frozen(Ok(report)) => {
-                report.late = self.flows_of(self.moves.places(id), Scope::Late);
+            Results::Thawed(Ok(())) | Results::Released(Ok(())) => {
+                self.newcomers.remove(&id);
+                self.reserve_ports();
             }
-            Results::Gone(Ok(())) => self.flush_fences(id),
+            Results::Gone(Ok(_)) => self.flush_fences(id),
             _ => {}
         }
+    }
+
+    fn flows_of_a_round(&mut self, id: MoveId, report: &mut RoundReport) -> Result<(), String> {
+        let places = self.moves.places(id).to_vec();
+        self.begin_private_at(&places)?;
+        report.flows = self.flows_of(&places);
+        let ends = self.other_ends(report.flows.iter().map(|of| of.flow))?;
+        (report.peers, report.forwarded) = (ends.peers, ends.forwarded);
+        self.newcomers.insert(id, Vec::new());
+        Ok(())
     }
 
     /// What a command has to do with flows, before the rest of it is done; if that fails, its end.
@@ -93,6 +121,16 @@ impl Engine {
             Command::Discard { id, .. } => {
                 self.discard_fences(*id);
                 None
+            }
+            Command::Translate {
+                hops,
+                step,
+                to,
+                connections,
+                ..
+            } => {
+                let translated = self.translate(*hops, (*step, *to), connections);
+                Some(Results::Translated(translated))
             }
             _ => None,
         }
@@ -154,7 +192,7 @@ impl Engine {
         if let Some(completion) = completion {
             self.faults.at(name, Moment::After, 0);
             // Done at once, by what an earlier daemon left: its flows have no fence that could be flushed later.
-            if let (Some(id), Results::Gone(Ok(()))) = (id, &completion.results) {
+            if let (Some(id), Results::Gone(Ok(_))) = (id, &completion.results) {
                 self.flush_fences(id);
             }
             let now = self.now();

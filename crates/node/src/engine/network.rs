@@ -4,13 +4,20 @@ use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::time::Duration;
 
-use holdfast_bpf::shared::{Config as MapConfig, REACH_BROADCAST, REACH_STEER};
+use holdfast_bpf::shared::{Config as MapConfig, PRIVATE_MARK, REACH_BROADCAST, REACH_STEER};
+use holdfast_sys::delivery::deliver_here;
 use holdfast_sys::net::{self, Interface};
 use holdfast_sys::sysctl;
 
 use super::setup::{SetupError, other, system};
 use crate::config::{Config, Reach};
 use crate::dataplane::{Dataplane, Hold, NodePath};
+
+/// The TUN that holds packets.
+pub(super) const HOLD: &str = "hf-hold";
+
+/// The routing table of what is for this host whoever's its address is, and the priority of its rules.
+const TABLE: u32 = 18_534;
 
 /// How long a neighbour may take to answer at start; later it is asked again.
 const NEIGHBOUR_PATIENCE: Duration = Duration::from_millis(300);
@@ -55,6 +62,14 @@ pub(super) fn configure(
         ready: u32::from(ready),
     };
     dataplane.programs.set_config(&map).map_err(other)
+}
+
+/// Where processes move, connections keep their addresses: packets of them that are for this host come to its stack.
+pub(super) fn deliver_private(config: &Config) -> Result<(), SetupError> {
+    if !config.migration.enabled {
+        return Ok(());
+    }
+    deliver_here(PRIVATE_MARK, HOLD, TABLE).map_err(system("routing rules"))
 }
 
 fn mtu(interface: &Interface) -> u16 {

@@ -53,6 +53,7 @@ impl Engine {
         let mut moving = Vec::new();
         let mut changes = Vec::new();
         let of_moves = self.moves.written_flows();
+        self.flush_left();
         for (flow, state, value) in self.dataplane.flows() {
             let found = recovered(&flow, state, &value);
             if let Some(found) = found.filter(|_| !of_moves.contains(&flow)) {
@@ -68,6 +69,8 @@ impl Engine {
                 moving.push(found);
             }
             match state {
+                // Forwarded as long as it lives.
+                FlowState::Moved if self.moves.addresses().is_private(&flow) => {}
                 FlowState::Moved => {
                     let epoch = value.epoch;
                     self.tombstones
@@ -99,6 +102,22 @@ impl Engine {
         }
         if !changes.is_empty() {
             self.machine.handle_changes(now, changes);
+        }
+    }
+
+    /// Processes run here whose packets an earlier daemon held until its end: what it held is lost, what comes goes to them.
+    fn flush_left(&self) {
+        let flushing = |flow: &Flow| match self.dataplane.flow(flow)? {
+            (FlowState::Flushing, value) => Some(Entry {
+                hold_slot: 0,
+                ..Entry::of(*flow, &value)
+            }),
+            _ => None,
+        };
+        let running = self.moves.running_flows();
+        let entries: Vec<Entry> = running.iter().filter_map(flushing).collect();
+        if let Err(error) = self.dataplane.set_flows(&entries, FlowState::Owned) {
+            tracing::error!(%error, "flows stay in the hold's care");
         }
     }
 

@@ -45,7 +45,12 @@ pub(super) async fn run(
                     engine.handle_peer(event);
                 }
             }
-            Some(told) = inputs.movers.recv() => engine.handle_told(told),
+            Some(told) = inputs.movers.recv() => {
+                // What began before a process stood still is known before it says so.
+                events.consume();
+                engine.handle_kernel(&std::mem::take(&mut *kernel_events.borrow_mut()));
+                engine.handle_told(told);
+            }
             event = engine.apps.recv() => engine.handle_app(event),
             _ = kernel_ready.readable() => events.consume(),
             _ = hold_ready.readable() => engine.read_hold(),

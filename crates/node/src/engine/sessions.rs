@@ -30,7 +30,11 @@ impl Engine {
             PeerEvent::Frame { from, frame } if Self::is_of_a_move(&frame) => {
                 self.moves.handle_frame(now, from, frame);
             }
-            PeerEvent::Frame { from, frame } => self.machine.handle_frame(now, from, frame),
+            PeerEvent::Frame { from, frame } => {
+                if let Some(frame) = self.private_answer(from, frame) {
+                    self.machine.handle_frame(now, from, frame);
+                }
+            }
             PeerEvent::Lost { peer, why } => {
                 tracing::warn!(%peer, %why, "lost");
                 self.machine.handle_peer_lost(now, peer);

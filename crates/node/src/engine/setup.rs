@@ -11,14 +11,16 @@ use holdfast_sys::caps::{Capability, keep_only, limit_to, missing};
 use holdfast_sys::net::Interface;
 use holdfast_sys::priority::be_realtime;
 use holdfast_sys::tcp_repair::{Preparer, StaticReader};
+use holdfast_wire::NodeId;
 
 use super::Engine;
 use super::congestion::Congestion;
 use super::faults::Faults;
 use super::holder::Holder;
 use super::journal::Journal;
-use super::network::{add_addresses, configure};
+use super::network::{HOLD, add_addresses, configure, deliver_private};
 use super::operations::Operations;
+use super::private::Private;
 use super::programs::Programs;
 use super::run::{Inputs, run};
 use super::settling::Settling;
@@ -172,30 +174,27 @@ fn assemble(config: Config) -> Result<(Engine, Inputs), SetupError> {
     let holder = config
         .is_holder()
         .then(|| Holder::new(&dataplane.programs, floor));
-    let congestion = Congestion::new(&dataplane);
-    let services = config.services.iter();
-    let weights = (0u16..)
-        .zip(services.map(|service| service.weights.clone()))
-        .collect();
+    let weights = weights(&config);
     let engine = Engine {
         machine: Handoff::new(machine),
         moves,
         fences: HashMap::new(),
         going: BTreeMap::new(),
         leaving: BTreeMap::new(),
+        newcomers: BTreeMap::new(),
         preparer: Preparer::new().map_err(other)?,
         static_reader: StaticReader::new().map_err(other)?,
         settling: Settling::default(),
         drain_poll_at: None,
         config,
         started: Instant::now(),
+        congestion: Congestion::new(&dataplane),
         dataplane,
         hold,
         holder,
         peers,
         apps,
         metrics,
-        congestion,
         programs: Programs::default(),
         donations: HashMap::new(),
         arrivals: HashMap::new(),
@@ -210,6 +209,7 @@ fn assemble(config: Config) -> Result<(Engine, Inputs), SetupError> {
         asked: HashMap::new(),
         operations: Operations::default(),
         tombstones: Tombstones::default(),
+        private: Private::default(),
         recovered: HashMap::new(),
         weights,
         placement_epoch: 0,
@@ -226,6 +226,14 @@ fn assemble(config: Config) -> Result<(Engine, Inputs), SetupError> {
         movers,
     };
     Ok((engine, inputs))
+}
+
+/// How new clients are shared out, by the number of the service.
+fn weights(config: &Config) -> BTreeMap<u16, BTreeMap<NodeId, u32>> {
+    let services = config.services.iter();
+    (0u16..)
+        .zip(services.map(|service| service.weights.clone()))
+        .collect()
 }
 
 /// What tells this run of the daemon from earlier ones, and the epoch that flows begin with.
@@ -252,7 +260,8 @@ fn machines(config: &Config, boot: u64, floor: u32) -> (MachineConfig, MoveConfi
 /// Filters first, addresses after: from the first packet on, what is not ours never reaches the stack.
 fn attach(config: &Config, interface: &Interface) -> Result<(Dataplane, Hold), SetupError> {
     let mut dataplane = Dataplane::load(&config.node.bpffs, config.node.capacity).map_err(other)?;
-    let hold = Hold::new("hf-hold").map_err(other)?;
+    dataplane.set_home(config.node.address);
+    let hold = Hold::new(HOLD).map_err(other)?;
     configure(config, interface, &hold, &mut dataplane, false)?;
     dataplane
         .programs
@@ -263,6 +272,7 @@ fn attach(config: &Config, interface: &Interface) -> Result<(Dataplane, Hold), S
         .attach_cgroup(&config.node.cgroup().map_err(other)?)
         .map_err(other)?;
     add_addresses(config, interface)?;
+    deliver_private(config)?;
     configure(config, interface, &hold, &mut dataplane, true)?;
     Ok((dataplane, hold))
 }

@@ -22,6 +22,7 @@ impl Engine {
         self.work.forget(self.tombstones.due(now_s));
         if now_s.is_multiple_of(SWEEP_S) {
             self.sweep(now_s);
+            self.sweep_private();
             network::refresh(&self.config, &self.dataplane);
         }
         self.give_up_recovered();
@@ -79,7 +80,9 @@ impl Engine {
                 }
                 FlowState::Owned => owned += 1,
                 // An earlier daemon's tombstone.
-                FlowState::Moved if silent_s >= 2 * TIME_WAIT_S => {
+                FlowState::Moved
+                    if silent_s >= 2 * TIME_WAIT_S && !self.moves.addresses().is_private(&flow) =>
+                {
                     let _ = self.dataplane.forget(&flow);
                 }
                 _ => {}

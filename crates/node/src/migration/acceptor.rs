@@ -1,6 +1,5 @@
 //! An acceptor's thread: it puts a process together, by way of a restorer.
 
-use std::collections::BTreeMap;
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{self, Receiver, Sender};
@@ -8,25 +7,31 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use holdfast_proto::migration::{Completion, Results, Token};
+use holdfast_sys::cgroup::{Group, Groups};
+use holdfast_sys::priority::Hurry;
 use holdfast_sys::process::acceptor::{ClockOffsets, Restorer};
+use holdfast_sys::process::digest::Digest;
 use holdfast_sys::process::donor::Held;
-use holdfast_sys::process::files::image::FileId;
 use holdfast_sys::process::image::{Clocks, Descriptors, Frozen, Pages, Tree, decode};
-use holdfast_sys::process::sockets::{SocketState, Sockets};
+use holdfast_sys::process::sockets::Sockets;
 use holdfast_sys::tcp_repair::{Settled, WindowProbe};
 use holdfast_wire::MoveId;
 use rustix::time::ClockId;
 
+use super::connections::{self, States};
+use super::pack::unpack;
 use super::pieces::{Incoming, Kind};
 use super::policy::Policy;
 use super::records::{Entry, Record};
+use super::residents::Came;
+use super::steps::Steps;
 use super::told::{Teller, Told};
 
 /// The word by which `holdfastd` knows that it is a restorer.
 pub const RESTORER: &str = "restorer";
 
 /// Threads that restore sockets.
-const RESTORERS: usize = 1;
+const RESTORERS: usize = 2;
 
 /// How long sockets may take to take late options, and between two times.
 const SETTLE_MAX: Duration = Duration::from_secs(5);
@@ -55,8 +60,8 @@ impl Acceptor {
     pub(super) fn start(
         id: MoveId,
         policy: Policy,
-        record: Record,
-        way_back: PathBuf,
+        (record, way_back): (Record, PathBuf),
+        (came, group, hurries): (Came, Option<(Groups, Group)>, bool),
         teller: Teller,
     ) -> std::io::Result<Acceptor> {
         let (jobs, inbox) = mpsc::channel();
@@ -67,11 +72,17 @@ impl Acceptor {
             way_back,
             teller,
             incoming: Incoming::default(),
+            came,
+            group,
             restorer: None,
+            held: None,
             sockets: None,
             building: None,
             complete: false,
             problem: None,
+            steps: Steps::begin(),
+            hurries,
+            freezing: false,
         };
         std::thread::Builder::new()
             .name("take".to_owned())
@@ -93,7 +104,12 @@ struct Taking {
     way_back: PathBuf,
     teller: Teller,
     incoming: Incoming,
+    came: Came,
+    /// The control group that is made for it.
+    group: Option<(Groups, Group)>,
     restorer: Option<Restorer>,
+    /// The same, as it is written down.
+    held: Option<Held>,
     sockets: Option<Sockets>,
     /// Who waits until the first shape of the tree was taken.
     building: Option<Token>,
@@ -101,13 +117,23 @@ struct Taking {
     complete: bool,
     /// Why no more is taken.
     problem: Option<String>,
+    /// Since the tree was about to stand still.
+    steps: Steps,
+    /// Ahead of ordinary threads from then on.
+    hurries: bool,
+    freezing: bool,
 }
 
 impl Taking {
     /// Until the process runs or the move was given up. If the event loop ends first, a restorer that has everything
     /// waits for the next daemon; any other ends with its channel.
     fn run(mut self, inbox: &Receiver<Job>) {
+        // The thread's own, and so not among what it was started with.
+        let mut hurry = None;
         while let Ok(job) = inbox.recv() {
+            if self.freezing && self.hurries && hurry.is_none() {
+                hurry = Hurry::begin();
+            }
             match job {
                 Job::Build(token) => self.building = Some(token),
                 Job::Piece { kind, more, bytes } => self.piece(kind, more, &bytes),
@@ -116,15 +142,19 @@ impl Taking {
                     self.done(token, Results::Restored(result));
                 }
                 Job::Go(token) => {
-                    let result = self.go();
+                    let result = self.go().map(|()| self.steps.list());
                     let runs = result.is_ok();
                     self.done(token, Results::Gone(result));
                     if runs {
+                        drop(hurry);
                         return self.settle();
                     }
                 }
                 Job::Discard(token) => {
                     (self.restorer, self.sockets) = (None, None);
+                    if let Some((groups, group)) = &self.group {
+                        groups.remove(group.path());
+                    }
                     let _ = std::fs::remove_file(&self.way_back);
                     self.record.remove();
                     return self.done(token, Results::Discarded);
@@ -140,7 +170,7 @@ impl Taking {
 
     /// Takes a piece. After a problem only its bytes are counted.
     fn piece(&mut self, kind: u8, more: bool, bytes: &[u8]) {
-        let mut problem = None;
+        let (began, mut problem) = (Instant::now(), None);
         if self.problem.is_none()
             && let Err(why) = self.take(kind, more, bytes)
         {
@@ -151,6 +181,7 @@ impl Taking {
         self.teller.tell(Told::Took {
             id: self.id,
             bytes: bytes.len() as u64,
+            busy_us: u64::try_from(began.elapsed().as_micros()).unwrap_or(u64::MAX),
             problem,
         });
     }
@@ -160,23 +191,46 @@ impl Taking {
             return Ok(());
         };
         match kind {
+            Kind::Freezing => self.steps = Steps::begin(),
+            _ => self.steps.done("wait"),
+        }
+        self.take_message(kind, &message)?;
+        self.steps.done(kind.name());
+        Ok(())
+    }
+
+    fn take_message(&mut self, kind: Kind, message: &[u8]) -> Result<(), String> {
+        match kind {
             Kind::Tree => {
-                let tree: Tree = decode(&message).map_err(text)?;
+                let tree: Tree = decode(message).map_err(text)?;
                 self.policy.check_tree(&tree)?;
                 self.restorer(tree.clocks)?.tree(&tree).map_err(text)?;
                 self.built(Ok(()));
             }
+            Kind::PackedPages => self.take_message(Kind::Pages, &unpack(message)?)?,
             Kind::Pages => {
-                let pages: Pages = decode(&message).map_err(text)?;
+                let pages: Pages = decode(message).map_err(text)?;
                 self.there()?.pages(&pages).map_err(text)?;
             }
-            Kind::Descriptors | Kind::LastDescriptors => self.descriptors(kind, &message)?,
-            Kind::Sockets => self.restore_sockets(&message)?,
+            Kind::Descriptors | Kind::LastDescriptors => self.descriptors(kind, message)?,
+            Kind::Seen | Kind::Sockets | Kind::LastSockets => {
+                self.give_states(kind, connections::decode(message)?)?;
+            }
+            Kind::Freezing => {
+                self.freezing = true;
+                if self.hurries {
+                    self.there()?.hurry().map_err(text)?;
+                }
+            }
             Kind::Frozen => {
-                let frozen: Frozen = decode(&message).map_err(text)?;
+                let frozen: Frozen = decode(message).map_err(text)?;
                 self.policy.check_frozen(&frozen)?;
                 self.there()?.frozen(&frozen).map_err(text)?;
                 self.complete = true;
+            }
+            Kind::Digest => {
+                let original: Digest = decode(message).map_err(text)?;
+                self.there()?.compare(&original).map_err(text)?;
             }
         }
         Ok(())
@@ -202,17 +256,24 @@ impl Taking {
         Ok(())
     }
 
-    fn restore_sockets(&mut self, message: &[u8]) -> Result<(), String> {
-        let states: BTreeMap<FileId, SocketState> = postcard::from_bytes(message)
-            .map_err(|error| format!("the state of sockets cannot be read: {error}"))?;
+    fn give_states(&mut self, kind: Kind, given: States) -> Result<(), String> {
         let sockets = self
             .sockets
             .as_mut()
             .ok_or("their state came before sockets")?;
-        let packets = sockets.restore(states, RESTORERS);
+        let States { at_us, states } = given;
+        let packets = match kind {
+            Kind::Seen => sockets
+                .inject(states, at_us, RESTORERS)
+                .map(|()| Vec::new()),
+            Kind::Sockets => sockets.restore_some(states, RESTORERS),
+            _ => sockets.restore_changed(states, at_us, RESTORERS),
+        };
         let packets = packets.map_err(|error| error.to_string())?;
-        let id = self.id;
-        self.teller.tell(Told::Packets { id, packets });
+        if !packets.is_empty() {
+            let id = self.id;
+            self.teller.tell(Told::Packets { id, packets });
+        }
         Ok(())
     }
 
@@ -241,6 +302,11 @@ impl Taking {
             let restorer = restorer.map_err(text)?;
             let held = Held::of(restorer.pid()).map_err(text)?;
             self.record.write(&Entry::Restorer(held))?;
+            self.held = Some(held);
+            // Its processes will be born there.
+            if let Some((groups, group)) = &self.group {
+                groups.make(group, restorer.pid())?;
+            }
             self.restorer = Some(restorer);
         }
         self.there()
@@ -254,22 +320,38 @@ impl Taking {
         if !self.complete {
             return Err("not all of it came".to_owned());
         }
-        self.record.write(entry)
+        let unfinished = self.sockets.as_ref().map(Sockets::unfinished);
+        if let Some(unfinished) = unfinished.filter(|some| !some.is_empty()) {
+            self.record.write(&Entry::Unfinished(unfinished))?;
+        }
+        self.steps.done("wait");
+        self.record.write(entry)?;
+        self.steps.done("record");
+        Ok(())
     }
 
     fn go(&mut self) -> Result<(), String> {
+        self.steps.done("commit");
         if let Some(sockets) = &mut self.sockets {
             let activated = sockets.activate(WindowProbe::No, RESTORERS);
             activated.map_err(|error| error.to_string())?;
         }
+        self.steps.done("activate");
         for lock in self.there()?.go().map_err(text)? {
             tracing::warn!(id = %self.id, lock, "a lock of a process that came is somebody else's here");
         }
+        self.steps.done("go");
         let _ = std::fs::remove_file(&self.way_back);
         self.record.write(&Entry::Runs)?;
-        if let Some(restorer) = self.restorer.take() {
-            let id = self.id;
-            self.teller.tell(Told::Runs { id, restorer });
+        self.steps.done("record");
+        tracing::debug!(id = %self.id, steps = %self.steps, "it runs");
+        if let (Some(restorer), Some(held)) = (self.restorer.take(), self.held) {
+            self.teller.tell(Told::Runs {
+                id: self.id,
+                restorer,
+                held,
+                came: std::mem::take(&mut self.came),
+            });
         }
         Ok(())
     }
@@ -309,48 +391,4 @@ fn offsets(theirs: Clocks) -> ClockOffsets {
 
 fn text(error: holdfast_sys::process::error::Error) -> String {
     error.to_string()
-}
-
-/// Lets a process run that was complete when its daemon died. Gives its restorer, unless it runs already.
-pub(super) fn go_left(
-    entries: &[Entry],
-    way_back: &Path,
-    record: &Record,
-) -> Result<Option<Restorer>, String> {
-    let Some(held) = restorer_of(entries) else {
-        return Err("nothing is written down of its restorer".to_owned());
-    };
-    if entries.iter().any(|entry| matches!(entry, Entry::Runs)) {
-        return Ok(None);
-    }
-    let restorer = Restorer::adopt(held.pid, way_back).map_err(text)?;
-    let restorer = match restorer {
-        Some(mut restorer) => {
-            restorer.go().map_err(text)?;
-            Some(restorer)
-        }
-        None if held.exists() => None,
-        None => return Err("its restorer has died, and the process with it".to_owned()),
-    };
-    let _ = std::fs::remove_file(way_back);
-    record.write(&Entry::Runs)?;
-    Ok(restorer)
-}
-
-/// Ends what was put together of a process when its daemon died.
-pub(super) fn discard_left(entries: &[Entry], way_back: &Path, record: &Record) {
-    if let Some(held) = restorer_of(entries) {
-        // Nothing can be done about one that cannot be ended.
-        let _ = held.end();
-    }
-    let _ = std::fs::remove_file(way_back);
-    record.remove();
-}
-
-/// Who puts it together.
-pub(super) fn restorer_of(entries: &[Entry]) -> Option<Held> {
-    entries.iter().find_map(|entry| match entry {
-        Entry::Restorer(held) => Some(*held),
-        _ => None,
-    })
 }

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use holdfast_api::control::{
     ErrorBody, MigrationAccepted, MigrationList, MigrationRequest, MigrationStatus, ProcessCheck,
+    SocketsWay, UnitEntry,
 };
 use holdfast_proto::migration::{Load, Options, ProcessId, Request};
 use holdfast_wire::NodeId;
@@ -11,13 +12,27 @@ use holdfast_wire::migration::SocketStrategy;
 use tokio::sync::oneshot;
 
 use super::policy::name_of;
-use super::{Moves, check, operations};
+use super::units::Units;
+use super::{Moves, check};
 
 impl Moves {
+    /// The process that a unit is.
+    pub(crate) fn unit(&self, name: &str) -> Result<UnitEntry, ErrorBody> {
+        self.units().find(name)
+    }
+
+    /// The units of this node.
+    pub(super) fn units(&self) -> Units {
+        Units {
+            groups: self.groups.clone(),
+            restorers: self.residents.restorers(),
+        }
+    }
+
     /// Begins a look at a process.
     pub(crate) fn check(&self, pid: i32, reply: oneshot::Sender<Result<ProcessCheck, ErrorBody>>) {
         if self.enabled {
-            return check::for_operator(pid, reply, self.teller.clone());
+            return check::for_operator(pid, self.addresses.clone(), reply, self.teller.clone());
         }
         let _ = reply.send(Err(off()));
     }
@@ -47,14 +62,20 @@ impl Moves {
             error: format!("{} is no PID", request.pid),
             what_to_do: "name a process of this node, by its PID here".to_owned(),
         })?;
+        let sockets = match request.sockets {
+            SocketsWay::Iterative => SocketStrategy::Iterative,
+            SocketsWay::Collective => SocketStrategy::Collective,
+            SocketsWay::Incremental => SocketStrategy::Incremental,
+        };
         let begun = Request {
             process: ProcessId(process),
             to,
             options: Options {
-                clone: false,
-                sockets: operations::strategy(request.sockets),
+                clone: request.clone,
+                sockets,
                 max_freeze: request.max_freeze_us.map(Duration::from_micros),
                 post_copy: false,
+                verify: request.verify,
             },
         };
         let id = (self.machine.handle_request(now, begun)).map_err(|error| ErrorBody {
@@ -62,7 +83,8 @@ impl Moves {
             what_to_do: "`holdfast status` shows nodes and processes that move".to_owned(),
         })?;
         let (pid, name) = (request.pid, name_of(request.pid));
-        let id = self.operations.begin(id, pid, name, request.to.clone());
+        let to = (request.to.clone(), request.clone);
+        let id = self.operations.begin(id, pid, name, to);
         Ok(MigrationAccepted { id })
     }
 

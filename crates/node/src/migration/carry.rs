@@ -1,14 +1,18 @@
 //! Carries out what the machine commands.
 
 use holdfast_proto::migration::{Command, Completion, ProcessId, Results, Token};
-use holdfast_wire::migration::Offer;
+use holdfast_sys::process::acceptor::Restorer;
+use holdfast_sys::process::donor::Held;
+use holdfast_wire::migration::{FlowAt, Offer};
 use holdfast_wire::{Flow, MoveId, NodeId};
 
 use super::acceptor::{self, Acceptor};
+use super::connections::Ways;
 use super::donor::{self, Donor};
 use super::policy::Description;
 use super::records::{Entry, Role};
-use super::{Moves, check, policy};
+use super::residents::Came;
+use super::{Moves, check, left, policy, units};
 
 /// What came of a command that is carried out at once.
 type Now = Option<Results>;
@@ -23,9 +27,21 @@ impl Moves {
                 id,
                 process,
                 to,
+                sockets,
+                clone,
+                verify,
                 round,
                 ..
-            } => self.copy_round(token, id, process, to, round),
+            } => {
+                let ways = Ways {
+                    sockets,
+                    late: self.broadcast,
+                    copy: clone,
+                    verify,
+                    hurries: self.hurries,
+                };
+                self.copy_round(token, id, (process, to, ways), round)
+            }
             Command::Note {
                 id, flows, peers, ..
             } => {
@@ -33,18 +49,18 @@ impl Moves {
                 Some(Results::Noted(record.write(&Entry::Noted { flows, peers })))
             }
             Command::Freeze { id, flows, .. } => {
-                let flows = flows.iter().map(|of| of.flow).collect();
-                self.freeze(token, id, flows)
+                self.freeze(token, id, flows.iter().map(|of| of.flow).collect())
             }
             Command::Thaw { id, .. } => self.thaw(token, id),
             Command::Release { id, .. } => self.release(token, id),
             Command::Examine { offer, .. } => Some(Results::Examined(self.examine(&offer))),
             Command::Build { id, offer, .. } => self.build(token, id, &offer),
-            // The owner's, which has the filters.
-            Command::Arm { .. } => Some(Results::Armed(Ok(()))),
+            // The rest is the owner's, which has the filters.
+            Command::Arm { id, flows, .. } => Some(Results::Armed(self.arm(id, flows))),
             Command::Restore {
                 id, flows, peers, ..
             } => {
+                let flows = (self.armed.get(&id) != Some(&flows)).then_some(flows);
                 let entry = Entry::Restored { flows, peers };
                 let gone = || Results::Restored(Err("its thread has ended".to_owned()));
                 self.acceptor_job(id, acceptor::Job::Restore(token, entry), gone)
@@ -55,9 +71,8 @@ impl Moves {
                 self.forget(id);
                 Some(Results::Forgotten)
             }
-            // Nothing has connections to peers yet, so nobody asks.
-            Command::Translate { .. } => Some(Results::Translated(Ok(()))),
-            Command::Arbitrate { .. } | Command::Lookup { .. } => None,
+            // The owner's alone.
+            Command::Translate { .. } | Command::Arbitrate { .. } | Command::Lookup { .. } => None,
         };
         results.map(|results| Completion { token, results })
     }
@@ -65,7 +80,8 @@ impl Moves {
     fn check_process(&self, token: Token, process: ProcessId) -> Now {
         let pid = i32::try_from(process.0).unwrap_or(0);
         let hops = self.residents.moves_of(pid);
-        check::for_machine(token, process, hops, self.teller.clone());
+        let with = (self.addresses.clone(), self.units());
+        check::for_machine(token, process, hops, with, self.teller.clone());
         None
     }
 
@@ -73,12 +89,11 @@ impl Moves {
         &mut self,
         token: Token,
         id: MoveId,
-        process: ProcessId,
-        to: NodeId,
+        (process, to, ways): (ProcessId, NodeId, Ways),
         round: u32,
     ) -> Now {
         if round == 1
-            && let Err(why) = self.begin_to_give(id, process, to)
+            && let Err(why) = self.begin_to_give(id, process, to, ways)
         {
             return Some(Results::Copied(Err(why)));
         }
@@ -86,18 +101,24 @@ impl Moves {
         self.donor_job(id, donor::Job::Round(token), gone)
     }
 
-    fn begin_to_give(&mut self, id: MoveId, process: ProcessId, to: NodeId) -> Result<(), String> {
+    fn begin_to_give(
+        &mut self,
+        id: MoveId,
+        process: ProcessId,
+        to: NodeId,
+        ways: Ways,
+    ) -> Result<(), String> {
         let root = i32::try_from(process.0).map_err(|_| "no such process".to_owned())?;
         let record = self.records.of(id, Role::Gives);
         record.write(&Entry::Gives {
             process: process.0,
             name: policy::name_of(root),
             to,
-            clone: false,
+            clone: ways.copy,
             hops: self.residents.moves_of(root),
         })?;
-        let with = (record, self.services.clone());
-        let donor = Donor::start(id, root, to, with, self.teller.clone());
+        let with = (record, self.addresses.clone());
+        let donor = Donor::start(id, root, to, with, ways, self.teller.clone());
         let donor = donor.map_err(|error| format!("no thread for it: {error}"))?;
         self.donors.insert(id, donor);
         Ok(())
@@ -126,7 +147,7 @@ impl Moves {
         }
         // An earlier daemon's, or its thread has ended: then what is stopped is stopped for good.
         let record = self.records.of(id, Role::Gives);
-        let thawed = donor::thaw_left(&record.read());
+        let thawed = left::thaw(&record.read());
         self.thawed(id);
         Some(Results::Thawed(thawed))
     }
@@ -162,7 +183,7 @@ impl Moves {
             return None;
         }
         let record = self.records.of(id, Role::Gives);
-        let released = donor::release_left(&record.read());
+        let released = left::release(&record.read());
         if released.is_ok() {
             self.released(id);
         }
@@ -178,8 +199,10 @@ impl Moves {
     fn examine(&self, offer: &Offer) -> Result<(), Vec<String>> {
         let description = Description::decode(&offer.description).map_err(|why| vec![why])?;
         let mut refusals = self.policy.refusals(&description, offer.memory);
-        if offer.clone || offer.post_copy {
-            refusals.push("it takes no copies, and no memory that follows".to_owned());
+        let group = description.group.iter();
+        refusals.extend(group.flat_map(|group| units::refusals(&self.groups, group)));
+        if offer.post_copy {
+            refusals.push("it takes no memory that follows".to_owned());
         }
         match refusals.is_empty() {
             true => Ok(()),
@@ -189,23 +212,42 @@ impl Moves {
 
     fn build(&mut self, token: Token, id: MoveId, offer: &Offer) -> Now {
         let failed = |why| Some(Results::Built(Err(why)));
-        let name = match Description::decode(&offer.description) {
-            Ok(description) => description.name,
+        let Description { name, group, .. } = match Description::decode(&offer.description) {
+            Ok(description) => description,
             Err(why) => return failed(why),
         };
-        let hops = offer.hops;
+        let came = Came {
+            name,
+            hops: offer.hops,
+            group: group.as_ref().map(|group| group.path().to_owned()),
+        };
         let record = self.records.of(id, Role::Takes);
-        if let Err(why) = record.write(&Entry::Takes { name, hops }) {
+        let takes = Entry::Takes {
+            name: came.name.clone(),
+            hops: came.hops,
+            group: came.group.clone(),
+        };
+        if let Err(why) = record.write(&takes) {
             return failed(why);
         }
+        let group = group.map(|group| (self.groups.clone(), group));
         let back = self.records.way_back(id);
         let (policy, teller) = (self.policy.clone(), self.teller.clone());
-        match Acceptor::start(id, policy, record, back, teller) {
+        let of = (came, group, self.hurries);
+        match Acceptor::start(id, policy, (record, back), of, teller) {
             Ok(acceptor) => self.acceptors.insert(id, acceptor),
             Err(error) => return failed(format!("no thread for it: {error}")),
         };
         let gone = || Results::Built(Err("its thread has ended".to_owned()));
         self.acceptor_job(id, acceptor::Job::Build(token), gone)
+    }
+
+    fn arm(&mut self, id: MoveId, flows: Vec<FlowAt>) -> Result<(), String> {
+        let armed = self.armed.entry(id).or_default();
+        armed.extend(&flows);
+        armed.sort_unstable();
+        let record = self.records.of(id, Role::Takes);
+        record.write(&Entry::Armed(flows))
     }
 
     fn acceptor_job(
@@ -226,30 +268,26 @@ impl Moves {
         }
         let record = self.records.of(id, Role::Takes);
         let entries = record.read();
-        let result = acceptor::go_left(&entries, &self.records.way_back(id), &record);
-        let result = result.map(|restorer| self.runs(id, restorer));
+        let result = left::go(&entries, &self.records.way_back(id), &record);
+        let result = result.map(|restorer| {
+            self.runs(id, restorer);
+            Vec::new()
+        });
         Some(Results::Gone(result))
     }
 
-    /// A process runs here from now on.
-    pub(super) fn runs(
-        &mut self,
-        id: MoveId,
-        child: Option<holdfast_sys::process::acceptor::Restorer>,
-    ) {
+    /// A process runs here from now on, as is written down.
+    fn runs(&mut self, id: MoveId, child: Option<Restorer>) {
         let entries = self.records.of(id, Role::Takes).read();
-        let Some(restorer) = acceptor::restorer_of(&entries) else {
-            return;
-        };
-        let (name, hops) = entries
-            .iter()
-            .find_map(|entry| match entry {
-                Entry::Takes { name, hops } => Some((name.clone(), *hops)),
-                _ => None,
-            })
-            .unwrap_or_default();
+        if let Some(restorer) = left::restorer_of(&entries) {
+            self.came(id, restorer, child, left::came_of(&entries));
+        }
+    }
+
+    /// A process runs here from now on.
+    pub(super) fn came(&mut self, id: MoveId, restorer: Held, child: Option<Restorer>, came: Came) {
         let from = (self.nodes.get(&id.donor)).map_or_else(String::new, Clone::clone);
-        self.residents.came(restorer, child, (name, from, hops + 1));
+        self.residents.came(restorer, child, (came, from));
     }
 
     fn discard(&mut self, token: Token, id: MoveId) -> Now {
@@ -258,7 +296,11 @@ impl Moves {
             return None;
         }
         let record = self.records.of(id, Role::Takes);
-        acceptor::discard_left(&record.read(), &self.records.way_back(id), &record);
+        let entries = record.read();
+        left::discard(&entries, &self.records.way_back(id), &record);
+        if let Some(group) = left::came_of(&entries).group {
+            self.residents.leave(group);
+        }
         self.end_acceptor(id);
         Some(Results::Discarded)
     }
@@ -268,7 +310,7 @@ impl Moves {
         match results {
             Results::Thawed(Ok(())) => self.thawed(id),
             Results::Released(Ok(())) => self.released(id),
-            Results::Discarded | Results::Gone(Ok(())) => self.end_acceptor(id),
+            Results::Discarded | Results::Gone(Ok(_)) => self.end_acceptor(id),
             _ => {}
         }
     }
@@ -281,6 +323,7 @@ impl Moves {
     fn end_acceptor(&mut self, id: MoveId) {
         self.acceptors.remove(&id);
         self.untaken.remove(&id);
+        self.armed.remove(&id);
         self.packets.remove(&id);
     }
 

@@ -4,10 +4,13 @@ use holdfast_api::control::{BlockerEntry, ErrorBody, ProcessCheck};
 use holdfast_proto::migration::{CheckReport, Completion, ProcessId, Results, Token};
 use holdfast_sys::process::error::Error;
 use holdfast_sys::process::inspect::{self, Blocker, Obstacle, Report};
+use holdfast_wire::Flow;
 use tokio::sync::oneshot;
 
+use super::places::{Addresses, connections};
 use super::policy::{Description, name_of};
 use super::told::{Teller, Told};
+use super::units::Units;
 
 /// What to do where there is no such process.
 const OURS: &str = "name a process of this node, by its PID here; `ps -e` shows them";
@@ -18,7 +21,7 @@ struct Found {
     blockers: Vec<BlockerEntry>,
 }
 
-fn look(root: i32) -> Result<Found, Error> {
+fn look(root: i32, addresses: &Addresses) -> Result<Found, Error> {
     let report = inspect::inspect(root)?;
     let mut blockers: Vec<BlockerEntry> = report.blockers.iter().map(entry).collect();
     if report.processes.contains(&(std::process::id() as i32)) {
@@ -28,6 +31,16 @@ fn look(root: i32) -> Result<Found, Error> {
             path: None,
             reason: "this daemon is one of its processes".to_owned(),
         });
+    }
+    for socket in &report.sockets {
+        if let Err(reason) = addresses.check_socket(socket) {
+            blockers.push(BlockerEntry {
+                pid: root,
+                fd: None,
+                path: None,
+                reason,
+            });
+        }
     }
     Ok(Found { report, blockers })
 }
@@ -53,12 +66,21 @@ fn entry(blocker: &Blocker) -> BlockerEntry {
 /// Looks for the operator; the event loop adds the freeze.
 pub(super) fn for_operator(
     root: i32,
+    addresses: Addresses,
     reply: oneshot::Sender<Result<ProcessCheck, ErrorBody>>,
     teller: Teller,
 ) {
     let look = move || {
-        let check = Box::new(check(root));
-        teller.tell(Told::Inspected { check, reply });
+        let (check, flows) = match check(root, &addresses) {
+            Ok((check, flows)) => (Ok(check), flows),
+            Err(why) => (Err(why), Vec::new()),
+        };
+        let check = Box::new(check);
+        teller.tell(Told::Inspected {
+            check,
+            flows,
+            reply,
+        });
     };
     // Where there is no thread to be had, who asks learns it by the drop of the reply.
     if let Err(error) = spawn(look) {
@@ -66,12 +88,13 @@ pub(super) fn for_operator(
     }
 }
 
-fn check(root: i32) -> Result<ProcessCheck, ErrorBody> {
-    let found = look(root).map_err(|error| ErrorBody {
+fn check(root: i32, addresses: &Addresses) -> Result<(ProcessCheck, Vec<Flow>), ErrorBody> {
+    let found = look(root, addresses).map_err(|error| ErrorBody {
         error: error.to_string(),
         what_to_do: OURS.to_owned(),
     })?;
-    Ok(ProcessCheck {
+    let flows = connections(&found.report.sockets);
+    let check = ProcessCheck {
         pid: root,
         name: name_of(root),
         movable: found.blockers.is_empty(),
@@ -80,17 +103,25 @@ fn check(root: i32) -> Result<ProcessCheck, ErrorBody> {
         threads: found.report.threads as u64,
         mappings: found.report.mappings as u64,
         descriptors: found.report.open_files as u64,
-        sockets: found.report.sockets as u64,
+        sockets: found.report.sockets.len() as u64,
         memory_bytes: found.report.resident_bytes,
+        forwarded: Vec::new(),
         predicted_freeze_us: 0.0,
-    })
+    };
+    Ok((check, flows))
 }
 
 /// Looks for the machine.
-pub(super) fn for_machine(token: Token, process: ProcessId, hops: u32, teller: Teller) {
+pub(super) fn for_machine(
+    token: Token,
+    process: ProcessId,
+    hops: u32,
+    (addresses, units): (Addresses, Units),
+    teller: Teller,
+) {
     let failed = teller.clone();
     let look = move || {
-        let results = Results::Checked(report(process, hops));
+        let results = Results::Checked(report(process, hops, (&addresses, &units)));
         teller.done(None, Completion { token, results });
     };
     if let Err(error) = spawn(look) {
@@ -99,18 +130,24 @@ pub(super) fn for_machine(token: Token, process: ProcessId, hops: u32, teller: T
     }
 }
 
-fn report(process: ProcessId, hops: u32) -> Result<CheckReport, Vec<String>> {
+fn report(
+    process: ProcessId,
+    hops: u32,
+    (addresses, units): (&Addresses, &Units),
+) -> Result<CheckReport, Vec<String>> {
     let root = i32::try_from(process.0).map_err(|_| vec!["no such process".to_owned()])?;
-    let found = look(root).map_err(|error| vec![format!("{error}; {OURS}")])?;
+    let found = look(root, addresses).map_err(|error| vec![format!("{error}; {OURS}")])?;
     if !found.blockers.is_empty() {
         return Err(found.blockers.iter().map(text).collect());
     }
-    let description = Description::read(&found.report.processes);
+    let mut description = Description::read(&found.report.processes);
+    let group = units.group_of(&found.report.processes);
+    description.group = group.map_err(|why| vec![why])?;
     Ok(CheckReport {
         hops,
         memory: found.report.resident_bytes,
         threads: u32::try_from(found.report.threads).unwrap_or(u32::MAX),
-        sockets: u32::try_from(found.report.sockets).unwrap_or(u32::MAX),
+        sockets: u32::try_from(found.report.sockets.len()).unwrap_or(u32::MAX),
         description: description.encode().into(),
         ..CheckReport::default()
     })

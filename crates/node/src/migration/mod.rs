@@ -9,36 +9,42 @@ mod acceptor;
 mod asked;
 mod carry;
 mod check;
+mod connections;
 mod donor;
+mod left;
 mod operations;
+mod pack;
 mod pieces;
 mod places;
 mod policy;
 mod records;
 mod residents;
+mod state;
+mod steps;
 mod told;
+mod units;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use holdfast_api::control::{ProcessCheck, ResidentProcess};
+use holdfast_api::control::{ErrorBody, ProcessCheck, ResidentProcess};
 use holdfast_proto::migration::{
     Completion, Config as MachineConfig, Event, Migration, Output, RecoveredRole,
 };
-use holdfast_wire::migration::MoveFrame;
+use holdfast_sys::cgroup::Groups;
+use holdfast_wire::migration::{FlowAt, MoveFrame};
 use holdfast_wire::{Flow, Frame, MoveId, NodeId};
 
 pub use acceptor::RESTORER;
 pub(crate) use carry::{name_of_command, name_of_results, token_of};
 pub(crate) use told::{Listener, Told};
 
-use crate::config::Config;
+use crate::config::{Config, Reach};
 use acceptor::Acceptor;
 use donor::Donor;
 use operations::Operations;
 use pieces::WINDOW_BYTES;
-pub(crate) use places::Place;
-use places::Services;
+pub(crate) use places::{Addresses, Place};
 use policy::Policy;
 use records::Records;
 use residents::Residents;
@@ -54,13 +60,21 @@ pub(crate) struct Moves {
     operations: Operations,
     donors: BTreeMap<MoveId, Donor>,
     acceptors: BTreeMap<MoveId, Acceptor>,
+    /// Flows whose packets wait for processes that come, in their order.
+    armed: BTreeMap<MoveId, Vec<FlowAt>>,
     /// Bytes of pieces that acceptors' threads have not taken yet.
     untaken: BTreeMap<MoveId, usize>,
     /// The sockets of processes on their way from here.
     places: BTreeMap<MoveId, Vec<Place>>,
     /// For this node's stack, before sockets of processes that come act.
     packets: BTreeMap<MoveId, Vec<Vec<u8>>>,
-    services: Services,
+    addresses: Addresses,
+    /// The control groups of this node.
+    groups: Groups,
+    /// Every node gets every packet.
+    broadcast: bool,
+    /// Freezes go ahead of ordinary threads.
+    hurries: bool,
     /// What nodes are called.
     nodes: BTreeMap<NodeId, String>,
     teller: Teller,
@@ -85,27 +99,35 @@ impl Moves {
         machine: MachineConfig,
         config: &Config,
     ) -> std::io::Result<(Moves, Listener)> {
+        let groups = config.node.cgroup().map_err(std::io::Error::other)?;
+        let groups = Groups::new(groups);
         let records = Records::open(&config.node.run_dir)?;
         let (teller, listener) = told::way();
         let nodes = config
             .nodes()
             .map(|(id, name)| (id, name.to_owned()))
             .collect();
-        let services = config.services.iter().map(|service| service.address.ip());
-        let services = Services::new(services);
+        let addresses = Addresses::new(
+            config.services.iter().map(|service| service.address.ip()),
+            config.addresses(),
+        );
         let moves = Moves {
             machine: Migration::new(machine),
             enabled: config.migration.enabled,
-            policy: Policy::new(&config.migration, services.clone()),
-            residents: Residents::open(records.residents()),
+            policy: Policy::new(&config.migration, addresses.clone()),
+            residents: Residents::open(records.residents(), groups.clone()),
             records,
             operations: Operations::default(),
             donors: BTreeMap::new(),
             acceptors: BTreeMap::new(),
+            armed: BTreeMap::new(),
             untaken: BTreeMap::new(),
             places: BTreeMap::new(),
             packets: BTreeMap::new(),
-            services,
+            addresses,
+            groups,
+            hurries: config.node.realtime,
+            broadcast: matches!(config.group.reach, Reach::Broadcast { .. }),
             nodes,
             teller,
         };
@@ -186,11 +208,16 @@ impl Moves {
             } if id.donor == from => self.piece(id, kind, more, bytes),
             Frame::Move {
                 id,
-                frame: MoveFrame::Took { bytes, problem },
+                frame:
+                    MoveFrame::Took {
+                        bytes,
+                        busy_us,
+                        problem,
+                    },
             } => {
                 let donor = self.donors.get(&id).filter(|donor| donor.to == from);
                 if let Some(donor) = donor {
-                    donor.took(bytes, problem.as_deref());
+                    donor.took((bytes, busy_us), problem.as_deref());
                 }
             }
             frame => self.machine.handle_frame(now, from, frame),
@@ -236,11 +263,18 @@ impl Moves {
                 let frame = MoveFrame::Piece { kind, more, bytes };
                 Some((to, Frame::Move { id, frame }))
             }
-            Told::Took { id, bytes, problem } => {
-                if let Some(untaken) = self.untaken.get_mut(&id) {
-                    *untaken = untaken.saturating_sub(usize::try_from(bytes).unwrap_or(0));
-                }
-                let frame = MoveFrame::Took { bytes, problem };
+            Told::Took {
+                id,
+                bytes,
+                busy_us,
+                problem,
+            } => {
+                self.took(id, bytes);
+                let frame = MoveFrame::Took {
+                    bytes,
+                    busy_us,
+                    problem,
+                };
                 Some((id.donor, Frame::Move { id, frame }))
             }
             Told::Done { id, completion } => {
@@ -251,9 +285,14 @@ impl Moves {
                 None
             }
             // The owner's, which has the filters; it hangs up here, which the thread takes for a refusal.
-            Told::Stops { .. } => None,
-            Told::Runs { id, restorer } => {
-                self.runs(id, Some(restorer));
+            Told::Stops { .. } | Told::Late { .. } => None,
+            Told::Runs {
+                id,
+                restorer,
+                held,
+                came,
+            } => {
+                self.came(id, held, Some(restorer), came);
                 None
             }
             Told::Sockets { id, sockets } => {
@@ -261,19 +300,37 @@ impl Moves {
                 None
             }
             Told::Packets { id, packets } => {
-                self.packets.insert(id, packets);
+                self.packets.entry(id).or_default().extend(packets);
                 None
             }
-            Told::Inspected { check, reply } => {
-                let predicted = check.as_ref().as_ref().map_or(0.0, |of| self.predicted(of));
-                let check = check.map(|check| ProcessCheck {
-                    predicted_freeze_us: predicted,
-                    ..check
-                });
-                let _ = reply.send(check);
+            Told::Inspected { check, reply, .. } => {
+                let _ = reply.send(self.with_prediction(*check));
                 None
             }
         }
+    }
+
+    fn with_prediction(
+        &self,
+        check: Result<ProcessCheck, ErrorBody>,
+    ) -> Result<ProcessCheck, ErrorBody> {
+        let check = check?;
+        Ok(ProcessCheck {
+            predicted_freeze_us: self.predicted(&check),
+            ..check
+        })
+    }
+
+    /// The acceptor's thread has taken so many bytes of pieces.
+    fn took(&mut self, id: MoveId, bytes: u64) {
+        if let Some(untaken) = self.untaken.get_mut(&id) {
+            *untaken = untaken.saturating_sub(usize::try_from(bytes).unwrap_or(0));
+        }
+    }
+
+    /// Which addresses are whose.
+    pub(crate) fn addresses(&self) -> &Addresses {
+        &self.addresses
     }
 
     /// The sockets of a process on its way from here, as last seen.
@@ -302,6 +359,22 @@ impl Moves {
                 RecoveredRole::Acceptor { restored, .. } => restored,
                 RecoveredRole::Peer { .. } => None,
             });
+        lists
+            .flat_map(|(flows, _)| flows)
+            .map(|of| of.flow)
+            .collect()
+    }
+
+    /// Flows of processes that run here, but for whose move an earlier daemon has not done everything.
+    pub(crate) fn running_flows(&self) -> BTreeSet<Flow> {
+        let found = self.records.found().into_iter();
+        let lists = found.filter_map(|of| match of.role {
+            RecoveredRole::Acceptor {
+                restored,
+                gone: true,
+            } => restored,
+            _ => None,
+        });
         lists
             .flat_map(|(flows, _)| flows)
             .map(|of| of.flow)

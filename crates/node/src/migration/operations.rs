@@ -4,11 +4,12 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use holdfast_api::control::{
-    MigrationOutcome, MigrationPhasesUs, MigrationStatus, RoundEntry, SocketsWay,
+    MigrationOutcome, MigrationPhasesUs, MigrationStatus, MigrationStepUs, MigrationStepsUs,
+    RoundEntry,
 };
 use holdfast_proto::migration::{Event, Outcome, Summary};
 use holdfast_wire::MoveId;
-use holdfast_wire::migration::SocketStrategy;
+use holdfast_wire::migration::StepTime;
 
 /// Finished migrations that are remembered.
 const REMEMBERED: usize = 64;
@@ -23,20 +24,30 @@ pub(super) struct Operations {
 
 impl Operations {
     /// A migration has begun; gives its number.
-    pub(super) fn begin(&mut self, id: MoveId, pid: i32, name: String, to: String) -> u64 {
+    pub(super) fn begin(
+        &mut self,
+        id: MoveId,
+        pid: i32,
+        name: String,
+        (to, clone): (String, bool),
+    ) -> u64 {
         self.last += 1;
         let status = MigrationStatus {
             id: self.last,
             pid,
             name,
             to,
+            clone,
             outcome: MigrationOutcome::Running,
             round: None,
             copied_bytes: 0,
+            saved_bytes: 0,
             freeze_bytes: 0,
             predicted_freeze_us: None,
             freeze_us: None,
+            forwarded: Vec::new(),
             phases_us: MigrationPhasesUs::default(),
+            steps_us: MigrationStepsUs::default(),
         };
         self.by_number.insert(self.last, status);
         self.numbers.insert(id, self.last);
@@ -51,6 +62,7 @@ impl Operations {
                 id,
                 round,
                 copied,
+                saved,
                 dirty,
                 dirty_rate,
                 rate,
@@ -60,15 +72,23 @@ impl Operations {
                     return;
                 };
                 status.copied_bytes += copied;
+                status.saved_bytes += saved;
                 status.predicted_freeze_us = Some(us(*predicted));
                 status.round = Some(RoundEntry {
                     number: *round,
                     copied_bytes: *copied,
+                    saved_bytes: *saved,
                     dirty_bytes: *dirty,
                     dirty_bytes_per_s: *dirty_rate,
                     rate_bytes_per_s: *rate,
                     predicted_freeze_us: us(*predicted),
                 });
+            }
+            Event::Forwarded { id, connections } => {
+                if let Some(status) = self.status(*id) {
+                    let flows = connections.iter().map(ToString::to_string);
+                    status.forwarded.extend(flows);
+                }
             }
             Event::Outcome {
                 id,
@@ -117,16 +137,22 @@ impl Operations {
 
 fn end(status: &mut MigrationStatus, outcome: &Outcome, summary: &Summary) {
     status.outcome = match outcome {
-        Outcome::Moved | Outcome::Cloned => MigrationOutcome::Moved,
+        Outcome::Moved => MigrationOutcome::Moved,
+        Outcome::Cloned => MigrationOutcome::Cloned,
         Outcome::Kept { reason } => MigrationOutcome::Kept {
             reason: reason.to_string(),
         },
     };
     let phases = &summary.phases;
-    let moved = status.outcome == MigrationOutcome::Moved;
-    status.freeze_us = moved.then(|| us(phases.freeze()));
+    status.freeze_us = match outcome {
+        Outcome::Moved => Some(us(phases.freeze())),
+        // The original went on before the copy was put together.
+        Outcome::Cloned => Some(us(phases.extract)),
+        Outcome::Kept { .. } => None,
+    };
     status.freeze_bytes = summary.bytes;
     status.copied_bytes = summary.copied;
+    status.saved_bytes = summary.saved;
     status.phases_us = MigrationPhasesUs {
         copy: us(phases.copy),
         arm: us(phases.arm),
@@ -136,17 +162,21 @@ fn end(status: &mut MigrationStatus, outcome: &Outcome, summary: &Summary) {
         restore: us(phases.restore),
         commit: us(phases.commit),
     };
+    let [donor, acceptor] = &*summary.steps;
+    status.steps_us = MigrationStepsUs {
+        donor: steps(donor),
+        acceptor: steps(acceptor),
+    };
+}
+
+fn steps(of: &[StepTime]) -> Vec<MigrationStepUs> {
+    let step = |of: &StepTime| MigrationStepUs {
+        step: of.name.clone(),
+        us: of.us,
+    };
+    of.iter().map(step).collect()
 }
 
 fn us(duration: Duration) -> f64 {
     duration.as_secs_f64() * 1e6
-}
-
-/// The machine's word for the API's.
-pub(super) fn strategy(way: SocketsWay) -> SocketStrategy {
-    match way {
-        SocketsWay::Iterative => SocketStrategy::Iterative,
-        SocketsWay::Collective => SocketStrategy::Collective,
-        SocketsWay::Incremental => SocketStrategy::Incremental,
-    }
 }

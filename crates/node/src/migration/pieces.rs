@@ -5,10 +5,12 @@
 //! or acceptor are, and other frames find a short queue.
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use holdfast_wire::{MoveId, NodeId};
 
+use super::pack::{Pace, Packer};
 use super::told::{Teller, Told};
 
 /// Bytes of a piece: short enough that the event loop is not held up by one.
@@ -31,8 +33,18 @@ pub(super) enum Kind {
     Descriptors = 4,
     /// The same, of the stopped tree.
     LastDescriptors = 5,
-    /// What sockets had when the tree stood still.
+    /// What sockets had when the tree stood still; more follow.
     Sockets = 6,
+    /// The same; no more follow.
+    LastSockets = 7,
+    /// What was seen of connections while the tree ran.
+    Seen = 8,
+    /// `Pages`, compressed.
+    PackedPages = 9,
+    /// Checksums of the stopped tree.
+    Digest = 10,
+    /// Nothing: the tree is about to stand still.
+    Freezing = 11,
 }
 
 impl Kind {
@@ -45,8 +57,27 @@ impl Kind {
             Kind::Descriptors,
             Kind::LastDescriptors,
             Kind::Sockets,
+            Kind::LastSockets,
+            Kind::Seen,
+            Kind::PackedPages,
+            Kind::Digest,
+            Kind::Freezing,
         ];
         all.into_iter().find(|kind| *kind as u8 == number)
+    }
+
+    /// Its name in the log.
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Kind::Tree => "tree",
+            Kind::Pages | Kind::PackedPages => "pages",
+            Kind::Frozen => "state",
+            Kind::Descriptors | Kind::LastDescriptors => "descriptors",
+            Kind::Sockets | Kind::LastSockets => "sockets",
+            Kind::Seen => "seen",
+            Kind::Digest => "checksums",
+            Kind::Freezing => "hurry",
+        }
     }
 }
 
@@ -62,6 +93,7 @@ struct Room {
     free: usize,
     /// Why nothing more is to be sent.
     closed: Option<String>,
+    pace: Pace,
 }
 
 impl Window {
@@ -69,6 +101,7 @@ impl Window {
         let room = Room {
             free: WINDOW_BYTES,
             closed: None,
+            pace: Pace::default(),
         };
         Window {
             room: Mutex::new(room),
@@ -80,11 +113,13 @@ impl Window {
         self.room.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The acceptor has taken so many bytes.
-    pub(super) fn taken(&self, bytes: u64) {
+    /// The acceptor has taken so many bytes, on which it worked for so long.
+    pub(super) fn taken(&self, bytes: u64, busy: Duration) {
         let mut room = self.room();
         let bytes = usize::try_from(bytes).unwrap_or(WINDOW_BYTES);
         room.free = room.free.saturating_add(bytes).min(WINDOW_BYTES);
+        let more = room.free < WINDOW_BYTES;
+        room.pace.taken(Instant::now(), (bytes, busy), more);
         self.changed.notify_all();
     }
 
@@ -92,6 +127,11 @@ impl Window {
     pub(super) fn close(&self, why: &str) {
         self.room().closed.get_or_insert_with(|| why.to_owned());
         self.changed.notify_all();
+    }
+
+    /// How many bytes the way to the acceptor takes in a second, as far as is known.
+    fn rate(&self) -> Option<f64> {
+        self.room().pace.rate()
     }
 
     /// Waits until so many bytes are free.
@@ -116,8 +156,11 @@ pub(super) struct Outgoing {
     to: NodeId,
     window: Arc<Window>,
     teller: Teller,
+    packer: Packer,
     /// Bytes sent.
     pub(super) sent: u64,
+    /// Bytes more that they would have been without compression.
+    pub(super) saved: u64,
 }
 
 impl Outgoing {
@@ -128,9 +171,27 @@ impl Outgoing {
             to,
             window: window.clone(),
             teller,
+            packer: Packer::default(),
             sent: 0,
+            saved: 0,
         };
         (outgoing, window)
+    }
+
+    /// Bytes sent, and bytes more that they would have been without compression.
+    pub(super) fn counts(&self) -> (u64, u64) {
+        (self.sent, self.saved)
+    }
+
+    /// Sends memory, compressed where that is the faster way.
+    pub(super) fn send_pages(&mut self, pages: Vec<u8>) -> Result<(), String> {
+        match self.packer.pack(&pages, self.window.rate()) {
+            Some(packed) => {
+                self.saved += (pages.len() - packed.len()) as u64;
+                self.send(Kind::PackedPages, packed)
+            }
+            None => self.send(Kind::Pages, pages),
+        }
     }
 
     /// Sends a message, as soon as there is room for each of its pieces.
@@ -138,7 +199,10 @@ impl Outgoing {
         let mut rest = Bytes::from(message);
         loop {
             let bytes = rest.split_to(rest.len().min(PIECE_BYTES));
-            self.window.wait(bytes.len())?.free -= bytes.len();
+            let mut room = self.window.wait(bytes.len())?;
+            room.free -= bytes.len();
+            room.pace.sends(Instant::now());
+            drop(room);
             self.sent += bytes.len() as u64;
             let more = !rest.is_empty();
             self.teller.tell(Told::Piece {
@@ -227,11 +291,11 @@ mod tests {
             on_its_way += bytes.len();
             assert!(on_its_way <= WINDOW_BYTES);
             if let Some(message) = incoming.take(kind, more, &bytes).expect("a piece") {
-                window.taken(on_its_way as u64);
+                window.taken(on_its_way as u64, Duration::ZERO);
                 break message;
             }
             if on_its_way == WINDOW_BYTES {
-                window.taken(on_its_way as u64);
+                window.taken(on_its_way as u64, Duration::ZERO);
                 on_its_way = 0;
             }
         };

@@ -1,14 +1,16 @@
 //! Where the sockets of a moving process are.
 //!
-//! A socket can move if packets find it at the other node: at a service address, which all nodes have, or within the tree.
+//! A socket can move if packets find it at the other node: at a service address, which all nodes have, within the tree, or of a
+//! connection at a node's own address, which that node goes on to forward.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
 
 use holdfast_sys::process::files::image::FileId;
 use holdfast_sys::process::image::Descriptors;
 use holdfast_sys::process::sockets::SocketStatic;
-use holdfast_wire::{Flow, Protocol};
+use holdfast_wire::{Flow, NodeId, Protocol};
 
 /// A socket of a process, as far as flows go.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -65,12 +67,23 @@ impl Places {
         }
     }
 
+    /// Whether packets of a flow come to one of these sockets.
+    pub(super) fn has(&self, flow: &Flow) -> bool {
+        self.0.values().any(|place| place.has(flow))
+    }
+
     pub(super) fn list(&self) -> Vec<Place> {
         self.0.values().copied().collect()
     }
 }
 
-/// None of a socket that is not bound.
+/// The connections among sockets.
+pub(super) fn connections(sockets: &[Arc<SocketStatic>]) -> Vec<Flow> {
+    let places = sockets.iter().filter_map(|socket| place(socket));
+    places.filter_map(|place| place.flow()).collect()
+}
+
+/// None of a socket that is not bound, or whose connection was reset.
 fn place(socket: &SocketStatic) -> Option<Place> {
     let place = match socket {
         SocketStatic::Connection(fixed) => Place {
@@ -88,40 +101,84 @@ fn place(socket: &SocketStatic) -> Option<Place> {
             local: fixed.local,
             remote: fixed.remote,
         },
+        SocketStatic::Ended { .. } => return None,
     };
     Some(place)
 }
 
-/// The addresses that sockets may have.
-#[derive(Debug, Clone)]
-pub(super) struct Services(BTreeSet<IpAddr>);
+/// The addresses that sockets may have: those of the group, and of connections also those of its nodes.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Addresses {
+    services: BTreeSet<IpAddr>,
+    nodes: BTreeMap<IpAddr, NodeId>,
+}
 
-impl Services {
-    pub(super) fn new(addresses: impl IntoIterator<Item = IpAddr>) -> Services {
-        Services(addresses.into_iter().collect())
+impl Addresses {
+    pub(crate) fn new(
+        services: impl IntoIterator<Item = IpAddr>,
+        nodes: impl IntoIterator<Item = (IpAddr, NodeId)>,
+    ) -> Addresses {
+        Addresses {
+            services: services.into_iter().collect(),
+            nodes: nodes.into_iter().collect(),
+        }
     }
 
-    /// Whether these sockets can be at another node.
+    /// The node that has this address.
+    pub(crate) fn node_at(&self, address: IpAddr) -> Option<NodeId> {
+        self.nodes.get(&address).copied()
+    }
+
+    /// Whether it is a connection at a node's own address.
+    pub(crate) fn is_private(&self, flow: &Flow) -> bool {
+        flow.protocol == Protocol::Tcp
+            && self.nodes.contains_key(&flow.local.ip())
+            && !self.services.contains(&flow.local.ip())
+    }
+
+    /// Whether this socket can be at another node.
+    pub(super) fn check_socket(&self, socket: &SocketStatic) -> Result<(), String> {
+        place(socket).map_or(Ok(()), |place| self.check_place(&place))
+    }
+
+    /// The same of these.
     pub(super) fn check(&self, found: &Descriptors) -> Result<(), String> {
-        for place in found.sockets.values().filter_map(place) {
-            let address = canonical(place.local.ip());
-            let nowhere = address.is_unspecified() && place.remote.is_none();
-            if !(nowhere || address.is_loopback() || self.0.contains(&address)) {
-                return Err(format!(
-                    "its socket at {} is at an address that only this host has: let it serve at the group's",
-                    place.local
-                ));
-            }
+        let mut sockets = found.sockets.values();
+        sockets.try_for_each(|socket| self.check_socket(socket))
+    }
+
+    fn check_place(&self, place: &Place) -> Result<(), String> {
+        let address = canonical(place.local.ip());
+        let nowhere = address.is_unspecified() && place.remote.is_none();
+        if nowhere || address.is_loopback() || self.services.contains(&address) {
+            return Ok(());
+        }
+        let flow = place.flow().filter(|flow| self.is_private(flow));
+        let Some(flow) = flow else {
+            return Err(format!(
+                "its socket at {} is at an address that only this host has: let it serve at the group's",
+                place.local
+            ));
+        };
+        let to = flow.remote.ip();
+        if to == address || self.services.contains(&to) {
+            return Err(format!(
+                "its connection from {} to {} stays within this host: end it, or move both ends together",
+                flow.local, flow.remote
+            ));
         }
         Ok(())
     }
 
-    /// The connections of clients among these sockets.
-    pub(super) fn connections(&self, places: &Places) -> BTreeSet<Flow> {
-        let flows = places.0.values().filter_map(Place::flow);
-        let of_clients =
-            |flow: &Flow| flow.protocol == Protocol::Tcp && self.0.contains(&flow.local.ip());
-        flows.filter(of_clients).collect()
+    /// The connections among sockets that are new, but for those within the tree.
+    pub(super) fn connections(&self, found: &Descriptors) -> Vec<Flow> {
+        let places = found.sockets.values().filter_map(place);
+        let flows = places.filter_map(|place| place.flow());
+        let outside = |flow: &Flow| {
+            flow.protocol == Protocol::Tcp
+                && (self.services.contains(&flow.local.ip()) || self.is_private(flow))
+        };
+        flows.filter(outside).collect()
     }
 }
 
@@ -158,6 +215,40 @@ mod tests {
         assert!(
             !place(Protocol::Tcp, "10.0.0.1:80", None).has(&tcp),
             "it listens"
+        );
+    }
+    #[test]
+    fn connections_from_a_nodes_own_address_may_go() {
+        let ip = |text: &str| text.parse::<IpAddr>().expect("an address");
+        let addresses = Addresses::new([ip("10.0.0.100")], [(ip("10.0.0.2"), NodeId(2))]);
+        let check = |local: &str, remote: Option<&str>| {
+            addresses.check_place(&Place {
+                protocol: Protocol::Tcp,
+                local: local.parse().expect("an address"),
+                remote: remote.map(|remote| remote.parse().expect("an address")),
+            })
+        };
+        assert_eq!(check("10.0.0.2:4242", Some("10.0.9.1:3306")), Ok(()));
+        assert_eq!(
+            check("[::ffff:10.0.0.2]:4242", Some("[::ffff:10.0.9.1]:3306")),
+            Ok(())
+        );
+        assert_eq!(check("10.0.0.100:80", Some("10.0.9.1:4242")), Ok(()));
+        assert!(
+            check("10.0.0.2:80", None).is_err(),
+            "it listens where nobody else is"
+        );
+        assert!(
+            check("10.0.0.7:4242", Some("10.0.9.1:3306")).is_err(),
+            "nobody knows whose it is"
+        );
+        assert!(
+            check("10.0.0.2:4242", Some("10.0.0.2:3306")).is_err(),
+            "it never leaves the host"
+        );
+        assert!(
+            check("10.0.0.2:4242", Some("10.0.0.100:80")).is_err(),
+            "nor does this"
         );
     }
 }

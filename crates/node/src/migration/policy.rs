@@ -6,11 +6,12 @@
 use std::collections::BTreeSet;
 use std::path::Path;
 
+use holdfast_sys::cgroup::Group;
 use holdfast_sys::process::image::{Descriptors, Frozen, Tree};
 use holdfast_sys::process::procfs::Status;
 use serde::{Deserialize, Serialize};
 
-use super::places::Services;
+use super::places::Addresses;
 use crate::config::MigrationConfig;
 
 /// What a donor says of a process before it sends any of it.
@@ -22,6 +23,8 @@ pub(super) struct Description {
     pub(super) users: BTreeSet<u32>,
     /// The programs that they run.
     pub(super) programs: BTreeSet<String>,
+    /// The control group that goes along: a unit's.
+    pub(super) group: Option<Group>,
 }
 
 impl Description {
@@ -63,20 +66,20 @@ pub(super) fn name_of(pid: i32) -> String {
 #[derive(Debug, Clone)]
 pub(super) struct Policy {
     config: MigrationConfig,
-    services: Services,
+    addresses: Addresses,
 }
 
 impl Policy {
-    pub(super) fn new(config: &MigrationConfig, services: Services) -> Policy {
+    pub(super) fn new(config: &MigrationConfig, addresses: Addresses) -> Policy {
         Policy {
             config: config.clone(),
-            services,
+            addresses,
         }
     }
 
     /// Whether the sockets that were sent may come: at addresses of the group, and no others.
     pub(super) fn check_sockets(&self, found: &Descriptors) -> Result<(), String> {
-        self.services.check(found)
+        self.addresses.check(found)
     }
 
     /// Why a process that is offered is not taken; empty if it is.
@@ -184,7 +187,7 @@ mod tests {
             groups: BTreeSet::from([100]),
             paths: vec!["/usr/games".into()],
         };
-        Policy::new(&config, Services::new([]))
+        Policy::new(&config, Addresses::default())
     }
 
     fn game(user: u32, program: &str) -> Description {
@@ -192,6 +195,7 @@ mod tests {
             name: "game".into(),
             users: BTreeSet::from([user]),
             programs: BTreeSet::from([program.to_owned()]),
+            group: None,
         }
     }
 

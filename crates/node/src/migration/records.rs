@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 
 use holdfast_proto::migration::{ProcessId, RecoveredMove, RecoveredRole};
 use holdfast_sys::process::donor::Held;
+use holdfast_sys::tcp_repair::{TcpDynamic, TcpStatic};
 use holdfast_wire::migration::{FlowAt, PeerConnections};
 use holdfast_wire::{MoveId, NodeId};
 use serde::{Deserialize, Serialize};
@@ -35,12 +36,23 @@ pub(super) enum Entry {
     /// It is stopped for good; its state may have left.
     Held(Vec<Held>),
     /// This node takes a process.
-    Takes { name: String, hops: u32 },
+    Takes {
+        name: String,
+        hops: u32,
+        /// A control group that is made for it.
+        #[serde(default)]
+        group: Option<String>,
+    },
     /// It is put together by this process.
     Restorer(Held),
+    /// What its connections lack until they go on.
+    Unfinished(Vec<(TcpStatic, TcpDynamic)>),
+    /// Packets of these flows wait for it.
+    Armed(Vec<FlowAt>),
     /// All of it is there; the commit may have been asked for.
     Restored {
-        flows: Vec<FlowAt>,
+        /// None where they are those that were armed: writing them takes time, and it stands still.
+        flows: Option<Vec<FlowAt>>,
         peers: Vec<PeerConnections>,
     },
     /// It runs.
@@ -129,7 +141,10 @@ fn recovered(id: MoveId, entries: &[Entry]) -> Option<RecoveredMove> {
         _ => None,
     });
     let restored = entries.iter().rev().find_map(|entry| match entry {
-        Entry::Restored { flows, peers } => Some((flows.clone(), peers.clone())),
+        Entry::Restored { flows, peers } => {
+            let flows = flows.clone().unwrap_or_else(|| armed(entries));
+            Some((flows, peers.clone()))
+        }
         _ => None,
     });
     let has = |wanted: fn(&Entry) -> bool| entries.iter().any(wanted);
@@ -161,6 +176,15 @@ fn recovered(id: MoveId, entries: &[Entry]) -> Option<RecoveredMove> {
         }),
         _ => None,
     }
+}
+
+/// All flows whose packets wait.
+fn armed(entries: &[Entry]) -> Vec<FlowAt> {
+    let parts = entries.iter().filter_map(|entry| match entry {
+        Entry::Armed(flows) => Some(flows),
+        _ => None,
+    });
+    parts.flatten().copied().collect()
 }
 
 impl Record {
@@ -213,6 +237,34 @@ impl Record {
 mod tests {
     use super::*;
 
+    fn expected_roles(flows: Vec<FlowAt>) -> [RecoveredRole; 3] {
+        [
+            RecoveredRole::Donor {
+                process: ProcessId(4242),
+                to: NodeId(2),
+                clone: false,
+                noted: Some((flows.clone(), Vec::new())),
+                frozen: true,
+            },
+            RecoveredRole::Acceptor {
+                restored: None,
+                gone: false,
+            },
+            RecoveredRole::Acceptor {
+                restored: Some((flows, Vec::new())),
+                gone: false,
+            },
+        ]
+    }
+
+    fn takes_game() -> Entry {
+        Entry::Takes {
+            name: "game".to_owned(),
+            hops: 0,
+            group: None,
+        }
+    }
+
     #[test]
     fn what_is_written_down_is_found_again() {
         let directory = tempfile::tempdir().expect("a directory");
@@ -232,40 +284,36 @@ mod tests {
             clone: false,
             hops: 3,
         };
-        gives.write(&began).expect("written");
         let noted = Entry::Noted {
             flows: flows.clone(),
             peers: Vec::new(),
         };
-        gives.write(&noted).expect("written");
-        gives.write(&Entry::Freezes).expect("written");
+        for entry in [began, noted, Entry::Freezes] {
+            gives.write(&entry).expect("written");
+        }
         let takes = records.of(id(2), Role::Takes);
-        let (name, hops) = ("game".to_owned(), 0);
-        takes.write(&Entry::Takes { name, hops }).expect("written");
+        takes.write(&takes_game()).expect("written");
+        let whole = records.of(id(4), Role::Takes);
+        let restored = Entry::Restored {
+            flows: None,
+            peers: Vec::new(),
+        };
+        for entry in [takes_game(), Entry::Armed(flows.clone()), restored] {
+            whole.write(&entry).expect("written");
+        }
         // A daemon that died while it wrote its first line had begun nothing.
         let cut_off = records.of(id(3), Role::Takes);
         std::fs::write(&cut_off.path, "{\"Takes\":{\"na").expect("written");
 
         let found = Records::open(directory.path()).expect("records").found();
-        let expected = [
-            RecoveredRole::Donor {
-                process: ProcessId(4242),
-                to: NodeId(2),
-                clone: false,
-                noted: Some((flows, Vec::new())),
-                frozen: true,
-            },
-            RecoveredRole::Acceptor {
-                restored: None,
-                gone: false,
-            },
-        ];
+        let expected = expected_roles(flows);
         let roles: Vec<&RecoveredRole> = found.iter().map(|of| &of.role).collect();
         assert_eq!(roles, expected.iter().collect::<Vec<_>>());
         assert_eq!(found[0].hops, 3);
         assert!(!cut_off.path.exists());
         gives.remove();
         takes.remove();
+        whole.remove();
         assert_eq!(records.found(), []);
     }
 }

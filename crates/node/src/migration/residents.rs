@@ -1,12 +1,24 @@
 //! Processes that came here by migration.
 
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 
 use holdfast_api::control::ResidentProcess;
+use holdfast_sys::cgroup::Groups;
 use holdfast_sys::process::acceptor::Restorer;
 use holdfast_sys::process::donor::Held;
 use holdfast_sys::process::procfs;
 use serde::{Deserialize, Serialize};
+
+/// What is known of a process before it comes.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Came {
+    pub(super) name: String,
+    /// How often it had moved before.
+    pub(super) hops: u32,
+    /// Its control group, which was made for it.
+    pub(super) group: Option<String>,
+}
 
 /// A process that came, and lives.
 #[derive(Debug, Serialize, Deserialize)]
@@ -16,6 +28,9 @@ struct Resident {
     name: String,
     from: String,
     moves: u32,
+    /// Its control group, which was made for it.
+    #[serde(default)]
+    group: Option<String>,
     /// As long as it is our child.
     #[serde(skip)]
     child: Option<Restorer>,
@@ -38,15 +53,23 @@ impl Resident {
 /// All of them; a file has them for the next daemon.
 pub(super) struct Residents {
     file: PathBuf,
+    groups: Groups,
+    /// Groups that were made for processes which are ending.
+    left: Vec<String>,
     list: Vec<Resident>,
 }
 
 impl Residents {
     /// Those of an earlier daemon that still live.
-    pub(super) fn open(file: PathBuf) -> Residents {
+    pub(super) fn open(file: PathBuf, groups: Groups) -> Residents {
         let text = std::fs::read(&file).unwrap_or_default();
         let list = serde_json::from_slice(&text).unwrap_or_default();
-        let mut residents = Residents { file, list };
+        let mut residents = Residents {
+            file,
+            groups,
+            left: Vec::new(),
+            list,
+        };
         residents.look();
         residents
     }
@@ -56,7 +79,7 @@ impl Residents {
         &mut self,
         restorer: Held,
         child: Option<Restorer>,
-        (name, from, moves): (String, String, u32),
+        (came, from): (Came, String),
     ) {
         if child.is_none() && self.list.iter().any(|of| of.restorer == restorer) {
             return;
@@ -64,9 +87,10 @@ impl Residents {
         self.list.retain(|resident| resident.restorer != restorer);
         self.list.push(Resident {
             restorer,
-            name,
+            name: came.name,
             from,
-            moves,
+            moves: came.hops + 1,
+            group: came.group,
             child,
         });
         self.write();
@@ -74,11 +98,24 @@ impl Residents {
 
     /// Forgets those that have ended.
     pub(super) fn look(&mut self) {
-        let before = self.list.len();
-        self.list.retain(|resident| !resident.has_ended());
-        if self.list.len() != before {
+        let ended: Vec<Resident> = self.list.extract_if(.., |of| of.has_ended()).collect();
+        self.left
+            .extend(ended.iter().filter_map(|of| of.group.clone()));
+        self.left.retain(|group| !self.groups.remove(group));
+        if !ended.is_empty() {
             self.write();
         }
+    }
+
+    /// A group that was made for a process which does not come, and may be ending still.
+    pub(super) fn leave(&mut self, group: String) {
+        self.left.push(group);
+        self.look();
+    }
+
+    /// Those who put them together, which are their parents.
+    pub(super) fn restorers(&self) -> BTreeSet<i32> {
+        self.list.iter().map(|of| of.restorer.pid).collect()
     }
 
     /// How often a process has moved.

@@ -4,10 +4,13 @@ use bytes::Bytes;
 use holdfast_api::control::{ErrorBody, ProcessCheck};
 use holdfast_proto::migration::Completion;
 use holdfast_sys::process::acceptor::Restorer;
-use holdfast_wire::{MoveId, NodeId};
+use holdfast_sys::process::donor::Held;
+use holdfast_wire::migration::FlowAt;
+use holdfast_wire::{Flow, MoveId, NodeId};
 use tokio::sync::{mpsc, oneshot};
 
 use super::places::Place;
+use super::residents::Came;
 
 /// Something a thread has to say.
 pub(crate) enum Told {
@@ -23,6 +26,7 @@ pub(crate) enum Told {
     Took {
         id: MoveId,
         bytes: u64,
+        busy_us: u64,
         problem: Option<String>,
     },
     /// A command has ended.
@@ -38,13 +42,26 @@ pub(crate) enum Told {
     Stops {
         id: MoveId,
         stopped: bool,
-        reply: oneshot::Sender<Result<(), String>>,
+        /// With the datagram flows that began here since the last round.
+        reply: oneshot::Sender<Result<Vec<Flow>, String>>,
     },
-    /// A process runs here from now on.
-    Runs { id: MoveId, restorer: Restorer },
+    /// At which epochs are these this node's? Those that are not, are left out.
+    Late {
+        flows: Vec<Flow>,
+        reply: oneshot::Sender<Vec<FlowAt>>,
+    },
+    /// A process runs here from now on: who put it together, and what was known of it.
+    Runs {
+        id: MoveId,
+        restorer: Restorer,
+        held: Held,
+        came: Came,
+    },
     /// What the operator wanted to know of a process, but for the freeze.
     Inspected {
         check: Box<Result<ProcessCheck, ErrorBody>>,
+        /// Its connections.
+        flows: Vec<Flow>,
         reply: oneshot::Sender<Result<ProcessCheck, ErrorBody>>,
     },
 }

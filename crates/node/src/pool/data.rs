@@ -1,18 +1,20 @@
 //! Messages of sessions, between programs and links.
 
+use std::net::SocketAddr;
+
 use bytes::Bytes;
 use holdfast_api::pool::{DATA_BYTES_MAX, ElementEvent, FromPool, SessionEvent};
 use holdfast_proto::pool_element::Link;
 use holdfast_proto::pool_user::SessionId;
 use holdfast_sys::transport::Message as Packet;
-use tokio::sync::OwnedSemaphorePermit;
+use tokio::sync::{OwnedSemaphorePermit, mpsc};
 
 use super::elements::session_number;
 use super::event_loop::Daemon;
 use super::links::{Owner, Place, Target};
 use super::machines::Input;
 use super::requests::StreamEvent;
-use super::streams::Sent;
+use super::streams::{self, Ends, Kind, Sent};
 
 /// The payload protocol identifier of programs' messages: none in particular.
 const DATA_PPID: u32 = 0;
@@ -76,16 +78,18 @@ impl Daemon {
         }
     }
 
-    /// A program's message to the element of its session. Without one it is dropped.
+    /// A program's message to the element of its session. Where that connection is over it is dropped.
     pub(super) fn send_to_element(
         &mut self,
         session: SessionId,
+        connection: u64,
         bytes: Vec<u8>,
         room: Option<OwnedSemaphorePermit>,
     ) {
-        let Some(link) = self.users.link(session) else {
+        let Some(link) = self.users.link(session, connection) else {
             return;
         };
+        self.user.handle_sent(self.now(), session);
         match self.links.target(Owner::User, link) {
             Some(Target::Sctp(place)) if !bytes.is_empty() => {
                 self.send(place, Packet::new(DATA_PPID, bytes.into()), room);
@@ -100,16 +104,13 @@ impl Daemon {
         }
     }
 
-    /// The end of what a session's program sends, where the transport can say that.
-    pub(super) fn finish_stream(&mut self, session: SessionId) {
-        let Some(link) = self.users.link(session) else {
-            return;
+    /// The end of what is sent on a link. Whether its transport can say that.
+    pub(super) fn finish_stream(&mut self, link: Link) -> bool {
+        let Some(Target::Stream(number)) = self.links.target(Owner::User, link) else {
+            return false;
         };
-        if let Some(Target::Stream(number)) = self.links.target(Owner::User, link)
-            && let Some(stream) = self.streams.get(&number)
-        {
-            let _ = stream.send(Sent::Finish);
-        }
+        let stream = self.streams.get(&number);
+        stream.is_some_and(|stream| stream.send(Sent::Finish).is_ok())
     }
 
     /// A program's message to a user.
@@ -160,16 +161,16 @@ impl Daemon {
         let owners = self.links.owners(place).to_vec();
         for (owner, link) in owners {
             for piece in bytes.chunks(DATA_BYTES_MAX) {
-                self.data_for(owner, link, piece);
+                self.data_for(owner, link, piece.to_vec());
             }
         }
     }
 
-    fn data_for(&mut self, owner: Owner, link: Link, bytes: &[u8]) {
-        let bytes = bytes.to_vec();
+    fn data_for(&mut self, owner: Owner, link: Link, bytes: Vec<u8>) {
         match owner {
             Owner::User => {
                 if let Some(session) = self.user.session_of(link) {
+                    self.user.handle_heard(self.now(), session);
                     self.tell_user(session, SessionEvent::Data { bytes });
                 }
             }
@@ -182,6 +183,35 @@ impl Daemon {
         }
     }
 
+    /// Begins a session's stream or UDP socket.
+    pub(super) fn connect_stream(
+        &mut self,
+        owner: Owner,
+        link: Link,
+        kind: Kind,
+        address: SocketAddr,
+    ) {
+        let program = self
+            .user
+            .session_of(link)
+            .and_then(|id| self.users.program(id));
+        let Some(gauge) = program.and_then(|program| self.programs.gauge(program)) else {
+            // The program is gone, and its session about to be. That is not the element's fault.
+            return self.inputs.push_back(Input::Ended(owner, link));
+        };
+        self.streams_made += 1;
+        let number = self.streams_made;
+        let (sender, sent) = mpsc::unbounded_channel();
+        self.streams.insert(number, sender);
+        self.links.attach_stream(owner, link, number);
+        let ends = Ends {
+            number,
+            to: self.to_self.clone(),
+            unread: gauge,
+        };
+        self.tasks.spawn(streams::run(ends, kind, address, sent));
+    }
+
     /// Something happened to a stream.
     pub(super) fn stream_said(&mut self, number: u64, event: StreamEvent) {
         match event {
@@ -192,13 +222,16 @@ impl Daemon {
             }
             StreamEvent::Data(bytes) => {
                 if let Some((owner, link)) = self.links.stream_owner(number) {
-                    self.data_for(owner, link, &bytes);
+                    self.data_for(owner, link, bytes);
                 }
             }
-            StreamEvent::Down => {
+            StreamEvent::Down { in_order } => {
                 self.streams.remove(&number);
                 if let Some((owner, link)) = self.links.stream_down(number) {
-                    self.inputs.push_back(Input::Lost(owner, link));
+                    self.inputs.push_back(match in_order {
+                        true => Input::Ended(owner, link),
+                        false => Input::Lost(owner, link),
+                    });
                 }
             }
         }

@@ -10,7 +10,9 @@ use holdfast_proto::pool_element::{
 };
 use holdfast_sys::transport::{self, Config as EndpointConfig, Endpoint};
 use holdfast_wire::rserpool::asap::Message;
-use holdfast_wire::rserpool::{Cause, Policy, PoolHandle, SctpTransport, Transport, TransportUse};
+use holdfast_wire::rserpool::{
+    Cause, ElementId, Policy, PoolHandle, SctpTransport, Transport, TransportUse,
+};
 
 use super::event_loop::Daemon;
 use super::links::{Owner, Place};
@@ -26,6 +28,8 @@ const USERS_MAX: usize = 20_000;
 pub(super) struct Element {
     pub(super) handle: PoolHandle,
     pub(super) machine: PoolElement,
+    /// What it is found by in [`Names`](super::names::Names): its machine may take another identifier.
+    pub(super) named: Option<ElementId>,
     /// Where its users reach it.
     pub(super) at: Transport,
     /// If the daemon takes its users' sessions.
@@ -58,12 +62,17 @@ impl Daemon {
         let mut config = Config::new(handle.clone(), at.clone(), policy, hunt, seed);
         config.life = Some(life);
         config.life_unit = self.config.life_unit;
+        config.update_interval = self.config.update_interval;
         let element = Element {
             handle,
             machine: PoolElement::new(config),
+            named: None,
             at,
             service,
         };
+        let service = element.service.iter();
+        self.services
+            .extend(service.flat_map(|service| &service.addresses));
         self.elements.insert(number, element);
         let now = self.now();
         self.with_machine(number, |machine| machine.handle_register(now));
@@ -238,6 +247,7 @@ impl Daemon {
                 tracing::info!(%handle, %id, "registered");
                 ElementEvent::Registered {
                     id: id.to_string(),
+                    at: crate::entries::transport(&element.at).1,
                     warnings: words(&warnings),
                 }
             }
@@ -281,12 +291,19 @@ impl Daemon {
     fn element_over(&mut self, number: u64, last: ElementEvent) {
         self.programs.tell_and_end(number, &FromPool::Element(last));
         // Its endpoint goes with it, and says no more of its associations.
-        self.elements.remove(&number);
-        for place in self.links.places() {
-            if place.endpoint == number {
-                self.stalled.remove(&place);
-                self.links.down(place);
+        if let Some(element) = self.elements.remove(&number) {
+            self.forget_name(number, &element);
+            let addresses = element
+                .service
+                .iter()
+                .flat_map(|service| &service.addresses);
+            for address in addresses {
+                self.services.remove(address);
             }
+        }
+        for place in self.links.places_of(number) {
+            self.stalled.remove(&place);
+            self.links.down(place);
         }
     }
 

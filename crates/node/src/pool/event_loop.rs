@@ -1,21 +1,23 @@
 //! The event loop: what came goes into the machines, what they say is carried out, and all leaves at once.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 use std::io;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use holdfast_proto::pool_element::Link;
 use holdfast_proto::pool_user::PoolUser;
-use holdfast_sys::transport::{Endpoint, Event, Provider, provider};
+use holdfast_sys::transport::{DownReason, Endpoint, Event, PathState, Provider, provider};
 use holdfast_wire::rserpool::asap::{self, Message};
 use nix::poll::{PollFd, PollFlags, ppoll};
 use nix::sys::time::TimeSpec;
 use tokio::runtime::Handle;
 
+use super::callers::Callers;
 use super::elements::Element;
 use super::links::{Links, Owner, Place};
 use super::machines::Input;
+use super::names::Names;
 use super::requests::Request;
 use super::roles::Programs;
 use super::streams::StreamHandle;
@@ -44,8 +46,12 @@ pub(super) struct Daemon {
     pub(super) user: PoolUser,
     pub(super) users: Users,
     pub(super) elements: BTreeMap<u64, Element>,
+    pub(super) names: Names,
+    /// Where users reach elements whose sessions are taken here.
+    pub(super) services: HashSet<SocketAddr>,
     pub(super) programs: Programs,
     pub(super) links: Links,
+    pub(super) callers: Callers,
     pub(super) streams: HashMap<u64, StreamHandle>,
     pub(super) streams_made: u64,
     /// Hosts that were not reached over IP itself, and whether that is to be tried again next.
@@ -98,6 +104,7 @@ impl Daemon {
                 self.hear_announces();
             }
             self.wake_machines();
+            self.end_callers();
             if ready.requests {
                 self.serve();
             }
@@ -114,9 +121,8 @@ impl Daemon {
         if !self.stalled.is_empty() && provider() == Provider::Kernel {
             sooner(self.now() + RETRY);
         }
-        if let Some(at) = self.ends_at {
-            sooner(at);
-        }
+        self.ends_at.into_iter().for_each(&mut sooner);
+        self.callers.next().into_iter().for_each(sooner);
         let timeout = until.map(|at| TimeSpec::from(at.saturating_sub(self.now())));
         let services: Vec<(u64, &dyn Endpoint)> = self
             .elements
@@ -172,11 +178,14 @@ impl Daemon {
         Some(service.endpoint.as_mut())
     }
 
-    fn take_in(&mut self, endpoint: u64, event: Event) {
+    pub(super) fn take_in(&mut self, endpoint: u64, event: Event) {
         let at = |assoc| Place { endpoint, assoc };
         match event {
             Event::Message { assoc, message } if message.ppid == asap::PPID => {
-                self.control_came(at(assoc), &message.data);
+                let place = at(assoc);
+                if !self.callers.park(place, &message.data) {
+                    self.control_came(place, &message.data);
+                }
             }
             Event::Message { assoc, message } => self.data_came(at(assoc), &message.data),
             Event::Up { assoc, .. } => self.up(at(assoc)),
@@ -185,15 +194,25 @@ impl Daemon {
                 self.lost(owners);
                 self.up(at(assoc));
             }
-            Event::Down { assoc, .. } => {
+            Event::Down { assoc, reason } => {
                 let place = at(assoc);
                 self.remember_way(place);
                 self.stalled.remove(&place);
+                self.callers.forget(place);
                 let owners = self.links.down(place);
-                self.lost(owners);
+                match reason {
+                    DownReason::Shutdown => self.ended(owners),
+                    DownReason::Lost | DownReason::NotStarted => self.lost(owners),
+                }
+            }
+            Event::Path { assoc, state, .. } => {
+                use PathState::{Added, Confirmed, Removed};
+                if matches!(state, Added | Confirmed | Removed) {
+                    self.readdress(at(assoc));
+                }
             }
             // An association that loses messages ends, or its registrar does not answer: either is noticed.
-            Event::SendFailed { .. } | Event::Path { .. } => {}
+            Event::SendFailed { .. } => {}
             Event::Refused { remote, why } => self.refusals.tell(remote, &why),
         }
     }
@@ -203,7 +222,7 @@ impl Daemon {
             return;
         };
         // Without addresses it is gone already, and an event will say so.
-        let Ok(addresses) = endpoint.remote_addresses(place.assoc) else {
+        let Ok(addresses) = endpoint.confirmed_addresses(place.assoc) else {
             return;
         };
         match self.links.up(place, &addresses) {
@@ -212,17 +231,18 @@ impl Daemon {
                 self.inputs.extend(owners.into_iter().map(connected));
             }
             None if place.endpoint != 0 => self.user_came(place, addresses),
-            None if self.config.admits_registrar(&addresses) => {}
-            None => {
-                tracing::debug!(?addresses, "nobody who may be a registrar");
-                self.abort(place);
-            }
+            None => self.called(place),
         }
     }
 
     fn lost(&mut self, owners: Vec<(Owner, Link)>) {
         let lost = |(owner, link)| Input::Lost(owner, link);
         self.inputs.extend(owners.into_iter().map(lost));
+    }
+
+    fn ended(&mut self, owners: Vec<(Owner, Link)>) {
+        let ended = |(owner, link)| Input::Ended(owner, link);
+        self.inputs.extend(owners.into_iter().map(ended));
     }
 
     fn hear_announces(&mut self) {

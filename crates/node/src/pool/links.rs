@@ -3,7 +3,7 @@
 //! Machines have links of their own; between two SCTP endpoints there is one association, and to a registrar one connection. So an association with a registrar
 //! may be a link of many elements and of the user. An association that the other end made is named by its serial number.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::net::SocketAddr;
 
 use holdfast_proto::pool_element::Link;
@@ -44,6 +44,7 @@ pub(super) type Waiting = (Message, Option<OwnedSemaphorePermit>);
 #[derive(Debug)]
 struct Association {
     serial: u64,
+    /// Of the other end: those to call it at; when it is up, those that are confirmed.
     addresses: Vec<SocketAddr>,
     owners: Vec<(Owner, Link)>,
     /// Others than whose it is now may find it by its addresses.
@@ -66,7 +67,7 @@ pub(super) enum Detached {
 /// All links.
 #[derive(Debug, Default)]
 pub(super) struct Links {
-    associations: HashMap<Place, Association>,
+    associations: BTreeMap<Place, Association>,
     /// Those that several may have: whether over TCP, and the other end's address.
     by_address: HashMap<(bool, SocketAddr), Place>,
     targets: HashMap<(Owner, Link), Target>,
@@ -139,7 +140,7 @@ impl Links {
         Some((place, self.associations.get(&place)?.is_up))
     }
 
-    /// An association is up. Whose links that makes; none if the other end made it.
+    /// An association is up, with an end that was found at these addresses. Whose links that makes; none if the other end made it.
     pub(super) fn up(
         &mut self,
         place: Place,
@@ -149,13 +150,19 @@ impl Links {
         if !is_ours {
             self.begun(place, Vec::new(), place.endpoint == 0);
         }
-        self.forget(place);
+        self.readdress(place, addresses.to_vec());
         let association = self.associations.get_mut(&place)?;
         association.is_up = true;
-        association.addresses = addresses.to_vec();
-        let owners = association.owners.clone();
+        is_ours.then(|| association.owners.clone())
+    }
+
+    /// The other end has these addresses.
+    pub(super) fn readdress(&mut self, place: Place, addresses: Vec<SocketAddr>) {
+        self.forget(place);
+        if let Some(association) = self.associations.get_mut(&place) {
+            association.addresses = addresses;
+        }
         self.know(place);
-        is_ours.then_some(owners)
     }
 
     /// An association is gone. Whose links that ends.
@@ -254,6 +261,16 @@ impl Links {
         self.associations.len()
     }
 
+    /// Those of an endpoint.
+    pub(super) fn places_of(&self, endpoint: u64) -> Vec<Place> {
+        let at = |assoc| Place { endpoint, assoc };
+        let own = at(AssocId(0))..=at(AssocId(u64::MAX));
+        self.associations
+            .range(own)
+            .map(|(place, _)| *place)
+            .collect()
+    }
+
     /// All of them.
     pub(super) fn places(&self) -> Vec<Place> {
         self.associations.keys().copied().collect()
@@ -316,6 +333,9 @@ mod tests {
         links.attach(Owner::User, Link::Ours(3), apart);
         links.up(apart, &[element]);
         assert_eq!(links.find(&[element]), None);
+        links.begun(place(1, 0), Vec::new(), false);
+        assert_eq!(links.places_of(0), [apart]);
+        assert_eq!(links.places_of(1), [place(1, 0)]);
         links.attach_stream(Owner::User, Link::Ours(4), 9);
         assert_eq!(
             links.detach(Owner::User, Link::Ours(4)),

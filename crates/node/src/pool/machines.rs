@@ -8,12 +8,10 @@ use holdfast_proto::pool_element::{Link, LinkOutput};
 use holdfast_sys::transport::{ENCAPSULATION_PORT, Message as Packet};
 use holdfast_wire::rserpool::asap::{self, Message};
 use holdfast_wire::rserpool::{ElementId, PoolHandle, RegistrarId, Transport};
-use tokio::sync::mpsc;
 
-use super::elements::Element;
 use super::event_loop::Daemon;
 use super::links::{Detached, Owner, Place, Target};
-use super::streams::{self, Kind};
+use super::streams::Kind;
 use crate::entries::sctp_addresses;
 use crate::sctp::data_transport;
 
@@ -22,6 +20,8 @@ use crate::sctp::data_transport;
 pub(super) enum Input {
     Connected(Owner, Link),
     Lost(Owner, Link),
+    /// The other side has ended it in order.
+    Ended(Owner, Link),
     Message(Owner, Link, Message),
 }
 
@@ -34,7 +34,7 @@ impl Daemon {
         while let Some(input) = self.inputs.pop_front() {
             let owner = match &input {
                 Input::Connected(owner, _) | Input::Lost(owner, _) => *owner,
-                Input::Message(owner, ..) => *owner,
+                Input::Ended(owner, _) | Input::Message(owner, ..) => *owner,
             };
             self.feed(input);
             self.carry_out(owner);
@@ -45,21 +45,24 @@ impl Daemon {
         let now = self.now();
         match input {
             Input::Connected(Owner::User, link) => self.user.handle_connected(now, link),
-            Input::Lost(Owner::User, link) => self.user_lost(link),
+            Input::Lost(Owner::User, link) => self.user_lost(link, false),
+            Input::Ended(Owner::User, link) => self.user_lost(link, true),
             Input::Message(Owner::User, link, message) => {
                 self.user.handle_message(now, link, message);
             }
             Input::Connected(Owner::Element(number), link) => {
                 self.with_machine(number, |machine| machine.handle_connected(now, link));
             }
-            Input::Lost(Owner::Element(number), link) => {
+            Input::Lost(Owner::Element(number), link)
+            | Input::Ended(Owner::Element(number), link) => {
                 self.with_machine(number, |machine| machine.handle_lost(now, link));
             }
             Input::Message(Owner::Element(number), link, message) => {
                 self.with_machine(number, |machine| machine.handle_message(now, link, message));
             }
             Input::Connected(Owner::Service(_), _) => {}
-            Input::Lost(Owner::Service(number), link) => self.session_lost(number, link),
+            Input::Lost(Owner::Service(number), link)
+            | Input::Ended(Owner::Service(number), link) => self.session_lost(number, link),
             Input::Message(Owner::Service(number), link, message) => {
                 self.session_message(number, link, message);
             }
@@ -85,6 +88,7 @@ impl Daemon {
                         self.element_event(number, event);
                     }
                 }
+                self.name_element(number);
                 let element = self.elements.get(&number);
                 let due = element.and_then(|element| element.machine.poll_timeout());
                 self.set_wake(owner, due);
@@ -273,10 +277,7 @@ impl Daemon {
     }
 
     fn is_own_service(&self, address: &SocketAddr) -> bool {
-        self.elements.values().any(|element| {
-            let service = element.service.as_ref();
-            service.is_some_and(|service| service.addresses.contains(address))
-        })
+        self.services.contains(address)
     }
 
     /// A host that did not answer is tried the other way next: over IP itself, or inside UDP.
@@ -291,17 +292,6 @@ impl Daemon {
             let inside_udp = self.ways.entry(first).or_insert(false);
             *inside_udp = !*inside_udp;
         }
-    }
-
-    fn connect_stream(&mut self, owner: Owner, link: Link, kind: Kind, address: SocketAddr) {
-        self.streams_made += 1;
-        let number = self.streams_made;
-        let (sender, sent) = mpsc::unbounded_channel();
-        self.streams.insert(number, sender);
-        self.links.attach_stream(owner, link, number);
-        let to = self.to_self.clone();
-        self.tasks
-            .spawn(streams::run(number, kind, address, sent, to));
     }
 
     fn close(&mut self, owner: Owner, link: Link) {
@@ -373,11 +363,7 @@ impl Daemon {
         id: Option<ElementId>,
         message: &Message,
     ) {
-        let meant = |element: &Element| {
-            element.handle == *handle && id.is_none_or(|id| id == element.machine.id())
-        };
-        let meant = self.elements.iter().filter(|(_, element)| meant(element));
-        let numbers: Vec<u64> = meant.map(|(number, _)| *number).collect();
+        let numbers = self.names.find(handle, id);
         for number in numbers {
             self.for_owner(Owner::Element(number), place, message.clone());
         }

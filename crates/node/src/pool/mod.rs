@@ -4,12 +4,14 @@
 //! sockets ([`run`]). Another has the control API, the programs' channels and the streams of sessions over TCP and UDP; it
 //! asks and tells the first.
 
+mod callers;
 mod control;
 mod data;
 mod elements;
 mod event_loop;
 mod links;
 mod machines;
+mod names;
 mod policy;
 mod programs;
 mod requests;

@@ -3,18 +3,17 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use bytes::Bytes;
 use holdfast_api::app::encode;
 use holdfast_api::control::{
     OwnElementList, PoolDaemonStatus, Reported, Resolution, ResolveQuery, UnreachableReport,
 };
 use holdfast_api::pool::{FromPool, ToPool};
 use holdfast_sys::transport::Security;
-use tokio::sync::{OwnedSemaphorePermit, mpsc};
+use tokio::sync::{Notify, OwnedSemaphorePermit, mpsc};
 
 use crate::mailbox::Reply;
 
-/// Bytes that may wait for a program to read them. More, and its channel is closed.
+/// Bytes that may wait for a program to read them. More, and its channel is closed; streams stop long before.
 const QUEUED_BYTES_MAX: usize = 16 << 20;
 
 /// Something for the event loop.
@@ -48,27 +47,61 @@ pub(super) enum StreamEvent {
     /// It is connected.
     Up,
     /// Something came.
-    Data(Bytes),
+    Data(Vec<u8>),
     /// It could not be connected, or has ended.
-    Down,
+    Down {
+        /// The other side has ended it.
+        in_order: bool,
+    },
+}
+
+/// Bytes that wait for a program to read them.
+#[derive(Default)]
+pub(super) struct Gauge {
+    bytes: AtomicUsize,
+    less: Notify,
+}
+
+impl Gauge {
+    /// Waits until no more than these wait.
+    pub(super) async fn at_most(&self, bytes: usize) {
+        loop {
+            // Before the look: what is read in between is not missed.
+            let less = self.less.notified();
+            if self.bytes.load(Ordering::Relaxed) <= bytes {
+                return;
+            }
+            less.await;
+        }
+    }
+
+    /// How many there were before.
+    fn add(&self, bytes: usize) -> usize {
+        self.bytes.fetch_add(bytes, Ordering::Relaxed)
+    }
+
+    fn subtract(&self, bytes: usize) {
+        self.bytes.fetch_sub(bytes, Ordering::Relaxed);
+        self.less.notify_waiters();
+    }
 }
 
 /// The way to a program. Dropping it closes the channel, once what was said is written.
 pub(super) struct ProgramHandle {
     said: mpsc::UnboundedSender<Vec<u8>>,
-    queued: Arc<AtomicUsize>,
+    queued: Arc<Gauge>,
 }
 
 /// The writer's end of a [`ProgramHandle`].
 pub(super) struct ProgramQueue {
     said: mpsc::UnboundedReceiver<Vec<u8>>,
-    queued: Arc<AtomicUsize>,
+    queued: Arc<Gauge>,
 }
 
 /// Both ends.
 pub(super) fn program_queue() -> (ProgramHandle, ProgramQueue) {
     let (sender, said) = mpsc::unbounded_channel();
-    let queued = Arc::new(AtomicUsize::new(0));
+    let queued = Arc::new(Gauge::default());
     let handle = ProgramHandle {
         said: sender,
         queued: queued.clone(),
@@ -79,7 +112,12 @@ pub(super) fn program_queue() -> (ProgramHandle, ProgramQueue) {
 impl ProgramHandle {
     /// Bytes that wait for the program to read them.
     pub(super) fn queued(&self) -> usize {
-        self.queued.load(Ordering::Relaxed)
+        self.queued.bytes.load(Ordering::Relaxed)
+    }
+
+    /// The same, for who waits for it.
+    pub(super) fn gauge(&self) -> Arc<Gauge> {
+        self.queued.clone()
     }
 
     /// Says something. False: the program is gone, or does not read.
@@ -91,7 +129,7 @@ impl ProgramHandle {
                 return true;
             }
         };
-        let queued = self.queued.fetch_add(bytes.len(), Ordering::Relaxed);
+        let queued = self.queued.add(bytes.len());
         queued <= QUEUED_BYTES_MAX && self.said.send(bytes).is_ok()
     }
 }
@@ -100,7 +138,7 @@ impl ProgramQueue {
     /// The next message to write; none when there will be no more.
     pub(super) async fn next(&mut self) -> Option<Vec<u8>> {
         let bytes = self.said.recv().await?;
-        self.queued.fetch_sub(bytes.len(), Ordering::Relaxed);
+        self.queued.subtract(bytes.len());
         Some(bytes)
     }
 }

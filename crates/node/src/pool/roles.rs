@@ -1,13 +1,14 @@
 //! Programs and what they are: elements, or users with a session.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 
 use holdfast_api::pool::{FromPool, ToPool};
 use holdfast_proto::pool_user::SessionId;
 use tokio::sync::OwnedSemaphorePermit;
 
 use super::event_loop::Daemon;
-use super::requests::{ProgramHandle, Request};
+use super::requests::{Gauge, ProgramHandle, Request};
 use crate::entries::handle_of;
 
 /// What a program's channel is for.
@@ -47,6 +48,11 @@ impl Programs {
     pub(super) fn queued(&self, number: u64) -> usize {
         let program = self.0.get(&number);
         program.map_or(0, |program| program.handle.queued())
+    }
+
+    /// The same, for who waits for it; none if the program is gone.
+    pub(super) fn gauge(&self, number: u64) -> Option<Arc<Gauge>> {
+        Some(self.0.get(&number)?.handle.gauge())
     }
 
     /// The last word.
@@ -115,9 +121,9 @@ impl Daemon {
                 self.programs.set_role(number, Role::Element);
                 self.register(number, registration)
             }
-            (Role::New, ToPool::Open { handle }) => {
+            (Role::New, ToPool::Open { handle, options }) => {
                 let handle = handle_of(&handle).map_err(|error| error.to_string())?;
-                let session = self.open_session(number, handle);
+                let session = self.open_session(number, handle, options);
                 self.programs.set_role(number, Role::User(session));
                 Ok(())
             }
@@ -138,19 +144,18 @@ impl Daemon {
                 self.close_user(number, session);
                 Ok(())
             }
-            (Role::User(session), ToPool::Data { bytes, .. }) => {
-                self.send_to_element(session, bytes, room);
+            (Role::User(id), ToPool::Data { session, bytes }) => {
+                self.send_to_element(id, session, bytes, room);
                 Ok(())
             }
-            (Role::User(session), ToPool::Finish) => {
-                self.finish(session);
+            (Role::User(id), ToPool::Finish { connection }) => {
+                self.finish(id, connection);
                 Ok(())
             }
-            (Role::User(session), ToPool::Fail) => {
-                self.fail_session(session);
+            (Role::User(id), ToPool::Fail { connection }) => {
+                self.fail_session(id, connection);
                 Ok(())
             }
-            (Role::User(_), ToPool::Close { .. }) => Err("the session is closed".to_owned()),
             (Role::Over, _) => Ok(()),
             (Role::New, _) => Err("say Register or Open first".to_owned()),
             (Role::Element | Role::User(_), _) => {

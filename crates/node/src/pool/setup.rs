@@ -1,6 +1,6 @@
 //! Start-up: from the configuration to a pool daemon whose endpoint is open.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::time::Instant;
 
@@ -11,16 +11,20 @@ use holdfast_sys::transport::{
     StreamLimits, Streams, provider,
 };
 use holdfast_wire::rserpool::LENGTH_MAX;
+use tokio::runtime::Handle;
 
+use super::callers::Callers;
 use super::elements::hunt;
 use super::event_loop::Daemon;
 use super::links::Links;
+use super::names::Names;
+use super::requests::Request;
 use super::roles::Programs;
 use super::server::Server;
 use super::users::Users;
 use crate::asap::{Refusals, rules, security};
 use crate::config::pool::{Encapsulation, PoolConfig};
-use crate::mailbox::mailbox;
+use crate::mailbox::{Inbox, Mailbox, mailbox};
 use crate::multicast::Groups;
 use crate::start::{StartError, failed};
 
@@ -47,32 +51,48 @@ pub fn run(config: &PoolConfig, with_parent: bool) -> Result<(), StartError> {
         encapsulation_port = own.encapsulation_port(),
         "starting"
     );
-    let user = UserConfig::new(hunt(config), rand::random());
-    let mut daemon = Daemon {
-        config: config.clone(),
-        started: Instant::now(),
-        own,
-        groups,
-        requests,
-        to_self,
-        tasks,
-        user: PoolUser::new(user),
-        users: Users::default(),
-        elements: BTreeMap::new(),
-        programs: Programs::default(),
-        links: Links::default(),
-        streams: HashMap::new(),
-        streams_made: 0,
-        ways: HashMap::new(),
-        inputs: VecDeque::new(),
-        wakes: BTreeSet::new(),
-        woken_at: HashMap::new(),
-        stalled: BTreeSet::new(),
-        ends_at: None,
-        events: Vec::new(),
-        refusals: Refusals::default(),
-    };
+    let mut daemon = Daemon::new(config, own, groups, (to_self, requests), tasks);
     daemon.run().map_err(failed("the transport"))
+}
+
+impl Daemon {
+    /// One that has no programs yet; `mail` is the way to it.
+    pub(super) fn new(
+        config: &PoolConfig,
+        own: Box<dyn Endpoint>,
+        groups: Groups<()>,
+        (to_self, requests): (Mailbox<Request>, Inbox<Request>),
+        tasks: Handle,
+    ) -> Daemon {
+        let user = UserConfig::new(hunt(config), rand::random());
+        Daemon {
+            config: config.clone(),
+            started: Instant::now(),
+            own,
+            groups,
+            requests,
+            to_self,
+            tasks,
+            user: PoolUser::new(user),
+            users: Users::default(),
+            elements: BTreeMap::new(),
+            names: Names::default(),
+            services: HashSet::new(),
+            programs: Programs::default(),
+            links: Links::default(),
+            callers: Callers::default(),
+            streams: HashMap::new(),
+            streams_made: 0,
+            ways: HashMap::new(),
+            inputs: VecDeque::new(),
+            wakes: BTreeSet::new(),
+            woken_at: HashMap::new(),
+            stalled: BTreeSet::new(),
+            ends_at: None,
+            events: Vec::new(),
+            refusals: Refusals::default(),
+        }
+    }
 }
 
 fn open(config: &PoolConfig) -> Result<Box<dyn Endpoint>, StartError> {

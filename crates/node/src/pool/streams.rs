@@ -2,15 +2,19 @@
 
 use std::io;
 use std::net::SocketAddr;
+use std::sync::Arc;
 
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 use holdfast_api::pool::DATA_BYTES_MAX;
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::io::AsyncWriteExt;
 use tokio::net::{TcpStream, UdpSocket};
 use tokio::sync::{OwnedSemaphorePermit, mpsc};
 
-use super::requests::{Request, StreamEvent};
+use super::requests::{Gauge, Request, StreamEvent};
 use crate::mailbox::Mailbox;
+
+/// Bytes that may wait for a session's program to read them before no more is read for it: the element is slowed then.
+const UNREAD_BYTES_MAX: usize = 1 << 20;
 
 /// Over what.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,29 +34,49 @@ pub(super) enum Sent {
 /// The way to a stream. Dropping it ends the stream.
 pub(super) type StreamHandle = mpsc::UnboundedSender<Sent>;
 
+/// Whom a stream is for.
+pub(super) struct Ends {
+    /// Its number.
+    pub(super) number: u64,
+    pub(super) to: Mailbox<Request>,
+    /// What waits for its program.
+    pub(super) unread: Arc<Gauge>,
+}
+
+impl Ends {
+    async fn tell(&self, event: StreamEvent) {
+        self.to.send(Request::Stream(self.number, event)).await;
+    }
+
+    async fn tell_data(&self, mut bytes: Vec<u8>) {
+        // It may wait long, and what is said at once is short as a rule.
+        bytes.shrink_to_fit();
+        self.tell(StreamEvent::Data(bytes)).await;
+    }
+}
+
 /// Connects, and carries data both ways until either side ends it.
 pub(super) async fn run(
-    number: u64,
+    ends: Ends,
     kind: Kind,
     address: SocketAddr,
     sent: mpsc::UnboundedReceiver<Sent>,
-    to: Mailbox<Request>,
 ) {
     let ended = match kind {
-        Kind::Tcp => tcp(number, address, sent, &to).await,
-        Kind::Udp => udp(number, address, sent, &to).await,
+        Kind::Tcp => tcp(&ends, address, sent).await,
+        Kind::Udp => udp(&ends, address, sent).await,
     };
-    if let Err(error) = ended {
+    if let Err(error) = &ended {
         tracing::debug!(%address, %error, "a session's stream");
     }
-    to.send(Request::Stream(number, StreamEvent::Down)).await;
+    let in_order = ended.is_ok();
+    ends.tell(StreamEvent::Down { in_order }).await;
 }
 
 async fn tcp(
-    number: u64,
+    ends: &Ends,
     address: SocketAddr,
     mut sent: mpsc::UnboundedReceiver<Sent>,
-    to: &Mailbox<Request>,
 ) -> io::Result<()> {
     let stream = tokio::select! {
         stream = TcpStream::connect(address) => stream?,
@@ -60,16 +84,20 @@ async fn tcp(
         () = abandoned(&mut sent) => return Ok(()),
     };
     stream.set_nodelay(true)?;
-    to.send(Request::Stream(number, StreamEvent::Up)).await;
-    let (mut reader, mut writer) = stream.into_split();
+    ends.tell(StreamEvent::Up).await;
+    let (reader, mut writer) = stream.into_split();
     let read = async {
         loop {
-            let mut buffer = BytesMut::with_capacity(DATA_BYTES_MAX);
-            if reader.read_buf(&mut buffer).await? == 0 {
-                return io::Result::Ok(());
+            ends.unread.at_most(UNREAD_BYTES_MAX).await;
+            // No buffer before there is something: most sessions are silent.
+            reader.readable().await?;
+            let mut bytes = Vec::with_capacity(DATA_BYTES_MAX);
+            match reader.try_read_buf(&mut bytes) {
+                Ok(0) => return io::Result::Ok(()),
+                Ok(_) => ends.tell_data(bytes).await,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                Err(error) => return Err(error),
             }
-            let data = StreamEvent::Data(buffer.freeze());
-            to.send(Request::Stream(number, data)).await;
         }
     };
     let write = async {
@@ -93,10 +121,9 @@ async fn abandoned(sent: &mut mpsc::UnboundedReceiver<Sent>) {
 }
 
 async fn udp(
-    number: u64,
+    ends: &Ends,
     address: SocketAddr,
     mut sent: mpsc::UnboundedReceiver<Sent>,
-    to: &Mailbox<Request>,
 ) -> io::Result<()> {
     let any: SocketAddr = match address {
         SocketAddr::V4(_) => ([0; 4], 0).into(),
@@ -104,13 +131,20 @@ async fn udp(
     };
     let socket = UdpSocket::bind(any).await?;
     socket.connect(address).await?;
-    to.send(Request::Stream(number, StreamEvent::Up)).await;
+    ends.tell(StreamEvent::Up).await;
     let read = async {
-        let mut buffer = vec![0; usize::from(u16::MAX)];
         loop {
-            let length = socket.recv(&mut buffer).await?.min(DATA_BYTES_MAX);
-            let data = StreamEvent::Data(Bytes::copy_from_slice(&buffer[..length]));
-            to.send(Request::Stream(number, data)).await;
+            ends.unread.at_most(UNREAD_BYTES_MAX).await;
+            socket.readable().await?;
+            let mut bytes = Vec::with_capacity(usize::from(u16::MAX));
+            match socket.try_recv_buf(&mut bytes) {
+                Ok(length) if length > DATA_BYTES_MAX => {
+                    tracing::warn!(%address, length, "a datagram longer than a session's messages is dropped");
+                }
+                Ok(_) => ends.tell_data(bytes).await,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                Err(error) => return io::Result::Err(error),
+            }
         }
     };
     let write = async {

@@ -3,9 +3,9 @@
 use std::collections::HashMap;
 
 use holdfast_api::control::{ErrorBody, Reported, Resolution, ResolveQuery, UnreachableReport};
-use holdfast_api::pool::{FromPool, SessionEvent};
+use holdfast_api::pool::{Choose, FromPool, SessionEvent, SessionOptions};
 use holdfast_proto::pool_element::Link;
-use holdfast_proto::pool_user::{Event, RequestId, ResolveError, SessionId};
+use holdfast_proto::pool_user::{Choose as ChosenBy, Event, RequestId, ResolveError, SessionId};
 use holdfast_wire::rserpool::{ElementId, PolicyKind, PoolElement, PoolHandle, Transport};
 
 use super::event_loop::Daemon;
@@ -28,8 +28,12 @@ struct Asked {
 struct Session {
     program: u64,
     link: Option<Link>,
-    /// The program has no more to send: when the element ends too, the session has.
+    /// The number of the last connection.
+    connection: u64,
+    /// The program has told the element that it has no more to send: when the element ends too, the session has.
     finishing: bool,
+    /// The element has ended the connection in order.
+    in_order: bool,
 }
 
 /// What users want and have.
@@ -57,9 +61,10 @@ impl Users {
         self.places.remove(&link);
     }
 
-    /// The link of a session that has an element.
-    pub(super) fn link(&self, session: SessionId) -> Option<Link> {
-        self.sessions.get(&session)?.link
+    /// The link of this connection of a session, if it is there.
+    pub(super) fn link(&self, session: SessionId, connection: u64) -> Option<Link> {
+        let session = self.sessions.get(&session)?;
+        session.link.filter(|_| session.connection == connection)
     }
 
     /// The program of the session.
@@ -130,13 +135,27 @@ impl Daemon {
     }
 
     /// A program wants a session.
-    pub(super) fn open_session(&mut self, program: u64, handle: PoolHandle) -> SessionId {
+    pub(super) fn open_session(
+        &mut self,
+        program: u64,
+        handle: PoolHandle,
+        options: SessionOptions,
+    ) -> SessionId {
         let now = self.now();
-        let id = self.user.handle_open(now, handle, None);
+        if options.anew {
+            self.user.handle_purge(&handle);
+        }
+        let choose = match options.choose {
+            Choose::Registrar => ChosenBy::Registrar,
+            Choose::P2c => ChosenBy::Latency,
+        };
+        let id = self.user.handle_open_choosing(now, handle, None, choose);
         let session = Session {
             program,
             link: None,
+            connection: 0,
             finishing: false,
+            in_order: false,
         };
         self.users.sessions.insert(id, session);
         self.carry_out(Owner::User);
@@ -160,36 +179,39 @@ impl Daemon {
     }
 
     /// The program has no more to send.
-    pub(super) fn finish(&mut self, id: SessionId) {
+    pub(super) fn finish(&mut self, id: SessionId, connection: u64) {
+        let link = self.users.link(id, connection);
+        let finishing = link.is_some_and(|link| self.finish_stream(link));
         if let Some(session) = self.users.sessions.get_mut(&id) {
-            session.finishing = true;
+            session.finishing |= finishing;
         }
-        self.finish_stream(id);
     }
 
     /// The program is not content with its element.
-    pub(super) fn fail_session(&mut self, id: SessionId) {
+    pub(super) fn fail_session(&mut self, id: SessionId, connection: u64) {
+        if self.users.link(id, connection).is_none() {
+            return;
+        }
         let now = self.now();
         self.user.handle_failed(now, id);
         self.carry_out(Owner::User);
     }
 
-    /// A link of the user's machine is lost: of a session that was finished, that is its end.
-    pub(super) fn user_lost(&mut self, link: Link) {
+    /// A link of the user's machine has ended: of a session that was finished, and in order, that is its end too.
+    pub(super) fn user_lost(&mut self, link: Link, in_order: bool) {
         self.users.left(link);
-        let id = self.user.session_of(link);
-        let finished = id.filter(|id| {
-            let session = self.users.sessions.get(id);
-            session.is_some_and(|session| session.finishing && session.link == Some(link))
-        });
         let now = self.now();
-        let Some(id) = finished else {
+        let id = self.user.session_of(link);
+        let session = id.and_then(|id| Some((id, self.users.sessions.get_mut(&id)?)));
+        let Some((id, session)) = session.filter(|_| in_order) else {
             return self.user.handle_lost(now, link);
         };
-        if let Some(program) = self.users.program(id) {
-            let last = FromPool::Session(SessionEvent::Finished);
-            self.programs.tell_and_end(program, &last);
+        if !session.finishing || session.link != Some(link) {
+            session.in_order = session.link == Some(link);
+            return self.user.handle_ended(now, link);
         }
+        let last = FromPool::Session(SessionEvent::Finished);
+        self.programs.tell_and_end(session.program, &last);
         self.end_session(id);
     }
 
@@ -219,11 +241,16 @@ impl Daemon {
             Event::SessionBroken {
                 session, element, ..
             } => {
-                if let Some(own) = self.users.sessions.get_mut(&session) {
-                    own.link = None;
-                }
-                let element = element.to_string();
-                self.tell_user(session, SessionEvent::Broken { element });
+                let Some(own) = self.users.sessions.get_mut(&session) else {
+                    return;
+                };
+                own.link = None;
+                own.finishing = false;
+                let broken = SessionEvent::Broken {
+                    element: element.to_string(),
+                    in_order: std::mem::take(&mut own.in_order),
+                };
+                self.tell_user(session, broken);
             }
             Event::SessionFailed { session, error } => {
                 if let Some(own) = self.users.sessions.remove(&session) {
@@ -242,12 +269,16 @@ impl Daemon {
     }
 
     fn session_up(&mut self, session: SessionId, link: Link, element: ElementId, resumed: bool) {
-        if let Some(own) = self.users.sessions.get_mut(&session) {
-            own.link = Some(link);
-        }
+        let Some(own) = self.users.sessions.get_mut(&session) else {
+            return;
+        };
+        own.link = Some(link);
+        own.connection += 1;
+        let connection = own.connection;
         let at = self.users.places.get(&link).map(entries::transport);
         let (transport, addresses) = at.unwrap_or_default();
         let event = SessionEvent::Up {
+            connection,
             element: element.to_string(),
             transport: transport.to_owned(),
             addresses,
@@ -284,7 +315,10 @@ fn unresolved(handle: &PoolHandle, error: &ResolveError) -> ErrorBody {
         ResolveError::NoRegistrar => {
             "start one with `holdfast registrar`, or say where one is with --registrar ADDRESS"
         }
-        ResolveError::Unanswered => "look into the registrar's log",
+        ResolveError::Unanswered => {
+            "ask again; if it stays so, `holdfast pool peers` on the registrar's host shows whether that still answers, and its log \
+             why not: start it again, or name another with --registrar ADDRESS"
+        }
         ResolveError::Refused(_) => "look at [access] in the registrar's configuration",
     };
     let error = match error {

@@ -8,8 +8,6 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use holdfast_proto::registrar::{AssociationId, DialId, Output, Protocol, Registrar};
 use holdfast_sys::transport::{AssocId, Endpoint, Event, Message, PathState};
-use nix::poll::{PollFd, PollFlags, ppoll};
-use nix::sys::time::TimeSpec;
 
 use super::backlog::Backlog;
 use super::control::{ControlRequest, Reread};
@@ -19,10 +17,6 @@ use super::report::report;
 use super::streams::StreamsSeen;
 use crate::mailbox::Inbox;
 use crate::multicast::Groups;
-
-/// How often some associations are asked for their round trips, and in how many turns all of them are.
-const ROUND_TRIP_TURN: Duration = Duration::from_millis(250);
-const ROUND_TRIP_TURNS: usize = 20;
 
 /// A registrar with its sockets.
 pub(super) struct Daemon {
@@ -48,14 +42,6 @@ pub(super) struct Daemon {
     pub(super) events: Vec<Event>,
 }
 
-/// Which descriptors have something.
-struct Ready {
-    asap: bool,
-    enrp: bool,
-    wake: bool,
-    groups: bool,
-}
-
 impl Daemon {
     /// Runs until a request says stop.
     ///
@@ -67,10 +53,10 @@ impl Daemon {
             self.hand_over();
             self.asap.flush()?;
             self.enrp.flush()?;
-            if let Some(pause) = self.pace.pause(self.now()) {
-                std::thread::sleep(pause);
-            }
-            let ready = self.wait()?;
+            let ready = match self.pace.pause(self.now()) {
+                Some(pause) => self.pause(pause)?,
+                None => self.wait()?,
+            };
             let now = self.now();
             if ready.asap {
                 self.receive(now, Protocol::Asap)?;
@@ -113,36 +99,7 @@ impl Daemon {
         self.started.elapsed()
     }
 
-    fn wait(&self) -> io::Result<Ready> {
-        let now = self.now();
-        let times = [self.machine.poll_timeout(), self.backlog.next(now)];
-        let until = times.into_iter().flatten().min();
-        let until = until.map_or(self.next_round_trips, |at| at.min(self.next_round_trips));
-        let timeout = TimeSpec::from(until.saturating_sub(now));
-        let poll = |fd| PollFd::new(fd, PollFlags::POLLIN);
-        // At most the five that there can be: no allocation.
-        let mut fds = smallvec::SmallVec::<[PollFd<'_>; 5]>::new();
-        // Each request may have an update, for which peers have no room.
-        fds.push(match self.backlog.is_long() {
-            true => PollFd::new(self.asap.fd(), PollFlags::empty()),
-            false => poll(self.asap.fd()),
-        });
-        fds.extend([self.enrp.fd(), self.requests.fd()].map(poll));
-        fds.extend(self.groups.fds().map(poll));
-        match ppoll(&mut fds, Some(timeout), None) {
-            Ok(_) | Err(nix::errno::Errno::EINTR) => {}
-            Err(error) => return Err(error.into()),
-        }
-        let is_ready = |fd: &PollFd<'_>| fd.any() == Some(true);
-        Ok(Ready {
-            asap: is_ready(&fds[0]),
-            enrp: is_ready(&fds[1]),
-            wake: is_ready(&fds[2]),
-            groups: fds[3..].iter().any(is_ready),
-        })
-    }
-
-    fn end(&mut self, protocol: Protocol) -> &mut dyn Endpoint {
+    pub(super) fn end(&mut self, protocol: Protocol) -> &mut dyn Endpoint {
         match protocol {
             Protocol::Asap => self.asap.as_mut(),
             Protocol::Enrp => self.enrp.as_mut(),
@@ -206,8 +163,9 @@ impl Daemon {
                     self.machine.handle_dial_failed(now, dial);
                 }
             }
-            Event::SendFailed { message, .. } => {
-                self.machine.handle_send_failed(protocol, &message.data);
+            Event::SendFailed { assoc, message, .. } => {
+                let to = number(protocol, assoc);
+                self.machine.handle_send_failed(to, protocol, &message.data);
             }
             Event::Refused { remote, why } => self.streams.refusals.tell(remote, &why),
             Event::Path { assoc, state, .. } => {
@@ -243,6 +201,10 @@ impl Daemon {
         if let Some(name) = self.end(protocol).name(assoc) {
             self.machine.handle_name(id, name);
         }
+        // As far as the handshake says: an element's first registration goes by that. Who has called has measured it; the other
+        // asks.
+        self.tell_round_trip(now, protocol, assoc);
+        self.end(protocol).measure(assoc);
         self.tell_addresses(now, protocol, assoc, &addresses);
     }
 
@@ -307,6 +269,7 @@ impl Daemon {
                     addresses,
                 } => self.connect(dial, protocol, addresses),
                 Output::Multicast { protocol, message } => self.groups.send(protocol, &message),
+                Output::Measure(id) => self.links.measure(id),
                 Output::Abort(id) => self.abort(id),
                 Output::Event(event) => report(&event),
             }
@@ -350,19 +313,6 @@ impl Daemon {
         let (protocol, assoc) = of_number(id);
         // If it is gone already, an event says so.
         let _ = self.end(protocol).abort(assoc);
-    }
-
-    fn ask_round_trips(&mut self, now: Duration) {
-        self.next_round_trips = now + ROUND_TRIP_TURN;
-        for _ in 0..self.links.len().div_ceil(ROUND_TRIP_TURNS) {
-            let Some(id) = self.links.next_in_rota() else {
-                return;
-            };
-            let (protocol, assoc) = of_number(id);
-            if let Ok(round_trip) = self.end(protocol).round_trip(assoc) {
-                self.machine.handle_round_trip(id, round_trip);
-            }
-        }
     }
 
     /// Answers what operators ask. False: one of them says stop.

@@ -31,6 +31,8 @@ struct Link {
     /// What waits for it to come up.
     dials: Vec<DialId>,
     is_up: bool,
+    /// Its turn in the rota, if it has one: another each time.
+    turn: Option<u64>,
 }
 
 /// What became of a wish to connect.
@@ -49,8 +51,9 @@ pub(super) enum Found {
 pub(super) struct Links {
     links: HashMap<AssociationId, Link>,
     by_address: HashMap<(Protocol, SocketAddr), AssociationId>,
-    /// Those that are up, the next to be asked for its round trip first. May name some that are gone.
-    rota: VecDeque<AssociationId>,
+    /// Those whose round trip matters, the next to be asked first. May name some that are gone: their turn is no link's.
+    rota: VecDeque<(AssociationId, u64)>,
+    turns: u64,
 }
 
 impl Links {
@@ -61,6 +64,7 @@ impl Links {
             addresses,
             dials: vec![dial],
             is_up: false,
+            turn: None,
         };
         self.links.insert(id, link);
     }
@@ -100,9 +104,9 @@ impl Links {
             addresses: addresses.to_vec(),
             dials: Vec::new(),
             is_up: true,
+            turn: None,
         };
         self.links.insert(id, link);
-        self.rota.push_front(id);
         dials
     }
 
@@ -139,13 +143,36 @@ impl Links {
         self.links.keys().copied()
     }
 
-    /// The association that is to be asked for its round trip now. It goes to the end of the line.
-    pub(super) fn next_in_rota(&mut self) -> Option<AssociationId> {
-        while let Some(id) = self.rota.pop_front() {
-            if self.links.get(&id).is_some_and(|link| link.is_up) {
-                self.rota.push_back(id);
+    /// An association's round trip matters from now on: it is the next to be asked.
+    pub(super) fn measure(&mut self, id: AssociationId) {
+        if let Some(link) = self.links.get_mut(&id).filter(|link| link.turn.is_none()) {
+            self.turns += 1;
+            link.turn = Some(self.turns);
+            self.rota.push_front((id, self.turns));
+        }
+    }
+
+    /// How many may be to be asked for their round trips.
+    pub(super) fn measured(&self) -> usize {
+        self.rota.len()
+    }
+
+    /// The association that is to be asked for its round trip now. It goes to the end of the line; those that do not matter any more
+    /// leave it.
+    pub(super) fn next_in_rota(
+        &mut self,
+        matters: impl Fn(AssociationId) -> bool,
+    ) -> Option<AssociationId> {
+        while let Some((id, turn)) = self.rota.pop_front() {
+            let link = self.links.get_mut(&id);
+            let Some(link) = link.filter(|link| link.turn == Some(turn)) else {
+                continue;
+            };
+            if matters(id) {
+                self.rota.push_back((id, turn));
                 return Some(id);
             }
+            link.turn = None;
         }
         None
     }
@@ -210,13 +237,37 @@ mod tests {
         let gone = links.find(Protocol::Enrp, &[two], DialId(4));
         assert_eq!(gone, Found::Nothing);
         links.readdress(id, &[one, two]);
-        assert_eq!(links.next_in_rota(), Some(id));
         assert_eq!(links.down(id), (Vec::new(), true));
         assert_eq!(
             links.find(Protocol::Enrp, &[one, two], DialId(5)),
             Found::Nothing
         );
-        assert_eq!((links.next_in_rota(), links.len()), (None, 0));
+        assert_eq!(links.len(), 0);
+    }
+
+    #[test]
+    fn only_what_matters_is_measured() {
+        let mut links = Links::default();
+        let [one, two, idle] = [2, 4, 6].map(AssociationId);
+        for id in [one, two, idle] {
+            links.up(id, &[]);
+        }
+        assert_eq!(links.next_in_rota(|_| true), None);
+        for id in [one, two, two] {
+            links.measure(id);
+        }
+        let round = |links: &mut Links| [(); 3].map(|()| links.next_in_rota(|_| true));
+        assert_eq!(round(&mut links), [Some(two), Some(one), Some(two)]);
+        // One ends, and its number is another's that matters: it has one turn.
+        links.down(two);
+        links.up(two, &[]);
+        links.measure(two);
+        assert_eq!(round(&mut links), [Some(two), Some(one), Some(two)]);
+        assert_eq!(links.measured(), 2);
+        assert_eq!(links.next_in_rota(|id| id == two), Some(two));
+        assert_eq!(links.measured(), 1);
+        links.measure(one);
+        assert_eq!(links.next_in_rota(|_| true), Some(one));
     }
 
     #[test]

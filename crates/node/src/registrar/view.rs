@@ -6,7 +6,7 @@ use holdfast_api::control::{
     ErrorBody, PeerEntry, PeerList, PoolDetail, PoolEntry, PoolList, PoolQuery, RegistrarCounters,
     RegistrarStatus,
 };
-use holdfast_wire::rserpool::{PolicyKind, PoolHandle};
+use holdfast_handlespace::PoolRef;
 
 use super::control::ControlRequest;
 use super::event_loop::Daemon;
@@ -16,6 +16,10 @@ use crate::mailbox::Reply;
 /// Pools in an answer to who does not say how many, and to anybody.
 const POOLS: usize = 1_000;
 const POOLS_MAX: usize = 10_000;
+/// Places of pools that are looked at for one answer, though they may have none.
+const PLACES_MAX: usize = 100_000;
+/// Elements in an answer: of a pool with more, any.
+const ELEMENTS_MAX: usize = 10_000;
 
 impl Daemon {
     /// Answers a request. False: it says stop.
@@ -52,7 +56,7 @@ impl Daemon {
             tls: self.streams.at.1.clone(),
             enrp: addresses(self.enrp.local_addresses())?,
             associations: self.links.len() as u64,
-            pools: machine.pools().count() as u64,
+            pools: machine.pools() as u64,
             elements: machine.elements() as u64,
             own_elements: machine.elements_owned_by(machine.id()) as u64,
             checksum: machine.checksum(machine.id()),
@@ -94,55 +98,54 @@ impl Daemon {
                 .unwrap_or(POOLS_MAX)
                 .clamp(1, POOLS_MAX)
         });
-        let after = query.after.as_deref().map(handle_of).transpose()?;
-        let follows = |handle: &PoolHandle| after.as_ref().is_none_or(|after| handle > after);
-        let (mut found, mut total) = (Vec::new(), 0);
-        for pool in self.machine.pools() {
-            total += 1;
-            if follows(pool.handle) {
-                found.push(pool);
-            }
-        }
-        let more = found.len() > limit;
-        if more {
-            found.select_nth_unstable_by_key(limit, |pool| pool.handle);
-            found.truncate(limit);
-        }
-        found.sort_unstable_by_key(|pool| pool.handle);
-        let entry = |pool: &holdfast_handlespace::PoolRef<'_>| PoolEntry {
-            handle: pool.handle.to_string(),
-            policy: pool.policy.to_string(),
-            elements: pool.elements as u64,
+        let from = query.after.as_deref().unwrap_or("0");
+        let mut place: usize = from.parse().map_err(|_| ErrorBody {
+            error: format!("`{from}` is no place to go on from"),
+            what_to_do: "give `after` the `next` of the answer before".to_owned(),
+        })?;
+        let mut pools = Vec::new();
+        let mut entry = |pool: PoolRef<'_>| {
+            pools.push(PoolEntry {
+                handle: pool.handle.to_string(),
+                policy: pool.policy.to_string(),
+                elements: pool.elements as u64,
+            });
         };
-        let pools: Vec<_> = found.iter().map(entry).collect();
-        let next = pools.last().filter(|_| more);
+        // In steps that cannot show too many; what is gone leaves places without a pool.
+        let (mut shown, mut looked, mut next) = (0, 0, Some(place));
+        while let Some(at) = next.filter(|_| shown < limit && looked < PLACES_MAX) {
+            let step = limit - shown;
+            next = self.machine.pools_from(at, step, |pool| {
+                shown += 1;
+                entry(pool);
+            });
+            looked += step;
+            place = next.unwrap_or(place);
+        }
         Ok(PoolList {
-            next: next.map(|pool| pool.handle.clone()),
+            next: next.map(|_| place.to_string()),
             pools,
-            total,
+            total: self.machine.pools() as u64,
         })
     }
 
     fn pool(&self, text: &str) -> Result<PoolDetail, ErrorBody> {
         let wanted = handle_of(text)?;
-        let mut policy: Option<PolicyKind> = None;
-        let mut elements = Vec::new();
-        self.machine.each_element(|handle, element| {
-            if *handle == wanted {
-                policy = Some(element.policy.kind());
-                elements.push(element_entry(element));
-            }
-        });
-        let Some(policy) = policy else {
+        let Some(pool) = self.machine.pool(&wanted) else {
             return Err(ErrorBody {
                 error: format!("there is no pool `{text}`"),
                 what_to_do: "`holdfast pool list` shows those that there are".to_owned(),
             });
         };
+        let mut elements = Vec::new();
+        self.machine.each_of(&wanted, ELEMENTS_MAX, |element| {
+            elements.push(element_entry(element));
+        });
         elements.sort_unstable_by(|a, b| a.id.cmp(&b.id));
         Ok(PoolDetail {
             handle: wanted.to_string(),
-            policy: policy.to_string(),
+            policy: pool.policy.to_string(),
+            total: pool.elements as u64,
             elements,
         })
     }

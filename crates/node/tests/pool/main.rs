@@ -11,7 +11,8 @@ use std::time::{Duration, Instant};
 use holdfast_api::app::{Channel, PROTOCOL_VERSION, decode, encode};
 use holdfast_api::control::{ErrorBody, POOL_ROUTES, PoolDaemonStatus, openapi};
 use holdfast_api::pool::{
-    DATA_BYTES_MAX, Element, ElementEvent, FromPool, PoolSession, Registration, Service, ToPool,
+    DATA_BYTES_MAX, Element, ElementEvent, FromPool, PoolSession, Registration, Service,
+    SessionOptions, ToPool,
 };
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -223,19 +224,21 @@ fn programs_that_break_the_rules_are_told_so_and_others_do_not_notice() {
         change(&mut wanted);
         say(&ToPool::Register(wanted))
     };
-    let open = say(&ToPool::Open {
-        handle: "web".to_owned(),
-    });
-    let handle = "\\q".to_owned();
+    let options = SessionOptions::default();
+    let open = |handle: &str| {
+        let handle = handle.to_owned();
+        say(&ToPool::Open { handle, options })
+    };
+    let finish = say(&ToPool::Finish { connection: 0 });
     let (session, bytes) = (0, vec![0; DATA_BYTES_MAX + 1]);
     for (packets, words) in [
         (vec![vec![PROTOCOL_VERSION, 250, 3]], "malformed"),
         (vec![vec![9]], "version"),
-        (vec![say(&ToPool::Finish)], "Register or Open first"),
-        (vec![say(&ToPool::Open { handle })], "pool handle"),
-        (vec![open.clone(), open.clone()], "channel of this kind"),
+        (vec![finish], "Register or Open first"),
+        (vec![open("\\q")], "pool handle"),
+        (vec![open("web"), open("web")], "channel of this kind"),
         (
-            vec![open, say(&ToPool::Data { session, bytes })],
+            vec![open("web"), say(&ToPool::Data { session, bytes })],
             "split it",
         ),
         (

@@ -1,13 +1,17 @@
 //! A session with an element of the same daemon, with a registrar: and what a user cannot do to an element.
 
+use std::io::{ErrorKind, Read, Write};
+use std::net::TcpListener;
 use std::path::Path;
 use std::process::{Child, Command};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
+use std::time::Duration;
 
 use holdfast_api::control::BlockingClient;
 use holdfast_api::pool::{
-    DATA_BYTES_MAX, Element, ElementEvent, PoolSession, Registration, Service, SessionEvent,
+    Choose, DATA_BYTES_MAX, Element, ElementEvent, PoolSession, Registration, Service,
+    SessionEvent, SessionOptions,
 };
 
 use crate::{Daemon, PATIENCE, until};
@@ -67,9 +71,21 @@ fn open(socket: &Path) -> (Arc<PoolSession>, Receiver<SessionEvent>) {
     (session, events)
 }
 
-fn is_up(events: &Receiver<SessionEvent>) {
-    let event = events.recv_timeout(PATIENCE).expect("an event");
-    assert!(matches!(event, SessionEvent::Up { .. }), "{event:?}");
+/// The number of the connection.
+fn is_up(events: &Receiver<SessionEvent>) -> u64 {
+    match events.recv_timeout(PATIENCE).expect("an event") {
+        SessionEvent::Up { connection, .. } => connection,
+        other => panic!("{other:?}"),
+    }
+}
+
+fn registered(socket: &Path, service: Service) -> Element {
+    let element = Element::register(socket, Registration::new("echo", service));
+    let element = element.expect("a channel");
+    let registered =
+        || matches!(element.next(), Ok(Some(ElementEvent::Registered { .. }))).then_some(());
+    until("the registration", registered);
+    element
 }
 
 #[test]
@@ -79,16 +95,12 @@ fn a_user_that_sends_more_than_an_element_reads_costs_itself_the_session_only() 
     let daemon = Daemon::with_registrar(&at, udp);
     let socket = daemon.path("pool-app.sock");
     let addresses = Vec::new();
-    let service = Service::Sessions { addresses, port: 0 };
-    let element = Element::register(&socket, Registration::new("echo", service));
-    let element = element.expect("a channel");
-    let registered =
-        || matches!(element.next(), Ok(Some(ElementEvent::Registered { .. }))).then_some(());
-    until("the registration", registered);
+    let element = registered(&socket, Service::Sessions { addresses, port: 0 });
 
     let (session, events) = open(&socket);
-    is_up(&events);
-    session.send(b"hello").expect("sent");
+    let connection = is_up(&events);
+    session.send(connection + 1, b"not yet").expect("sent");
+    session.send(connection, b"hello").expect("sent");
     let number = until("the message", || match element.next() {
         Ok(Some(ElementEvent::Data { session, bytes })) => {
             assert_eq!(bytes, b"hello");
@@ -104,10 +116,19 @@ fn a_user_that_sends_more_than_an_element_reads_costs_itself_the_session_only() 
     // The element reads nothing, and the user does not stop.
     let full = vec![7; DATA_BYTES_MAX];
     let broken = until("the end of patience", || {
-        session.send(&full).expect("sent");
+        session.send(connection, &full).expect("sent");
         events.try_recv().ok()
     });
-    assert!(matches!(broken, SessionEvent::Broken { .. }), "{broken:?}");
+    assert!(
+        matches!(
+            broken,
+            SessionEvent::Broken {
+                in_order: false,
+                ..
+            }
+        ),
+        "{broken:?}"
+    );
     drop((session, events));
     // What was taken in comes, then the end, and the element is there for others.
     let closed = |event: &ElementEvent| *event == ElementEvent::Closed { session: number };
@@ -117,4 +138,101 @@ fn a_user_that_sends_more_than_an_element_reads_costs_itself_the_session_only() 
     });
     let (_session, events) = open(&socket);
     is_up(&events);
+}
+
+/// Far more than the daemon keeps for a program, and than sockets take.
+const MUCH: usize = 48 << 20;
+/// How long an element that could send on does not.
+const PAUSE: Duration = Duration::from_millis(500);
+
+#[test]
+fn a_user_that_reads_late_slows_its_element_and_loses_nothing() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let (_registrar, at, udp) = registrar(directory.path());
+    let daemon = Daemon::with_registrar(&at, udp);
+    let socket = daemon.path("pool-app.sock");
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a listener");
+    let own = listener.local_addr().expect("an address");
+    let _element = registered(&socket, Service::Tcp(own));
+    let session = PoolSession::open(&socket, "echo").expect("a channel");
+    let (mut stream, _) = listener.accept().expect("a user");
+    // Says as much as is taken, until nothing is for a while; then the user begins to read.
+    stream.set_write_timeout(Some(PAUSE)).expect("a limit");
+    let (piece, mut said) = (vec![7; 64 << 10], 0);
+    while said < MUCH {
+        match stream.write(&piece[..piece.len().min(MUCH - said)]) {
+            Ok(length) => said += length,
+            Err(error) if error.kind() == ErrorKind::WouldBlock => break,
+            Err(error) => panic!("after {said} bytes: {error}"),
+        }
+    }
+    let reader = std::thread::spawn(move || {
+        let mut heard = 0;
+        while heard < MUCH {
+            match session.next().expect("a channel").expect("an event") {
+                SessionEvent::Data { bytes } => heard += bytes.len(),
+                SessionEvent::Up { connection, .. } => session.finish(connection).expect("said"),
+                other => panic!("after {heard} bytes: {other:?}"),
+            }
+        }
+        session.next().expect("a channel")
+    });
+    stream.set_write_timeout(None).expect("no limit");
+    stream.write_all(&vec![7; MUCH - said]).expect("taken");
+    let mut rest = Vec::new();
+    stream.read_to_end(&mut rest).expect("the user's end");
+    drop(stream);
+    let last = reader.join().expect("all of it");
+    assert_eq!((last, rest.len()), (Some(SessionEvent::Finished), 0));
+}
+
+/// An element that answers each message with its name, after a while.
+fn answering(socket: &Path, name: &'static [u8], after: Duration) {
+    let addresses = Vec::new();
+    let service = Service::Sessions { addresses, port: 0 };
+    let element = Element::register(socket, Registration::new("two", service));
+    let element = element.expect("a channel");
+    let registered =
+        || matches!(element.next(), Ok(Some(ElementEvent::Registered { .. }))).then_some(());
+    until("the registration", registered);
+    std::thread::spawn(move || {
+        while let Ok(Some(event)) = element.next() {
+            if let ElementEvent::Data { session, .. } = event {
+                std::thread::sleep(after);
+                // The test may be over.
+                let _ = element.send(session, name);
+            }
+        }
+    });
+}
+
+#[test]
+fn users_who_choose_stay_with_the_element_that_answers_sooner() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let (_registrar, at, udp) = registrar(directory.path());
+    let daemon = Daemon::with_registrar(&at, udp);
+    let socket = daemon.path("pool-app.sock");
+    // Far more than what a busy machine adds to the quick one.
+    answering(&socket, b"slow", Duration::from_secs(4));
+    answering(&socket, b"quick", Duration::ZERO);
+    let options = SessionOptions {
+        choose: Choose::P2c,
+        ..SessionOptions::default()
+    };
+    let ask = |_| {
+        let session = PoolSession::open_with(&socket, "two", options).expect("a channel");
+        loop {
+            match session.next().expect("a channel").expect("an event") {
+                SessionEvent::Up { connection, .. } => {
+                    session.send(connection, b"who?").expect("sent")
+                }
+                SessionEvent::Data { bytes } => return bytes,
+                other => panic!("{other:?}"),
+            }
+        }
+    };
+    let answers: Vec<Vec<u8>> = (0..8).map(ask).collect();
+    // Each is tried once; by the pool's policy they would take turns.
+    let slow = answers.iter().filter(|one| *one == b"slow").count();
+    assert_eq!(slow, 1, "{answers:?}");
 }

@@ -6,7 +6,7 @@ use super::core::{Purpose, Timer};
 use super::event::Event;
 use core::time::Duration;
 use holdfast_wire::frame::AcceptorTimes;
-use holdfast_wire::migration::{FlowAt, MoveFrame, Offer, PeerConnections};
+use holdfast_wire::migration::{FlowAt, MoveFrame, Offer, PeerConnections, StepTime};
 use holdfast_wire::{Epoch, Flow, MoveId, NodeId};
 use std::collections::BTreeSet;
 
@@ -47,6 +47,7 @@ pub(super) struct Taken {
     pub ours: Vec<(Flow, Epoch)>,
     pub lost: Vec<Flow>,
     pub times: AcceptorTimes,
+    pub steps: Vec<StepTime>,
     /// Between two times that `Done` is said.
     pub wait: Duration,
     /// Nothing of it is left at the donor.
@@ -68,6 +69,7 @@ impl Taken {
             ours: Vec::new(),
             lost: Vec::new(),
             times: AcceptorTimes::default(),
+            steps: Vec::new(),
             wait: Duration::ZERO,
             released: false,
         }
@@ -196,6 +198,7 @@ impl Migration {
         let frame = MoveFrame::Done {
             result: Err(why.to_owned()),
             times: AcceptorTimes::default(),
+            steps: Vec::new(),
         };
         self.core.send(id.donor, id, frame);
     }

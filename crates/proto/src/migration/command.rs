@@ -22,12 +22,14 @@
 //! | `Go` | acceptor | flows owned at the epochs given, holds flushed, sockets of `lost` flows closed silently, the process runs; writes down that it does. Once this is written, it changes nothing |
 //! | `Discard` | acceptor | removes husk, holds, sockets and what was written down |
 //! | `Forget` | donor, acceptor | removes what was written down; the process stays |
-//! | `Translate` | peer | see [`holdfast_wire::migration::TranslateStep`]; writes down what is prepared. Below the hops of the connection's last switch it changes nothing and succeeds |
+//! | `Translate` | peer | see [`holdfast_wire::migration::TranslateStep`]; what there is to prepare is written down. Below the hops of the connection's last switch it changes nothing and succeeds |
 //! | `Arbitrate`, `Lookup` | holder | as the handoff's commands of that name, in one order with them |
 
 use bytes::Bytes;
 use core::time::Duration;
-use holdfast_wire::migration::{FlowAt, Offer, PeerConnections, SocketStrategy, TranslateStep};
+use holdfast_wire::migration::{
+    FlowAt, Offer, PeerConnections, SocketStrategy, StepTime, TranslateStep,
+};
 use holdfast_wire::{Change, Epoch, Flow, MoveId, NodeId, Record, Refusal};
 
 /// Names a command, unique in the life of a machine.
@@ -62,6 +64,10 @@ pub enum Command {
         process: ProcessId,
         to: NodeId,
         sockets: SocketStrategy,
+        /// The original stays, with its connections.
+        clone: bool,
+        /// Checksums of the stopped process follow all else.
+        verify: bool,
         /// From 1 on.
         round: u32,
     },
@@ -183,6 +189,8 @@ pub struct CheckReport {
 pub struct RoundReport {
     /// Bytes of memory and sockets sent.
     pub copied: u64,
+    /// Bytes more that they would have been without compression.
+    pub saved: u64,
     /// Bytes found changed at its end: the next round, or the freeze, would send these.
     pub dirty: u64,
     /// How long it took, from the scan to the last byte's leaving.
@@ -202,12 +210,18 @@ pub struct RoundReport {
 /// A freeze.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct FreezeReport {
+    /// For how long it ran on after the command.
+    pub ahead: Duration,
     /// Bytes sent since it was stopped.
     pub bytes: u64,
+    /// Bytes more that they would have been without compression.
+    pub saved: u64,
     /// Flows of the command that were closed before.
     pub gone: Vec<Flow>,
     /// Flows of the process that no command named: they came since the last round.
     pub late: Vec<FlowAt>,
+    /// What took how long since it was stopped.
+    pub steps: Vec<StepTime>,
 }
 
 /// The end of a command.
@@ -239,7 +253,8 @@ pub enum Results {
     Built(Result<(), String>),
     Armed(Result<(), String>),
     Restored(Result<(), String>),
-    Gone(Result<(), String>),
+    /// With the steps of putting it together.
+    Gone(Result<Vec<StepTime>, String>),
     Discarded,
     Forgotten,
     Translated(Result<(), String>),

@@ -74,6 +74,8 @@ pub(super) struct Given {
     pub cloned: bool,
     /// The holder has no record of it.
     pub in_doubt: bool,
+    /// Bytes that compression saved while it was frozen.
+    pub frozen_saved: u64,
     pub summary: Summary,
 }
 
@@ -104,6 +106,7 @@ impl Given {
             record: None,
             cloned: false,
             in_doubt: false,
+            frozen_saved: 0,
             summary: Summary::default(),
         }
     }
@@ -187,7 +190,7 @@ impl Migration {
         }
         given.load = Load {
             dirty: 0,
-            sockets: report.sockets,
+            sockets: options.sockets_in_freeze(report.sockets),
             threads: report.threads,
         };
         // No round makes a freeze shorter than one that sends nothing.
@@ -277,7 +280,7 @@ impl Migration {
         };
         self.core
             .set_timer(Timer::Divert(id), &mut given.divert_again, None);
-        let summary = std::mem::take(&mut given.summary);
+        let summary = Box::new(std::mem::take(&mut given.summary));
         self.core.event(Event::Outcome {
             id,
             outcome,

@@ -1,6 +1,7 @@
 //! What happened, for logs, metrics and whoever asked.
 
 use core::time::Duration;
+use holdfast_wire::migration::StepTime;
 use holdfast_wire::{Change, Epoch, Flow, MoveId, NodeId, Record, Refusal};
 use std::fmt;
 
@@ -182,12 +183,16 @@ pub struct Summary {
     pub copied: u64,
     /// Bytes sent while it was frozen.
     pub bytes: u64,
+    /// Bytes that were not sent, in both, since memory was compressed.
+    pub saved: u64,
     /// The freeze that was predicted.
     pub predicted: Duration,
     /// Whether memory followed it.
     pub post_copy: bool,
     /// Where the time went.
     pub phases: Phases,
+    /// The freeze step by step, at the donor and at the acceptor, which work at the same time.
+    pub steps: Box<[Vec<StepTime>; 2]>,
 }
 
 /// Something happened.
@@ -201,6 +206,8 @@ pub enum Event {
         round: u32,
         /// Bytes sent.
         copied: u64,
+        /// Bytes more that they would have been without compression.
+        saved: u64,
         /// Bytes changed meanwhile.
         dirty: u64,
         /// Bytes that the process changes a second.
@@ -224,7 +231,7 @@ pub enum Event {
         /// How.
         outcome: Outcome,
         /// What it was.
-        summary: Summary,
+        summary: Box<Summary>,
     },
     /// This node took a process; it runs.
     Accepted {

@@ -75,6 +75,18 @@ pub struct Options {
     pub max_freeze: Option<Duration>,
     /// Where `max_freeze` cannot be had, memory may follow the process instead.
     pub post_copy: bool,
+    /// What is made of it is compared with the original before it runs.
+    pub verify: bool,
+}
+
+impl Options {
+    /// How many of a process's sockets are read and restored in the freeze: a copy's connections stay with the original.
+    fn sockets_in_freeze(&self, sockets: u32) -> u32 {
+        match self.clone {
+            true => 0,
+            false => sockets,
+        }
+    }
 }
 
 /// Move this process to that node.
@@ -306,8 +318,12 @@ impl Migration {
             MoveFrame::Translated { step, result } => {
                 self.translated(now, from, id, step, result);
             }
-            MoveFrame::Done { result, times } if id.donor == self.core.config.node => {
-                self.done(now, from, id, result, times);
+            MoveFrame::Done {
+                result,
+                times,
+                steps,
+            } if id.donor == self.core.config.node => {
+                self.done(now, from, id, result, (times, steps));
             }
             MoveFrame::Piece { .. } | MoveFrame::Took { .. } => {
                 (self.core).ignored(from, name, "it is the daemon's");

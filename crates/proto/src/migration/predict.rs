@@ -1,8 +1,9 @@
-//! How long a process would be frozen: `fixed + sockets + threads + dirty bytes / rate`.
+//! How long a process would be frozen: `fixed + sockets + threads + dirty bytes`, each at its own cost.
 //!
-//! The rate comes from the rounds, where it is the rate of everything on the way of a page: the scan, the copy, the link.
-//! What remains of a freeze without its bytes is a plane over sockets and threads, by least squares over the last freezes
-//! and a first guess that never quite goes. Each way to move sockets has a plane of its own.
+//! The costs are a plane through the last freezes, by least squares together with a first guess that never quite goes. Each
+//! way to move sockets has a plane of its own. What a byte costs is guessed from the rounds: theirs is the rate of all that is
+//! on the way of a page, the scan, the copy, the link. In a freeze it is less, since the original does not run meanwhile and
+//! the acceptor has most of the pages.
 
 use core::time::Duration;
 use holdfast_wire::migration::SocketStrategy;
@@ -15,8 +16,10 @@ const SAMPLE_MAX: f64 = 4.0;
 const BULK_BYTES: u64 = 256 << 10;
 /// What a sample weighs when the next one has come.
 const FADING: f64 = 0.9;
-/// What the guess weighs.
-const GUESS: f64 = 0.02;
+/// By how many microseconds freezes of the same load differ: against that a guess counts, which may be wrong by all of it.
+const NOISE_US: f64 = 300.0;
+/// In what bytes are counted.
+const UNIT_BYTES: f64 = 1048576.0;
 
 /// What a process is, as far as its freeze goes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -45,7 +48,7 @@ impl CostModel {
         CostModel {
             rate: 100.0,
             gap: 2_000.0,
-            planes: [60.0, 8.0, 4.0].map(|socket| Plane::new([1_500.0, socket, 40.0])),
+            planes: [60.0, 8.0, 4.0].map(|socket| Plane::new([2_000.0, socket, 40.0])),
         }
     }
 
@@ -55,7 +58,7 @@ impl CostModel {
     }
 
     pub(super) fn predict(&self, strategy: SocketStrategy, load: Load) -> Duration {
-        let micros = self.plane(strategy).at(load) + load.dirty as f64 / self.rate;
+        let micros = self.planes[index(strategy)].at(load, self.rate);
         Duration::from_nanos((micros * 1e3) as u64)
     }
 
@@ -87,14 +90,9 @@ impl CostModel {
 
     /// Learns from a freeze.
     pub(super) fn learn_freeze(&mut self, strategy: SocketStrategy, load: Load, took: Duration) {
-        let micros = took.as_secs_f64() * 1e6 - load.dirty as f64 / self.rate;
         let plane = &mut self.planes[index(strategy)];
-        let micros = micros.clamp(0.0, plane.at(load) * SAMPLE_MAX);
-        plane.learn(load, micros);
-    }
-
-    fn plane(&self, strategy: SocketStrategy) -> &Plane {
-        &self.planes[index(strategy)]
+        let most = plane.at(load, self.rate) * SAMPLE_MAX;
+        plane.learn(load, (took.as_secs_f64() * 1e6).min(most));
     }
 }
 
@@ -106,117 +104,113 @@ fn index(strategy: SocketStrategy) -> usize {
     }
 }
 
-/// `fixed + socket * sockets + thread * threads`.
+/// How many costs there are: once, of a socket, of a thread, of [`UNIT_BYTES`].
+const TERMS: usize = 4;
+
+type Terms = [f64; TERMS];
+
+/// What was seen: sums of products of the terms, and of the terms with the time.
+#[derive(Debug, Clone, Copy, Default)]
+struct Sums {
+    products: [Terms; TERMS],
+    times: Terms,
+}
+
+impl Sums {
+    fn fade(&mut self) {
+        let products = self.products.iter_mut().flatten();
+        products
+            .chain(&mut self.times)
+            .for_each(|sum| *sum *= FADING);
+    }
+
+    fn add(&mut self, terms: Terms, time: f64) {
+        for ((row, sum), term) in self.products.iter_mut().zip(&mut self.times).zip(terms) {
+            for (product, other) in row.iter_mut().zip(terms) {
+                *product += term * other;
+            }
+            *sum += term * time;
+        }
+    }
+
+    /// Each cost by itself, as far as samples leave it open.
+    fn add_guess(&mut self, guess: Terms) {
+        for (at, guess) in guess.into_iter().enumerate() {
+            let weight = (NOISE_US / guess).powi(2);
+            self.products[at][at] += weight;
+            self.times[at] += weight * guess;
+        }
+    }
+}
+
+/// A cost for each term.
 #[derive(Debug, Clone)]
 struct Plane {
-    costs: [f64; 3],
-    /// Sums over the samples: products of the terms, and of the terms with the time.
-    products: [[f64; 3]; 3],
-    times: [f64; 3],
-    guess: [[f64; 3]; 3],
-    guess_times: [f64; 3],
+    /// At first, but for bytes.
+    guess: [f64; TERMS - 1],
+    seen: Sums,
 }
 
 impl Plane {
-    fn new(costs: [f64; 3]) -> Plane {
-        let mut plane = Plane {
-            costs,
-            products: [[0.0; 3]; 3],
-            times: [0.0; 3],
-            guess: [[0.0; 3]; 3],
-            guess_times: [0.0; 3],
-        };
-        // Made of points on it; they also keep apart what samples of one size do not.
-        for terms in [[1.0, 0.0, 1.0], [1.0, 100.0, 1.0], [1.0, 0.0, 20.0]] {
-            let time = dot(costs, terms);
-            let weight = GUESS;
-            add(
-                &mut plane.guess,
-                &mut plane.guess_times,
-                terms,
-                time,
-                weight,
-            );
+    fn new(guess: [f64; TERMS - 1]) -> Plane {
+        Plane {
+            guess,
+            seen: Sums::default(),
         }
-        plane
     }
 
-    fn at(&self, load: Load) -> f64 {
-        dot(self.costs, terms(load))
+    fn at(&self, load: Load, rate: f64) -> f64 {
+        dot(self.costs(rate), terms(load))
     }
 
     fn learn(&mut self, load: Load, micros: f64) {
-        for row in &mut self.products {
-            row.iter_mut().for_each(|sum| *sum *= FADING);
-        }
-        self.times.iter_mut().for_each(|sum| *sum *= FADING);
-        add(
-            &mut self.products,
-            &mut self.times,
-            terms(load),
-            micros,
-            1.0,
-        );
-        let (mut products, mut times) = (self.guess, self.guess_times);
-        let seen = self.products.iter().flatten();
-        products
-            .iter_mut()
-            .flatten()
-            .zip(seen)
-            .for_each(|(sum, seen)| *sum += seen);
-        times
-            .iter_mut()
-            .zip(self.times)
-            .for_each(|(sum, seen)| *sum += seen);
+        self.seen.fade();
+        self.seen.add(terms(load), micros);
+    }
+
+    /// The costs, where bytes would go at this rate for all that is known of freezes.
+    fn costs(&self, rate: f64) -> Terms {
+        let [fixed, socket, thread] = self.guess;
+        let mut sums = self.seen;
+        sums.add_guess([fixed, socket, thread, UNIT_BYTES / rate]);
         // Noise may tilt the plane out of what is possible: that cost is then none, and the others take its part.
-        let mut free = [true; 3];
+        let mut free = [true; TERMS];
         loop {
-            let costs = solve(products, times, free);
+            let costs = solve(sums, free);
             let Some(negative) = costs.iter().position(|cost| *cost < 0.0) else {
-                self.costs = costs;
-                return;
+                return costs;
             };
             free[negative] = false;
         }
     }
 }
 
-fn terms(load: Load) -> [f64; 3] {
-    [1.0, f64::from(load.sockets), f64::from(load.threads)]
+fn terms(load: Load) -> Terms {
+    let (sockets, threads) = (f64::from(load.sockets), f64::from(load.threads));
+    [1.0, sockets, threads, load.dirty as f64 / UNIT_BYTES]
 }
 
-fn dot(a: [f64; 3], b: [f64; 3]) -> f64 {
+fn dot(a: Terms, b: Terms) -> f64 {
     a.iter().zip(b).map(|(a, b)| a * b).sum()
 }
 
-fn add(
-    products: &mut [[f64; 3]; 3],
-    times: &mut [f64; 3],
-    terms: [f64; 3],
-    time: f64,
-    weight: f64,
-) {
-    for ((row, sum), term) in products.iter_mut().zip(times).zip(terms) {
-        for (product, other) in row.iter_mut().zip(terms) {
-            *product += weight * term * other;
-        }
-        *sum += weight * term * time;
-    }
-}
-
 /// Solves the normal equations for the costs that are free; the others are 0.
-fn solve(mut products: [[f64; 3]; 3], mut times: [f64; 3], free: [bool; 3]) -> [f64; 3] {
+fn solve(sums: Sums, free: [bool; TERMS]) -> Terms {
+    let Sums {
+        mut products,
+        mut times,
+    } = sums;
     for (index, _) in free.iter().enumerate().filter(|(_, free)| !**free) {
         for row in &mut products {
             row[index] = 0.0;
         }
-        products[index] = [0.0; 3];
+        products[index] = Terms::default();
         products[index][index] = 1.0;
         times[index] = 0.0;
     }
     // The matrix is positive definite, thanks to the guess: no row is to be exchanged.
-    for pivot in 0..3 {
-        for row in pivot + 1..3 {
+    for pivot in 0..TERMS {
+        for row in pivot + 1..TERMS {
             let factor = products[row][pivot] / products[pivot][pivot];
             let above = products[pivot];
             for (product, above) in products[row].iter_mut().zip(above).skip(pivot) {
@@ -225,9 +219,9 @@ fn solve(mut products: [[f64; 3]; 3], mut times: [f64; 3], free: [bool; 3]) -> [
             times[row] -= factor * times[pivot];
         }
     }
-    let mut costs = [0.0; 3];
-    for row in (0..3).rev() {
-        let known: f64 = (row + 1..3)
+    let mut costs = Terms::default();
+    for row in (0..TERMS).rev() {
+        let known: f64 = (row + 1..TERMS)
             .map(|column| products[row][column] * costs[column])
             .sum();
         costs[row] = (times[row] - known) / products[row][row];
@@ -295,6 +289,23 @@ mod tests {
             "{predicted:?}"
         );
         assert!(model.predict(WAY, load(0, 1_024, 3)) > predicted);
+    }
+
+    #[test]
+    fn what_a_byte_costs_is_learned_from_freezes() {
+        let mut model = CostModel::new();
+        // Rounds that share the processor with the program, and bring pages that the acceptor does not have.
+        for _ in 0..10 {
+            model.learn_round(50 << 20, Duration::from_millis(500));
+        }
+        for turn in 0..10_u64 {
+            let dirty = (turn % 4) << 18;
+            let took = Duration::from_micros(2_000 + dirty / 1_000);
+            model.learn_freeze(WAY, load(dirty, 24, 1), took);
+        }
+        let (predicted, really) = (model.predict(WAY, load(600_000, 24, 1)), 2_600);
+        let error = predicted.abs_diff(Duration::from_micros(really));
+        assert!(error < Duration::from_micros(260), "{predicted:?}");
     }
 
     #[test]

@@ -92,14 +92,16 @@ impl Migration {
         given.stage = Stage::Copying;
         given.rounds.count += 1;
         let (process, to) = (given.process, given.to);
-        let (sockets, round) = (given.options.sockets, given.rounds.count);
+        let (options, round) = (given.options, given.rounds.count);
         self.core
             .command(Purpose::Round(id), |token| Command::CopyRound {
                 token,
                 id,
                 process,
                 to,
-                sockets,
+                sockets: options.sockets,
+                clone: options.clone,
+                verify: options.verify,
                 round,
             });
     }
@@ -122,19 +124,21 @@ impl Migration {
         };
         given.rounds.ended = now;
         given.summary.copied += report.copied;
+        given.summary.saved += report.saved;
         given.summary.rounds = given.rounds.count;
         if let Err(reason) = self.update_sockets(id, &report) {
             return self.fail(now, id, reason);
         }
         let model = &mut self.model;
-        model.learn_round(report.copied, report.duration);
+        // What is changed counts as it is in memory.
+        model.learn_round(report.copied + report.saved, report.duration);
         let rate = model.rate();
         let Some(given) = self.donor.get_mut(&id) else {
             return;
         };
         given.load = Load {
             dirty: model.dirty_at_freeze(report.dirty, report.duration),
-            sockets: report.sockets,
+            sockets: given.options.sockets_in_freeze(report.sockets),
             threads: report.threads,
         };
         let predicted = model.predict(given.options.sockets, given.load);
@@ -144,6 +148,7 @@ impl Migration {
             id,
             round: given.rounds.count,
             copied: report.copied,
+            saved: report.saved,
             dirty: report.dirty,
             dirty_rate: (report.dirty as f64 / seconds) as u64,
             rate,

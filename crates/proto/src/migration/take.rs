@@ -8,7 +8,7 @@ use super::core::Purpose;
 use super::donor::Stage::Removing;
 use super::event::Event;
 use core::time::Duration;
-use holdfast_wire::migration::{FlowAt, MoveFrame, PeerConnections, TranslateStep};
+use holdfast_wire::migration::{FlowAt, MoveFrame, PeerConnections, StepTime, TranslateStep};
 use holdfast_wire::{Change, ChangeKind, Flow, MoveId, NodeId, Record};
 use std::collections::BTreeMap;
 
@@ -133,21 +133,24 @@ impl Migration {
         now: Duration,
         id: MoveId,
         attempt: u32,
-        result: Result<(), String>,
+        result: Result<Vec<StepTime>, String>,
     ) {
         if self.taken_in(id, Stage::Going).is_none() {
             return;
         }
-        if let Err(why) = result {
-            if self.core.later(now, Purpose::Go(id, attempt), attempt) {
-                return;
+        let steps = match result {
+            Ok(steps) => steps,
+            Err(_) if self.core.later(now, Purpose::Go(id, attempt), attempt) => return,
+            Err(why) => {
+                let command = "Go";
+                self.core.event(Event::Failed { id, command, why });
+                Vec::new()
             }
-            let command = "Go";
-            self.core.event(Event::Failed { id, command, why });
-        }
+        };
         let Some(taken) = self.acceptor.get_mut(&id) else {
             return;
         };
+        taken.steps = steps;
         taken.times.commit_us = taken.enter(now, Stage::Gone);
         taken.wait = self.core.config.ask_retry_min;
         let flows = taken.ours.clone();
@@ -168,10 +171,18 @@ impl Migration {
             return;
         };
         let (result, times) = (Ok(taken.epoch), taken.times);
+        let steps = taken.steps.clone();
         let due = now + taken.wait;
         taken.wait = (taken.wait * 2).min(max);
-        self.core
-            .send(id.donor, id, MoveFrame::Done { result, times });
+        self.core.send(
+            id.donor,
+            id,
+            MoveFrame::Done {
+                result,
+                times,
+                steps,
+            },
+        );
         self.set_taken_deadline(id, Some(due));
     }
 

@@ -10,7 +10,7 @@ use super::predict::Load;
 use super::{Migration, asks};
 use core::time::Duration;
 use holdfast_wire::frame::AcceptorTimes;
-use holdfast_wire::migration::{FlowAt, MoveFrame};
+use holdfast_wire::migration::{FlowAt, MoveFrame, StepTime};
 use holdfast_wire::{ChangeKind, Epoch, Flow, MoveId, NodeId};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -61,7 +61,12 @@ impl Migration {
                 return self.fail(now, id, Reason::Failed { step, why });
             }
         };
+        given.since += report.ahead;
+        given.summary.phases.divert += report.ahead;
         given.summary.bytes += report.bytes;
+        given.summary.saved += report.saved;
+        given.frozen_saved += report.saved;
+        given.summary.steps[0] = report.steps;
         for (flow, place) in &mut given.flows {
             match place.at {
                 At::Diverted if report.gone.contains(flow) => place.at = At::Gone,
@@ -109,7 +114,7 @@ impl Migration {
         from: NodeId,
         id: MoveId,
         result: Result<Epoch, String>,
-        times: AcceptorTimes,
+        (times, steps): (AcceptorTimes, Vec<StepTime>),
     ) {
         let Some(given) = self.donor.get_mut(&id) else {
             // Nothing of it is here: it was released in an earlier life, or this was said before.
@@ -123,6 +128,7 @@ impl Migration {
         }
         match (given.stage, result) {
             (Stage::Transferring, Ok(_)) => {
+                given.summary.steps[1] = steps;
                 self.learn(now, id, times);
                 self.moved(id);
             }
@@ -147,10 +153,14 @@ impl Migration {
         phases.commit = Duration::from_micros(times.commit_us.into());
         phases.transfer = took.saturating_sub(phases.restore + phases.commit);
         let load = Load {
-            dirty: given.summary.bytes,
+            dirty: given.summary.bytes + given.frozen_saved,
             ..given.load
         };
         let freeze = phases.freeze();
+        // The original of a copy goes on before the acceptor restores anything.
+        if given.options.clone {
+            return;
+        }
         self.model.learn_freeze(given.options.sockets, load, freeze);
     }
 

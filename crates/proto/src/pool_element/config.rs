@@ -1,18 +1,9 @@
 //! What a pool element is told when it starts.
 
 use crate::hunt::HuntConfig;
+use crate::life::LifeUnit;
 use holdfast_wire::rserpool::{Policy, PoolHandle, SctpTransport, Transport};
 use std::time::Duration;
-
-/// In what a registration's life is counted; nothing in the message tells.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum LifeUnit {
-    /// RFC 5354 section 3.10.
-    #[default]
-    Seconds,
-    /// rsplib.
-    Milliseconds,
-}
 
 /// The settings of a [`super::PoolElement`]. [`Config::new`] has the defaults; each is documented at its field.
 ///
@@ -30,7 +21,7 @@ pub struct Config {
     pub policy: Policy,
     /// How long a registration holds (5 min); none for ever. At least a second.
     pub life: Option<Duration>,
-    /// What it is counted in.
+    /// What it is counted in (milliseconds).
     pub life_unit: LifeUnit,
     /// T4-reregistration: the most time between registrations (10 min).
     pub reregistration_max: Duration,
@@ -65,7 +56,7 @@ impl Config {
             asap_transport: None,
             policy,
             life: Some(Duration::from_secs(300)),
-            life_unit: LifeUnit::Seconds,
+            life_unit: LifeUnit::default(),
             reregistration_max: Duration::from_secs(600),
             life_margin: Duration::from_secs(20),
             answer_timeout: Duration::from_secs(5),
@@ -79,12 +70,7 @@ impl Config {
 
     /// The life as it is on the wire.
     pub(super) fn life_on_wire(&self) -> i32 {
-        let Some(life) = self.life else { return -1 };
-        let count = match self.life_unit {
-            LifeUnit::Seconds => u128::from(life.as_secs()),
-            LifeUnit::Milliseconds => life.as_millis(),
-        };
-        i32::try_from(count.max(1)).unwrap_or(i32::MAX)
+        self.life.map_or(-1, |life| self.life_unit.count(life))
     }
 
     /// From a registration until the next.

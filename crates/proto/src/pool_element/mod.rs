@@ -19,7 +19,8 @@ mod session_tests;
 mod tests;
 
 pub use crate::hunt::{HuntConfig, Link, Output as LinkOutput};
-pub use config::{Config, LifeUnit};
+pub use crate::life::LifeUnit;
+pub use config::Config;
 pub use cookie::{CookieError, CookieKey};
 pub use event::{Departure, Event, PolicyChanged, Refusal};
 pub use session::{SessionEvent, SessionOutput, Sessions, SessionsConfig};

@@ -31,7 +31,8 @@ impl Bench {
     fn new() -> Bench {
         let hunt = HuntConfig::new(vec![transport(1)]);
         let policy = Policy::LeastUsed { load: 1 };
-        let config = Config::new(handle(), transport(80), policy, hunt, [4; 32]);
+        let mut config = Config::new(handle(), transport(80), policy, hunt, [4; 32]);
+        config.life_unit = LifeUnit::Seconds;
         let mut bench = Bench {
             element: PoolElement::new(config),
             now: Duration::from_secs(1_000),

@@ -11,6 +11,7 @@
 //! business card or what is known of the pool, however old. The cookie goes out with the connection, so that the element
 //! has the state a round trip and a half after the loss was seen, and the user goes on after two.
 
+mod choose;
 mod config;
 mod event;
 mod pool;
@@ -21,6 +22,7 @@ mod session;
 mod tests;
 
 pub use crate::hunt::{HuntConfig, Link, Output as LinkOutput};
+pub use choose::Choose;
 pub use config::Config;
 pub use event::{Event, ResolveError};
 pub use session::OwnCard;
@@ -60,7 +62,8 @@ enum Timer {
 pub struct PoolUser {
     config: Config,
     hunt: Hunt<Event>,
-    pools: BTreeMap<PoolHandle, Pool>,
+    /// Boxed: most users have one, and a node of the map has room for eleven.
+    pools: BTreeMap<PoolHandle, Box<Pool>>,
     pending: BTreeMap<PoolHandle, Pending>,
     /// Reports that wait for a registrar.
     reports: BTreeSet<(PoolHandle, ElementId)>,
@@ -140,7 +143,7 @@ impl PoolUser {
     /// An element that nobody was sent to is ignored: "the ASAP Endpoint MUST NOT send an ASAP_ENDPOINT_UNREACHABLE message
     /// unless the user has made a previous request to send data to the PE" (RFC 5352 section 3.5).
     pub fn handle_unreachable(&mut self, now: Duration, handle: &PoolHandle, id: ElementId) {
-        let used = |pool: &Pool| pool.is_used(id);
+        let used = |pool: &Box<Pool>| pool.is_used(id);
         if self.pools.get(handle).is_some_and(used) {
             self.unreachable(now, handle, id);
         }
@@ -162,6 +165,15 @@ impl PoolUser {
         }
         let change = self.hunt.handle_lost(now, link);
         self.changed(now, change);
+    }
+
+    /// The other side has ended a link in order. A session goes on as after a loss; but its element can be reached, so no registrar is
+    /// told otherwise.
+    pub fn handle_ended(&mut self, now: Duration, link: Link) {
+        match self.links.get(&link) {
+            Some(&session) => self.session_ended(now, session),
+            None => self.handle_lost(now, link),
+        }
     }
 
     /// A registrar's announce by multicast, as `Message::ServerAnnounce` has it; `source` is where it came from, with

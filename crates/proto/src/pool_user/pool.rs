@@ -1,5 +1,6 @@
 //! What is known of a pool: the last answer, and which of its elements were not reached.
 
+use super::choose::Learnt;
 use super::selection::Selection;
 use crate::hunt::{Link, Random};
 use holdfast_wire::rserpool::{ElementId, PolicyKind, PoolElement};
@@ -30,6 +31,10 @@ pub(super) struct Pool {
     back: BTreeSet<(Duration, ElementId)>,
     /// Elements that somebody was sent to.
     used: BTreeSet<ElementId>,
+    /// What sessions that choose for themselves have seen of the elements.
+    pub(super) learnt: Learnt,
+    /// Some session chooses for itself: it wants to know all elements.
+    pub(super) wide: bool,
     /// Sessions of this user with elements of the pool.
     pub(super) sessions: usize,
     /// Whether somebody wants to know of changes.
@@ -53,6 +58,8 @@ impl Default for Pool {
             missed: BTreeMap::new(),
             back: BTreeSet::new(),
             used: BTreeSet::new(),
+            learnt: Learnt::default(),
+            wide: false,
             sessions: 0,
             watched: false,
             updates: None,
@@ -80,6 +87,7 @@ impl Pool {
             self.positions.entry(element.id).or_insert(position);
         }
         self.used.retain(|id| self.positions.contains_key(id));
+        self.forget_others();
         // Who is not listed but was missed and may still be in a business card.
         self.missed
             .retain(|id, missed| self.positions.contains_key(id) || missed.until > now);
@@ -119,6 +127,19 @@ impl Pool {
         *chosen += 1;
         self.used.insert(element.id);
         Some(element)
+    }
+
+    /// The elements that may be chosen, in the registrar's order.
+    pub(super) fn candidates(&mut self, now: Duration) -> Vec<ElementId> {
+        self.restore(now);
+        let ids = self.elements.iter().map(|element| element.id);
+        ids.filter(|id| !self.is_missed(now, *id)).collect()
+    }
+
+    /// Somebody is sent to this element.
+    pub(super) fn take(&mut self, id: ElementId) -> Option<&PoolElement> {
+        self.used.insert(id);
+        self.elements.get(*self.positions.get(&id)?)
     }
 
     /// Somebody was sent to whichever of the elements they choose.

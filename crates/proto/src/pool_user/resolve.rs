@@ -1,5 +1,6 @@
 //! Handle resolution with a cache (RFC 5352 section 3.3), and reports of elements not reached (section 3.5).
 
+use super::choose::CANDIDATES;
 use super::event::{Event, ResolveError};
 use super::pool::Pool;
 use super::{Link, PoolUser, RequestId, SessionId, Timer};
@@ -105,6 +106,8 @@ impl PoolUser {
         items: Option<u32>,
     ) {
         self.hunt.start(now);
+        let wide = self.pools.get(&handle).is_some_and(|pool| pool.wide);
+        let items = items.max(wide.then_some(CANDIDATES));
         if let Some(pending) = self.pending.get_mut(&handle) {
             pending.waiting.extend(waiting);
             pending.items = pending.items.max(items);
@@ -303,11 +306,9 @@ impl PoolUser {
 
     /// "It should be noted that an ASAP Endpoint MUST report no more than once each time it encounters such an event."
     pub(super) fn unreachable(&mut self, now: Duration, handle: &PoolHandle, id: ElementId) {
-        let pool: &mut Pool = self.pools.entry(handle.clone()).or_default();
-        if pool.is_missed(now, id) {
+        if !self.avoid(now, handle, id) {
             return;
         }
-        pool.miss(now, id, (self.config.avoid_for, self.config.avoid_max));
         if let Some(link) = self.hunt.home() {
             let handle = handle.clone();
             self.hunt
@@ -315,5 +316,15 @@ impl PoolUser {
         } else {
             self.reports.insert((handle.clone(), id));
         }
+    }
+
+    /// The element is not chosen for a while. Whether it was chosen until now.
+    pub(super) fn avoid(&mut self, now: Duration, handle: &PoolHandle, id: ElementId) -> bool {
+        let pool: &mut Pool = self.pools.entry(handle.clone()).or_default();
+        let is_news = !pool.is_missed(now, id);
+        if is_news {
+            pool.miss(now, id, (self.config.avoid_for, self.config.avoid_max));
+        }
+        is_news
     }
 }

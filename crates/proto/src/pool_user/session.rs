@@ -1,6 +1,7 @@
 //! The user's side of the session layer (RFC 5352 sections 3.8 and 3.9): one link at a time, the latest cookie, and the
 //! element to take next.
 
+use super::choose::{Choose, Request};
 use super::event::{Event, ResolveError};
 use super::resolve::Waiting;
 use super::{Link, PoolUser, SessionId, Timer};
@@ -41,7 +42,10 @@ enum Phase {
 
 #[derive(Debug)]
 pub(super) struct Session {
-    handle: PoolHandle,
+    pub(super) handle: PoolHandle,
+    pub(super) choose: Choose,
+    /// For those who choose by themselves.
+    pub(super) request: Option<Request>,
     own: Option<OwnCard>,
     /// "The PU's ASAP endpoint stores the Cookie parameter and discards an older cookie if it is previously stored."
     cookie: Option<Bytes>,
@@ -57,6 +61,16 @@ pub(super) struct Session {
     due: Option<Duration>,
 }
 
+impl Session {
+    /// The element it is with.
+    pub(super) fn element(&self) -> Option<ElementId> {
+        match self.phase {
+            Phase::Up { element, .. } => Some(element),
+            _ => None,
+        }
+    }
+}
+
 impl PoolUser {
     /// Opens a session with the pool. [`Event::SessionUp`] follows, and after each loss of an element
     /// [`Event::SessionBroken`] and [`Event::SessionUp`], until [`Event::SessionFailed`] or
@@ -67,9 +81,22 @@ impl PoolUser {
         handle: PoolHandle,
         own: Option<OwnCard>,
     ) -> SessionId {
+        self.handle_open_choosing(now, handle, own, Choose::Registrar)
+    }
+
+    /// The same, for a session that says who chooses its element.
+    pub fn handle_open_choosing(
+        &mut self,
+        now: Duration,
+        handle: PoolHandle,
+        own: Option<OwnCard>,
+        choose: Choose,
+    ) -> SessionId {
         let id = SessionId(self.number());
         let session = Session {
             handle: handle.clone(),
+            choose,
+            request: None,
             own,
             cookie: None,
             preferred: Vec::new(),
@@ -80,7 +107,13 @@ impl PoolUser {
             due: None,
         };
         self.sessions.insert(id, session);
-        self.pools.entry(handle.clone()).or_default().sessions += 1;
+        let pool = self.pools.entry(handle.clone()).or_default();
+        pool.sessions += 1;
+        if choose != Choose::Registrar && !pool.wide {
+            pool.wide = true;
+            // What is known may be a few of many.
+            pool.fetched = None;
+        }
         self.arm(id, None);
         self.want(now, handle, Waiting::Session(id));
         id
@@ -110,6 +143,7 @@ impl PoolUser {
     }
 
     fn end_session(&mut self, now: Duration, id: SessionId) {
+        self.request_abandoned(id);
         if let Some(link) = self.session_link(id) {
             self.links.remove(&link);
         }
@@ -149,18 +183,21 @@ impl PoolUser {
         if self.session_link(id).is_some() {
             return true;
         }
+        let choose = session.choose;
         let Some(pool) = self.pools.get_mut(&session.handle) else {
             return false;
         };
-        let preferred = session.preferred.iter();
-        let element = preferred
-            .clone()
-            .find(|element| !pool.is_missed(now, element.id))
-            .or_else(|| pool.select(now, &mut self.hunt.random))
-            .map(|element| (element.id, element.user_transport.clone()));
-        let Some((element, transport)) = element else {
+        let mut preferred = session.preferred.iter();
+        let preferred = preferred.find(|element| !pool.is_missed(now, element.id));
+        let element = match (preferred.cloned(), choose) {
+            (Some(element), _) => Some(element),
+            (None, Choose::Registrar) => pool.select(now, &mut self.hunt.random).cloned(),
+            (None, Choose::Latency) => self.chosen_by_latency(now, id),
+        };
+        let Some(element) = element else {
             return false;
         };
+        let (element, transport) = (element.id, element.user_transport);
         self.session_connects(now, id, element, transport);
         true
     }
@@ -230,9 +267,24 @@ impl PoolUser {
 
     /// The element was not reached, or is lost: the next.
     pub(super) fn session_lost(&mut self, now: Duration, id: SessionId) {
-        let Some(session) = self.sessions.get_mut(&id) else {
-            return;
-        };
+        if let Some((handle, element)) = self.session_leaves(now, id) {
+            self.unreachable(now, &handle, element);
+            self.session_moves(now, id, handle);
+        }
+    }
+
+    /// The element has ended the session in order: the next, or the same when a while has passed.
+    pub(super) fn session_ended(&mut self, now: Duration, id: SessionId) {
+        if let Some((handle, element)) = self.session_leaves(now, id) {
+            self.avoid(now, &handle, element);
+            self.session_moves(now, id, handle);
+        }
+    }
+
+    /// The session has no element any more. Which it had, if it had one.
+    fn session_leaves(&mut self, now: Duration, id: SessionId) -> Option<(PoolHandle, ElementId)> {
+        self.request_failed(now, id);
+        let session = self.sessions.get_mut(&id)?;
         let (link, element) = match session.phase {
             Phase::Connecting { link, element, .. } => (link, element),
             Phase::Up { link, element } => {
@@ -243,7 +295,7 @@ impl PoolUser {
                 });
                 (link, element)
             }
-            Phase::Waiting | Phase::Pausing => return,
+            Phase::Waiting | Phase::Pausing => return None,
         };
         session.phase = Phase::Waiting;
         session.error = ResolveError::NoElement;
@@ -251,7 +303,10 @@ impl PoolUser {
         session.until = Some(session.until.unwrap_or(until));
         let handle = session.handle.clone();
         self.links.remove(&link);
-        self.unreachable(now, &handle, element);
+        Some((handle, element))
+    }
+
+    fn session_moves(&mut self, now: Duration, id: SessionId, handle: PoolHandle) {
         if self.session_seeks(now, id) {
             return self.refresh(now, handle);
         }

@@ -9,6 +9,9 @@ use holdfast_wire::rserpool::{ElementId, PoolHandle, asap};
 use rand::Rng;
 use std::time::Duration;
 
+/// Elements that one association remembers at first as having been asked.
+const ASKED: usize = 16;
+
 impl Registrar {
     /// The elements' timers that have expired.
     pub(super) fn element_timers(&mut self, now: Duration) {
@@ -59,6 +62,9 @@ impl Registrar {
             id: named.then(|| element.id()),
         };
         self.counters.keep_alives += 1;
+        if !named {
+            self.remember_asked(to, key);
+        }
         let _ = self.out.asap(to, &message);
     }
 
@@ -85,12 +91,18 @@ impl Registrar {
         entry.heard = now;
         entry.probe = if own { Probe::Due(next) } else { Probe::None };
         let adopted = std::mem::take(&mut entry.adopting);
+        let came = entry.link.map(|(linked, _)| linked) != Some(from);
         self.arm(key);
+        let mut moved = false;
         if own {
             self.link(key, Some(from));
+            let delay = self.associations.get(from).map(|from| from.delay_ms);
+            moved = came && delay.is_some_and(|delay| self.set_way(key, None, delay));
         }
         if adopted {
             self.contested.remove(&key);
+        }
+        if adopted || moved {
             // The element agrees: whoever thought otherwise is told.
             self.announce_element(key);
         }
@@ -119,6 +131,7 @@ impl Registrar {
             // checksums brings it back.
             self.forget(key);
         } else if let (true, Some(other)) = (entry.adopting, self.contested.remove(&key)) {
+            self.heard_of(key, other);
             self.yield_to(key, other);
         } else {
             self.withdraw(key, why);
@@ -192,23 +205,57 @@ impl Registrar {
 
     /// A message could not be delivered: RFC 5352 section 3.5, "If this ASAP_ENDPOINT_KEEP_ALIVE fails (e.g., it results in
     /// an SCTP SEND.FAILURE notification), the ENRP server MUST consider the PE as truly unreachable".
-    pub fn handle_send_failed(&mut self, protocol: Protocol, bytes: &bytes::Bytes) {
+    pub fn handle_send_failed(
+        &mut self,
+        association: AssociationId,
+        protocol: Protocol,
+        bytes: &bytes::Bytes,
+    ) {
         if protocol != Protocol::Asap {
             return;
         }
         let Ok(parsed) = asap::Message::parse(bytes) else {
             return;
         };
-        if let asap::Message::EndpointKeepAlive {
-            handle,
-            id: Some(id),
-            ..
-        } = parsed.message
-            && let Some(key) = self.key(&handle, id)
-            && let Some(view) = self.space.get(key)
-            && matches!(view.payload().probe, Probe::Asked(_))
-        {
-            self.given_up(key, Gone::Unreachable);
+        let asap::Message::EndpointKeepAlive { handle, id, .. } = parsed.message else {
+            return;
+        };
+        let keys = match (id, self.associations.get_mut(association)) {
+            (Some(id), _) => Vec::from_iter(self.key(&handle, id)),
+            // Whichever of the pool's it meant: the others are where it did not arrive too.
+            (None, Some(known)) => std::mem::take(&mut known.asked),
+            (None, None) => Vec::new(),
+        };
+        for key in keys {
+            let Some(view) = self.space.get(key) else {
+                continue;
+            };
+            if *view.handle() != handle {
+                self.remember_asked(association, key);
+            } else if matches!(view.payload().probe, Probe::Asked(_)) {
+                self.given_up(key, Gone::Unreachable);
+            }
+        }
+    }
+
+    /// An element was asked without being named: should the message fail, the association says whom it meant.
+    fn remember_asked(&mut self, association: AssociationId, key: ElementKey) {
+        let Some(known) = self.associations.get_mut(association) else {
+            return;
+        };
+        known.asked.push(key);
+        // Those that have answered are forgotten whenever the list has doubled.
+        if known.asked.len() > ASKED && known.asked.len().is_power_of_two() {
+            let mut asked = std::mem::take(&mut known.asked);
+            asked.sort_unstable();
+            asked.dedup();
+            asked.retain(|key| {
+                let probe = self.space.get(*key).map(|view| view.payload().probe);
+                matches!(probe, Some(Probe::Asked(_)))
+            });
+            if let Some(known) = self.associations.get_mut(association) {
+                known.asked = asked;
+            }
         }
     }
 

@@ -3,8 +3,8 @@
 use super::hosts::Verdict;
 use super::{AssociationId, Event, Protocol, Registrar};
 use bytes::Bytes;
-use holdfast_wire::rserpool::asap::Message;
-use holdfast_wire::rserpool::{Cause, CauseCode, EncodeError, ErrorKind, PoolHandle};
+use holdfast_wire::rserpool::asap::{Message, ResolutionResponse};
+use holdfast_wire::rserpool::{Cause, CauseCode, ErrorKind, PoolHandle};
 use std::net::IpAddr;
 use std::time::Duration;
 
@@ -17,7 +17,11 @@ impl Registrar {
             return;
         };
         let (host, spoke) = (known.host, known.spoke);
+        let again = known.granted.is_again(bytes);
         if !self.admits_message(now, from, host) {
+            return;
+        }
+        if again && self.register_again(now, from) {
             return;
         }
         match Message::parse(bytes) {
@@ -27,7 +31,8 @@ impl Registrar {
                 }
                 let is_error = matches!(parsed.message, Message::Error(_));
                 self.asap_message(now, from, parsed.message, bytes);
-                if !is_error {
+                if !is_error && !parsed.reports.is_empty() {
+                    self.forget_granted(from);
                     self.asap_report(from, parsed.reports);
                 }
             }
@@ -164,15 +169,19 @@ impl Registrar {
         let noted = (updates || !association.pools.is_empty())
             && self.space.pool(&handle).is_some()
             && self.subscribe(from, &handle, items, updates);
-        if self.answer(from, &handle, items, noted) {
-            self.counters.resolutions += 1;
-        } else {
-            self.counters.resolutions_refused += 1;
-            self.refuse(from, handle, CauseCode::UNKNOWN_POOL_HANDLE);
+        match self.answer(from, &handle, items, noted) {
+            Ok(()) => self.counters.resolutions += 1,
+            Err(cause) => {
+                self.counters.resolutions_refused += 1;
+                self.refuse(from, handle, cause);
+            }
         }
     }
 
-    /// Sends some elements of a pool, as its policy chooses. False: there is no such pool.
+    /// Sends some elements of a pool, as its policy chooses.
+    ///
+    /// # Errors
+    /// Nothing was sent: there is no such pool, or its element is too long for a message. RFC 5352 section 3.3: "MUST respond".
     #[inline]
     pub(super) fn answer(
         &mut self,
@@ -180,44 +189,30 @@ impl Registrar {
         handle: &PoolHandle,
         items: Option<u32>,
         updates: bool,
-    ) -> bool {
+    ) -> Result<(), CauseCode> {
         let settings = &self.config.settings;
         let items = items.map_or(settings.resolution_items, |items| items as usize);
         let mut items = items.min(settings.resolution_items_max);
-        let mut elements = std::mem::take(&mut self.resolved);
-        let found = loop {
-            elements.clear();
-            let found = self.space.resolve(handle, items, |element| {
-                elements.push(element.payload().element.clone());
+        let pool = self.space.pool(handle);
+        let policy = pool.ok_or(CauseCode::UNKNOWN_POOL_HANDLE)?.policy.zeroed();
+        let (space, step) = (&mut self.space, settings.distance_step);
+        loop {
+            let mut found = 0;
+            let sent = self.out.asap_with(to, |buffer| {
+                let mut answer = ResolutionResponse::new(buffer, updates, handle, &policy);
+                space.resolve(handle, items, |element| {
+                    found += 1;
+                    element.payload().tell(step, &mut answer);
+                });
+                answer.finish()
             });
-            for element in &mut elements {
-                element.policy = self.rounded(element.policy);
-            }
-            let Some(found) = found else {
-                break false;
-            };
-            let policy = self.space.pool(handle).map(|pool| pool.policy.zeroed());
-            let message = Message::HandleResolutionResponse {
-                updates,
-                handle: handle.clone(),
-                policy,
-                elements,
-                causes: Vec::new(),
-            };
-            let sent = self.out.asap(to, &message);
-            let Message::HandleResolutionResponse { elements: back, .. } = message else {
-                unreachable!("it was made so");
-            };
-            elements = back;
             match sent {
+                Ok(()) => return Ok(()),
                 // Elements that describe themselves at length: fewer of them fit.
-                Err(EncodeError::TooLong(_)) if found > 1 => items = found / 2,
-                _ => break true,
+                Err(_) if found > 1 => items = found / 2,
+                Err(_) => return Err(CauseCode::LACK_OF_RESOURCES),
             }
-        };
-        elements.clear();
-        self.resolved = elements;
-        found
+        }
     }
 
     /// Answers a resolution with a cause.

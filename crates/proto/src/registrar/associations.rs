@@ -2,6 +2,8 @@
 
 use super::access::{Access, Allow};
 use super::config::{Limits, Settings};
+use super::distance::Moving;
+use super::granted::Granted;
 use super::hosts::Hosts;
 use super::table::Download;
 use super::{AssociationId, Protocol};
@@ -33,8 +35,14 @@ pub(super) struct Association {
     pub(super) begun: Duration,
     /// A message came that could be read.
     pub(super) spoke: bool,
-    /// One way, in milliseconds.
+    /// One way, in milliseconds, and what it was when elements were last moved for it: see [`distance`](mod@super::distance).
     pub(super) delay_ms: u32,
+    pub(super) moved_ms: u32,
+    pub(super) moving: Option<Moving>,
+    /// How many of its elements have a distance.
+    pub(super) distant: usize,
+    /// Elements that were asked over it without being named.
+    pub(super) asked: Vec<ElementKey>,
     /// The elements that registered over it, each with its place in its [`Entry`](super::entry::Entry).
     pub(super) elements: Vec<ElementKey>,
     /// The pools that it wants to hear of.
@@ -43,6 +51,7 @@ pub(super) struct Association {
     pub(super) peer: Option<RegistrarId>,
     pub(super) malformed: u32,
     pub(super) download: Option<Download>,
+    pub(super) granted: Granted,
 }
 
 impl Association {
@@ -56,6 +65,7 @@ impl Association {
 
     /// Sets what it may do. Any of its addresses says who it is, since it is reached at all of them, and so does its certificate.
     pub(super) fn admit(&mut self, settings: &Settings, mentors: &[Vec<SocketAddr>]) {
+        self.granted.forget();
         let own = &self.transport.addresses;
         let any = |may: &dyn Fn(IpAddr) -> bool| own.iter().any(|address| may(*address));
         let named = |who: &Allow| self.name.as_deref().is_some_and(|name| who.names(name));
@@ -134,11 +144,16 @@ impl Associations {
             begun: now,
             spoke: false,
             delay_ms: 0,
+            moved_ms: 0,
+            moving: None,
+            distant: 0,
+            asked: Vec::new(),
             elements: Vec::new(),
             pools: Vec::new(),
             peer: None,
             malformed: 0,
             download: None,
+            granted: Granted::default(),
         };
         self.by_id.insert(id, association);
         Ok(())
@@ -215,16 +230,28 @@ impl Associations {
     }
 
     /// An element belongs to an association; returns its place in the list.
-    pub(super) fn link(&mut self, id: AssociationId, key: ElementKey) -> Option<usize> {
+    pub(super) fn link(
+        &mut self,
+        id: AssociationId,
+        key: ElementKey,
+        is_distant: bool,
+    ) -> Option<usize> {
         let association = self.by_id.get_mut(&id)?;
+        association.distant += usize::from(is_distant);
         association.elements.push(key);
         let place = association.elements.len() - 1;
         Some(place)
     }
 
     /// An element no longer does; returns the element that has its place, if another has.
-    pub(super) fn unlink(&mut self, id: AssociationId, place: usize) -> Option<ElementKey> {
+    pub(super) fn unlink(
+        &mut self,
+        id: AssociationId,
+        place: usize,
+        is_distant: bool,
+    ) -> Option<ElementKey> {
         let association = self.by_id.get_mut(&id)?;
+        association.distant -= usize::from(is_distant);
         association.elements.swap_remove(place);
         association.elements.get(place).copied()
     }

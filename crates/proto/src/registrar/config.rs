@@ -1,6 +1,7 @@
 //! What a registrar is told when it starts, and what an operator may change while it runs.
 
 use super::access::Access;
+use crate::life::LifeUnit;
 use holdfast_wire::rserpool::{RegistrarId, SctpTransport, Transport};
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -21,15 +22,6 @@ pub struct Config {
     pub announced: Vec<Transport>,
     /// What may change while it runs.
     pub settings: Settings,
-}
-
-/// The unit of a registration's life, which the message does not tell.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum LifeUnit {
-    /// rsplib.
-    Milliseconds,
-    /// RFC 5354 section 3.10.
-    Seconds,
 }
 
 /// Who goes on when two registrars want to take over the same one.
@@ -86,8 +78,9 @@ pub struct Settings {
     pub table_bytes_max: usize,
     /// See above.
     pub table_elements_max: usize,
-    /// Elements of a registrar that was taken over that get their new home in one turn (2,048).
-    pub takeover_elements_max: usize,
+    /// Elements that change in one turn at most where there may be more, before others are served: those of a registrar that was taken
+    /// over, that a peer no longer has, or whose distance is another (2,048).
+    pub turn_elements_max: usize,
     /// Handle tables sent at the same time (8).
     pub downloads_max: usize,
     /// ENRP by multicast is sent and believed (no). Even then it comes from allowed addresses only.
@@ -153,7 +146,7 @@ impl Default for Settings {
         Settings {
             access: Access::default(),
             limits: Limits::default(),
-            life_unit: LifeUnit::Milliseconds,
+            life_unit: LifeUnit::default(),
             resolution_items: 3,
             resolution_items_max: 64,
             keep_alive_interval: Duration::from_secs(30),
@@ -172,7 +165,7 @@ impl Default for Settings {
             race_window: Duration::from_secs(1),
             table_bytes_max: 16_384,
             table_elements_max: 128,
-            takeover_elements_max: 2_048,
+            turn_elements_max: 2_048,
             downloads_max: 8,
             enrp_multicast: false,
             announce_cycle: None,

@@ -78,7 +78,7 @@ impl Registrar {
                 self.ignored(Some(from), Protocol::Enrp, "too many registrars");
                 return false;
             }
-            self.bind(from, sender);
+            self.bind(now, from, sender);
             self.heard(now, sender);
             if new {
                 self.send_presence(from, sender, true);

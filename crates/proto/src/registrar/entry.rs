@@ -1,12 +1,15 @@
 //! What the registrar keeps with an element, and how elements change: the one place where the handlespace is written.
 
-use super::{AssociationId, Event, Gone, Registrar};
+use super::distance::{is_distant, rounded};
+use super::{AssociationId, Event, Gone, Registrar, Settings};
 use bytes::Bytes;
 use holdfast_handlespace::{ElementKey, TimerKind};
+use holdfast_wire::rserpool::asap::{self, ResolutionResponse};
 use holdfast_wire::rserpool::enrp::{Body, UpdateAction};
 use holdfast_wire::rserpool::{
-    CauseCode, PoolElement, PoolHandle, RegistrarId, Transport, TransportUse, asap,
+    CauseCode, EncodedElement, PoolElement, PoolHandle, RegistrarId, Transport, TransportUse,
 };
+use std::cell::OnceCell;
 use std::net::IpAddr;
 use std::time::Duration;
 
@@ -15,6 +18,10 @@ use std::time::Duration;
 pub(super) struct Entry {
     /// As its home registrar describes it, the distance being this registrar's own: not rounded.
     pub(super) element: PoolElement,
+    /// The element as users are told of it, once one was.
+    told: OnceCell<EncodedElement>,
+    /// What of its distance is this registrar's way to who told of it. Only of others' elements.
+    pub(super) way_ms: u32,
     /// In the peer's list when this equals the peer's own: see `sync.rs`.
     pub(super) stamp: u32,
     pub(super) probe: Probe,
@@ -45,6 +52,9 @@ pub(super) enum Probe {
     Asked(Duration),
 }
 
+/// Shorter lives than this would be over before the answer arrives.
+const LIFE_MIN: Duration = Duration::from_millis(100);
+
 /// The end of time.
 pub(super) const NEVER: Duration = Duration::MAX;
 
@@ -53,6 +63,8 @@ impl Entry {
     pub(super) fn foreign(element: PoolElement, stamp: u32) -> Entry {
         Entry {
             element,
+            told: OnceCell::new(),
+            way_ms: 0,
             stamp,
             probe: Probe::None,
             link: None,
@@ -62,6 +74,35 @@ impl Entry {
             expires: NEVER,
             adopting: false,
             reporters: Vec::new(),
+        }
+    }
+
+    /// Of an own element that has just registered.
+    #[inline]
+    pub(super) fn renew(&mut self, now: Duration, settings: &Settings) {
+        let expires = ends(now, self.element.registration_life, settings.life_unit);
+        self.expires = expires.max(now + LIFE_MIN);
+        self.probe = Probe::Due(now + settings.keep_alive_interval);
+        (self.registered, self.heard) = (now, now);
+        self.reporters.clear();
+    }
+
+    /// The element, to be changed.
+    pub(super) fn element_mut(&mut self) -> &mut PoolElement {
+        self.told.take();
+        &mut self.element
+    }
+
+    /// Puts the element into an answer to a user. Its distance is told in steps.
+    #[inline]
+    pub(super) fn tell(&self, step: u32, answer: &mut ResolutionResponse<'_>) {
+        let element = &self.element;
+        match is_distant(element.policy) {
+            true => answer.push(&PoolElement {
+                policy: rounded(element.policy, step),
+                ..element.clone()
+            }),
+            false => answer.push_encoded(self.told.get_or_init(|| element.encoded())),
         }
     }
 
@@ -134,18 +175,22 @@ impl Registrar {
         if entry.link.map(|(association, _)| association) == to {
             return;
         }
+        let is_distant = is_distant(entry.element.policy);
         if let Some((association, place)) = entry.link.take() {
-            self.unlink(association, place);
+            self.unlink(association, place, is_distant);
         }
         let Some(to) = to else { return };
-        let place = self.associations.link(to, key);
+        let place = self.associations.link(to, key, is_distant);
         if let Some(entry) = self.space.payload_mut(key) {
             entry.link = place.map(|place| (to, place));
         }
+        if is_distant {
+            self.measure(to);
+        }
     }
 
-    fn unlink(&mut self, association: AssociationId, place: usize) {
-        let moved = self.associations.unlink(association, place);
+    fn unlink(&mut self, association: AssociationId, place: usize, is_distant: bool) {
+        let moved = self.associations.unlink(association, place, is_distant);
         if let Some(moved) = moved
             && let Some(entry) = self.space.payload_mut(moved)
         {
@@ -166,8 +211,9 @@ impl Registrar {
             self.associations.hosts.remove_element(host);
         }
         if let Some((association, place)) = entry.link {
-            self.unlink(association, place);
+            self.unlink(association, place, is_distant(entry.element.policy));
         }
+        self.count_distant(entry.element.policy, false);
         Some(entry)
     }
 
@@ -210,7 +256,7 @@ impl Registrar {
     pub(super) fn rehome(&mut self, key: ElementKey, home: RegistrarId) {
         let stamp = self.stamp_of(home);
         if let Some(entry) = self.space.payload_mut(key) {
-            entry.element.home = home;
+            entry.element_mut().home = home;
             entry.stamp = stamp;
         }
         self.space.set_home(key, home);
@@ -272,11 +318,5 @@ impl Registrar {
 /// When a registration's life ends.
 #[inline]
 pub(super) fn ends(now: Duration, life: i32, unit: super::LifeUnit) -> Duration {
-    let Ok(life) = u64::try_from(life) else {
-        return NEVER;
-    };
-    now + match unit {
-        super::LifeUnit::Milliseconds => Duration::from_millis(life),
-        super::LifeUnit::Seconds => Duration::from_secs(life),
-    }
+    unit.life(life).map_or(NEVER, |life| now + life)
 }

@@ -24,6 +24,7 @@ pub mod distance;
 mod enrp;
 mod entry;
 mod event;
+mod granted;
 mod hosts;
 mod outbox;
 mod parked;
@@ -38,8 +39,9 @@ mod table;
 mod takeover;
 mod view;
 
+pub use crate::life::LifeUnit;
 pub use access::{Access, Allow, Prefix, PrefixError, Who};
-pub use config::{Config, LifeUnit, Limits, Settings, TakeoverRace};
+pub use config::{Config, Limits, Settings, TakeoverRace};
 pub use event::{Counters, Event, Gone};
 pub use peers::PeerStatus;
 
@@ -48,9 +50,7 @@ use bytes::Bytes;
 use dial::Dials;
 use entry::Entry;
 use holdfast_handlespace::{Coming, ElementKey, Handlespace};
-use holdfast_wire::rserpool::{
-    PoolElement, RegistrarId, asap as asap_wire, enrp as enrp_wire, peek,
-};
+use holdfast_wire::rserpool::{RegistrarId, asap as asap_wire, enrp as enrp_wire, peek};
 use outbox::Outbox;
 use peers::Peer;
 use rand::SeedableRng;
@@ -117,6 +117,8 @@ pub enum Output {
     },
     /// Send this to the protocol's multicast group.
     Multicast { protocol: Protocol, message: Bytes },
+    /// Tell the association's round trip now and then, as long as [`Registrar::measures`] says that it matters.
+    Measure(AssociationId),
     /// End an association at once; [`Registrar::handle_down`] follows.
     Abort(AssociationId),
     /// Tell whoever is interested.
@@ -137,6 +139,8 @@ pub struct Registrar {
     bequests: BTreeMap<RegistrarId, Bequest>,
     /// When each registrar was last heard to announce itself to elements.
     announcers: BTreeMap<RegistrarId, Duration>,
+    /// Elements that have a distance.
+    distant: usize,
     strangers: Strangers,
     subscriptions: Subscriptions,
     start: Start,
@@ -148,8 +152,6 @@ pub struct Registrar {
     out: Outbox,
     random: SmallRng,
     counters: Counters,
-    /// Space for the elements of an answer.
-    resolved: Vec<PoolElement>,
 }
 
 impl Registrar {
@@ -163,6 +165,7 @@ impl Registrar {
             contested: HashMap::new(),
             bequests: BTreeMap::new(),
             announcers: BTreeMap::new(),
+            distant: 0,
             strangers: Strangers::default(),
             subscriptions: Subscriptions::default(),
             start: Start::default(),
@@ -173,7 +176,6 @@ impl Registrar {
             out: Outbox::new(config.id),
             random: SmallRng::seed_from_u64(config.seed),
             counters: Counters::default(),
-            resolved: Vec::new(),
             config,
         };
         registrar.begin(now);
@@ -210,6 +212,9 @@ impl Registrar {
             if let Some(new) = self.associations.get_mut(association) {
                 new.admit(&self.config.settings, &self.config.mentors);
             }
+            if protocol == Protocol::Enrp {
+                self.out.push(Output::Measure(association));
+            }
         }
         if let Some(dial) = dial {
             self.dialled(now, dial, association);
@@ -229,7 +234,7 @@ impl Registrar {
         let Some(gone) = self.associations.remove(now, association) else {
             return;
         };
-        for timer in [Timer::Download, Timer::Silent, Timer::Claimed] {
+        for timer in [Timer::Download, Timer::Silent, Timer::Claimed, Timer::Way] {
             self.schedule.stop(timer(association));
         }
         for handle in &gone.pools {
@@ -262,14 +267,6 @@ impl Registrar {
         }
         if let Some(peer) = peer {
             self.peer_lost(now, peer, association);
-        }
-    }
-
-    /// The transport's smoothed round trip of an association: see [`distance`](mod@distance).
-    pub fn handle_round_trip(&mut self, association: AssociationId, round_trip: Duration) {
-        let way = u32::try_from((round_trip.as_micros() + 1_000) / 2_000).unwrap_or(u32::MAX);
-        if let Some(association) = self.associations.get_mut(association) {
-            association.delay_ms = way;
         }
     }
 
@@ -311,6 +308,8 @@ impl Registrar {
                 Timer::Peer(id) => self.peer_timeout(now, id),
                 Timer::Dial(id) => self.dial_peer(id),
                 Timer::Sync(id) => self.sync_timeout(id),
+                Timer::Sweep(id) => self.sweep_some(now, id),
+                Timer::Way(association) => self.move_some(now, association),
                 Timer::Bequest(id) => self.bequeath_some(now, id),
                 Timer::Download(association) => self.end_download(association),
                 Timer::Silent(association) => self.abort(association, "it says nothing"),
@@ -352,21 +351,6 @@ impl Registrar {
             self.subscriptions.next(),
         ];
         times.into_iter().flatten().min()
-    }
-
-    /// Its number.
-    pub fn id(&self) -> RegistrarId {
-        self.config.id
-    }
-
-    /// What happened how often.
-    pub fn counters(&self) -> Counters {
-        self.counters
-    }
-
-    /// Whether elements and users are served.
-    pub fn is_ready(&self) -> bool {
-        matches!(self.start, Start::Done)
     }
 
     pub(self) fn ignored(

@@ -59,13 +59,60 @@ impl Outbox {
         to: AssociationId,
         message: &asap::Message,
     ) -> Result<(), EncodeError> {
-        let message = self.encoded(|buffer| message.encode(buffer))?;
+        self.asap_with(to, |buffer| message.encode(buffer))
+    }
+
+    /// Sends an ASAP message that `write` appends.
+    #[inline]
+    pub(super) fn asap_with(
+        &mut self,
+        to: AssociationId,
+        write: impl FnOnce(&mut BytesMut) -> Result<(), EncodeError>,
+    ) -> Result<(), EncodeError> {
+        let message = self.encoded(write)?;
         self.push(Output::Send {
             to,
             protocol: Protocol::Asap,
             message,
         });
         Ok(())
+    }
+
+    /// The message that was said last, if that was the last output.
+    #[inline]
+    pub(super) fn newest(&self) -> Option<&Bytes> {
+        match self.queue.back()? {
+            Output::Send { message, .. } | Output::SendMany { message, .. } => Some(message),
+            _ => None,
+        }
+    }
+
+    /// Sends an ASAP message that was said before.
+    #[inline]
+    pub(super) fn repeat(&mut self, to: AssociationId, message: &[u8]) {
+        let _ = self.asap_with(to, |buffer| {
+            buffer.extend_from_slice(message);
+            Ok(())
+        });
+    }
+
+    /// Sends an ENRP message to all peers that was said before.
+    #[inline]
+    pub(super) fn repeat_to_all(&mut self, message: &[u8]) {
+        if !self.everybody.is_empty() {
+            self.buffer.extend_from_slice(message);
+            let message = self.buffer.split().freeze();
+            self.send_all(message);
+        }
+    }
+
+    #[inline]
+    fn send_all(&mut self, message: Bytes) {
+        self.push(Output::SendMany {
+            to: self.everybody.clone(),
+            protocol: Protocol::Enrp,
+            message,
+        });
     }
 
     /// Sends an ENRP message that `write` appends.
@@ -105,11 +152,7 @@ impl Outbox {
         if let [_, ..] = *self.everybody
             && let Ok(bytes) = self.encoded(|buffer| message.encode(buffer))
         {
-            self.push(Output::SendMany {
-                to: self.everybody.clone(),
-                protocol: Protocol::Enrp,
-                message: bytes,
-            });
+            self.send_all(bytes);
         }
         message.body
     }

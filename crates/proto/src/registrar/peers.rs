@@ -3,6 +3,7 @@
 use super::associations::{endpoints, is_registrar};
 use super::dial::Purpose;
 use super::schedule::Timer;
+use super::sync::Sweep;
 use super::takeover::Takeover;
 use super::{AssociationId, DialId, Event, Protocol, Registrar};
 use holdfast_wire::rserpool::enrp::Body;
@@ -21,8 +22,11 @@ pub(super) struct Peer {
     pub(super) state: State,
     /// Elements of this home that have another stamp were not in its table.
     pub(super) stamp: u32,
-    /// Its table is being asked for.
+    /// Its table is being asked for, or what was not in it is being removed.
     pub(super) syncing: bool,
+    pub(super) sweep: Option<Sweep>,
+    /// Another registrar has told of elements of it that have a distance, and its own word is to be heard.
+    pub(super) hearsay: bool,
     /// The checksum it announced last.
     checksum: Option<u16>,
 }
@@ -96,6 +100,8 @@ impl Registrar {
             state: State::Active,
             stamp: 1,
             syncing: false,
+            sweep: None,
+            hearsay: false,
             checksum: None,
         };
         self.peers.insert(id, peer);
@@ -124,7 +130,7 @@ impl Registrar {
     }
 
     /// A message came from a peer over this association.
-    pub(super) fn bind(&mut self, association: AssociationId, id: RegistrarId) {
+    pub(super) fn bind(&mut self, now: Duration, association: AssociationId, id: RegistrarId) {
         if let Some(known) = self.associations.get_mut(association) {
             known.peer = Some(id);
         }
@@ -134,6 +140,7 @@ impl Registrar {
             peer.association = Some(association);
             self.schedule.stop(Timer::Dial(id));
             self.count_peers();
+            self.peer_bound(now, association);
         }
     }
 
@@ -213,7 +220,12 @@ impl Registrar {
         let Some(peer) = self.peers.remove(&id) else {
             return;
         };
-        for timer in [Timer::Peer(id), Timer::Dial(id), Timer::Sync(id)] {
+        for timer in [
+            Timer::Peer(id),
+            Timer::Dial(id),
+            Timer::Sync(id),
+            Timer::Sweep(id),
+        ] {
             self.schedule.stop(timer);
         }
         if let Some(association) = peer.association

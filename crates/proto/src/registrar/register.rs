@@ -1,7 +1,7 @@
 //! Registration and deregistration (RFC 5352 sections 3.1 and 3.2).
 
-use super::distance::distance_mut;
-use super::entry::{Entry, Probe, class, detach, ends};
+use super::distance::{distance_mut, is_distant};
+use super::entry::{Entry, class, detach};
 use super::{AssociationId, Event, Gone, Registrar};
 use bytes::Bytes;
 use holdfast_handlespace::{ElementKey, Registration};
@@ -13,9 +13,6 @@ use holdfast_wire::rserpool::{
 use std::net::{IpAddr, Ipv4Addr};
 use std::slice::from_ref;
 use std::time::Duration;
-
-/// Shorter lives than this would be over before the answer arrives.
-const LIFE_MIN: Duration = Duration::from_millis(100);
 
 impl Registrar {
     /// "In all above cases, the ENRP server MUST reply".
@@ -32,7 +29,10 @@ impl Registrar {
             return;
         }
         let (id, length) = (element.id, bytes.len());
-        let refusal = self.registered(now, from, &handle, element, length).err();
+        let (again, refusal) = match self.registered(now, from, &handle, element, length) {
+            Ok(again) => (again, None),
+            Err(cause) => (None, Some(cause)),
+        };
         if let Some(cause) = &refusal {
             self.counters.refusals += 1;
             let code = cause.code;
@@ -50,9 +50,14 @@ impl Registrar {
             id,
             causes: Vec::from_iter(refusal),
         };
-        let _ = self.out.asap(from, &message);
+        let sent = self.out.asap(from, &message);
+        match (again, sent) {
+            (Some((key, update)), Ok(())) => self.keep_granted(from, key, bytes, &update),
+            _ => self.forget_granted(from),
+        }
     }
 
+    /// Returns the element and what peers are told of it, if this may be done again as it is.
     #[inline]
     fn registered(
         &mut self,
@@ -61,38 +66,31 @@ impl Registrar {
         handle: &PoolHandle,
         mut element: PoolElement,
         length: usize,
-    ) -> Result<(), Cause> {
+    ) -> Result<Option<(ElementKey, Bytes)>, Cause> {
         let known = self.space.find(handle, element.id);
         self.admits(from, handle, &element, known, length)?;
         self.describe(from, &mut element);
         let id = element.id;
-        let element = self.tell(handle, element);
+        let (element, update) = self.tell(handle, element);
         let founds = known.is_none() && self.space.pool(handle).is_none();
-        let probe = Probe::Due(now + self.config.settings.keep_alive_interval);
-        let expires = ends(
-            now,
-            element.registration_life,
-            self.config.settings.life_unit,
-        );
+        let policy = element.policy;
+        let class = class(&element.user_transport);
+        let mut payload = Entry::foreign(element, 0);
+        payload.renew(now, &self.config.settings);
         let registration = Registration {
             handle,
             id,
             home: self.config.id,
-            policy: self.rounded(element.policy),
-            class: class(&element.user_transport),
-            payload: Entry {
-                probe,
-                registered: now,
-                heard: now,
-                expires: expires.max(now + LIFE_MIN),
-                ..Entry::foreign(element, 0)
-            },
+            policy: self.rounded(policy),
+            class,
+            payload,
         };
         // It fits: see `admits`.
         let Ok(registered) = self.space.register(registration) else {
             return Err(CauseCode::UNSPECIFIED.into());
         };
         let previous = registered.previous;
+        let again = previous.is_some() && !is_distant(policy);
         if !self.subscriptions.is_empty() {
             self.notice_change(handle, registered.key, previous.as_ref());
         }
@@ -109,16 +107,25 @@ impl Registrar {
         } else {
             self.notice_new(from, registered.key, founds);
         }
-        self.link(registered.key, Some(from));
+        self.link_once(registered.key, from);
         self.arm(registered.key);
-        Ok(())
+        Ok(again.then_some((registered.key, update)))
+    }
+
+    /// Most registrations come over the same association as the one before.
+    #[inline]
+    fn link_once(&mut self, key: ElementKey, to: AssociationId) {
+        if !self.is_linked(to, key) {
+            self.link(key, Some(to));
+        }
     }
 
     fn notice_new(&mut self, from: AssociationId, key: ElementKey, founds: bool) {
         let Some(view) = self.space.get(key) else {
             return;
         };
-        let (handle, id) = (view.handle().clone(), view.id());
+        let (handle, id, policy) = (view.handle().clone(), view.id(), *view.policy());
+        self.count_distant(policy, true);
         if founds && let Some(association) = self.associations.get(from) {
             let host = association.host;
             self.associations.hosts.founded(host, handle.clone());
@@ -160,20 +167,23 @@ impl Registrar {
         detach(element);
     }
 
-    /// Tells the peers of an element and gives it back.
+    /// Tells the peers of an element, and gives it back with what was said.
     #[inline]
-    fn tell(&mut self, handle: &PoolHandle, element: PoolElement) -> PoolElement {
+    fn tell(&mut self, handle: &PoolHandle, element: PoolElement) -> (PoolElement, Bytes) {
+        self.counters.updates_sent += 1;
+        if self.out.everybody.is_empty() {
+            return (element, Bytes::new());
+        }
         let body = Body::HandleUpdate {
             takeover_suggested: false,
             action: UpdateAction::Add,
             handle: handle.clone(),
             element,
         };
-        self.counters.updates_sent += 1;
         let Body::HandleUpdate { element, .. } = self.out.announce(body) else {
             unreachable!("it was made so");
         };
-        element
+        (element, self.out.newest().cloned().unwrap_or_default())
     }
 
     /// The consistency checks, what the sender may, and the limits.
@@ -225,21 +235,32 @@ impl Registrar {
         }
     }
 
+    /// Whether this is the association that an element registered over last.
+    #[inline]
+    fn is_linked(&self, to: AssociationId, key: ElementKey) -> bool {
+        let link = self.space.get(key).and_then(|view| view.payload().link);
+        link.is_some_and(|(linked, _)| linked == to)
+    }
+
     /// Whether an element that is known may be who speaks over this association.
     #[inline]
     pub(super) fn is_of(&self, from: AssociationId, key: ElementKey) -> bool {
+        self.is_linked(from, key) || self.is_like(from, key)
+    }
+
+    /// Whether an element that registered over another association, or at another registrar, may be who speaks over this one.
+    fn is_like(&self, from: AssociationId, key: ElementKey) -> bool {
         let (Some(association), Some(view)) = (self.associations.get(from), self.space.get(key))
         else {
             return false;
         };
         let entry = view.payload();
-        let linked = entry.link.is_some_and(|(linked, _)| linked == from);
         // While whoever registered it is there, a certificate says more than an address.
         let holder = entry
             .link
             .and_then(|(linked, _)| self.associations.get(linked));
         if let Some(name) = holder.and_then(|holder| holder.name.as_ref()) {
-            return linked || association.name.as_ref() == Some(name);
+            return association.name.as_ref() == Some(name);
         }
         let element = &entry.element;
         // One of which a peer did not say where its endpoint is has an address of its service at least.
@@ -247,7 +268,7 @@ impl Registrar {
             Some(transport) => &transport.addresses,
             None => service_addresses(&element.user_transport),
         };
-        linked || !self.config.settings.addresses_checked || association.shares(addresses)
+        !self.config.settings.addresses_checked || association.shares(addresses)
     }
 
     /// RFC 5352 section 3.2: an element that is not known is deregistered already.

@@ -20,6 +20,10 @@ pub(super) enum Timer {
     Dial(RegistrarId),
     /// A peer has not sent its handle table.
     Sync(RegistrarId),
+    /// More of a peer's elements are to be looked at, whether they were in its handle table.
+    Sweep(RegistrarId),
+    /// More elements of an association are to be moved, since their distance has changed.
+    Way(AssociationId),
     /// More of a registrar's elements are to get their new home.
     Bequest(RegistrarId),
     /// A peer has not asked for the next block.

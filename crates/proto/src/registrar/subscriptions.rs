@@ -156,14 +156,12 @@ impl Registrar {
 
     fn tell_change(&mut self, user: AssociationId, handle: &PoolHandle, items: Option<u32>) {
         let allowed = self.associations.get(user).is_some_and(|a| a.may_resolve);
-        if allowed && self.answer(user, handle, items, true) {
-            return;
-        }
-        // "If a negative response is returned, no further updates to the Pool (when it is created) will occur."
-        let cause = match allowed {
-            true => CauseCode::UNKNOWN_POOL_HANDLE,
-            false => CauseCode::REJECTED_FOR_SECURITY,
+        let answered = match allowed {
+            true => self.answer(user, handle, items, true),
+            false => Err(CauseCode::REJECTED_FOR_SECURITY),
         };
+        let Err(cause) = answered else { return };
+        // "If a negative response is returned, no further updates to the Pool (when it is created) will occur."
         self.subscribe(user, handle, None, false);
         self.refuse(user, handle.clone(), cause);
     }

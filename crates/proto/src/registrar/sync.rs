@@ -3,8 +3,9 @@
 //! To "mark" all elements of a peer is to raise the stamp that the peer's list gives: those with an older one
 //! are marked, what is written removes the mark.
 
-use super::distance::distance_mut;
+use super::distance::{distance_mut, is_distant};
 use super::entry::{Entry, class, detach};
+use super::peers::Peer;
 use super::schedule::Timer;
 use super::start::Start;
 use super::{AssociationId, Event, Gone, Protocol, Registrar};
@@ -12,6 +13,13 @@ use holdfast_handlespace::{Cursor, ElementKey, Registration};
 use holdfast_wire::rserpool::enrp::{Body, PoolEntry, UpdateAction};
 use holdfast_wire::rserpool::{PoolElement, PoolHandle, RegistrarId};
 use std::time::Duration;
+
+/// What of a peer's elements was not in its handle table is being removed.
+#[derive(Debug)]
+pub(super) struct Sweep {
+    cursor: Cursor,
+    removed: usize,
+}
 
 impl Registrar {
     /// RFC 5353 section 3.6.1.
@@ -23,18 +31,21 @@ impl Registrar {
             return;
         };
         let Some(to) = peer.association else { return };
-        if known == announced || peer.syncing || !ready {
+        let agrees = known == announced;
+        if agrees && !peer.hearsay || peer.syncing || !ready {
             return;
         }
         peer.syncing = true;
         peer.stamp = peer.stamp.wrapping_add(1);
         self.schedule.set(Timer::Sync(id), until);
         self.counters.resynchronisations += 1;
-        self.out.event(Event::OutOfStep {
-            peer: id,
-            announced,
-            known,
-        });
+        if !agrees {
+            self.out.event(Event::OutOfStep {
+                peer: id,
+                announced,
+                known,
+            });
+        }
         let body = Body::HandleTableRequest { own_only: true };
         self.out.enrp(to, id, body);
     }
@@ -46,8 +57,10 @@ impl Registrar {
 
     pub(super) fn stop_sync(&mut self, id: RegistrarId) {
         self.schedule.stop(Timer::Sync(id));
+        self.schedule.stop(Timer::Sweep(id));
         if let Some(peer) = self.peers.get_mut(&id) {
             peer.syncing = false;
+            peer.sweep = None;
         }
     }
 
@@ -62,7 +75,8 @@ impl Registrar {
         if self.start == Start::Loading(from) {
             return self.mentor_table(now, from, id, block);
         }
-        if !self.peers.get(&id).is_some_and(|peer| peer.syncing) {
+        let asked = |peer: &Peer| peer.syncing && peer.sweep.is_none();
+        if !self.peers.get(&id).is_some_and(asked) {
             return self.ignored(Some(from), Protocol::Enrp, "a handle table not asked for");
         }
         let Some((more, entries)) = block else {
@@ -75,26 +89,44 @@ impl Registrar {
             let body = Body::HandleTableRequest { own_only: true };
             self.out.enrp(from, id, body);
         } else {
-            self.stop_sync(id);
-            self.sweep(id);
+            self.schedule.stop(Timer::Sync(id));
+            if let Some(peer) = self.peers.get_mut(&id) {
+                let cursor = Cursor::owned_by(id);
+                peer.sweep = Some(Sweep { cursor, removed: 0 });
+            }
+            self.sweep_some(now, id);
         }
     }
 
-    /// "SHOULD silently remove those 'marked' entries".
-    fn sweep(&mut self, id: RegistrarId) {
-        let stamp = self.stamp_of(id);
+    /// "SHOULD silently remove those 'marked' entries": some of them. Elements and users are served before the next.
+    pub(super) fn sweep_some(&mut self, now: Duration, id: RegistrarId) {
+        let max = self.config.settings.turn_elements_max.max(1);
+        let Some(peer) = self.peers.get_mut(&id) else {
+            return;
+        };
+        let (stamp, begun) = (peer.stamp, peer.sweep.take());
+        let Some(mut sweep) = begun else { return };
         let mut marked: Vec<ElementKey> = Vec::new();
-        self.space
-            .next_block(&mut Cursor::owned_by(id), usize::MAX, |element| {
-                if element.payload().stamp != stamp {
-                    marked.push(element.key());
-                }
-            });
-        let removed = marked.len();
+        let shown = self.space.next_block(&mut sweep.cursor, max, |element| {
+            if element.payload().stamp != stamp {
+                marked.push(element.key());
+            }
+        });
+        sweep.removed += marked.len();
+        if shown == max {
+            peer.sweep = Some(sweep);
+            // Not in this turn.
+            let next = now + Duration::from_nanos(1);
+            self.schedule.set(Timer::Sweep(id), next);
+        } else {
+            peer.hearsay = false;
+            self.stop_sync(id);
+            let removed = sweep.removed;
+            self.out.event(Event::InStep { peer: id, removed });
+        }
         for key in marked {
             self.forget(key);
         }
-        self.out.event(Event::InStep { peer: id, removed });
     }
 
     /// Takes the elements of a table in; their home is `home`, or else what each says.
@@ -184,7 +216,7 @@ impl Registrar {
             // Of an earlier life with the same number, or taken over before all was loaded: is it there?
             let id = element.id;
             if known.is_none() && !self.is_ready() {
-                self.write(own, handle, element);
+                self.write(own, handle, element, 0);
                 if let Some(key) = self.key(handle, id) {
                     self.adopt(now, key, now);
                 }
@@ -202,15 +234,26 @@ impl Registrar {
             }
             self.yield_to(key, home);
         }
-        let delay_ms = self.associations.get(from).map_or(0, |from| from.delay_ms);
-        if let Some(own_distance) = distance_mut(&mut element.policy) {
-            *own_distance = own_distance.saturating_add(delay_ms);
+        let teller = self.associations.get(from);
+        let way_ms = teller.map_or(0, |from| from.delay_ms);
+        let own_word = teller.is_some_and(|from| from.peer == Some(home));
+        if let Some(distance) = distance_mut(&mut element.policy) {
+            *distance = distance.saturating_add(way_ms);
+            if !own_word && let Some(peer) = self.peers.get_mut(&home) {
+                peer.hearsay = true;
+            }
         }
-        self.write(home, handle, element);
+        self.write(home, handle, element, way_ms);
     }
 
     #[inline]
-    fn write(&mut self, home: RegistrarId, handle: &PoolHandle, mut element: PoolElement) {
+    fn write(
+        &mut self,
+        home: RegistrarId,
+        handle: &PoolHandle,
+        mut element: PoolElement,
+        way_ms: u32,
+    ) {
         element.home = home;
         detach(&mut element);
         let id = element.id;
@@ -218,19 +261,37 @@ impl Registrar {
         if self.space.elements() >= limits.elements && self.space.find(handle, id).is_none() {
             return;
         }
+        let policy = self.rounded(element.policy);
+        let class = class(&element.user_transport);
+        let mut payload = Entry::foreign(element, self.stamp_of(home));
+        payload.way_ms = way_ms;
         let registration = Registration {
             handle,
             id,
             home,
-            policy: self.rounded(element.policy),
-            class: class(&element.user_transport),
-            payload: Entry::foreign(element, self.stamp_of(home)),
+            policy,
+            class,
+            payload,
         };
-        if self.space.register(registration).is_ok() {
-            self.subscriptions.changed(handle);
-        } else {
-            let handle = PoolHandle(bytes::Bytes::copy_from_slice(&handle.0));
-            self.out.event(Event::Inconsistent { handle, id, home });
+        match self.space.register(registration) {
+            Ok(registered) => {
+                if registered.previous.is_none() {
+                    self.count_distant(policy, true);
+                }
+                self.subscriptions.changed(handle);
+            }
+            Err(_) => {
+                let handle = PoolHandle(bytes::Bytes::copy_from_slice(&handle.0));
+                self.out.event(Event::Inconsistent { handle, id, home });
+            }
+        }
+    }
+
+    /// Of whom an element is was heard from others: its home is to say how far it is.
+    pub(super) fn heard_of(&mut self, key: ElementKey, home: RegistrarId) {
+        let distant = self.space.get(key).is_some_and(|e| is_distant(*e.policy()));
+        if let Some(peer) = self.peers.get_mut(&home) {
+            peer.hearsay |= distant;
         }
     }
 

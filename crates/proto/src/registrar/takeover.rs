@@ -184,7 +184,7 @@ impl Registrar {
         // It is back: what is left is its own.
         let mut keys = Vec::new();
         if !self.peers.contains_key(&target) {
-            keys = self.owned_by(target, self.config.settings.takeover_elements_max);
+            keys = self.owned_by(target, self.config.settings.turn_elements_max);
         }
         for key in &keys {
             if heir == self.config.id {

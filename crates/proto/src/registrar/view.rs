@@ -1,13 +1,49 @@
 //! What an operator sees.
 
-use super::Registrar;
+use super::{Counters, Registrar, Start};
 use holdfast_handlespace::{Cursor, PoolRef};
 use holdfast_wire::rserpool::{ElementId, PoolElement, PoolHandle, RegistrarId};
 
 impl Registrar {
-    /// All pools, in no order.
-    pub fn pools(&self) -> impl Iterator<Item = PoolRef<'_>> {
-        self.space.each_pool()
+    /// Its number.
+    pub fn id(&self) -> RegistrarId {
+        self.config.id
+    }
+
+    /// What happened how often.
+    pub fn counters(&self) -> Counters {
+        self.counters
+    }
+
+    /// Whether elements and users are served.
+    pub fn is_ready(&self) -> bool {
+        matches!(self.start, Start::Done)
+    }
+
+    /// How many pools there are.
+    pub fn pools(&self) -> usize {
+        self.space.pools()
+    }
+
+    /// A pool.
+    pub fn pool(&self, handle: &PoolHandle) -> Option<PoolRef<'_>> {
+        self.space.pool(handle)
+    }
+
+    /// Shows some pools from a place on: see [`pools_from`](holdfast_handlespace::Handlespace::pools_from).
+    pub fn pools_from(
+        &self,
+        place: usize,
+        places: usize,
+        visit: impl FnMut(PoolRef<'_>),
+    ) -> Option<usize> {
+        self.space.pools_from(place, places, visit)
+    }
+
+    /// Shows the elements of a pool, up to `items`, in no order.
+    pub fn each_of(&self, handle: &PoolHandle, items: usize, mut visit: impl FnMut(&PoolElement)) {
+        self.space
+            .each_of(handle, items, |element| visit(&element.payload().element));
     }
 
     /// Shows all elements, in no order; those of one pool with the same home together.

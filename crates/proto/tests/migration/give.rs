@@ -113,6 +113,7 @@ impl World {
         let peers = Host::peers_of(&of);
         Results::Copied(Ok(RoundReport {
             copied: 1 << 20,
+            saved: 1 << 18,
             dirty,
             duration,
             threads: 1,
@@ -181,6 +182,7 @@ impl World {
             bytes: 10_000,
             gone,
             late,
+            ..FreezeReport::default()
         })))
     }
 

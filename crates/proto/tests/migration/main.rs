@@ -224,7 +224,7 @@ fn the_oracles_find_each_deliberate_fault() {
     std::panic::set_hook(Box::new(|_| {}));
     let mut missed = Vec::new();
     for fault in fault::ALL {
-        let found = (0..400).find(|seed| {
+        let found = (0..4_000).find(|seed| {
             let run = catch_unwind(AssertUnwindSafe(|| run(*seed, fault)));
             run.is_err()
         });

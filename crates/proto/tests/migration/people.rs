@@ -19,6 +19,7 @@ impl World {
             sockets: SocketStrategy::Incremental,
             max_freeze: self.rng.percent(30).then_some(Duration::from_millis(4)),
             post_copy: self.rng.percent(50),
+            verify: false,
         };
         let processes: Vec<ProcessId> = self.hosts[node].processes.keys().copied().collect();
         if processes.is_empty() {

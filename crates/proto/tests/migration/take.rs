@@ -98,7 +98,7 @@ impl World {
         );
         if done || fails {
             let failed = Err("try again".to_owned());
-            return Some(Results::Gone(if done { Ok(()) } else { failed }));
+            return Some(Results::Gone(if done { Ok(Vec::new()) } else { failed }));
         }
         match step {
             0 => {
@@ -122,7 +122,7 @@ impl World {
                 if let RecoveredRole::Acceptor { gone, .. } = &mut written.role {
                     *gone = true;
                 }
-                Some(Results::Gone(Ok(())))
+                Some(Results::Gone(Ok(Vec::new())))
             }
         }
     }

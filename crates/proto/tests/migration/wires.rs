@@ -30,16 +30,9 @@ impl World {
         if !self.net.channel(from, to).up {
             return;
         }
-        let frame = match frame {
-            Frame::Move {
-                id,
-                frame: MoveFrame::Done { times, .. },
-            } if self.fault == Fault::DoneLies => {
-                let result = Ok(3);
-                let frame = MoveFrame::Done { result, times };
-                Frame::Move { id, frame }
-            }
-            frame => frame,
+        let frame = match self.fault {
+            Fault::DoneLies => lied(frame),
+            _ => frame,
         };
         let copies = match self.hostile {
             true if self.rng.percent(3) => 0,
@@ -163,5 +156,24 @@ impl World {
                 machine.handle_peer_connected(now, id(peer));
             });
         }
+    }
+}
+
+/// The frame, or if it says how a move has ended, one that says that all is well.
+fn lied(frame: Frame) -> Frame {
+    match frame {
+        Frame::Move {
+            id,
+            frame: MoveFrame::Done { times, steps, .. },
+        } => {
+            let result = Ok(3);
+            let frame = MoveFrame::Done {
+                result,
+                times,
+                steps,
+            };
+            Frame::Move { id, frame }
+        }
+        frame => frame,
     }
 }

@@ -1,7 +1,7 @@
 //! Rules of RFC 5353, one by one.
 
 use crate::setup::*;
-use holdfast_proto::registrar::{AssociationId, Protocol};
+use holdfast_proto::registrar::{AssociationId, Event, Protocol};
 use holdfast_wire::rserpool::asap::Message as Asap;
 use holdfast_wire::rserpool::enrp::{Body, Message as Enrp, PoolEntry, UpdateAction};
 use holdfast_wire::rserpool::{ElementId, Policy, RegistrarId};
@@ -57,6 +57,56 @@ fn views_are_compared_and_what_the_peer_does_not_have_goes() {
     bench.enrp(peer, table(false, 3));
     let here: Vec<_> = (1..=4).filter(|id| bench.has(*id)).collect();
     assert_eq!(here, [2, 3, 4]);
+}
+
+/// However many elements a table does not have, others are served before all of them are gone; and none goes that comes meanwhile.
+#[test]
+fn what_a_peer_does_not_have_goes_in_turns() {
+    let mut config = config();
+    config.settings.turn_elements_max = 2;
+    let mut bench = Bench::new(config);
+    let peer = bench.peer(2);
+    let add = |id| Body::HandleUpdate {
+        takeover_suggested: false,
+        action: UpdateAction::Add,
+        handle: handle(),
+        element: element(id, 9, RR),
+    };
+    for id in 1..=9 {
+        bench.enrp(peer, add(id));
+    }
+    let differs = !bench.machine.checksum(peer);
+    bench.enrp(peer, presence(false, differs));
+    let table = Body::HandleTableResponse {
+        rejected: false,
+        more: false,
+        entries: vec![PoolEntry {
+            handle: handle(),
+            elements: vec![element(3, 9, RR)],
+        }],
+    };
+    let in_step = |outputs: &[Out]| {
+        outputs.iter().find_map(|out| match out {
+            Out::Event(Event::InStep { removed, .. }) => Some(*removed),
+            _ => None,
+        })
+    };
+    let first = bench.enrp(peer, table);
+    assert_eq!((bench.machine.elements(), in_step(&first)), (7, None));
+    // Nothing is compared before it is over.
+    let outputs = bench.enrp(peer, presence(false, differs));
+    assert_eq!(said(&outputs, "HANDLE_TABLE_REQUEST"), 0);
+    let kept = (1..=9).find(|id| *id != 3 && bench.has(*id)).unwrap();
+    bench.enrp(peer, add(kept));
+    bench.enrp(peer, add(20));
+    let rest = bench.wait(Duration::from_millis(1));
+    let here: Vec<_> = (1..=20).filter(|id| bench.has(*id)).collect();
+    let mut expected = vec![3, kept, 20];
+    expected.sort_unstable();
+    assert_eq!(here, expected);
+    assert_eq!(in_step(&rest), Some(7));
+    let outputs = bench.enrp(peer, presence(false, differs));
+    assert_eq!(said(&outputs, "HANDLE_TABLE_REQUEST"), 1);
 }
 
 /// A buffer that is full drops the first presence on a new association. Nobody would ever speak on it.
@@ -123,7 +173,7 @@ fn a_silent_peer_is_asked_then_taken_over() {
 fn a_takeover_holds_up_nothing() {
     for takes_over in [true, false] {
         let mut config = config();
-        config.settings.takeover_elements_max = 10;
+        config.settings.turn_elements_max = 10;
         let mut bench = Bench::new(config);
         let (target, other) = (bench.peer(2), bench.peer(3));
         let add = |id| Body::HandleUpdate {
@@ -254,101 +304,6 @@ fn a_mentor_gives_its_list_then_its_handlespace() {
     bench.enrp(mentor, table(false, 2));
     assert!(bench.machine.is_ready());
     assert_eq!(bench.machine.elements_owned_by(mentor), 2);
-}
-
-/// Distances: half a round trip at the home; its peers add their own path, and equation 3 of paper 004 rounds the sum.
-#[test]
-fn distances_add_up() {
-    let far = |distance| Policy::LeastUsedDpf {
-        load: 1,
-        dpf: 2,
-        distance,
-    };
-    let mut bench = Bench::new(config());
-    let (from, peer) = (bench.up(9), bench.peer(2));
-    bench
-        .machine
-        .handle_round_trip(AssociationId(from), Duration::from_millis(160));
-    bench
-        .machine
-        .handle_round_trip(AssociationId(1002), Duration::from_millis(290));
-    bench.register(from, element(1, 9, far(777)));
-    let policy = |bench: &Bench, id| {
-        bench
-            .machine
-            .element(&handle(), ElementId(id))
-            .map(|e| e.policy)
-    };
-    assert_eq!(policy(&bench, 1), Some(far(80)));
-    assert_eq!(told(&mut bench, from, 1), Some(far(100)));
-    let add = Body::HandleUpdate {
-        takeover_suggested: false,
-        action: UpdateAction::Add,
-        handle: handle(),
-        element: element(2, 9, far(50)),
-    };
-    bench.enrp(peer, add);
-    assert_eq!(policy(&bench, 2), Some(far(195)));
-    assert_eq!(told(&mut bench, from, 2), Some(far(200)));
-}
-
-/// What an element's peers and its users are told of its policy.
-fn told(bench: &mut Bench, user: u64, id: u32) -> Option<Policy> {
-    let ask = Asap::HandleResolution {
-        updates: false,
-        handle: handle(),
-        items: Some(u32::MAX),
-    };
-    bench
-        .asap(user, &ask)
-        .into_iter()
-        .find_map(|out| match out {
-            Out::Asap(_, Asap::HandleResolutionResponse { elements, .. }) => {
-                let mut elements = elements.into_iter();
-                elements
-                    .find(|one| one.id == ElementId(id))
-                    .map(|one| one.policy)
-            }
-            _ => None,
-        })
-}
-
-/// Two ways, each less than half a step, are one step together; and what is near by the sum is chosen first.
-#[test]
-fn delays_are_added_before_they_are_rounded() {
-    let far = |distance| Policy::LeastUsedDpf {
-        load: 1,
-        dpf: 2,
-        distance,
-    };
-    let mut bench = Bench::new(config());
-    let (from, peer) = (bench.up(9), bench.peer(2));
-    let round_trip = |bench: &mut Bench, association, ms| {
-        let round_trip = Duration::from_millis(ms);
-        bench
-            .machine
-            .handle_round_trip(AssociationId(association), round_trip);
-    };
-    round_trip(&mut bench, from, 40);
-    round_trip(&mut bench, 1002, 40);
-    let registered = bench.register(from, element(1, 9, far(0)));
-    let announced = registered.iter().find_map(|out| match out {
-        Out::Enrp(_, message) => match &message.body {
-            Body::HandleUpdate { element, .. } => Some(element.policy),
-            _ => None,
-        },
-        _ => None,
-    });
-    assert_eq!(announced, Some(far(20)));
-    let add = Body::HandleUpdate {
-        takeover_suggested: false,
-        action: UpdateAction::Add,
-        handle: handle(),
-        element: element(2, 8, far(20)),
-    };
-    bench.enrp(peer, add);
-    assert_eq!(told(&mut bench, from, 1), Some(far(0)));
-    assert_eq!(told(&mut bench, from, 2), Some(far(50)));
 }
 
 /// What the mentor says is this registrar's was taken over before all was loaded, or is of an earlier life: it is asked.

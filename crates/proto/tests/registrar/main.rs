@@ -4,9 +4,11 @@
 //! `HOLDFAST_SEED=n` runs that seed alone; `HOLDFAST_SEEDS=n` runs so many; `HOLDFAST_TRACE=1` prints all.
 
 mod addresses;
+mod distances;
 mod element;
 mod enrp_rules;
 mod fault;
+mod granted;
 mod limits;
 mod net;
 mod recorded;

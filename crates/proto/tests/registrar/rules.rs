@@ -112,7 +112,7 @@ fn deregistration_is_granted_even_of_what_is_not_there() {
     assert_eq!(said(&first, "HANDLE_UPDATE"), 1);
     // "Otherwise, the ENRP server MUST NOT inform its peers."
     assert_eq!(bench.asap(from, &leave), [Out::Asap(from, granted)]);
-    assert_eq!(bench.machine.pools().count(), 0);
+    assert_eq!(bench.machine.pools(), 0);
 }
 
 /// RFC 5352 section 3.3.
@@ -270,4 +270,85 @@ fn unknown_parameters_are_reported_unless_they_are_in_an_error() {
         !answers.iter().any(|output| matches!(output, Out::Asap(..))),
         "{answers:?}"
     );
+}
+
+/// RFC 5352 section 3.5: a keep-alive that is not delivered says that the element is gone; also one that does not name it, as the RFC
+/// has them.
+#[test]
+fn who_cannot_be_sent_a_keep_alive_is_gone() {
+    for named in [true, false] {
+        let mut config = config();
+        config.settings.keep_alive_names_element = named;
+        let mut bench = Bench::new(config);
+        let (from, other) = (bench.up(9), bench.up(8));
+        bench.register(from, element(1, 9, RR));
+        bench.register(other, element(2, 8, RR));
+        let mut asked = Vec::new();
+        while asked.len() < 2 {
+            let outputs = bench.wait(SECOND);
+            asked.extend(outputs.into_iter().filter_map(|out| match out {
+                Out::Asap(to, message @ Asap::EndpointKeepAlive { .. }) => Some((to, message)),
+                _ => None,
+            }));
+        }
+        let id = ElementId(2);
+        let handle = handle();
+        bench.asap(other, &Asap::EndpointKeepAliveAck { handle, id });
+        for (to, message) in asked {
+            let bytes = bytes(|buffer| message.encode(buffer).unwrap());
+            let to = AssociationId(to);
+            bench.machine.handle_send_failed(to, Protocol::Asap, &bytes);
+        }
+        assert_eq!(
+            removed(&bench.outputs()),
+            Some(Gone::Unreachable),
+            "{named}"
+        );
+        // The other has answered.
+        assert_eq!((bench.has(1), bench.has(2)), (false, true), "{named}");
+    }
+}
+
+/// RFC 5352 section 3.3: "MUST respond", also where no answer has room for the element.
+#[test]
+fn a_resolution_is_answered_whatever_peers_say() {
+    let mut bench = Bench::new(config());
+    let (user, peer) = (bench.up(9), bench.peer(2));
+    // The longest that fits between registrars; users are told of the pool's policy too.
+    let zero = PolicyKind::LeastUsedDegradationDpf.zeroed();
+    let fits = (0..65_536).rev().step_by(4).find_map(|length| {
+        let mut element = element(1, 9, zero);
+        element.user_transport = Transport::Opaque(vec![0; length].into());
+        let body = Body::HandleUpdate {
+            takeover_suggested: false,
+            action: UpdateAction::Add,
+            handle: handle(),
+            element,
+        };
+        let message = holdfast_wire::rserpool::enrp::Message {
+            sender: peer,
+            receiver: RegistrarId(0),
+            body,
+        };
+        let mut buffer = bytes::BytesMut::new();
+        message.encode(&mut buffer).is_ok().then_some(message.body)
+    });
+    bench.enrp(peer, fits.unwrap());
+    assert!(bench.has(1));
+    let ask = Asap::HandleResolution {
+        updates: false,
+        handle: handle(),
+        items: None,
+    };
+    let answered = bench
+        .asap(user, &ask)
+        .into_iter()
+        .find_map(|out| match out {
+            Out::Asap(_, Asap::HandleResolutionResponse { causes, .. }) => Some(causes),
+            _ => None,
+        });
+    let causes = answered.expect("an answer");
+    let codes: Vec<_> = causes.iter().map(|cause| cause.code).collect();
+    assert_eq!(codes, [CauseCode::LACK_OF_RESOURCES]);
+    assert_eq!(bench.machine.counters().resolutions, 0);
 }

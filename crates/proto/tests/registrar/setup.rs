@@ -105,6 +105,7 @@ impl Bench {
                 Output::Multicast { protocol, .. } => Out::Multicast(protocol),
                 Output::Abort(association) => Out::Abort(association.0),
                 Output::Event(event) => Out::Event(event),
+                Output::Measure(_) => continue,
             });
         }
         all

@@ -150,7 +150,7 @@ fn all_are_told_again_now_and_then() {
     bench.register(from, lasting);
     bench
         .machine
-        .handle_round_trip(AssociationId(from), Duration::ZERO);
+        .handle_round_trip(bench.now, AssociationId(from), Duration::ZERO);
     ask(&mut bench, user, true);
     let outputs = bench.wait(SECOND * 31);
     assert_eq!(told(&outputs, user).len(), 1);

@@ -35,6 +35,7 @@ impl World {
                 }
             }
             Output::Multicast { protocol, message } => self.multicast(node, protocol, message),
+            Output::Measure(_) => {}
             Output::Abort(association) => panic!("{association:?} was aborted"),
             Output::Event(event) => self.note(node, event),
         }

@@ -334,7 +334,7 @@ fn settings(multicast: bool) -> Settings {
         retry: Duration::from_millis(300),
         mentor_hunt: Duration::from_millis(400),
         table_elements_max: 4,
-        takeover_elements_max: 2,
+        turn_elements_max: 2,
         enrp_multicast: multicast,
         ..Settings::default()
     };

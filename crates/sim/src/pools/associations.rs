@@ -7,6 +7,7 @@ use bytes::{Bytes, BytesMut};
 use holdfast_proto::pool_element::Link;
 use holdfast_proto::registrar::{AssociationId, DialId, Protocol};
 use holdfast_wire::rserpool::asap::Message;
+use std::time::Duration;
 
 /// Headers below a message: IP, UDP, SCTP and its chunk.
 const HEADERS: usize = 20 + 8 + 12 + 16;
@@ -29,6 +30,13 @@ pub(super) struct Association {
     held: Vec<(Side, Bytes)>,
     /// The transport's smoothed round trip, in seconds.
     round_trip_s: f64,
+}
+
+impl Association {
+    /// The transport's smoothed round trip.
+    pub(super) fn round_trip(&self) -> Duration {
+        Time::from_secs_f64(self.round_trip_s).into()
+    }
 }
 
 /// The maker's name for an association.
@@ -240,7 +248,6 @@ impl World<'_> {
                 self.registrar(index, |machine, now| {
                     machine.handle_up(now, id, protocol, &[at], dial);
                 });
-                self.tell_round_trip(association, side);
             }
             (Role::Element(index), Name::Link(link)) if side == 0 => {
                 self.element(index, |machine, now| machine.handle_connected(now, link));
@@ -298,7 +305,7 @@ impl World<'_> {
         let (node, protocol, name) = (known.ends[usize::from(side)], known.protocol, known.name);
         match self.nodes.role(node) {
             Role::Registrar(index) => {
-                self.feel_round_trip(association, side);
+                self.feel_round_trip(association);
                 let id = id(association, side);
                 self.registrar(index, |machine, now| match protocol {
                     Protocol::Asap => machine.handle_asap(now, id, message),
@@ -329,7 +336,7 @@ impl World<'_> {
     }
 
     /// Where delays vary, the transport's estimate follows them (RFC 9260 section 6.3.1: an eighth of each new measurement).
-    fn feel_round_trip(&mut self, association: u32, side: Side) {
+    fn feel_round_trip(&mut self, association: u32) {
         if !self.delays_vary {
             return;
         }
@@ -338,16 +345,5 @@ impl World<'_> {
         let measured = self.network.round_trip(&mut self.random, way).as_secs_f64();
         let known = &mut self.associations[association as usize];
         known.round_trip_s += (measured - known.round_trip_s) / 8.0;
-        self.tell_round_trip(association, side);
-    }
-
-    fn tell_round_trip(&mut self, association: u32, side: Side) {
-        let known = &self.associations[association as usize];
-        let round_trip = Time::from_secs_f64(known.round_trip_s).into();
-        if let Role::Registrar(index) = self.nodes.role(known.ends[usize::from(side)])
-            && let Some(machine) = &mut self.registrars[index].machine
-        {
-            machine.handle_round_trip(id(association, side), round_trip);
-        }
     }
 }

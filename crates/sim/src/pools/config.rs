@@ -14,6 +14,8 @@ pub struct Config {
     pub zones: Vec<Zone>,
     /// What is between two zones, one way, and within each: `links[from][to]`.
     pub links: Vec<Vec<Link>>,
+    /// Of each so many elements the last has only this share of the capacity.
+    pub slow: Option<(u32, f64)>,
     /// How an element is chosen.
     pub choice: Choice,
     /// What users ask for.
@@ -24,6 +26,8 @@ pub struct Config {
     pub update_interval: Duration,
     /// Round trips before a user's request may be sent: 0 as in the paper's simulation, which has no handshakes; SCTP's takes 1.
     pub setup_round_trips: u32,
+    /// What a user's host takes for each request before it asks for an element.
+    pub overhead: Time,
     /// What the registrars are told.
     pub registrar: Settings,
     /// How long an association is kept when nothing arrives.
@@ -62,6 +66,29 @@ pub enum Choice {
     LeastUsed,
     /// The least used, a millisecond of distance counting as so much load (paper 004 section 5.3).
     LeastUsedDpf(f64),
+    /// One after the other.
+    RoundRobin,
+    /// Users choose: of two elements drawn by chance the one of less latency.
+    Latency(Sharing),
+    /// Users choose: by the answers to probes.
+    Probes {
+        /// Who learns together.
+        sharing: Sharing,
+        /// Whether the probe's round trip is added to the latency that the element answered.
+        with_way: bool,
+        /// Beyond which share of the answers an element is hot; 0: the one with the fewest requests in flight is chosen.
+        hot: f64,
+    },
+}
+
+/// Who learns together, where users choose.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Sharing {
+    /// All users of a zone, as behind one balancer.
+    Zone,
+    /// Each for itself.
+    User,
 }
 
 impl Choice {
@@ -77,7 +104,14 @@ impl Choice {
                 dpf: share(dpf),
                 distance: 0,
             },
+            Choice::RoundRobin | Choice::Latency(_) | Choice::Probes { .. } => Policy::RoundRobin,
         }
+    }
+
+    /// Whether users choose for themselves.
+    #[must_use]
+    pub fn is_users(self) -> bool {
+        matches!(self, Choice::Latency(_) | Choice::Probes { .. })
     }
 }
 
@@ -162,9 +196,11 @@ impl Config {
             zones,
             choice,
             workload,
+            slow: None,
             load_per_request: 0.01,
             update_interval: Duration::ZERO,
             setup_round_trips: 0,
+            overhead: Time::ZERO,
             registrar: Settings {
                 resolution_items: 1,
                 distance_step: 1,
@@ -191,5 +227,22 @@ impl Config {
     #[must_use]
     pub fn elements(&self) -> u32 {
         self.zones.iter().map(|zone| zone.elements).sum()
+    }
+
+    /// Calculations a second of the element with this place among all.
+    #[must_use]
+    pub fn capacity(&self, element: u32) -> f64 {
+        match self.slow {
+            Some((each, share)) if (element + 1).is_multiple_of(each.max(1)) => {
+                share * self.workload.capacity
+            }
+            _ => self.workload.capacity,
+        }
+    }
+
+    /// All users.
+    #[must_use]
+    pub fn users(&self) -> u32 {
+        self.zones.iter().map(|zone| zone.users).sum()
     }
 }

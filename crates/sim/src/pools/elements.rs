@@ -1,17 +1,20 @@
 //! Pool elements: the machine, and the service that it registers.
 
 use super::associations::{Name, encoded};
+use super::config::Choice;
 use super::node::{self, Node};
 use super::users::Letter;
 use super::world::{Event, World};
 use crate::server::Server;
 use crate::time::Time;
+use holdfast_proto::choice::Served;
 use holdfast_proto::pool_element::{
     Config, Event as Told, HuntConfig, LifeUnit, Link, Output, PoolElement,
 };
 use holdfast_proto::registrar::Protocol;
 use holdfast_wire::rserpool::Transport;
 use smallvec::SmallVec;
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 /// A request, as an element knows it: whose, and which of theirs.
@@ -22,6 +25,9 @@ pub(super) struct ElementNode {
     /// None: it is dead.
     pub(super) machine: Option<PoolElement>,
     pub(super) server: Server<Job>,
+    /// What it answers to probes, and what each request met when it came.
+    pub(super) served: Served,
+    met: BTreeMap<Job, (u32, Time)>,
     /// When the next of its requests ends, as it is in the queue.
     served_at: Option<Time>,
     pub(super) links: Links,
@@ -36,6 +42,8 @@ impl ElementNode {
         ElementNode {
             machine: None,
             server: Server::new(capacity),
+            served: Served::default(),
+            met: BTreeMap::new(),
             served_at: None,
             links: Links::new(),
             wake: None,
@@ -87,6 +95,7 @@ impl World<'_> {
         element.wake = None;
         element.served_at = None;
         element.links.clear();
+        (element.served, element.met) = Default::default();
         for (user, request) in element.server.clear(self.now) {
             self.post(node, user, Letter::Lost { request });
         }
@@ -146,9 +155,12 @@ impl World<'_> {
         if self.elements[index].machine.is_none() {
             return self.post(node, user, Letter::Lost { request });
         }
-        self.elements[index]
-            .server
-            .add(self.now, (user, request), size);
+        let element = &mut self.elements[index];
+        element.server.add(self.now, (user, request), size);
+        if matches!(self.config.choice, Choice::Probes { .. }) {
+            let met = element.served.begin();
+            element.met.insert((user, request), (met, self.now));
+        }
         self.post(node, user, Letter::Accepted { request });
         self.load_changed(index);
     }
@@ -162,6 +174,10 @@ impl World<'_> {
         let node = self.nodes.element(index);
         while let Some((user, request)) = self.elements[index].server.pop(self.now) {
             self.post(node, user, Letter::Done { request });
+            let element = &mut self.elements[index];
+            if let Some((met, since)) = element.met.remove(&(user, request)) {
+                element.served.end(met, self.now.since(since).into());
+            }
         }
         self.load_changed(index);
         true

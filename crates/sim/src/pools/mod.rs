@@ -5,6 +5,7 @@
 
 mod associations;
 mod bug;
+mod choosers;
 mod config;
 mod elements;
 mod measure;
@@ -17,7 +18,7 @@ mod users;
 mod world;
 
 pub use bug::Bug;
-pub use config::{Action, Choice, Config, Workload, Zone};
+pub use config::{Action, Choice, Config, Sharing, Workload, Zone};
 pub use measure::{Outcome, Window};
 pub use oracle::{Demands, Violation};
 

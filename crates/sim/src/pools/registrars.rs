@@ -7,6 +7,10 @@ use crate::time::Time;
 use holdfast_proto::registrar::{Allow, Config, LifeUnit, Output, Protocol, Registrar};
 use std::time::Duration;
 
+/// When a daemon first asks its transport how far somebody is, and how often then.
+const MEASURE: Duration = Duration::from_millis(250);
+const MEASURE_AGAIN: Duration = Duration::from_secs(5);
+
 #[derive(Debug, Default)]
 pub(super) struct RegistrarNode {
     /// None: it is dead.
@@ -29,6 +33,9 @@ impl World<'_> {
         let transport = node::sctp(node, Protocol::Enrp);
         let mut config = Config::new(id, self.random.number(), transport);
         config.settings = self.config.registrar.clone();
+        if self.config.choice.is_users() {
+            config.settings.resolution_items = config.settings.resolution_items_max;
+        }
         config.settings.life_unit = LifeUnit::Seconds;
         config.settings.access.registrar = Allow::Only(
             (0..self.nodes.registrars() as u32)
@@ -115,12 +122,38 @@ impl World<'_> {
                 }
             }
             Output::Multicast { .. } | Output::Event(_) => {}
+            Output::Measure(to) => {
+                let (association, side) = of_id(to);
+                let measure = Event::Measure { association, side };
+                self.queue.push(self.now + MEASURE.into(), measure);
+            }
             Output::Abort(to) => {
                 let (association, side) = of_id(to);
                 self.close(association, side);
                 let down = Event::Aborted { association, side };
                 self.queue.push(self.now, down);
             }
+        }
+    }
+
+    /// A registrar is told how far the other end is; again and again, where that varies.
+    pub(super) fn tell_round_trip(&mut self, association: u32, side: u8) {
+        let known = &self.associations[association as usize];
+        let Role::Registrar(index) = self.nodes.role(known.ends[usize::from(side)]) else {
+            return;
+        };
+        if !known.up[usize::from(side)] {
+            return;
+        }
+        let (id, round_trip) = (id(association, side), known.round_trip());
+        let mut goes_on = self.delays_vary;
+        self.registrar(index, |machine, now| {
+            goes_on &= machine.measures(id);
+            machine.handle_round_trip(now, id, round_trip);
+        });
+        if goes_on {
+            let measure = Event::Measure { association, side };
+            self.queue.push(self.now + MEASURE_AGAIN.into(), measure);
         }
     }
 

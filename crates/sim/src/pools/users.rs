@@ -29,6 +29,19 @@ pub(super) enum Letter {
     Lost {
         request: u32,
     },
+    /// How busy are you?
+    Probe {
+        id: ElementId,
+        sent: Time,
+        elements: u32,
+    },
+    /// Requests in flight, and how long they take.
+    Probed {
+        id: ElementId,
+        sent: Time,
+        elements: u32,
+        report: (u32, Duration),
+    },
 }
 
 /// What a user waits for.
@@ -41,6 +54,7 @@ struct Current {
     /// The first time.
     accepted: Option<Time>,
     element: Option<(Node, ElementId)>,
+    sent: Time,
     attempts: u32,
 }
 
@@ -116,15 +130,24 @@ impl World<'_> {
             dequeued: self.now,
             accepted: None,
             element: None,
+            sent: self.now,
             attempts: 0,
         });
-        self.select(index);
+        match self.config.overhead {
+            Time::ZERO => self.select(index),
+            overhead => self.again_after(index, overhead),
+        }
     }
 
-    /// Each request asks the registrar: what was known before is not looked at.
+    /// Each request asks the registrar: what was known before is not looked at, unless the user chooses for itself.
     pub(super) fn select(&mut self, index: usize) {
         let handle = self.handle.clone();
+        let is_users = self.config.choice.is_users();
         self.user(index, |machine, now| {
+            if is_users {
+                machine.handle_resolve(now, handle);
+                return;
+            }
             machine.handle_purge(&handle);
             machine.handle_select(now, handle);
         });
@@ -158,15 +181,8 @@ impl World<'_> {
                     }
                 }
                 Output::Event(Told::Selected { element, .. }) => self.selected(index, &element),
-                Output::Event(Told::Failed { .. }) => {
-                    let at = self.now + PAUSE;
-                    self.queue.push(
-                        at,
-                        Event::Again {
-                            index: index as u32,
-                        },
-                    );
-                }
+                Output::Event(Told::Resolved { elements, .. }) => self.resolved(index, &elements),
+                Output::Event(Told::Failed { .. }) => self.again_later(index),
                 Output::Event(_) => {}
             }
         }
@@ -175,7 +191,17 @@ impl World<'_> {
         super::timers::rearm(&mut self.queue, node, &mut user.wake, due);
     }
 
-    fn selected(&mut self, index: usize, element: &PoolElement) {
+    pub(super) fn again_later(&mut self, index: usize) {
+        self.again_after(index, PAUSE);
+    }
+
+    fn again_after(&mut self, index: usize, wait: Time) {
+        let at = self.now + wait;
+        let index = index as u32;
+        self.queue.push(at, Event::Again { index });
+    }
+
+    pub(super) fn selected(&mut self, index: usize, element: &PoolElement) {
         let node = self.nodes.user(index);
         let (Some(to), Some(current)) = (
             node::node_of(&element.user_transport),
@@ -185,6 +211,7 @@ impl World<'_> {
         };
         current.element = Some((to, element.id));
         current.attempts += 1;
+        current.sent = self.now;
         let (request, size) = (current.request, current.size);
         let mut at = Some(self.now);
         for _ in 0..self.config.setup_round_trips {
@@ -209,7 +236,10 @@ impl World<'_> {
         let (Letter::Request { request, .. }
         | Letter::Accepted { request }
         | Letter::Done { request }
-        | Letter::Lost { request }) = letter;
+        | Letter::Lost { request }) = letter
+        else {
+            return;
+        };
         let (user, element) = match letter {
             Letter::Request { .. } => (from, to),
             _ => (to, from),
@@ -231,6 +261,10 @@ impl World<'_> {
         match (self.nodes.role(to), letter) {
             (Role::Element(index), Letter::Request { request, size }) => {
                 self.requested(index, from, request, size);
+            }
+            (Role::Element(index), probe) => self.probed(index, from, probe),
+            (Role::User(index), answer @ Letter::Probed { .. }) => {
+                self.probe_answered(index, answer);
             }
             (Role::User(index), letter) => self.answered(index, from, letter),
             _ => {}
@@ -254,6 +288,8 @@ impl World<'_> {
             Letter::Done { request } if request == asked => self.finished(index),
             Letter::Lost { request } if request == asked => {
                 current.element = None;
+                let sent = current.sent;
+                self.learn(index, id, sent, false);
                 let handle = self.handle.clone();
                 self.user(index, |machine, now| {
                     machine.handle_unreachable(now, &handle, id)
@@ -268,9 +304,10 @@ impl World<'_> {
         let Some(current) = self.users[index].current.take() else {
             return;
         };
-        let Some((element, _)) = current.element else {
+        let Some((element, id)) = current.element else {
             return;
         };
+        self.learn(index, id, current.sent, true);
         let zone = self.nodes.zone(self.nodes.user(index));
         self.measure(&Finished {
             size: current.size,

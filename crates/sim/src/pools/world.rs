@@ -1,6 +1,7 @@
 //! The world: nodes, the network between them, and what happens next.
 
 use super::associations::{Association, Side};
+use super::choosers::{Chooser, choosers};
 use super::config::{Action, Config};
 use super::elements::ElementNode;
 use super::measure::{Finished, Outcome, Window};
@@ -59,6 +60,11 @@ pub(super) enum Event {
         association: u32,
         side: Side,
     },
+    /// A registrar asks its transport how far the other end is.
+    Measure {
+        association: u32,
+        side: Side,
+    },
     Break {
         association: u32,
     },
@@ -100,6 +106,8 @@ pub(super) struct World<'a> {
     pub(super) associations: Vec<Association>,
     /// The registrars' associations that are up, by both ends. It is never walked in its own order.
     pub(super) directory: HashMap<(Node, Node, Protocol), (u32, Side)>,
+    /// Of users who choose for themselves.
+    pub(super) choosers: Vec<Chooser>,
     pub(super) handle: PoolHandle,
     pub(super) oracle: Oracle,
     windows: Vec<(Time, Time, Window)>,
@@ -131,6 +139,7 @@ impl<'a> World<'a> {
             users: Vec::new(),
             associations: Vec::new(),
             directory: HashMap::new(),
+            choosers: choosers(config.choice, config.zones.len(), config.users() as usize),
             handle: PoolHandle::from("pool"),
             windows: windows
                 .into_iter()
@@ -161,8 +170,8 @@ impl<'a> World<'a> {
         } in self.zoned()
         {
             for place in 0..count {
-                self.elements
-                    .push(ElementNode::new(self.config.workload.capacity));
+                let capacity = self.config.capacity(first + place);
+                self.elements.push(ElementNode::new(capacity));
                 if place < at_first {
                     let at = Time::from_secs_f64(half * (1.0 + self.random.fraction() / 2.0));
                     let index = first + place;
@@ -170,7 +179,7 @@ impl<'a> World<'a> {
                 }
             }
         }
-        let users: u32 = self.config.zones.iter().map(|zone| zone.users).sum();
+        let users = self.config.users();
         self.now = self.config.begin;
         for index in 0..users as usize {
             let user = self.new_user(index);
@@ -277,6 +286,7 @@ impl<'a> World<'a> {
             Event::Up { association, side } => self.up(association, side),
             Event::Lost { association, side } => self.lost(association, side),
             Event::Aborted { association, side } => self.aborted(association, side),
+            Event::Measure { association, side } => self.tell_round_trip(association, side),
             Event::Break { association } => self.break_up(association),
             Event::DialFailed { index, dial } => {
                 self.registrar(index, |machine, now| machine.handle_dial_failed(now, dial));
@@ -325,12 +335,13 @@ impl<'a> World<'a> {
     /// How much elements have done, at a window's beginning and end.
     fn look(&mut self) {
         let mut done = 0.0;
-        let mut there = 0.0;
+        let mut capacity = 0.0;
         for element in &mut self.elements {
             done += element.server.done(self.now);
-            there += f64::from(u8::from(element.machine.is_some()));
+            if element.machine.is_some() {
+                capacity += element.server.capacity();
+            }
         }
-        let capacity = there * self.config.workload.capacity;
         for (from, to, window) in &mut self.windows {
             if *from == self.now {
                 window.done -= done;

@@ -6,6 +6,8 @@
 #[cfg(target_arch = "x86_64")]
 pub mod acceptor;
 #[cfg(target_arch = "x86_64")]
+pub mod digest;
+#[cfg(target_arch = "x86_64")]
 pub mod donor;
 #[cfg(target_arch = "x86_64")]
 pub mod error;
@@ -21,6 +23,8 @@ pub mod procfs;
 #[cfg(target_arch = "x86_64")]
 mod ranges;
 pub mod sockets;
+#[cfg(target_arch = "x86_64")]
+mod system_v;
 #[cfg(target_arch = "x86_64")]
 mod trace;
 

@@ -25,13 +25,29 @@ pub fn abandon(socket: BorrowedFd<'_>) -> Result<(), RepairError> {
 /// What the kernel refuses.
 pub fn resume(socket: BorrowedFd<'_>, fixed: &TcpStatic) -> Result<(), RepairError> {
     leave_repair(socket, fixed)?;
-    // Setting TCP_NODELAY pushes what is queued. A corked socket is left alone: the program will push.
     let value = |name| fixed.options.int(IPPROTO_TCP, name).unwrap_or(0);
-    if value(libc::TCP_CORK) == 0 {
-        set_int(socket, IPPROTO_TCP, libc::TCP_NODELAY, 1).at("TCP_NODELAY")?;
-        if value(libc::TCP_NODELAY) == 0 {
-            set_int(socket, IPPROTO_TCP, libc::TCP_NODELAY, 0).at("TCP_NODELAY")?;
-        }
+    push(socket, value(libc::TCP_CORK), value(libc::TCP_NODELAY))
+}
+
+/// [`resume`] of a socket of which nothing is known but what it says itself. That it had `SO_REUSEADDR` is lost.
+///
+/// # Errors
+/// What the kernel refuses.
+pub fn wake(socket: BorrowedFd<'_>) -> Result<(), RepairError> {
+    set_int(socket, IPPROTO_TCP, libc::TCP_REPAIR, REPAIR_OFF_QUIET).at("TCP_REPAIR")?;
+    let value = |name| get_int(socket, IPPROTO_TCP, name);
+    let cork = value(libc::TCP_CORK).at("TCP_CORK")?;
+    push(socket, cork, value(libc::TCP_NODELAY).at("TCP_NODELAY")?)
+}
+
+/// Setting TCP_NODELAY pushes what is queued. A corked socket is left alone: the program will push.
+fn push(socket: BorrowedFd<'_>, cork: i32, nodelay: i32) -> Result<(), RepairError> {
+    if cork != 0 {
+        return Ok(());
+    }
+    set_int(socket, IPPROTO_TCP, libc::TCP_NODELAY, 1).at("TCP_NODELAY")?;
+    if nodelay == 0 {
+        set_int(socket, IPPROTO_TCP, libc::TCP_NODELAY, 0).at("TCP_NODELAY")?;
     }
     Ok(())
 }

@@ -24,6 +24,7 @@ mod again;
 mod bulk;
 mod donor;
 mod dynamic_state;
+mod ended;
 mod error;
 mod inject;
 mod options;
@@ -36,8 +37,9 @@ mod static_state;
 mod unconnected;
 
 pub use bulk::{activate_all, each, extract_all, prepare_all, read_static_all, restore_all};
-pub use donor::{abandon, resume, shift_timestamp_clock};
+pub use donor::{abandon, resume, shift_timestamp_clock, wake};
 pub use dynamic_state::{Congestion, TcpDynamic, Window, extract, extract_into};
+pub use ended::ended;
 pub use error::{RepairError, Unmovable};
 pub use inject::injection;
 pub use options::{Linger, SocketOptions};

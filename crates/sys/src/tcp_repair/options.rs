@@ -176,6 +176,12 @@ impl SocketOptions {
             .map(|(_, value)| *value)
     }
 
+    /// Whether the connection is probed while it is idle (`SO_KEEPALIVE`).
+    pub(super) fn keeps_alive(&self) -> bool {
+        let on = self.int(SOL_SOCKET, libc::SO_KEEPALIVE);
+        on.is_some_and(|on| on != 0)
+    }
+
     /// The options of another socket that has the same, but for what changes by itself.
     pub(super) fn with_sizes(mut self, seen: &Seen<'_>) -> Self {
         self.send_buffer = seen.send_buffer.cast_signed();

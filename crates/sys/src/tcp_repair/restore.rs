@@ -97,6 +97,10 @@ impl Preparer {
         // Before bind, so that bind succeeds beside a listener of the same address.
         set_int(socket, IPPROTO_TCP, libc::TCP_REPAIR, REPAIR_ON).at("TCP_REPAIR")?;
         fixed.options.apply(socket, self.fresh(fixed.v6_socket))?;
+        if fixed.options.keeps_alive() {
+            // Repair mode does not keep it from probing once it is connected, nor from giving up. `settle` sets it.
+            set_int(socket, SOL_SOCKET, libc::SO_KEEPALIVE, 0).at("SO_KEEPALIVE")?;
+        }
         set_segment_size(socket, fixed)?;
         // A socket that never measured a round trip waits 3 s for its first retransmission; nothing sets the measure, but
         // this caps the wait. `settle` gives the cap back. Kernels before 6.15 have no such option.
@@ -125,18 +129,22 @@ pub fn prepare(fixed: &TcpStatic) -> Result<PreparedSocket, RepairError> {
     Preparer::new()?.prepare(fixed)
 }
 
-/// The service address may not be configured yet: it is bound all the same. `connect` will need it.
+/// A connection from the address of the host where it began keeps that address here, where nobody has it: routing lets a socket
+/// speak from it that is transparent.
 fn bind_local(socket: BorrowedFd<'_>, fixed: &TcpStatic) -> Result<(), RepairError> {
     let address = RawAddress::for_family(fixed.local, fixed.v6_socket);
-    let free = fixed.options.free_bind;
-    if free {
+    let transparent = || set_int(socket, IPPROTO_IP, libc::IP_TRANSPARENT, 1).at("IP_TRANSPARENT");
+    if fixed.options.free_bind {
         set_int(socket, IPPROTO_IP, libc::IP_FREEBIND, 1).at("IP_FREEBIND")?;
+        // Then any address can be bound, also one that routing will not speak from.
+        if !crate::net::is_local(fixed.local.ip()).unwrap_or(true) {
+            transparent()?;
+        }
     }
     match bind(socket, &address) {
-        Err(error) if error.raw_os_error() == Some(libc::EADDRNOTAVAIL) && !free => {
-            set_int(socket, IPPROTO_IP, libc::IP_FREEBIND, 1).at("IP_FREEBIND")?;
-            bind(socket, &address).at("bind")?;
-            set_int(socket, IPPROTO_IP, libc::IP_FREEBIND, 0).at("IP_FREEBIND")
+        Err(error) if error.raw_os_error() == Some(libc::EADDRNOTAVAIL) => {
+            transparent()?;
+            bind(socket, &address).at("bind")
         }
         outcome => outcome.at("bind"),
     }

@@ -18,7 +18,7 @@ pub enum Settled {
 }
 
 /// Sets what could not be set before [`super::activate`] and nothing waits for: `SO_REUSEADDR` (which leaving repair mode
-/// clears), `TCP_NOTSENT_LOWAT` (which would have kept the queue from being filled), `SHUT_RD`, `O_NONBLOCK`, and, if
+/// clears), `SO_KEEPALIVE` (whose timer repair mode does not stop), `TCP_NOTSENT_LOWAT` (which would have kept the queue from being filled), `SHUT_RD`, `O_NONBLOCK`, and, if
 /// the new socket has measured a round trip, the longest retransmission timeout. If not, [`uncap_timeout`] does it later.
 ///
 /// # Errors
@@ -36,6 +36,9 @@ pub fn settle_options(socket: BorrowedFd<'_>, fixed: &TcpStatic) -> Result<(), R
     let options = &fixed.options;
     if options.reuse_address {
         set_int(socket, SOL_SOCKET, libc::SO_REUSEADDR, 1).at("SO_REUSEADDR")?;
+    }
+    if options.keeps_alive() {
+        set_int(socket, SOL_SOCKET, libc::SO_KEEPALIVE, 1).at("SO_KEEPALIVE")?;
     }
     if options.notsent_lowat != 0 {
         let value = options.notsent_lowat;

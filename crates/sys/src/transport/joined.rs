@@ -108,6 +108,10 @@ impl Endpoint for Joined {
         self.of(assoc).round_trip(assoc)
     }
 
+    fn measure(&mut self, assoc: AssocId) {
+        self.of_mut(assoc).measure(assoc);
+    }
+
     fn remote_addresses(&self, assoc: AssocId) -> io::Result<Vec<SocketAddr>> {
         self.of(assoc).remote_addresses(assoc)
     }

@@ -116,12 +116,19 @@ pub trait Endpoint: Send {
         let _ = security;
     }
 
-    /// Smoothed round-trip time of the primary path, in whole milliseconds (usrsctp) or ticks of the kernel (1 to 10 ms); 0 also
-    /// before the first measurement.
+    /// Round-trip time of the primary path; 0 also before the first measurement. What a peer's delayed acknowledgements add is not in
+    /// it: usrsctp's is smoothed over handshake and heartbeats, TCP's is the least of some minutes. The kernel's SCTP gives its
+    /// smoothed time in ticks (1 to 10 ms), with such delays in it.
     ///
     /// # Errors
     /// There is no such association.
     fn round_trip(&self, assoc: AssocId) -> io::Result<Duration>;
+
+    /// Has the round trip measured, though there is traffic: usrsctp sends heartbeats on idle paths only. The others measure by
+    /// what they send.
+    fn measure(&mut self, assoc: AssocId) {
+        let _ = assoc;
+    }
 
     /// The peer's addresses.
     ///

@@ -1,20 +1,30 @@
 //! Multicast memberships. The kernel shows, per interface, how many sockets joined a group (`/proc/net/igmp`,
-//! `/proc/net/igmp6`), but not which; so a program that moves a socket says what it joined.
+//! `/proc/net/igmp6`), but not which. A socket that is asked for its filter of such a group says whether it has joined it.
 
 use super::{At, UdpError};
 use crate::net::interface_index;
-use crate::sockopt::set_bytes;
+use crate::sockopt::{get_bytes, set_bytes};
 use libc::{IPPROTO_IP, IPPROTO_IPV6};
 use serde::{Deserialize, Serialize};
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::os::fd::BorrowedFd;
 
-/// `MCAST_JOIN_GROUP` and `MCAST_JOIN_SOURCE_GROUP` (`linux/in.h`; RFC 3678 section 5).
+/// `MCAST_JOIN_GROUP`, `MCAST_BLOCK_SOURCE`, `MCAST_JOIN_SOURCE_GROUP` and `MCAST_MSFILTER` (`linux/in.h`; RFC 3678 section 5).
 const MCAST_JOIN_GROUP: i32 = 42;
+const MCAST_BLOCK_SOURCE: i32 = 43;
 const MCAST_JOIN_SOURCE_GROUP: i32 = 46;
+const MCAST_MSFILTER: i32 = 48;
+/// `MCAST_INCLUDE`: from these sources alone.
+const INCLUDE: u32 = 1;
 /// Bytes of a `sockaddr_storage`, and where it starts in `struct group_req`.
 const STORAGE: usize = 128;
 const GROUP_AT: usize = 8;
+/// Where in `struct group_filter` mode, number of sources, and sources are.
+const MODE_AT: usize = GROUP_AT + STORAGE;
+const COUNT_AT: usize = MODE_AT + 4;
+const SOURCES_AT: usize = COUNT_AT + 4;
+/// Most sources of a group that are asked for; the kernel's limits are lower.
+const SOURCES_MAX: usize = 128;
 
 /// One group a socket has joined.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -23,8 +33,116 @@ pub struct Membership {
     pub group: IpAddr,
     /// Name of the interface it was joined on (indexes differ between hosts).
     pub interface: String,
-    /// The only source wanted, for source-specific multicast (RFC 4607).
+    /// A source that is wanted, for source-specific multicast (RFC 4607): where there are several, each has an entry. None
+    /// where all are.
     pub source: Option<IpAddr>,
+    /// Sources that are not wanted, where all others are.
+    pub blocked: Vec<IpAddr>,
+}
+
+/// The groups that sockets of a host have joined.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Groups(Vec<(u32, String, IpAddr)>);
+
+impl Groups {
+    /// Those of the calling thread's network namespace.
+    #[must_use]
+    pub fn read() -> Self {
+        // A kernel without a protocol has no such file.
+        let file = |name: &str| {
+            std::fs::read_to_string(format!("/proc/thread-self/net/{name}")).unwrap_or_default()
+        };
+        Self::parse(&file("igmp"), &file("igmp6"))
+    }
+
+    fn parse(v4: &str, v6: &str) -> Self {
+        let mut found = Vec::new();
+        let mut interface = None;
+        for line in v4.lines().skip(1) {
+            let mut words = line.split_whitespace();
+            let first = words.next().unwrap_or_default();
+            if !line.starts_with('\t') {
+                let index = first.parse::<u32>().ok();
+                interface = index.zip(words.next().map(str::to_owned));
+            } else if let (Some((index, name)), Ok(group)) =
+                (&interface, u32::from_str_radix(first, 16))
+            {
+                let group = Ipv4Addr::from(group.to_ne_bytes());
+                found.push((*index, name.clone(), group.into()));
+            }
+        }
+        for line in v6.lines() {
+            let words: Vec<&str> = line.split_whitespace().collect();
+            if let [index, name, group, ..] = words[..]
+                && let (Ok(index), Ok(group)) = (index.parse(), u128::from_str_radix(group, 16))
+            {
+                found.push((index, name.to_owned(), Ipv6Addr::from_bits(group).into()));
+            }
+        }
+        Self(found)
+    }
+}
+
+/// The groups that a socket has joined, of those that its host has.
+///
+/// # Errors
+/// What the kernel refuses.
+pub fn joined(
+    socket: BorrowedFd<'_>,
+    v6_socket: bool,
+    groups: &Groups,
+) -> Result<Vec<Membership>, UdpError> {
+    let mut found = Vec::new();
+    for (index, interface, group) in &groups.0 {
+        if group.is_ipv6() && !v6_socket {
+            continue;
+        }
+        let Some((include, sources)) = filter(socket, *index, *group).at("MCAST_MSFILTER")? else {
+            continue;
+        };
+        let member = |source, blocked| Membership {
+            group: *group,
+            interface: interface.clone(),
+            source,
+            blocked,
+        };
+        if include {
+            found.extend(sources.into_iter().map(|one| member(Some(one), Vec::new())));
+        } else {
+            found.push(member(None, sources));
+        }
+    }
+    Ok(found)
+}
+
+/// Whether a socket has joined a group, and from which sources it wants datagrams (true) or does not want them.
+fn filter(
+    socket: BorrowedFd<'_>,
+    interface: u32,
+    group: IpAddr,
+) -> std::io::Result<Option<(bool, Vec<IpAddr>)>> {
+    let mut raw = vec![0u8; SOURCES_AT + SOURCES_MAX * STORAGE];
+    raw[..4].copy_from_slice(&interface.to_ne_bytes());
+    write_address(&mut raw[GROUP_AT..], group);
+    raw[COUNT_AT..SOURCES_AT].copy_from_slice(&(SOURCES_MAX as u32).to_ne_bytes());
+    match get_bytes(socket, level(group), MCAST_MSFILTER, &mut raw) {
+        Err(error) if error.raw_os_error() == Some(libc::EADDRNOTAVAIL) => return Ok(None),
+        other => drop(other?),
+    }
+    let word = |at: usize| u32::from_ne_bytes([raw[at], raw[at + 1], raw[at + 2], raw[at + 3]]);
+    let sources = raw[SOURCES_AT..]
+        .chunks(STORAGE)
+        .take(word(COUNT_AT) as usize);
+    let sources = sources.map(|raw| read_address(raw, group)).collect();
+    Ok(Some((word(MODE_AT) == INCLUDE, sources)))
+}
+
+fn level(group: IpAddr) -> i32 {
+    if group.is_ipv4() {
+        IPPROTO_IP
+    } else {
+        IPPROTO_IPV6
+    }
 }
 
 /// Joins a group.
@@ -34,23 +152,39 @@ pub struct Membership {
 pub fn join(socket: BorrowedFd<'_>, membership: &Membership) -> Result<(), UdpError> {
     let index = interface_index(&membership.interface)
         .map_err(|_| UdpError::DeviceAbsent(membership.interface.clone()))?;
-    let level = if membership.group.is_ipv4() {
-        IPPROTO_IP
-    } else {
-        IPPROTO_IPV6
-    };
+    let level = level(membership.group);
     // `struct group_source_req`; `struct group_req` is its beginning.
     let mut raw = [0u8; GROUP_AT + 2 * STORAGE];
     raw[..4].copy_from_slice(&index.to_ne_bytes());
     write_address(&mut raw[GROUP_AT..], membership.group);
-    match membership.source {
-        None => {
-            let request = &raw[..GROUP_AT + STORAGE];
-            set_bytes(socket, level, MCAST_JOIN_GROUP, request).at("MCAST_JOIN_GROUP")
+    let with_source = |name: i32, source: IpAddr| {
+        let mut raw = raw;
+        write_address(&mut raw[GROUP_AT + STORAGE..], source);
+        set_bytes(socket, level, name, &raw)
+    };
+    if let Some(source) = membership.source {
+        return with_source(MCAST_JOIN_SOURCE_GROUP, source).at("MCAST_JOIN_SOURCE_GROUP");
+    }
+    let request = &raw[..GROUP_AT + STORAGE];
+    set_bytes(socket, level, MCAST_JOIN_GROUP, request).at("MCAST_JOIN_GROUP")?;
+    for source in &membership.blocked {
+        with_source(MCAST_BLOCK_SOURCE, *source).at("MCAST_BLOCK_SOURCE")?;
+    }
+    Ok(())
+}
+
+/// The address in a `sockaddr_storage` of the same family as `like`.
+fn read_address(raw: &[u8], like: IpAddr) -> IpAddr {
+    match like {
+        IpAddr::V4(_) => {
+            let mut octets = [0; 4];
+            octets.copy_from_slice(&raw[4..8]);
+            octets.into()
         }
-        Some(source) => {
-            write_address(&mut raw[GROUP_AT + STORAGE..], source);
-            set_bytes(socket, level, MCAST_JOIN_SOURCE_GROUP, &raw).at("MCAST_JOIN_SOURCE_GROUP")
+        IpAddr::V6(_) => {
+            let mut octets = [0; 16];
+            octets.copy_from_slice(&raw[8..24]);
+            octets.into()
         }
     }
 }
@@ -64,5 +198,30 @@ fn write_address(raw: &mut [u8], address: IpAddr) {
     match address {
         IpAddr::V4(v4) => write(libc::AF_INET, 4, &v4.octets()),
         IpAddr::V6(v6) => write(libc::AF_INET6, 8, &v6.octets()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn groups_are_read_as_the_kernel_writes_them() {
+        let v4 = "Idx\tDevice    : Count Querier\tGroup    Users Timer\tReporter\n\
+            1\tlo        :     1      V3\n\
+            \t\t\t\t010000E0     1 0:00000000\t\t0\n\
+            12\teth0      :     2      V3\n\
+            \t\t\t\t070707EF     1 0:00000000\t\t0\n";
+        let v6 = "12   eth0            ff150000000000000000000000000077     1 00000004 0\n";
+        let group = |index: u32, name: &str, address: &str| {
+            (index, name.to_owned(), address.parse().expect("an address"))
+        };
+        let expected = [
+            group(1, "lo", "224.0.0.1"),
+            group(12, "eth0", "239.7.7.7"),
+            group(12, "eth0", "ff15::77"),
+        ];
+        assert_eq!(Groups::parse(v4, v6).0, expected);
+        assert_eq!(Groups::parse("", "some words"), Groups::default());
     }
 }

@@ -87,12 +87,11 @@ pub struct UdpStatic {
     pub device: String,
     /// Name of the interface that multicast leaves by (`IP_MULTICAST_IF`, `IPV6_MULTICAST_IF`), empty for the route's.
     pub multicast_interface: String,
-    /// Groups it has joined, as the program says.
+    /// Groups that the new one joins at once.
     pub memberships: Vec<Membership>,
 }
 
-/// Reads a socket in use; touches nothing. `memberships` are the multicast groups the program joined, which the kernel
-/// does not tell.
+/// Reads a socket in use; touches nothing. `memberships` are the multicast groups that the new one is to join at once.
 ///
 /// # Errors
 /// What cannot move, by name; [`UdpError::NotBound`] where nobody could have sent anything to it.

@@ -10,11 +10,12 @@ use std::time::{Duration, Instant};
 const LIMIT: Duration = Duration::from_secs(30);
 
 /// What the program `blocked` does, and what must be said.
-const CASES: [(&str, &str); 25] = [
+const CASES: [(&str, &str); 26] = [
     ("io_uring", "anon_inode:[io_uring]"),
     ("aio", "asynchronous IO"),
     ("deleted", "was deleted or replaced"),
-    ("system_v", "System V shared memory"),
+    ("system_v", "a part of System V memory"),
+    ("segment_outside", "which would stay behind"),
     ("traced", "it is traced by process"),
     ("strict", "strict seccomp"),
     ("shares_memory", "it uses the memory of process"),

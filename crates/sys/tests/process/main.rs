@@ -4,6 +4,7 @@
 mod blockers;
 #[path = "../common/mod.rs"]
 mod common;
+mod compared;
 mod faults;
 mod features;
 mod leftovers;

@@ -2,6 +2,7 @@
 
 use crate::leftovers;
 use crate::moving::{Host, Tree};
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -190,29 +191,37 @@ fn descendant(pid: i32, program: &Path) -> Option<i32> {
     children.find_map(|child| descendant(child, program))
 }
 
-/// Compiled once for a run of tests. Its first line may have flags for the compiler.
+/// Compiled once for all runs of tests: the name says of what. Its first line may have flags for the compiler.
 fn compile(folder: &str, source: &str) -> PathBuf {
     let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/process");
     let path = sources.join(folder).join(source).with_extension("c");
-    let program = Path::new(env!("CARGO_TARGET_TMPDIR"))
-        .join(format!("{folder}-{source}-{}", std::process::id()));
+    let read = |path: &Path| std::fs::read_to_string(path).expect("a source");
+    let text = read(&path);
+    let headers = ["programs/self.h", "features/feature.h"].map(|name| read(&sources.join(name)));
+    let mut digest = DefaultHasher::new();
+    (&text, headers).hash(&mut digest);
+    let name = format!("{folder}-{source}-{:016x}", digest.finish());
+    let program = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
+    static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+    let _one = ONE_AT_A_TIME.lock();
     if !program.exists() {
-        let text = std::fs::read_to_string(&path).expect("a source");
         let first = text.lines().next().unwrap_or_default();
         let flags = first
             .strip_prefix("/* flags: ")
             .and_then(|line| line.strip_suffix(" */"));
+        let draft = program.with_extension(std::process::id().to_string());
         let status = Command::new("gcc")
             .args(["-O1", "-g", "-Wall", "-Wno-unused-function"])
             .args(["-D_GNU_SOURCE", "-pthread"])
             .args(flags.unwrap_or_default().split_whitespace())
             .arg("-o")
-            .arg(&program)
+            .arg(&draft)
             .arg(&path)
             .args(["-lrt", "-lm"])
             .status()
             .expect("gcc");
         assert!(status.success(), "{source}.c does not compile");
+        std::fs::rename(&draft, &program).expect("renames");
     }
     program
 }

@@ -1,7 +1,7 @@
 //! What procfs tells of a tree and of its copy, side by side, while both stand still.
 
 use holdfast_sys::process::inspect::tree;
-use holdfast_sys::process::procfs::{Stat, Status};
+use holdfast_sys::process::procfs::{Stat, Status, threads};
 use std::time::{Duration, Instant};
 
 /// Stops a tree by job control, and waits until it stands. Gives those, by their own numbers, that stood before.
@@ -14,6 +14,7 @@ pub fn stop(root: i32) -> Vec<i32> {
         signal(pid, libc::SIGSTOP);
     }
     let began = Instant::now();
+    let mut looks = 0;
     // What is born meanwhile is stopped too.
     while !tree(root).expect("a tree").iter().all(|pid| stands(*pid)) {
         assert!(
@@ -21,6 +22,15 @@ pub fn stop(root: i32) -> Vec<i32> {
             "it does not stop"
         );
         std::thread::sleep(Duration::from_millis(1));
+        looks += 1;
+        if looks % 100 == 0 {
+            // One that has made a child by vfork(2) stops only after the child has gone on.
+            for pid in tree(root).expect("a tree") {
+                if own(pid).is_some_and(|own| !stood.contains(&own)) {
+                    signal(pid, libc::SIGCONT);
+                }
+            }
+        }
     }
     stood
 }
@@ -52,9 +62,12 @@ fn signal(pid: i32, signal: i32) {
     unsafe { libc::kill(pid, signal) };
 }
 
+/// The signal stops one thread at first, and that the others.
 fn stands(pid: i32) -> bool {
-    let state = Stat::read(pid).map_or('X', |stat| stat.state);
-    if !matches!(state, 'T' | 't' | 'Z' | 'X') {
+    let state = |tid: i32| Stat::read(tid).map_or('X', |stat| stat.state);
+    let threads = threads(pid).unwrap_or_default();
+    let stands = |tid: &i32| matches!(state(*tid), 'T' | 't' | 'Z' | 'X');
+    if !threads.iter().all(stands) {
         signal(pid, libc::SIGSTOP);
         return false;
     }

@@ -1,7 +1,7 @@
 //! ASAP (RFC 5352): between pool elements or pool users and registrars, and, in the session layer, between each other.
 
 use super::cause::Cause;
-use super::element::PoolElement;
+use super::element::{EncodedElement, PoolElement};
 use super::id::{ElementId, PoolHandle, RegistrarId};
 use super::parameter::{self, Parameter};
 use super::policy::Policy;
@@ -15,6 +15,8 @@ pub const PPID: u32 = 11;
 
 /// The registrars' port.
 pub const PORT: u16 = 3863;
+
+const HANDLE_RESOLUTION_RESPONSE: u8 = 0x06;
 
 /// An ASAP message (RFC 5352 section 2.2).
 ///
@@ -146,7 +148,7 @@ impl Message {
             Message::RegistrationResponse { .. } => 0x03,
             Message::DeregistrationResponse { .. } => 0x04,
             Message::HandleResolution { .. } => 0x05,
-            Message::HandleResolutionResponse { .. } => 0x06,
+            Message::HandleResolutionResponse { .. } => HANDLE_RESOLUTION_RESPONSE,
             Message::EndpointKeepAlive { .. } => 0x07,
             Message::EndpointKeepAliveAck { .. } => 0x08,
             Message::EndpointUnreachable { .. } => 0x09,
@@ -315,6 +317,48 @@ fn parse_response(number: u8, flag: bool, body: &mut Reader<'_>) -> Result<Messa
             causes: body.optional()?.unwrap_or_default(),
         },
     })
+}
+
+/// Writes the answer to a handle resolution, a positive one, element by element.
+pub struct ResolutionResponse<'a> {
+    writer: Writer<'a>,
+}
+
+impl<'a> ResolutionResponse<'a> {
+    /// Begins an answer; see [`Message::HandleResolutionResponse`].
+    pub fn new(
+        buffer: &'a mut BytesMut,
+        updates: bool,
+        handle: &PoolHandle,
+        policy: &Policy,
+    ) -> ResolutionResponse<'a> {
+        let mut writer = Writer::begin(buffer, HANDLE_RESOLUTION_RESPONSE, u8::from(updates));
+        writer.put(handle);
+        writer.put(policy);
+        ResolutionResponse { writer }
+    }
+
+    /// Appends an element.
+    pub fn push(&mut self, element: &PoolElement) {
+        self.writer.put(element);
+    }
+
+    /// Appends an element that was encoded before.
+    #[inline]
+    pub fn push_encoded(&mut self, element: &EncodedElement) {
+        match &element.0 {
+            Ok(element) => self.writer.put_written(element),
+            Err(error) => self.writer.fail(*error),
+        }
+    }
+
+    /// Completes the answer.
+    ///
+    /// # Errors
+    /// It is too long, or an element has no encoding; the buffer is as it was before.
+    pub fn finish(self) -> Result<(), EncodeError> {
+        self.writer.finish()
+    }
 }
 
 /// rsplib's private parameter of a handle resolution.

@@ -5,7 +5,7 @@ use super::parameter::{self, Parameter};
 use super::policy::Policy;
 use super::read::{ErrorKind, Reader};
 use super::transport::{SctpTransport, Transport};
-use super::write::Writer;
+use super::write::{self, EncodeError, Writer};
 
 /// A pool element (RFC 5354 section 3.10).
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -33,6 +33,17 @@ pub struct ServerInformation {
     pub id: RegistrarId,
     /// Where its peers reach it.
     pub transport: SctpTransport,
+}
+
+/// A pool element as messages have it, for those that are told again and again.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct EncodedElement(pub(super) Result<Box<[u8]>, EncodeError>);
+
+impl PoolElement {
+    /// As it is written. One that has no encoding makes the message fail that it is put into.
+    pub fn encoded(&self) -> EncodedElement {
+        EncodedElement(write::parameter_of(self).map(|bytes| Box::from(&bytes[..])))
+    }
 }
 
 impl Parameter for PoolHandle {

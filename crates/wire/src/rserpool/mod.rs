@@ -21,7 +21,7 @@ mod write;
 
 pub use cause::{Cause, CauseCode};
 pub use checksum::PeChecksum;
-pub use element::{PoolElement, ServerInformation};
+pub use element::{EncodedElement, PoolElement, ServerInformation};
 pub use id::{ElementId, PoolHandle, RegistrarId};
 pub use policy::{Policy, PolicyKind, PolicyNameError};
 pub use read::{Error, ErrorKind, Parsed, REPORTS_MAX, message_length};

@@ -1,7 +1,7 @@
 //! Encoding: appends messages to the caller's buffer, lengths filled in behind.
 
 use super::parameter::Parameter;
-use bytes::{BufMut, Bytes, BytesMut};
+use bytes::{Bytes, BytesMut};
 
 /// Why a message cannot be encoded; the buffer is as it was.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -19,11 +19,17 @@ pub enum EncodeError {
 /// Largest message in bytes: a multiple of 4 in a field of 16 bits.
 pub const LENGTH_MAX: usize = 65_532;
 
+/// Bytes that the buffer is made longer by before they are written: a call for each field would cost more than the field.
+const ROOM: usize = 256;
+
 /// Writes one message. Padding is written before what follows it: so it is never in the length of the parameter that it
 /// pads, nor, at the end of a nested parameter, in that of the outer one (RFC 5354 section 2).
 pub(super) struct Writer<'a> {
+    /// Longer than what is written, until it is finished.
     buffer: &'a mut BytesMut,
     start: usize,
+    /// Where the next byte goes.
+    at: usize,
     error: Option<EncodeError>,
 }
 
@@ -39,28 +45,46 @@ pub(super) fn message(
     writer.finish()
 }
 
-/// One parameter that stands alone, unpadded.
+/// One parameter that stands alone, unpadded; whatever is wrong with it is its receiver's to see.
 pub(super) fn parameter<P: Parameter>(parameter: &P) -> Bytes {
+    written(parameter).0
+}
+
+/// The same of one that goes into messages.
+pub(super) fn parameter_of<P: Parameter>(parameter: &P) -> Result<Bytes, EncodeError> {
+    match written(parameter) {
+        (bytes, None) if bytes.len() <= LENGTH_MAX => Ok(bytes),
+        (bytes, None) => Err(EncodeError::TooLong(bytes.len())),
+        (_, Some(error)) => Err(error),
+    }
+}
+
+fn written<P: Parameter>(parameter: &P) -> (Bytes, Option<EncodeError>) {
     let mut buffer = BytesMut::new();
     let mut writer = Writer {
         buffer: &mut buffer,
         start: 0,
+        at: 0,
         error: None,
     };
     writer.put(parameter);
-    buffer.freeze()
+    let (end, error) = (writer.at, writer.error);
+    buffer.truncate(end);
+    (buffer.freeze(), error)
 }
 
 impl<'a> Writer<'a> {
     /// Starts a message; [`Writer::finish`] completes it.
     pub(super) fn begin(buffer: &'a mut BytesMut, kind: u8, flags: u8) -> Writer<'a> {
         let start = buffer.len();
-        buffer.put_slice(&[kind, flags, 0, 0]);
-        Writer {
+        let mut writer = Writer {
             buffer,
             start,
+            at: start,
             error: None,
-        }
+        };
+        writer.array([kind, flags, 0, 0]);
+        writer
     }
 
     /// Pads the message and fills in its length, which counts the padding: parameters are padded within the message.
@@ -70,6 +94,7 @@ impl<'a> Writer<'a> {
         let error = match self.error {
             None if length <= LENGTH_MAX => {
                 self.set_length(self.start);
+                self.buffer.truncate(self.at);
                 return Ok(());
             }
             None => EncodeError::TooLong(length),
@@ -81,12 +106,12 @@ impl<'a> Writer<'a> {
 
     /// Bytes of the message so far.
     pub(super) fn length(&self) -> usize {
-        self.buffer.len() - self.start
+        self.at - self.start
     }
 
     /// Takes back all but the first `length` bytes of the message.
     pub(super) fn truncate(&mut self, length: usize) {
-        self.buffer.truncate(self.start + length);
+        self.at = self.start + length;
     }
 
     /// Sets bits in the message's flags.
@@ -94,24 +119,54 @@ impl<'a> Writer<'a> {
         self.buffer[self.start + 1] |= flags;
     }
 
+    #[inline]
     pub(super) fn u16(&mut self, value: u16) {
-        self.buffer.put_u16(value);
+        self.array(value.to_be_bytes());
     }
 
+    #[inline]
     pub(super) fn u32(&mut self, value: u32) {
-        self.buffer.put_u32(value);
+        self.array(value.to_be_bytes());
     }
 
+    #[inline]
     pub(super) fn bytes(&mut self, value: &[u8]) {
-        self.buffer.put_slice(value);
+        let end = self.room(value.len());
+        self.buffer[self.at..end].copy_from_slice(value);
+        self.at = end;
+    }
+
+    #[inline]
+    fn array<const N: usize>(&mut self, value: [u8; N]) {
+        let end = self.room(N);
+        self.buffer[self.at..end].copy_from_slice(&value);
+        self.at = end;
+    }
+
+    /// Where what is `length` bytes long ends; the buffer goes so far.
+    #[inline]
+    fn room(&mut self, length: usize) -> usize {
+        let end = self.at + length;
+        if end > self.buffer.len() {
+            self.buffer.resize(end + ROOM, 0);
+        }
+        end
     }
 
     pub(super) fn fail(&mut self, error: EncodeError) {
         self.error = Some(error);
     }
 
+    #[inline]
     pub(super) fn put<P: Parameter>(&mut self, parameter: &P) {
         self.tlv(parameter.kind(), |writer| parameter.write(writer));
+    }
+
+    /// A parameter that was written before.
+    #[inline]
+    pub(super) fn put_written(&mut self, parameter: &[u8]) {
+        self.pad();
+        self.bytes(parameter);
     }
 
     pub(super) fn put_all<'p, P: Parameter + 'p>(
@@ -124,22 +179,29 @@ impl<'a> Writer<'a> {
     }
 
     /// A type, the length, and the value that `value` writes.
+    #[inline]
     pub(super) fn tlv(&mut self, kind: u16, value: impl FnOnce(&mut Self)) {
         self.pad();
-        let start = self.buffer.len();
-        self.buffer.put_u32(u32::from(kind) << 16);
+        let start = self.at;
+        self.u32(u32::from(kind) << 16);
         value(self);
         self.set_length(start);
     }
 
     /// Fills in the length of what began at `start`. Too long for the field is too long for the message: see `finish`.
+    #[inline]
     fn set_length(&mut self, start: usize) {
-        let length = u16::try_from(self.buffer.len() - start).unwrap_or(u16::MAX);
+        let length = u16::try_from(self.at - start).unwrap_or(u16::MAX);
         self.buffer[start + 2..start + 4].copy_from_slice(&length.to_be_bytes());
     }
 
+    #[inline]
     fn pad(&mut self) {
-        let padding = self.length().wrapping_neg() % 4;
-        self.buffer.put_slice(&[0; 3][..padding]);
+        match self.length() % 4 {
+            0 => {}
+            1 => self.array([0; 3]),
+            2 => self.array([0; 2]),
+            _ => self.array([0]),
+        }
     }
 }

@@ -3,7 +3,7 @@
 use crate::{blob, flow, node};
 use holdfast_wire::frame::AcceptorTimes;
 use holdfast_wire::migration::{
-    FlowAt, MoveFrame, MoveId, Offer, PeerConnections, SocketStrategy, TranslateStep,
+    FlowAt, MoveFrame, MoveId, Offer, PeerConnections, SocketStrategy, StepTime, TranslateStep,
 };
 use holdfast_wire::{Flow, Frame, NodeId, Protocol, encode};
 use proptest::collection::vec;
@@ -79,6 +79,13 @@ fn before_the_freeze() -> impl Strategy<Value = MoveFrame> {
     ]
 }
 
+fn steps() -> impl Strategy<Value = Vec<StepTime>> {
+    vec(
+        (".*", any::<u32>()).prop_map(|(name, us)| StepTime { name, us }),
+        0..4,
+    )
+}
+
 fn from_the_freeze_on() -> impl Strategy<Value = MoveFrame> {
     let peers = (node(), connections());
     let peers = peers.prop_map(|(node, connections)| PeerConnections { node, connections });
@@ -95,12 +102,16 @@ fn from_the_freeze_on() -> impl Strategy<Value = MoveFrame> {
             forwarded,
             bytes
         }),
-        done.prop_map(|(result, restore_us, commit_us)| {
+        (done, steps()).prop_map(|((result, restore_us, commit_us), steps)| {
             let times = AcceptorTimes {
                 restore_us,
                 commit_us,
             };
-            MoveFrame::Done { result, times }
+            MoveFrame::Done {
+                result,
+                times,
+                steps,
+            }
         }),
         Just(MoveFrame::Released),
         ".*".prop_map(|reason| MoveFrame::Abort { reason }),
@@ -118,8 +129,13 @@ fn from_the_freeze_on() -> impl Strategy<Value = MoveFrame> {
             more,
             bytes
         }),
-        (any::<u64>(), proptest::option::of(".*"))
-            .prop_map(|(bytes, problem)| MoveFrame::Took { bytes, problem }),
+        (any::<u64>(), any::<u64>(), proptest::option::of(".*")).prop_map(
+            |(bytes, busy_us, problem)| MoveFrame::Took {
+                bytes,
+                busy_us,
+                problem,
+            }
+        ),
     ]
 }
 

@@ -194,6 +194,7 @@ fn the_check_of_captures_finds_what_is_malformed_and_what_is_missing() {
         "bench-registrar.pcap",
         "bench-sessions.pcap",
         "bench-pool_commands.pcap",
+        "bench-distances.pcap",
     ]
     .map(|name| (name, asap.clone()))
     .into();
@@ -201,7 +202,7 @@ fn the_check_of_captures_finds_what_is_malformed_and_what_is_missing() {
     good.push(("bench-sessions@lab.n1.pcap", enrp.clone()));
     let (content, said) = check(&good);
     assert!(content, "{said}");
-    let summary = "30 packets, 25 ASAP and 5 ENRP messages, 0 packets malformed";
+    let summary = "35 packets, 30 ASAP and 5 ENRP messages, 0 packets malformed";
     assert!(said.contains(summary), "{said}");
     for (place, name) in ["node-registrar", "node-pool", "bench-registrar"]
         .iter()

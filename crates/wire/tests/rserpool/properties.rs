@@ -3,6 +3,7 @@
 use crate::codec::Message;
 use crate::strategies::message;
 use bytes::{Bytes, BytesMut};
+use holdfast_wire::rserpool::asap::ResolutionResponse;
 use holdfast_wire::rserpool::enrp::{Body, HandleTable};
 use holdfast_wire::rserpool::{
     Addresses, Cause, CauseCode, ElementId, EncodeError, ErrorKind, LENGTH_MAX, Policy, PolicyKind,
@@ -250,6 +251,51 @@ fn a_handle_table_goes_in_blocks() {
         .map(|(handle, element)| (handle.clone(), element))
         .collect();
     assert_eq!(back, all);
+}
+
+/// Answers to users are written element by element, most of them from encoded elements.
+#[test]
+fn an_answer_is_the_same_however_it_is_written() {
+    let (handle, policy) = (PoolHandle::from("seventeen"), Policy::Random);
+    let mut long = element(3, policy);
+    long.user_transport = Transport::Opaque(Bytes::from_static(b"somewhere"));
+    let elements = vec![element(1, policy), long, element(2, policy)];
+    for updates in [false, true] {
+        let mut buffer = BytesMut::from(&b"before"[..]);
+        let mut answer = ResolutionResponse::new(&mut buffer, updates, &handle, &policy);
+        answer.push(&elements[0]);
+        answer.push_encoded(&elements[1].encoded());
+        answer.push_encoded(&elements[2].encoded());
+        answer.finish().expect("elements with addresses");
+        let whole = asap::Message::HandleResolutionResponse {
+            updates,
+            handle: handle.clone(),
+            policy: Some(policy),
+            elements: elements.clone(),
+            causes: Vec::new(),
+        };
+        let mut expected = BytesMut::from(&b"before"[..]);
+        whole.encode(&mut expected).expect("the same");
+        assert_eq!(buffer, expected);
+    }
+    let nowhere = PoolElement {
+        asap_transport: Some(SctpTransport {
+            port: 1,
+            usage: TransportUse::DataOnly,
+            addresses: Addresses::new(),
+        }),
+        ..element(1, policy)
+    };
+    let mut huge = element(1, policy);
+    huge.user_transport = Transport::Opaque(Bytes::from(vec![0; LENGTH_MAX]));
+    for (element, is_too_long) in [(nowhere, false), (huge, true)] {
+        let mut buffer = BytesMut::from(&b"before"[..]);
+        let mut answer = ResolutionResponse::new(&mut buffer, false, &handle, &policy);
+        answer.push_encoded(&element.encoded());
+        let error = answer.finish().expect_err("it has no encoding");
+        assert_eq!(matches!(error, EncodeError::TooLong(_)), is_too_long);
+        assert_eq!(buffer, b"before"[..]);
+    }
 }
 
 #[test]

@@ -2,10 +2,20 @@
 
 use super::{Client, ClientError};
 use crate::control::{
-    MigrationAccepted, MigrationList, MigrationRequest, MigrationStatus, ProcessCheck,
+    MigrationAccepted, MigrationList, MigrationRequest, MigrationStatus, ProcessCheck, UnitEntry,
 };
 
 impl Client {
+    /// `GET /v1/units/{unit}`.
+    ///
+    /// # Errors
+    /// See [`ClientError`].
+    pub async fn unit(&self, unit: &str) -> Result<UnitEntry, ClientError> {
+        // The one character of such names that a path cannot have.
+        let unit = unit.replace('\\', "%5C");
+        self.get(&format!("/v1/units/{unit}")).await
+    }
+
     /// `GET /v1/processes/{pid}/check`.
     ///
     /// # Errors

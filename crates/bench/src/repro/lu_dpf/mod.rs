@@ -7,6 +7,8 @@
 pub(super) mod figure4_left;
 pub(super) mod figure4_right;
 pub(super) mod figure5;
+mod live;
+pub(super) mod rivals;
 mod sweep;
 pub(super) mod table1;
 
@@ -27,8 +29,8 @@ const DPF: f64 = 1e-5;
 /// What one request adds to an element's load, as a share of the whole: so that 200 requests are all that it takes. With 0.01, DPF 15e-5 does
 /// not quite fall below plain LU where a quarter of the elements is left (Figure 5).
 const LOAD: f64 = 0.005;
-/// The same, tried over two orders of magnitude.
-const LOADS: [f64; 7] = [0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05];
+/// The same, tried up to that of elements that take ten requests (rsplib's, where nobody says otherwise).
+const LOADS: [f64; 8] = [0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1];
 
 /// The policy with a DPF: without one it is plain least used (section 6.2).
 fn choice(dpf: f64) -> Choice {

@@ -254,6 +254,8 @@ pub(super) mod tests {
             milliseconds: Some(1),
             sizes: vec![10, 300],
             elements: None,
+            live: false,
+            lapse: 1.0,
         };
         let outcome = (experiment.run)(&settings).unwrap();
         assert_eq!(outcome.rows.len(), 2 * series);

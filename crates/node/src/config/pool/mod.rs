@@ -46,6 +46,8 @@ pub struct PoolConfig {
     pub life_unit: LifeUnit,
     /// How long a registration holds, where a program does not say.
     pub life: Duration,
+    /// The least time between two registrations of an element that only tell how it stands.
+    pub update_interval: Duration,
     /// Certificates, for registrars over TLS.
     pub tls: Option<TlsConfig>,
     /// Announces by multicast.
@@ -91,6 +93,7 @@ impl Default for PoolConfig {
             allowed: Vec::new(),
             life_unit: LifeUnit::Milliseconds,
             life: Duration::from_secs(300),
+            update_interval: Duration::from_millis(250),
             tls: None,
             announces: Announces {
                 believed: false,

@@ -37,6 +37,7 @@ struct RawPool {
     registrars: Vec<Spanned<String>>,
     life_unit: Option<RawLifeUnit>,
     life_ms: Option<u64>,
+    update_interval_ms: Option<u64>,
 }
 
 #[derive(Deserialize, Default)]
@@ -110,5 +111,7 @@ impl RawPool {
         });
         set(&mut config.life_unit, unit);
         set(&mut config.life, self.life_ms.map(Duration::from_millis));
+        let interval = self.update_interval_ms.map(Duration::from_millis);
+        set(&mut config.update_interval, interval);
     }
 }

@@ -28,6 +28,7 @@ encapsulation_port = 7000
 registrars = ["10.0.0.2", "10.0.0.3:4000"]
 life_unit = "seconds"
 life_ms = 30000
+update_interval_ms = 40
 [access]
 registrar = ["10.9.0.0/16"]
 [multicast]
@@ -46,6 +47,7 @@ init_retransmissions = 2
     assert!(!config.admits_registrar(&["10.8.1.1:9".parse().unwrap()]));
     assert_eq!(config.life_unit, LifeUnit::Seconds);
     assert_eq!(config.life, Duration::from_secs(30));
+    assert_eq!(config.update_interval, Duration::from_millis(40));
     assert_eq!(config.announces.group, "239.0.0.60:3863".parse().unwrap());
     assert_eq!(config.failure.init_retransmissions, 2);
 }

@@ -34,6 +34,28 @@ fn a_session_goes_on_at_the_next_element_with_the_latest_cookie() {
 }
 
 #[test]
+fn an_element_that_ends_a_session_in_order_is_not_reported() {
+    let mut bench = Bench::knowing();
+    let (id, link, first) = bench.session();
+    bench.user.handle_ended(bench.now, link);
+    let sent = bench.sent();
+    assert!(!sent.iter().any(|(_, message)| is_report(message, first)));
+    let broken = Event::SessionBroken {
+        session: id,
+        link,
+        element: ElementId(first),
+    };
+    assert_eq!(bench.events.last(), Some(&broken));
+    let (next, to) = bench.connects.pop().expect("another element, at once");
+    assert_ne!(port(&to), first, "the same would end it again");
+    // That one is lost: it is reported.
+    bench.user.handle_connected(bench.now, next);
+    bench.user.handle_lost(bench.now, next);
+    let (sent, second) = (bench.sent(), port(&to));
+    assert!(sent.iter().any(|(_, message)| is_report(message, second)));
+}
+
+#[test]
 fn a_business_card_says_whom_to_take_next() {
     let mut bench = Bench::knowing();
     let (_, link, first) = bench.session();
@@ -123,4 +145,78 @@ fn data_only_elements_get_no_cookie() {
             .iter()
             .any(|(_, message)| matches!(message, Message::CookieEcho(_)))
     );
+}
+
+#[test]
+fn a_session_that_chooses_asks_for_all_and_takes_who_answers_sooner() {
+    let mut bench = Bench::knowing();
+    let open = |bench: &mut Bench| {
+        let (user, now) = (&mut bench.user, bench.now);
+        let id = user.handle_open_choosing(now, handle(), None, Choose::Latency);
+        let sent = bench.sent();
+        (id, sent)
+    };
+    // Three elements are known, but there may be more.
+    let (first, sent) = open(&mut bench);
+    let [(_, Message::HandleResolution { items, .. })] = sent.as_slice() else {
+        panic!("a question: {sent:?}");
+    };
+    assert_eq!(*items, Some(64));
+    bench.answer(vec![element(1), element(2)]);
+    bench.sent();
+    // Element by element, as each is tried once; who it is shows where the link goes.
+    let answers = |bench: &mut Bench, id| {
+        let (link, to) = bench.connects.pop().expect("an element");
+        bench.user.handle_connected(bench.now, link);
+        bench.user.handle_sent(bench.now, id);
+        bench.now += Duration::from_millis(if port(&to) == 1 { 400 } else { 20 });
+        bench.user.handle_heard(bench.now, id);
+        bench.user.handle_close(bench.now, id);
+        bench.sent();
+        port(&to)
+    };
+    let mut seen = vec![answers(&mut bench, first)];
+    for _ in 0..8 {
+        let (id, _) = open(&mut bench);
+        seen.push(answers(&mut bench, id));
+    }
+    assert_eq!(
+        seen.iter().filter(|port| **port == 1).count(),
+        1,
+        "{seen:?}"
+    );
+    assert_eq!(seen[2..], [2; 7]);
+}
+
+#[test]
+fn sessions_under_way_count_where_users_choose() {
+    let mut bench = Bench::knowing();
+    let open = |bench: &mut Bench| {
+        let (user, now) = (&mut bench.user, bench.now);
+        let id = user.handle_open_choosing(now, handle(), None, Choose::Latency);
+        bench.sent();
+        if bench.connects.is_empty() {
+            bench.answer(vec![element(1), element(2)]);
+            bench.sent();
+        }
+        let (link, to) = bench.connects.pop().expect("an element");
+        (id, link, port(&to))
+    };
+    // Both answer within 100 ms.
+    for _ in 0..2 {
+        let (id, link, _) = open(&mut bench);
+        bench.user.handle_connected(bench.now, link);
+        bench.now += Duration::from_millis(100);
+        bench.user.handle_heard(bench.now, id);
+        bench.user.handle_close(bench.now, id);
+        bench.sent();
+    }
+    let (one, _, first) = open(&mut bench);
+    let (_, _, second) = open(&mut bench);
+    assert_ne!(first, second, "who is at work is not taken");
+    // The first gives up: its element is as good as before, and the other still at work.
+    bench.user.handle_close(bench.now, one);
+    bench.sent();
+    let (_, _, third) = open(&mut bench);
+    assert_eq!(third, first);
 }

@@ -27,6 +27,10 @@ pub(super) enum Kind {
     Descriptors = 6,
     /// The same of the stopped tree.
     LastDescriptors = 7,
+    /// Checksums of the stopped tree.
+    Digest = 8,
+    /// The original is about to stand still.
+    Hurry = 9,
 }
 
 impl Kind {
@@ -39,6 +43,8 @@ impl Kind {
             Self::Go,
             Self::Descriptors,
             Self::LastDescriptors,
+            Self::Digest,
+            Self::Hurry,
         ];
         all.into_iter().find(|kind| *kind as u8 == byte)
     }

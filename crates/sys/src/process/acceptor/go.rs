@@ -1,23 +1,82 @@
 //! Husks become the processes.
 
 use super::husk::Husk;
+use super::plan::Restoration;
+use crate::priority::{Hurry, hurry_husk};
 use crate::process::donor::remove_stub;
-use crate::process::error::Result;
-use crate::process::image::FrozenProcess;
+use crate::process::error::{Error, Result};
+use crate::process::files::image::LockHolder;
+use crate::process::image::{Frozen, FrozenProcess};
 use crate::process::procfs;
 use crate::process::trace::Tracee;
 
-/// Gives all threads their registers and lets them run. Nothing runs before everything is ready.
-pub(super) fn all(husks: Vec<(Husk, FrozenProcess)>) -> Result<()> {
-    for (husk, state) in &husks {
-        prepare(husk, state)?;
-    }
-    for (husk, _) in &husks {
-        for tid in &husk.threads {
-            Tracee { tid: *tid }.detach()?;
+impl Restoration {
+    /// The original is about to stand still: until the tree runs the restorer is ahead of ordinary threads, where it may be, and
+    /// husks are until they have the state of their processes.
+    pub fn hurry(&mut self) {
+        self.hurry = Hurry::begin();
+        if self.hurry.is_some() {
+            for tid in self.husks.iter().flatten().flat_map(|husk| &husk.threads) {
+                hurry_husk(*tid);
+            }
         }
     }
-    Ok(())
+
+    /// Does while nobody knows yet whether the tree will run what would have to be done then. What fails is told then.
+    pub fn prepare(&mut self) {
+        // Such locks are taken by husks that still have their stubs, when it is certain.
+        if self.has_locks_of_tables() {
+            return;
+        }
+        let prepared = self.frozen.as_ref().map(|frozen| self.prepare_all(frozen));
+        self.prepared = prepared;
+    }
+
+    /// Lets everything run; gives the locks that somebody else has.
+    pub fn go(&mut self) -> Result<Vec<String>> {
+        let frozen = self.frozen.take().ok_or(Error::Image("go without state"))?;
+        if let Some(stock) = &mut self.stock {
+            stock.publish()?;
+        }
+        let unlocked = self.take_locks()?;
+        self.objects.let_go();
+        match self.prepared.take() {
+            Some(prepared) => prepared?,
+            None => self.prepare_all(&frozen)?,
+        }
+        for husk in self.husks.drain(..).flatten() {
+            for tid in husk.threads {
+                Tracee { tid }.detach()?;
+            }
+        }
+        for bearer in &self.bearers {
+            // SAFETY: no pointers but a null one are passed; a bearer is our child alone.
+            unsafe {
+                libc::kill(*bearer, libc::SIGKILL);
+                libc::waitpid(*bearer, std::ptr::null_mut(), 0);
+            }
+        }
+        Ok(unlocked)
+    }
+
+    /// Gives all threads their registers. Nothing runs.
+    fn prepare_all(&self, frozen: &Frozen) -> Result<()> {
+        for (husk, state) in self.husks.iter().zip(&frozen.processes) {
+            if let (Some(husk), Some(state)) = (husk, state) {
+                prepare(husk, state)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn has_locks_of_tables(&self) -> bool {
+        let Some(stock) = &self.stock else {
+            return false;
+        };
+        let image = stock.image();
+        let mut locks = image.tables.keys().flat_map(|table| image.locks(*table));
+        locks.any(|(_, lock)| matches!(lock.holder, LockHolder::Table(_)))
+    }
 }
 
 fn prepare(husk: &Husk, state: &FrozenProcess) -> Result<()> {

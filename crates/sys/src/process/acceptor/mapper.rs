@@ -77,6 +77,23 @@ pub(super) fn reconcile(husk: &mut Husk, process: &Process, objects: &Objects) -
     Ok(())
 }
 
+/// Takes shared memory away, by index.
+pub(super) fn detach(husk: &mut Husk, gone: &[u32]) -> Result<()> {
+    let is_gone = |mapping: &Mapping| match mapping.backing {
+        Backing::Shared { object, .. } => gone.contains(&object),
+        _ => false,
+    };
+    let mut script = husk.script();
+    for mapping in husk.mappings.iter().filter(|mapping| is_gone(mapping)) {
+        let arguments = [mapping.start, mapping.end - mapping.start];
+        script.call("munmap", libc::SYS_munmap, &arguments);
+        script.flush(husk)?;
+    }
+    husk.run(script)?;
+    husk.mappings.retain(|mapping| !is_gone(mapping));
+    Ok(())
+}
+
 /// Locks memory that the original has locked; last of all, when everything is there.
 pub(super) fn lock(husk: &Husk) -> Result<()> {
     let mut script = husk.script();
@@ -139,6 +156,11 @@ impl Work<'_> {
                 self.ask(mapping, piece, flags, Some(file))?;
             }
             Backing::Shared { object, offset } => {
+                if let Some(id) = objects.segment(*object) {
+                    self.attach(mapping, piece, (id, from(*offset)));
+                    self.advise(mapping.advice, 0, piece);
+                    return self.flush();
+                }
                 let writable = Advice(mapping.advice).has(Advice::MAY_WRITE);
                 let mode = if writable {
                     libc::O_RDWR
@@ -155,6 +177,23 @@ impl Work<'_> {
             self.advise(mapping.advice, 0, piece);
         }
         self.flush()
+    }
+
+    /// Attaches a segment of System V where its first piece is; others have come with that.
+    fn attach(&mut self, mapping: &Mapping, (start, end): (u64, u64), (id, offset): (i32, u64)) {
+        let executable = mapping.protection & libc::PROT_EXEC;
+        let writable = Advice(mapping.advice).has(Advice::MAY_WRITE);
+        if offset == 0 {
+            let flags = if writable { 0 } else { libc::SHM_RDONLY }
+                | if executable != 0 { libc::SHM_EXEC } else { 0 };
+            let arguments = [id as u64, start, flags as u64];
+            self.script.call("shmat", libc::SYS_shmat, &arguments);
+        }
+        let writes = if writable { libc::PROT_WRITE } else { 0 };
+        if offset != 0 || mapping.protection != libc::PROT_READ | writes | executable {
+            let arguments = [start, end - start, mapping.protection as u64];
+            self.script.call("mprotect", libc::SYS_mprotect, &arguments);
+        }
     }
 
     /// Maps a piece: of nothing, or of a file (path, how to open it, offset).

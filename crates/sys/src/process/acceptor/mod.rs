@@ -1,4 +1,4 @@
-//! Recreating a tree. A *restorer* ([`Restorer`]) is a program of its own that is the first process of a new PID and mount
+//! Recreating a tree. A *restorer* ([`Restorer`]) is a program of its own that is the first process of a new PID, IPC and mount
 //! namespace, does what it is told over a channel ([`serve`]), and stays as the tree's reaper.
 //!
 //! The restorer makes each process as a *husk*: a copy of itself with the PID of the original, emptied, filled
@@ -7,6 +7,7 @@
 
 mod birth;
 mod channel;
+mod compare;
 mod credentials;
 mod descriptors;
 mod emptied;

@@ -1,10 +1,12 @@
 //! Files and shared memory that husks map. The restorer holds them, and husks open them through its `/proc/1/fd`.
 
+use crate::process::digest::{Digest, Part, of_file};
 use crate::process::donor::boot_id;
-use crate::process::error::{Context, Result, check_long};
+use crate::process::error::{Context, Error, Result, check_long};
 use crate::process::files::Stock;
 use crate::process::identity;
 use crate::process::image::{Content, Run, Shared, SharedKind, Tree};
+use crate::process::system_v::Made;
 use std::collections::BTreeMap;
 use std::ffi::{CString, OsStr};
 use std::fs::File;
@@ -25,6 +27,8 @@ pub(super) struct Objects {
 #[derive(Debug)]
 struct Held {
     file: File,
+    /// A segment of System V.
+    segment: Option<Made>,
     /// It is the donor's own, on the same machine: what is written there is here already.
     donors: bool,
 }
@@ -36,12 +40,27 @@ impl Objects {
             self.files.push(lift(identity::open_same(file)?)?);
         }
         for object in tree.shared.iter().skip(self.shared.len()) {
-            let file = lift(make(object)?)?;
+            let segment = object.segment().filter(|of| !of.gone);
+            let segment = segment.map(|of| Made::new(*of)).transpose()?;
+            let file = lift(match &segment {
+                Some(made) => made.open()?,
+                None => make(object)?,
+            })?;
             let donors = is_donors(tree, object, &file)?;
-            self.shared.push(Held { file, donors });
+            self.shared.push(Held {
+                file,
+                segment,
+                donors,
+            });
         }
-        for (object, held) in tree.shared.iter().zip(&self.shared) {
-            let resizable = !held.donors && !matches!(object.kind, SharedKind::Anonymous);
+        for (object, held) in tree.shared.iter().zip(&mut self.shared) {
+            if let (Some(made), Some(wanted)) = (&mut held.segment, object.segment())
+                && !wanted.gone
+            {
+                made.follow(*wanted)?;
+            }
+            let resizable =
+                matches!(object.kind, SharedKind::Memfd(_) | SharedKind::File(_)) && !held.donors;
             let size = held
                 .file
                 .metadata()
@@ -61,11 +80,10 @@ impl Objects {
         let Some(Held {
             file: handle,
             donors,
+            ..
         }) = self.shared.get(index as usize)
         else {
-            return Err(crate::process::error::Error::Image(
-                "pages of unknown shared memory",
-            ));
+            return Err(Error::Image("pages of unknown shared memory"));
         };
         if *donors {
             return Ok(());
@@ -91,9 +109,21 @@ impl Objects {
         check_long(outcome.into()).map(drop).context(writing)
     }
 
+    /// Adds the checksums of shared memory.
+    pub fn add_to(&self, digest: &mut Digest) -> Result<()> {
+        for (index, held) in (0..).zip(&self.shared) {
+            let checksum = of_file(&held.file).context(|| "reading shared memory".to_owned())?;
+            digest.insert(Part::Shared(index), checksum);
+        }
+        Ok(())
+    }
+
     /// Memory that descriptors may have too, by device and inode at the donor; what was given before is left out.
     pub fn fresh_memory(&mut self, tree: &Tree) -> Result<BTreeMap<(u64, u64), OwnedFd>> {
-        let fresh = tree.shared.iter().zip(&self.shared).skip(self.stocked);
+        let all = tree.shared.iter().zip(&self.shared);
+        let fresh = all
+            .skip(self.stocked)
+            .filter(|(_, held)| held.segment.is_none());
         let mut found = BTreeMap::new();
         for (object, held) in fresh {
             let copy = held.file.try_clone().context(|| "a copy".to_owned())?;
@@ -111,6 +141,50 @@ impl Objects {
     /// Where husks find shared memory.
     pub fn shared_path(&self, index: u32) -> String {
         path(&self.shared[index as usize].file)
+    }
+
+    /// The number of a segment of System V, if shared memory is one.
+    pub fn segment(&self, index: u32) -> Option<i32> {
+        let made = self.shared.get(index as usize)?.segment.as_ref()?;
+        Some(made.segment.id)
+    }
+
+    /// Segments of System V that are no more, by index: new ones may have their place among numbers.
+    pub fn gone_segments(&self, tree: &Tree) -> Vec<u32> {
+        let known = (0..).zip(tree.shared.iter().zip(&self.shared));
+        let gone = known.filter(|(_, (object, held))| {
+            held.segment.is_some() && object.segment().is_some_and(|of| of.gone)
+        });
+        gone.map(|(index, _)| index).collect()
+    }
+
+    /// Takes segments away that no husk has any more.
+    pub fn drop_segments(&mut self, gone: &[u32]) -> Result<()> {
+        for index in gone {
+            let held = self.shared.get_mut(*index as usize);
+            if let Some(mut made) = held.and_then(|held| held.segment.take()) {
+                made.let_go();
+                made.remove()?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Gives segments of System V their owners and permissions: nobody attaches them here any more.
+    pub fn finish_segments(&mut self) -> Result<()> {
+        let mut segments = self
+            .shared
+            .iter_mut()
+            .filter_map(|held| held.segment.as_mut());
+        segments.try_for_each(Made::finish)
+    }
+
+    /// Leaves segments of System V to those who have them.
+    pub fn let_go(&mut self) {
+        let segments = self.shared.iter_mut();
+        segments
+            .filter_map(|held| held.segment.as_mut())
+            .for_each(Made::let_go);
     }
 
     /// The executable, for `PR_SET_MM`.
@@ -150,12 +224,12 @@ fn make(object: &Shared) -> Result<File> {
             // SAFETY: the call succeeded, so it is a new descriptor that nothing else owns.
             Ok(unsafe { File::from_raw_fd(fd) })
         }
+        // Gone before it came here: nobody maps it.
+        SharedKind::SystemV(_) => anonymous(object.size),
         SharedKind::File(path) => {
             let path = std::path::Path::new(OsStr::from_bytes(path));
             let file = File::options().read(true).write(true).open(path);
-            file.map_err(|error| {
-                crate::process::error::Error::Refused(format!("{}: {error}", path.display()))
-            })
+            file.map_err(|error| Error::Refused(format!("{}: {error}", path.display())))
         }
     }
 }

@@ -2,11 +2,12 @@
 
 use super::husk::Husk;
 use super::objects::Objects;
-use super::{birth, emptied, go, layout, mapper, state, stopped, threads};
+use super::{birth, emptied, layout, mapper, state, stopped, threads};
+use crate::priority::Hurry;
 use crate::process::donor::features;
 use crate::process::error::{Error, Result};
 use crate::process::files::Stock;
-use crate::process::image::{Content, Frozen, Pages, Process, Run, Space, Tree};
+use crate::process::image::{Content, Frozen, Pages, Process, Run, Space, Tree, each};
 use crate::process::procfs;
 use crate::process::trace::{Memory, Stop, wait_for};
 use std::collections::HashMap;
@@ -21,8 +22,12 @@ pub(super) struct Restoration {
     pub(super) husks: Vec<Option<Husk>>,
     stub: u64,
     /// Processes that bear groups whose leaders are not in the tree.
-    bearers: Vec<i32>,
-    frozen: Option<Frozen>,
+    pub(super) bearers: Vec<i32>,
+    pub(super) frozen: Option<Frozen>,
+    /// What came of [`Restoration::prepare`], if that was early enough.
+    pub(super) prepared: Option<Result<()>>,
+    /// Ahead of ordinary threads while the original stands still.
+    pub(super) hurry: Option<Hurry>,
     /// Open files, once they were told.
     pub(super) stock: Option<Stock>,
     /// The stock has what the stopped tree has.
@@ -40,9 +45,21 @@ impl Restoration {
         self.frozen.is_some()
     }
 
+    /// The state that it was given.
+    pub(super) fn state(&self) -> Option<&Frozen> {
+        self.frozen.as_ref()
+    }
+
     /// Brings processes, threads and mappings to those of `tree`.
     pub fn tree(&mut self, tree: Tree) -> Result<()> {
-        check_vdso(&tree)?;
+        if self.husks.is_empty() {
+            check_vdso(&tree)?;
+        }
+        let gone = self.objects.gone_segments(&tree);
+        for husk in self.husks.iter_mut().flatten() {
+            mapper::detach(husk, &gone)?;
+        }
+        self.objects.drop_segments(&gone)?;
         self.objects.follow(&tree)?;
         if self.husks.is_empty() {
             self.stub = layout::stub_address(&tree)?;
@@ -65,18 +82,20 @@ impl Restoration {
 
     /// Writes memory.
     pub fn pages(&mut self, pages: &Pages) -> Result<()> {
-        let mut fresh: HashMap<u32, Vec<Run>> = HashMap::new();
-        for (run, bytes) in pages.iter() {
-            match (run.space, bytes) {
-                (Space::Shared(index), bytes) => self.objects.write(index, run, bytes)?,
-                (Space::Process(index), Some(bytes)) => {
-                    self.husk(index)?.memory.write(run.start, bytes)?
+        for (alike, bytes) in pages.alike() {
+            match (alike[0].space, alike[0].content) {
+                (Space::Process(index), Content::Bytes) => {
+                    let place = |run: &Run| (run.start, run.length as usize);
+                    let places: Vec<(u64, usize)> = alike.iter().map(place).collect();
+                    self.husk(index)?.memory.write_places(&places, bytes)?;
                 }
-                (Space::Process(index), None) => fresh.entry(index).or_default().push(run),
+                (Space::Process(index), Content::Fresh) => self.freshen(index, alike)?,
+                (Space::Shared(index), _) => {
+                    for (run, bytes) in each(alike, bytes) {
+                        self.objects.write(index, run, bytes)?;
+                    }
+                }
             }
-        }
-        for (index, runs) in fresh {
-            self.freshen(index, &runs)?;
         }
         Ok(())
     }
@@ -105,31 +124,9 @@ impl Restoration {
                 _ => return Err(Error::Image("state of other threads")),
             }
         }
+        self.objects.finish_segments()?;
         self.frozen = Some(frozen);
         Ok(())
-    }
-
-    /// Lets everything run; gives the locks that somebody else has.
-    pub fn go(&mut self) -> Result<Vec<String>> {
-        let frozen = self.frozen.take().ok_or(Error::Image("go without state"))?;
-        if let Some(stock) = &mut self.stock {
-            stock.publish()?;
-        }
-        let unlocked = self.take_locks()?;
-        let husks = self
-            .husks
-            .drain(..)
-            .zip(frozen.processes)
-            .filter_map(|(husk, state)| husk.zip(state));
-        go::all(husks.collect())?;
-        for bearer in &self.bearers {
-            // SAFETY: no pointers but a null one are passed; a bearer is our child alone.
-            unsafe {
-                libc::kill(*bearer, libc::SIGKILL);
-                libc::waitpid(*bearer, std::ptr::null_mut(), 0);
-            }
-        }
-        Ok(unlocked)
     }
 
     fn husk(&self, index: u32) -> Result<&Husk> {
@@ -144,7 +141,7 @@ impl Restoration {
         let husk = self.husk(index)?;
         for some in runs.chunks(500) {
             let mut script = husk.script();
-            for run in some.iter().filter(|run| run.content == Content::Fresh) {
+            for run in some {
                 script.call(
                     "madvise",
                     libc::SYS_madvise,

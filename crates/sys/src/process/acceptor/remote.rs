@@ -2,11 +2,15 @@
 
 use super::channel::{self, Kind, Reply};
 use super::descriptors::Handed;
+use crate::process::digest::Digest;
 use crate::process::error::{Context, Error, Result, check_long};
 use crate::process::files::image::FileId;
 use crate::process::image::{Descriptors, Frozen, Pages, Tree, encode};
+use crate::process::inspect;
 use crate::process::procfs::children;
+use crate::process::sockets::left;
 use crate::process::trace::pidfd_open;
+use crate::tcp_repair::{TcpDynamic, TcpStatic};
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::ffi::CString;
@@ -42,7 +46,7 @@ pub struct Restorer {
 }
 
 impl Restorer {
-    /// Starts `program` with `arguments`, which must come to [`serve`](super::serve), in new PID and mount namespaces and
+    /// Starts `program` with `arguments`, which must come to [`serve`](super::serve), in new PID, IPC and mount namespaces and
     /// the calling thread's network namespace.
     ///
     /// # Errors
@@ -144,6 +148,15 @@ impl Restorer {
         self.channel.as_fd()
     }
 
+    /// The original is about to stand still: from now on until the tree runs, the restorer is ahead of ordinary threads of this
+    /// machine, where it may be.
+    ///
+    /// # Errors
+    /// What the restorer says.
+    pub fn hurry(&mut self) -> Result<()> {
+        self.ask(Kind::Hurry, &[]).map(drop)
+    }
+
     /// Makes processes, threads and mappings as they are in `tree`; before the freeze as often as they change, in the freeze
     /// a last time.
     ///
@@ -214,6 +227,29 @@ impl Restorer {
     /// What the restorer says.
     pub fn frozen(&mut self, frozen: &Frozen) -> Result<()> {
         self.ask(Kind::Frozen, &encode(frozen)?).map(drop)
+    }
+
+    /// Compares what was made with the original, after its state.
+    ///
+    /// # Errors
+    /// [`Error::Refused`] names what differs.
+    pub fn compare(&mut self, original: &Digest) -> Result<()> {
+        self.ask(Kind::Digest, &encode(original)?).map(drop)
+    }
+
+    /// Lets the tree's connections go on that an earlier daemon restored: the commit must be certain. `unfinished` are those of
+    /// which [`Sockets::unfinished`] told it.
+    ///
+    /// [`Sockets::unfinished`]: crate::process::sockets::Sockets::unfinished
+    ///
+    /// # Errors
+    /// What procfs says.
+    pub fn wake(&self, unfinished: &[(TcpStatic, TcpDynamic)]) -> Result<()> {
+        for pid in inspect::tree(self.pid)? {
+            left::finish_all(pid, unfinished)
+                .context(|| format!("connections of process {pid}"))?;
+        }
+        Ok(())
     }
 
     /// Lets the tree run: the commit must be certain. From now on the tree outlives the daemon. Gives the locks that it had and
@@ -306,7 +342,8 @@ fn spawn(
     let mut process: i32 = -1;
     // SAFETY: plain numbers, for which zero is a value.
     let mut how: libc::clone_args = unsafe { std::mem::zeroed() };
-    how.flags = (libc::CLONE_NEWPID | libc::CLONE_NEWNS | libc::CLONE_PIDFD) as u64;
+    how.flags =
+        (libc::CLONE_NEWPID | libc::CLONE_NEWNS | libc::CLONE_NEWIPC | libc::CLONE_PIDFD) as u64;
     how.pidfd = (&raw mut process).addr() as u64;
     how.exit_signal = libc::SIGCHLD as u64;
     // SAFETY: `how` has the kernel's layout; without CLONE_VM the child has a copy of everything, and makes nothing but

@@ -55,9 +55,14 @@ fn restore(channel: &mut UnixStream, back: Option<UnixListener>) -> Result<Optio
         };
         let outcome = match kind {
             Kind::Start => start(&bytes),
+            Kind::Hurry => {
+                restoration.hurry();
+                Ok(())
+            }
             Kind::Tree => decode(&bytes).and_then(|tree| restoration.tree(tree)),
             Kind::Pages => decode(&bytes).and_then(|pages| restoration.pages(&pages)),
             Kind::Frozen => decode(&bytes).and_then(|frozen| restoration.frozen(frozen)),
+            Kind::Digest => decode(&bytes).and_then(|theirs| restoration.compare(&theirs)),
             Kind::Descriptors | Kind::LastDescriptors => {
                 let handed: Result<Handed<'_>> = decode(&bytes);
                 let count = handed.as_ref().map_or(0, |handed| handed.sockets.len());
@@ -82,6 +87,9 @@ fn restore(channel: &mut UnixStream, back: Option<UnixListener>) -> Result<Optio
         match channel::answer(channel, &Reply::to(outcome)) {
             Err(error) if hung_up(&error) => {}
             other => other.context(talking)?,
+        }
+        if kind == Kind::Frozen {
+            restoration.prepare();
         }
     }
 }

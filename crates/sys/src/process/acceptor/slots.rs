@@ -16,6 +16,14 @@ impl Slots {
         })
     }
 
+    /// The number that the kernel gives next.
+    pub fn lowest_free(&self) -> u32 {
+        let mut taken = self.0.keys();
+        (0..)
+            .find(|number| taken.next() != Some(number))
+            .unwrap_or(0)
+    }
+
     /// One more than the highest number.
     fn end(&self) -> u32 {
         self.0.keys().next_back().map_or(0, |last| last + 1)
@@ -58,7 +66,7 @@ impl Husk {
         missing: Vec<Place>,
         script: &mut Script,
     ) -> Result<()> {
-        let mut free = 0;
+        let mut free = slots.lowest_free();
         let mut next_free = |slots: &Slots| {
             while slots.0.contains_key(&free) {
                 free += 1;

@@ -27,8 +27,8 @@ pub(super) fn restore(
     objects: &Objects,
 ) -> Result<()> {
     super::mapper::lock(husk)?;
-    memory_fields(husk, process, state, objects)?;
     let mut script = husk.script();
+    memory_fields(husk, &mut script, (process, state), objects)?;
     actions(&mut script, state)?;
     simple(&mut script, state)?;
     timers(husk, &mut script, state)?;
@@ -48,7 +48,6 @@ pub(super) fn restore(
     for (tid, thread) in process.threads.iter().zip(&state.threads) {
         let mut script = husk.script();
         thread_calls(husk.pid, *tid, thread, &mut script)?;
-        schedule(*tid, &thread.scheduling).context(|| format!("scheduling of thread {tid}"))?;
         if *tid == husk.pid {
             // Changed credentials make a process undumpable.
             script.attempt(
@@ -57,6 +56,7 @@ pub(super) fn restore(
             );
         }
         husk.run_in(Tracee { tid: *tid }, script)?;
+        schedule(*tid, &thread.scheduling).context(|| format!("scheduling of thread {tid}"))?;
     }
     Ok(())
 }
@@ -74,11 +74,10 @@ fn last_words(script: &mut Script, state: &FrozenProcess) {
 
 fn memory_fields(
     husk: &Husk,
-    process: &Process,
-    state: &FrozenProcess,
+    script: &mut Script,
+    (process, state): (&Process, &FrozenProcess),
     objects: &Objects,
 ) -> Result<()> {
-    let mut script = husk.script();
     let path = script.text(objects.executable_path(process.executable).as_bytes())?;
     let mode = (libc::O_RDONLY | libc::O_CLOEXEC) as u64;
     script.call(
@@ -86,8 +85,8 @@ fn memory_fields(
         libc::SYS_openat,
         &[libc::AT_FDCWD as u64, path, mode],
     );
-    let executable = husk.run(script)?.results[0] as u64;
-    let mut script = husk.script();
+    // The number is part of what the next call reads, and so must be known before: the kernel gives the lowest free one.
+    let executable = u64::from(husk.slots.borrow().lowest_free());
     let fields = &state.memory;
     let auxiliary = script.bytes(&fields.auxiliary)?;
     let mut words = fields.addresses.to_vec();
@@ -100,7 +99,7 @@ fn memory_fields(
         &[SET_MAP[0], SET_MAP[1], map, words.len() as u64 * 8, 0],
     );
     script.call("close", libc::SYS_close, &[executable]);
-    husk.run(script).map(drop)
+    Ok(())
 }
 
 fn actions(script: &mut Script, state: &FrozenProcess) -> Result<()> {

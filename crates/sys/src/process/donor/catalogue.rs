@@ -6,12 +6,16 @@ use crate::process::identity;
 use crate::process::image::{Backing, BackingFile, Mapping, Shared, SharedKind};
 use crate::process::inspect::{Blocker, Class, Obstacle, classify};
 use crate::process::procfs::MapLine;
+use crate::process::system_v::{Seen, Table, attachments};
 use std::collections::{BTreeSet, HashMap};
 use std::fs::File;
 use std::os::unix::fs::MetadataExt;
 
 /// Device and inode.
 type Identity = ((u32, u32), u64);
+
+/// Stands for the device of System V memory: no real one has these numbers.
+const SEGMENTS: (u32, u32) = (0xfff, 0xf_ffff);
 
 /// What mappings refer to, by index.
 #[derive(Debug, Default)]
@@ -22,6 +26,8 @@ pub(super) struct Catalogue {
     shared_index: HashMap<Identity, u32>,
     /// A handle of each shared memory.
     handles: Vec<File>,
+    /// Opened when it is needed first.
+    segments: Option<Table>,
 }
 
 impl Catalogue {
@@ -46,6 +52,7 @@ impl Catalogue {
             Class::SharedAnonymous => self.object(pid, map, SharedKind::Anonymous)?,
             Class::Memfd(name) => self.object(pid, map, SharedKind::Memfd(name))?,
             Class::SharedFile => self.object(pid, map, SharedKind::File(map.name.clone()))?,
+            Class::SystemV(id) => self.segment(pid, map, id)?,
         };
         Ok(Some(Mapping {
             start: map.start,
@@ -54,6 +61,88 @@ impl Catalogue {
             advice: map.advice.unwrap_or_default().0,
             backing,
         }))
+    }
+
+    fn segment(&mut self, pid: i32, map: &MapLine, id: i32) -> Result<Backing> {
+        // Numbers of segments may be those of other memory.
+        let map = MapLine {
+            device: SEGMENTS,
+            ..map.clone()
+        };
+        if self.is_object(&map) {
+            return self.object(pid, &map, SharedKind::Anonymous);
+        }
+        let all = self.segments(pid)?;
+        // It may be gone already.
+        let seen = all.iter().find(|seen| seen.segment.id == id);
+        let missing = || std::io::Error::from(std::io::ErrorKind::NotFound);
+        let seen = seen.ok_or_else(missing);
+        let segment = seen.context(|| format!("System V memory {id}"))?.segment;
+        self.object(pid, &map, SharedKind::SystemV(segment))
+    }
+
+    fn segments(&mut self, pid: i32) -> Result<Vec<Seen>> {
+        if self.segments.is_none() {
+            self.segments = Some(Table::of(pid)?);
+        }
+        self.segments.as_ref().map_or(Ok(Vec::new()), Table::read)
+    }
+
+    /// Looks again at the segments of System V of the tree of `root`. Of a tree that stands still `count` says how many mappings it
+    /// has of each, and `pids` who may have made one.
+    pub fn follow_segments(
+        &mut self,
+        root: i32,
+        stopped: Option<(&HashMap<i32, u64>, &[i32])>,
+    ) -> Result<()> {
+        let all = self.segments(root)?;
+        let mut known = BTreeSet::new();
+        for object in &mut self.shared {
+            if let SharedKind::SystemV(segment) = &mut object.kind {
+                let id = segment.id;
+                known.insert(id);
+                match all.iter().find(|seen| seen.segment.id == id) {
+                    Some(seen) => *segment = seen.segment,
+                    None => segment.gone = true,
+                }
+            }
+        }
+        let Some((count, pids)) = stopped else {
+            return Ok(());
+        };
+        for seen in all {
+            let id = seen.segment.id;
+            let why = match count.get(&id) {
+                Some(ours) if *ours == seen.attached => continue,
+                Some(_) => "that others have attached too",
+                None if seen.attached > 0 => continue,
+                None if known.contains(&id) || pids.contains(&seen.creator) => "that nobody has",
+                None => continue,
+            };
+            let obstacle = Obstacle::SystemV(format!("memory, id {id}, {why}"));
+            return Err(Error::Blocked(vec![Blocker {
+                pid: root,
+                obstacle,
+            }]));
+        }
+        Ok(())
+    }
+
+    /// Checks that segments of System V are attached as a whole.
+    pub fn check_segments(&self, pid: i32, lines: &[MapLine]) -> Result<()> {
+        for part in attachments(lines) {
+            let segments = self.shared.iter().filter_map(Shared::segment);
+            let size = segments
+                .filter(|of| of.id == part.id)
+                .map(|of| of.size)
+                .next();
+            if size.is_some_and(|size| !part.is_whole(size)) {
+                let text = format!("a part of System V memory {}", part.id);
+                let obstacle = Obstacle::OddMapping(text);
+                return Err(Error::Blocked(vec![Blocker { pid, obstacle }]));
+            }
+        }
+        Ok(())
     }
 
     /// Enters what is written through these mappings, so that others of the same files are known to be of that kind.
@@ -95,7 +184,7 @@ impl Catalogue {
         let moved = self
             .shared
             .iter()
-            .filter(|shared| !matches!(shared.kind, SharedKind::File(_)));
+            .filter(|shared| !matches!(shared.kind, SharedKind::File(_) | SharedKind::SystemV(_)));
         moved.map(Shared::device_and_inode).collect()
     }
 

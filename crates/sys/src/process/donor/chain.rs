@@ -16,6 +16,8 @@ const RETURN: [&[u8]; 2] = [
     &[0x48, 0xc7, 0xc0, 15, 0, 0, 0, 0x0f, 0x05],
     &[0xb8, 15, 0, 0, 0, 0x0f, 0x05],
 ];
+/// Bytes of a mapping that are searched.
+const SEARCHED_MAX: u64 = 32 << 20;
 /// What leaf functions use below the stack pointer.
 const RED_ZONE: u64 = 128;
 /// Bytes of a frame without vector registers, with a return address below it.
@@ -39,7 +41,10 @@ pub(super) fn run(
     else {
         return Ok(false);
     };
-    let Some((call, back)) = instructions(memory, maps) else {
+    let read = |address, bytes: &mut [u8]| memory.read(address, bytes);
+    let stays = |map: &MapLine| !calls.iter().any(|call| takes_away(call, map));
+    let staying = maps.iter().filter(|map| stays(map));
+    let Some((call, back)) = instructions(read, staying) else {
         return Ok(false);
     };
     let (before, mask) = (tracee.registers()?.recall(memory), tracee.mask()?);
@@ -70,6 +75,11 @@ pub(super) fn run(
         memory.write(base, &saved)?;
     }
     outcome.map(|()| true)
+}
+
+/// Whether code that is there would be gone after the call.
+fn takes_away(&(number, [start, bytes, ..]): &Call, map: &MapLine) -> bool {
+    number == libc::SYS_munmap && map.start < start.saturating_add(bytes) && start < map.end
 }
 
 /// A call's number and arguments.
@@ -155,22 +165,93 @@ fn wait_for_end(tracee: Tracee, signal: i32, end: u64) -> Result<()> {
     Ok(())
 }
 
-/// Where the program has what a chain is made of.
-fn instructions(memory: &Memory, maps: &[MapLine]) -> Option<(u64, u64)> {
-    let back = RETURN.iter().find_map(|code| find(memory, maps, code))?;
-    Some((find(memory, maps, CALL)?, back))
-}
-
-/// Where in the program's code these bytes are.
-fn find(memory: &Memory, maps: &[MapLine], code: &[u8]) -> Option<u64> {
+/// Where the program has what a chain is made of. The C library and the kernel's own page have it, and are small beside many a
+/// program: the program stands still meanwhile.
+fn instructions<'a>(
+    read: impl Fn(u64, &mut [u8]) -> Result<()>,
+    maps: impl Iterator<Item = &'a MapLine>,
+) -> Option<(u64, u64)> {
     let executable =
         |map: &&MapLine| map.protection & libc::PROT_EXEC != 0 && map.end <= ADDRESS_END;
-    maps.iter().filter(executable).find_map(|map| {
-        let mut bytes = vec![0; (map.end - map.start).min(32 << 20) as usize];
-        memory.read(map.start, &mut bytes).ok()?;
-        let at = bytes
-            .windows(code.len())
-            .position(|window| window == code)?;
-        Some(map.start + at as u64)
-    })
+    let mut code: Vec<&MapLine> = maps.filter(executable).collect();
+    code.sort_by_key(|map| map.end - map.start);
+    let (mut call, mut back) = (None, None);
+    for map in code {
+        let mut bytes = vec![0; (map.end - map.start).min(SEARCHED_MAX) as usize];
+        if read(map.start, &mut bytes).is_err() {
+            continue;
+        }
+        let find = |what: &[u8]| {
+            let at = bytes.windows(what.len()).position(|found| found == what)?;
+            Some(map.start + at as u64)
+        };
+        call = call.or_else(|| find(CALL));
+        back = back.or_else(|| RETURN.iter().find_map(|code| find(code)));
+        if let (Some(call), Some(back)) = (call, back) {
+            return Some((call, back));
+        }
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::process::procfs::parse_maps;
+    use std::cell::Cell;
+
+    fn code(start: u64, bytes: u64) -> MapLine {
+        let text = format!("{start:x}-{:x} r-xp 00000000 00:00 0 \n", start + bytes);
+        parse_maps(text.as_bytes()).expect("parses").remove(0)
+    }
+
+    /// A program of 100 MiB is not searched where its C library has everything.
+    #[test]
+    fn what_is_small_is_searched_first() {
+        let maps = [code(0x40_0000, 100 << 20), code(0x7f00_0000_0000, 4096)];
+        let searched = Cell::new(0);
+        let read = |address: u64, bytes: &mut [u8]| {
+            searched.set(searched.get() + bytes.len());
+            if address == maps[1].start {
+                bytes[100..103].copy_from_slice(CALL);
+                bytes[200..209].copy_from_slice(RETURN[0]);
+            }
+            Ok(())
+        };
+        let found = instructions(read, maps.iter());
+        assert_eq!(found, Some((maps[1].start + 100, maps[1].start + 200)));
+        assert_eq!(searched.get(), 4096);
+    }
+
+    /// What removes a stub is not in the stub.
+    #[test]
+    fn code_that_a_call_takes_away_is_told() {
+        let unmap: Call = (libc::SYS_munmap, [0x20_0000, 8192, 0, 0, 0, 0]);
+        assert!(takes_away(&unmap, &code(0x20_0000, 4096)));
+        assert!(takes_away(&unmap, &code(0x10_0000, 0x10_1000)));
+        assert!(!takes_away(&unmap, &code(0x20_2000, 4096)));
+        assert!(!takes_away(&unmap, &code(0x1f_f000, 4096)));
+        let map: Call = (libc::SYS_mmap, unmap.1);
+        assert!(!takes_away(&map, &code(0x20_0000, 4096)));
+    }
+
+    /// One mapping may have the one, and another the other.
+    #[test]
+    fn both_may_be_far_from_each_other() {
+        let maps = [
+            code(0x10_0000, 4096),
+            code(0x20_0000, 8192),
+            code(0x30_0000, 12288),
+        ];
+        let read = |address: u64, bytes: &mut [u8]| {
+            match address {
+                0x10_0000 => bytes[0..3].copy_from_slice(CALL),
+                0x20_0000 => return Err(unexpected("nobody may read it")),
+                _ => bytes[12281..].copy_from_slice(RETURN[1]),
+            }
+            Ok(())
+        };
+        let found = instructions(read, maps.iter());
+        assert_eq!(found, Some((0x10_0000, 0x30_0000 + 12281)));
+    }
 }

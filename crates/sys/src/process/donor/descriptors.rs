@@ -78,7 +78,7 @@ impl StoppedTree {
     /// on.
     ///
     /// # Errors
-    /// [`Error::Blocked`]: some blockers come and go, so that another try may succeed.
+    /// [`Error::Blocked`], [`Error::Socket`]: some blockers come and go, so that another try may succeed.
     pub fn descriptors(&mut self) -> Result<Descriptors> {
         let frozen = self.draft()?.save_frozen(&self.pids())?;
         self.changed(frozen)
@@ -119,13 +119,20 @@ impl StoppedTree {
             sockets: fresh(&frozen.fixed, &BTreeMap::new()),
             gone: gone(before, &ids),
         };
+        let places = frozen.places.into_iter();
+        let seen = places.filter(|(id, _)| !frozen.sockets.contains_key(id));
+        let seen = seen.map(|(_, place)| place).collect();
         let mut held = BTreeMap::new();
         for (id, copy) in frozen.sockets {
             let fixed = frozen.fixed.get(&id).or_else(|| before.sockets.get(&id));
             let fixed = fixed.ok_or(Error::Image("a socket that nobody looked at"))?;
             held.insert(id, (copy, Arc::clone(fixed)));
         }
-        self.sockets = Held::new(held);
+        let held = Held::new(held);
+        // The program takes them when it runs on.
+        held.check_accepted()?;
+        self.sockets = held;
+        self.seen = seen;
         Ok(found)
     }
 
@@ -140,6 +147,14 @@ impl StoppedTree {
     /// [`Error::Socket`]; they go on as before.
     pub fn extract(&mut self, threads: usize) -> Result<BTreeMap<FileId, SocketState>> {
         Ok(self.sockets.extract(threads)?)
+    }
+
+    /// [`StoppedTree::extract`] of one socket.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn extract_one(&mut self, id: FileId) -> Result<BTreeMap<FileId, SocketState>> {
+        Ok(self.sockets.extract_one(id)?)
     }
 }
 

@@ -5,16 +5,21 @@ use super::process_state;
 use super::round::Round;
 use super::tracker::Tracker;
 use crate::process::error::{Context, Error, Result, check_long};
-use crate::process::image::{Frozen, Pages, Tree};
+use crate::process::files::{Address, Copier};
+use crate::process::image::{Frozen, Pages, Shared, Tree};
 use crate::process::inspect;
 use crate::process::sockets::Held;
-use std::os::fd::AsRawFd;
+use crate::process::system_v;
+use crate::tcp_repair::abandon;
+use std::os::fd::{AsFd, AsRawFd};
 
 /// A tree that stands still, until it is let go or ended. Dropping it lets it go.
 #[derive(Debug)]
 pub struct StoppedTree {
     // They go on before anybody who uses them.
     pub(super) sockets: Held,
+    // Connections that were not touched, since they were seen from beside.
+    pub(super) seen: Vec<Address>,
     // Let go before the tracker takes its stubs out.
     pub(super) halted: Vec<Option<Halted>>,
     round: Round,
@@ -49,6 +54,7 @@ impl Tracker {
         match outcome {
             Ok(round) => Ok(StoppedTree {
                 sockets: Held::default(),
+                seen: Vec::new(),
                 halted,
                 round,
                 tracker: self,
@@ -185,6 +191,22 @@ impl StoppedTree {
     /// What the kernel says; then processes of the tree are still stopped.
     pub fn release(mut self) -> Result<()> {
         self.sockets.give_up();
+        let mut copier = Copier::default();
+        for place in std::mem::take(&mut self.seen) {
+            // One that is closed already is silent as well.
+            let _ = copier
+                .copy(place)
+                .is_ok_and(|copy| abandon(copy.as_fd()).is_ok());
+        }
+        let segments = self.tree().shared.iter().filter_map(Shared::segment);
+        let left: Vec<i32> = segments
+            .filter(|segment| !segment.removed && !segment.gone)
+            .map(|segment| segment.id)
+            .collect();
+        if !left.is_empty() {
+            // They would outlive who has them. What cannot be removed hinders nobody.
+            let _ = system_v::remove(self.tracker.root, left);
+        }
         for tracked in self.tracker.processes.iter().rev() {
             let Some(watched) = &tracked.watched else {
                 continue;

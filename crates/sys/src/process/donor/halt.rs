@@ -95,14 +95,14 @@ impl Halted {
                 }
                 match thread.look() {
                     Ok(true) => {}
-                    Ok(false) => waiting = Some(thread.tracee.tid),
+                    Ok(false) => drop(waiting.get_or_insert(thread.tracee.tid)),
                     Err(Error::Gone(tid)) if tid != self.pid => drop(self.threads.remove(at)),
                     Err(error) => return Err(error),
                 }
             }
             match waiting {
                 None => return Ok(()),
-                Some(tid) if !patience.wait() => return Err(Error::WouldNotStop(tid)),
+                Some(tid) if !patience.wait(tid) => return Err(Error::WouldNotStop(tid)),
                 Some(_) => {}
             }
         }

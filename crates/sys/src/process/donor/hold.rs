@@ -7,6 +7,7 @@ use super::freeze::StoppedTree;
 use super::halt::Halted;
 use crate::process::error::{Context, Error, Result, check_long};
 use crate::process::procfs::Stat;
+use crate::process::sockets::left;
 use crate::process::trace::pidfd_open;
 use serde::{Deserialize, Serialize};
 use std::os::fd::AsRawFd;
@@ -69,12 +70,27 @@ impl Held {
         Self::of(self.pid).is_ok_and(|found| found == *self)
     }
 
-    /// Lets the process run on, if it is still there.
+    /// Lets the process run on, if it is still there, and its connections with it.
     ///
     /// # Errors
     /// What the kernel says.
     pub fn resume(&self) -> Result<()> {
+        if self.exists() {
+            left::wake_all(self.pid).context(|| format!("connections of process {}", self.pid))?;
+        }
         self.signal(libc::SIGCONT)
+    }
+
+    /// Ends the process, which runs elsewhere: nothing of it goes on the wire.
+    ///
+    /// # Errors
+    /// What the kernel says.
+    pub fn release(&self) -> Result<()> {
+        if self.exists() {
+            left::abandon_all(self.pid)
+                .context(|| format!("connections of process {}", self.pid))?;
+        }
+        self.end()
     }
 
     /// Ends the process, if it is still there.

@@ -8,7 +8,7 @@ use crate::process::image::{
     Action, FrozenProcess, IntervalTimer, Limit, MemoryFields, PAGE, PosixTimer, SignalInfo,
 };
 use crate::process::procfs::{self, Stat, Status};
-use crate::process::trace::{Batch, Call, Stub, Tracee};
+use crate::process::trace::{Batch, Call, Stub};
 
 const ACTIONS: u64 = FREE;
 const ACTION_BYTES: u64 = 32;
@@ -44,6 +44,7 @@ pub(super) fn read(halted: &Halted, attachment: &Attachment) -> Result<FrozenPro
     let stub = &attachment.stub;
     let mut batch = thread_state::questions(stub.address);
     let rest = questions(stub, &mut batch, &timers);
+    let probe = probe_locks(stub, &mut batch);
     let answers = stub.run(first, &halted.memory, &batch)?;
     let results = answers.results;
     let mut threads = vec![thread_state::read(
@@ -56,12 +57,12 @@ pub(super) fn read(halted: &Halted, attachment: &Attachment) -> Result<FrozenPro
     let process_answers = Answers {
         halted,
         stub: stub.address,
-        results: &results[rest..],
+        results: &results[rest..probe],
     };
     let mut process = process_answers.process()?;
     process_answers.timers(&mut timers)?;
     process.posix_timers = timers;
-    process.locks = lock_default(first, stub, halted)?;
+    process.locks = lock_default(&results[probe..], stub, halted)?;
     process.stopped = halted.threads[0].group_stop;
     for thread in &halted.threads[1..] {
         let stub = Stub {
@@ -106,19 +107,23 @@ fn forget_stop_signals(process: &mut FrozenProcess) {
     }
 }
 
-/// What `mlockall` said of mappings to come: seen at one that is made for it.
-fn lock_default(tracee: Tracee, stub: &Stub, halted: &Halted) -> Result<u64> {
-    let mut batch = Batch::default();
+/// Adds calls that show what `mlockall` said of mappings to come, at one that is made for it; gives the place of the first one's
+/// result.
+fn probe_locks(stub: &Stub, batch: &mut Batch) -> usize {
     let protection = (libc::PROT_READ | libc::PROT_WRITE) as u64;
     let flags = (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS) as u64;
     let map = [0, PAGE, protection, flags, u64::MAX, 0];
-    batch.push(Call::new(libc::SYS_mmap, &map).keep());
+    let first = batch.push(Call::new(libc::SYS_mmap, &map).keep());
     let on_page = |number, last| Call::new(number, &[0, PAGE, last]).kept_first();
     batch.push(on_page(libc::SYS_mincore, stub.address + PROBE));
     // Refused for locked memory.
     batch.push(on_page(libc::SYS_madvise, libc::MADV_DONTNEED as u64));
     batch.push(on_page(libc::SYS_munmap, 0));
-    let results = stub.run(tracee, &halted.memory, &batch)?.results;
+    first
+}
+
+/// What the calls of [`probe_locks`] say.
+fn lock_default(results: &[i64], stub: &Stub, halted: &Halted) -> Result<u64> {
     let errno = |at: usize| -results.get(at).copied().unwrap_or(0) as i32;
     let mut resident = [0; 1];
     halted.memory.read(stub.address + PROBE, &mut resident)?;

@@ -44,6 +44,20 @@ impl Round {
         self.runs.iter().copied()
     }
 
+    /// The next runs, at most `limit` bytes of content.
+    fn take_some(&mut self, limit: u64) -> Vec<Run> {
+        let (mut taken, mut bytes) = (Vec::new(), 0);
+        while bytes < limit
+            && let Some(run) = self.take(limit - bytes)
+        {
+            if run.content == Content::Bytes {
+                bytes += run.length;
+            }
+            taken.push(run);
+        }
+        taken
+    }
+
     /// The next run, at most `limit` bytes of it.
     fn take(&mut self, limit: u64) -> Option<Run> {
         let first = self.runs.front_mut()?;
@@ -66,25 +80,46 @@ impl Tracker {
     /// # Errors
     /// None that a later round would not mend: what has vanished is left out.
     pub fn read(&mut self, round: &mut Round, limit: u64) -> Result<Option<Pages>> {
-        let limit = limit.next_multiple_of(crate::process::image::PAGE);
+        let runs = round.take_some(limit.next_multiple_of(crate::process::image::PAGE));
         let mut pages = Pages::default();
-        while (pages.bytes.len() as u64) < limit {
-            let Some(run) = round.take(limit - pages.bytes.len() as u64) else {
-                break;
-            };
-            if run.content == Content::Fresh {
-                pages.runs.push(run);
-                continue;
+        for alike in runs.chunk_by(|a, b| (a.space, a.content) == (b.space, b.content)) {
+            match alike[0].content {
+                Content::Fresh => pages.runs.extend(alike),
+                Content::Bytes => self.read_runs(alike, &mut pages),
             }
+        }
+        Ok((!pages.runs.is_empty() || round.bytes() > 0).then_some(pages))
+    }
+
+    /// Reads runs of one space: at once, or where that fails one by one.
+    fn read_runs(&mut self, runs: &[Run], pages: &mut Pages) {
+        let at = pages.bytes.len();
+        let length: u64 = runs.iter().map(|run| run.length).sum();
+        pages.bytes.resize(at + length as usize, 0);
+        if self.read_at_once(runs, &mut pages.bytes[at..]) {
+            return pages.runs.extend(runs);
+        }
+        pages.bytes.truncate(at);
+        for run in runs {
             let at = pages.bytes.len();
             pages.bytes.resize(at + run.length as usize, 0);
-            if self.read_run(run, &mut pages.bytes[at..]) {
-                pages.runs.push(run);
+            if self.read_run(*run, &mut pages.bytes[at..]) {
+                pages.runs.push(*run);
             } else {
                 pages.bytes.truncate(at);
             }
         }
-        Ok((!pages.runs.is_empty() || round.bytes() > 0).then_some(pages))
+    }
+
+    fn read_at_once(&self, runs: &[Run], bytes: &mut [u8]) -> bool {
+        let Some(Space::Process(index)) = runs.first().map(|run| run.space) else {
+            return false;
+        };
+        let tracked = self.processes.get(index as usize);
+        let watched = tracked.and_then(|tracked| tracked.watched.as_ref());
+        let place = |run: &Run| (run.start, run.length as usize);
+        let places: Vec<(u64, usize)> = runs.iter().map(place).collect();
+        watched.is_some_and(|watched| watched.memory.read_places(&places, bytes))
     }
 
     /// Bytes of memory that have changed since the last round, about: memory that nobody can watch is left out, and so is
@@ -95,8 +130,8 @@ impl Tracker {
     pub fn dirty_bytes(&self) -> Result<u64> {
         let mut bytes = 0;
         for watched in self.processes.iter().filter_map(|of| of.watched.as_ref()) {
-            let everything = (0, u64::MAX);
-            let regions = userfault::scan(&watched.pagemap, everything, false)
+            let looks = userfault::looks(&watched.mappings);
+            let regions = userfault::scan(&watched.pagemap, &looks, false)
                 .context(|| "PAGEMAP_SCAN (Linux 6.7)".to_owned())?;
             let unsent = |region: &&userfault::Region| {
                 use userfault::{FILE, WRITTEN, ZERO};

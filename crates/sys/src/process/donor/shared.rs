@@ -24,6 +24,17 @@ pub(super) struct SharedContent {
 }
 
 impl Tracker {
+    /// Looks again at segments of System V; only where the tree stands still can it be said who has them.
+    pub(super) fn follow_segments(&mut self, runs: bool) -> Result<()> {
+        let mut count = HashMap::new();
+        for watched in self.processes.iter().filter_map(|of| of.watched.as_ref()) {
+            watched.count_segments(&mut count);
+        }
+        let pids: Vec<i32> = self.processes.iter().map(|of| of.pid).collect();
+        let stopped = (!runs).then_some((&count, pids.as_slice()));
+        self.catalogue.follow_segments(self.root, stopped)
+    }
+
     pub(super) fn collect_shared(&mut self, round: &mut Round) -> Result<()> {
         let count = self.catalogue.shared.len();
         self.shared.resize_with(count, SharedContent::default);
@@ -112,7 +123,7 @@ impl SharedContent {
 }
 
 /// Where a file has data, in whole pages.
-fn data_ranges(handle: &File, size: u64) -> io::Result<Vec<(u64, u64)>> {
+pub(crate) fn data_ranges(handle: &File, size: u64) -> io::Result<Vec<(u64, u64)>> {
     let mut found = Vec::new();
     let mut at = 0;
     while at < size {
@@ -137,7 +148,7 @@ fn data_ranges(handle: &File, size: u64) -> io::Result<Vec<(u64, u64)>> {
 }
 
 /// Beyond the end there are zeros.
-fn read_padded(handle: &File, offset: u64, bytes: &mut [u8]) -> io::Result<()> {
+pub(crate) fn read_padded(handle: &File, offset: u64, bytes: &mut [u8]) -> io::Result<()> {
     let mut at = 0;
     while at < bytes.len() {
         match handle.read_at(&mut bytes[at..], offset + at as u64) {

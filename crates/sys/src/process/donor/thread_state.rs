@@ -6,6 +6,7 @@ use crate::process::error::{Context, Result, check_long};
 use crate::process::image::{Credentials, FrozenThread, Rseq, Scheduling, SignalInfo};
 use crate::process::procfs::{self, Status};
 use crate::process::trace::{Batch, Call, Memory, SCRATCH, Stub, Tracee};
+use std::sync::OnceLock;
 
 /// Places of answers in the stub's scratch.
 const CLEAR_TID: u64 = SCRATCH;
@@ -156,7 +157,7 @@ fn scheduling(tid: i32) -> std::io::Result<Scheduling> {
     };
     check_long(outcome)?;
     let has = |cpu: &u32| set[*cpu as usize / 64] & (1 << (cpu % 64)) != 0;
-    let online = std::thread::available_parallelism().map_or(1, |count| count.get() as u32);
+    let online = online();
     let affinity: Vec<u32> = (0..8192).filter(has).collect();
     let all = affinity.len() as u32 >= online && online > 1;
     Ok(Scheduling {
@@ -167,6 +168,13 @@ fn scheduling(tid: i32) -> std::io::Result<Scheduling> {
         times_ns: attributes.times_ns,
         affinity: if all { Vec::new() } else { affinity },
     })
+}
+
+/// Processors that this program may use. Asked once: the library looks through files for it.
+fn online() -> u32 {
+    static ONLINE: OnceLock<u32> = OnceLock::new();
+    *ONLINE
+        .get_or_init(|| std::thread::available_parallelism().map_or(1, |count| count.get() as u32))
 }
 
 fn filters(tracee: Tracee, status: &Status) -> Result<Vec<serde_bytes::ByteBuf>> {

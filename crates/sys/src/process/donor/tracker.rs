@@ -116,15 +116,17 @@ impl Tracker {
         Ok(())
     }
 
-    /// With `advice` what the process asked of its mappings is read anew, which takes long.
-    pub(super) fn collect(&mut self, advice: bool) -> Result<Round> {
+    /// While the tree `runs`, its pages are protected against unseen writes, and what its processes asked of their mappings is read
+    /// anew, which takes long.
+    pub(super) fn collect(&mut self, runs: bool) -> Result<Round> {
         let mut round = Round::default();
         let mut shapes = Vec::new();
         for index in 0..self.processes.len() {
-            let shape = self.collect_process(index, advice, &mut round)?;
+            let shape = self.collect_process(index, runs, &mut round)?;
             shapes.push(shape);
         }
         self.find_shared_tables(&mut shapes);
+        self.follow_segments(runs)?;
         self.collect_shared(&mut round)?;
         round.tree = Tree {
             clocks: clocks(),
@@ -156,19 +158,14 @@ impl Tracker {
         }
     }
 
-    fn collect_process(
-        &mut self,
-        index: usize,
-        advice: bool,
-        round: &mut Round,
-    ) -> Result<Process> {
+    fn collect_process(&mut self, index: usize, runs: bool, round: &mut Round) -> Result<Process> {
         let pid = self.processes[index].pid;
         let mut shape = self.identity(index)?;
         let Some(watched) = &mut self.processes[index].watched else {
             return Ok(shape);
         };
-        watched.read_mappings(pid, advice, &mut self.catalogue)?;
-        watched.collect(index as u32, round)?;
+        watched.read_mappings(pid, runs, &mut self.catalogue)?;
+        watched.collect(index as u32, runs, round)?;
         shape.mappings = watched.mappings.clone();
         shape.executable = self.catalogue.executable(pid)?;
         Ok(shape)

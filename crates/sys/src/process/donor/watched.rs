@@ -4,15 +4,20 @@ use super::attach::{Attachment, own_maps};
 use super::catalogue::Catalogue;
 use super::halt::Halted;
 use super::round::Round;
-use super::userfault;
-use crate::process::error::{Context, Result};
-use crate::process::image::{Content, Mapping, PAGE, Run, Space};
+use super::userfault::{self, Look};
+use crate::process::error::{Context, Error, Result};
+use crate::process::image::{ADDRESS_END, Content, Mapping, PAGE, Run, Space};
 use crate::process::procfs::MapLine;
 use crate::process::ranges::Ranges;
+use crate::process::system_v::attachments;
 use crate::process::trace::Memory;
 use std::collections::HashMap;
 use std::fs::File;
+use std::io::ErrorKind;
 use std::os::fd::AsFd;
+
+/// How often mappings are looked at that are not what they were a moment ago.
+const ATTEMPTS: usize = 50;
 
 /// A process that has memory.
 #[derive(Debug)]
@@ -50,7 +55,12 @@ impl Watched {
 
     /// Whether the process has the memory that it had: not after `exec`.
     pub fn is_current(&self) -> bool {
-        userfault::scan(&self.pagemap, (0, PAGE), false).is_ok()
+        let first = userfault::Look {
+            start: 0,
+            end: PAGE,
+            files: false,
+        };
+        userfault::scan(&self.pagemap, &[first], false).is_ok()
     }
 
     /// Takes the stub out of a process that stands still.
@@ -69,6 +79,22 @@ impl Watched {
         advice: bool,
         catalogue: &mut Catalogue,
     ) -> Result<()> {
+        for _ in 1..ATTEMPTS {
+            match self.try_read_mappings(pid, advice, catalogue) {
+                // What it maps was another thing when it was to be opened.
+                Err(Error::Kernel { source, .. }) if source.kind() == ErrorKind::NotFound => {}
+                other => return other,
+            }
+        }
+        self.try_read_mappings(pid, advice, catalogue)
+    }
+
+    fn try_read_mappings(
+        &mut self,
+        pid: i32,
+        advice: bool,
+        catalogue: &mut Catalogue,
+    ) -> Result<()> {
         let mut lines = own_maps(pid, Some(&self.attachment), advice)?;
         if !advice && !keep_advice(&self.lines, &mut lines) {
             lines = own_maps(pid, Some(&self.attachment), true)?;
@@ -78,34 +104,38 @@ impl Watched {
         for line in &lines {
             mappings.extend(catalogue.mapping(pid, line)?);
         }
+        catalogue.check_segments(pid, &lines)?;
         self.lines = lines;
         self.mappings = mappings;
         Ok(())
     }
 
-    /// Finds what the acceptor lacks and protects it against unseen writes.
-    pub fn collect(&mut self, index: u32, round: &mut Round) -> Result<()> {
-        let mut private = Ranges::default();
-        let mut unwatched = Vec::new();
-        for mapping in self.mappings.iter().filter(|mapping| mapping.is_private()) {
-            private.push(mapping.start, mapping.end);
-            let userfault = self.attachment.userfault.as_fd();
-            if userfault::watch(userfault, mapping.start, mapping.end).is_err() {
-                unwatched.push((mapping.start, mapping.end));
-            }
+    /// Counts mappings of segments of System V, by their numbers.
+    pub fn count_segments(&self, count: &mut HashMap<i32, u64>) {
+        for part in attachments(&self.lines) {
+            *count.entry(part.id).or_default() += part.mappings;
         }
-        let scanned = |e: std::io::Error| {
-            Err::<Vec<_>, _>(e).context(|| "PAGEMAP_SCAN (Linux 6.7)".to_owned())
+    }
+
+    /// Finds what the acceptor lacks; with `protect` also protects it against unseen writes, which a process that stands still
+    /// needs not: what it was found to have written counts as written until it is protected again.
+    pub fn collect(&mut self, index: u32, protect: bool, round: &mut Round) -> Result<()> {
+        let private: Ranges = (self.mappings.iter())
+            .filter(|mapping| mapping.is_private())
+            .map(|mapping| (mapping.start, mapping.end))
+            .collect();
+        let unwatched = if protect { self.watch() } else { Vec::new() };
+        let scan = |looks: &[Look], protect| {
+            userfault::scan(&self.pagemap, looks, protect)
+                .context(|| "PAGEMAP_SCAN (Linux 6.7)".to_owned())
         };
-        let mut regions = userfault::scan(&self.pagemap, (0, u64::MAX), true).or_else(scanned)?;
-        for range in unwatched {
-            // Nothing tells what was written here: all of it counts.
-            let more = userfault::scan(&self.pagemap, range, false).or_else(scanned)?;
-            regions.extend(more.into_iter().map(|region| userfault::Region {
-                categories: region.categories | userfault::WRITTEN,
-                ..region
-            }));
-        }
+        let mut regions = scan(&userfault::looks(&self.mappings), protect)?;
+        // Nothing tells what was written here: all of it counts.
+        let more = scan(&unwatched, false)?;
+        regions.extend(more.into_iter().map(|region| userfault::Region {
+            categories: region.categories | userfault::WRITTEN,
+            ..region
+        }));
         regions.sort_unstable_by_key(|region| region.start);
         let own = |region: &&userfault::Region| {
             region.categories & (userfault::FILE | userfault::ZERO) == 0
@@ -135,6 +165,26 @@ impl Watched {
         self.owed = send;
         self.next = here;
         Ok(())
+    }
+
+    /// Has the kernel watch all private mappings; gives those that it cannot.
+    fn watch(&self) -> Vec<Look> {
+        let userfault = self.attachment.userfault.as_fd();
+        let mut unwatched = Vec::new();
+        for (start, end, mappings) in neighbourhoods(&self.mappings) {
+            if userfault::watch(userfault, start, end).is_ok() {
+                continue;
+            }
+            let refused = mappings
+                .iter()
+                .filter(|mapping| userfault::watch(userfault, mapping.start, mapping.end).is_err());
+            unwatched.extend(refused.map(|mapping| Look {
+                start: mapping.start,
+                end: mapping.end,
+                files: true,
+            }));
+        }
+        unwatched
     }
 
     /// The round is complete: the acceptor gets all of it.
@@ -177,4 +227,56 @@ fn keep_advice(before: &[MapLine], lines: &mut [MapLine]) -> bool {
         });
         same.is_some()
     })
+}
+
+/// Private mappings with only private ones between them, from where the mapping before them ends to where the one behind them
+/// begins. The kernel splits a mapping where what it is told to watch ends, and `mremap` fails on two: a program that has gone on
+/// since the list was made may have other mappings now, but none that reaches over an end.
+fn neighbourhoods(mappings: &[Mapping]) -> Vec<(u64, u64, &[Mapping])> {
+    let mut found = Vec::new();
+    let mut at = 0;
+    for alike in mappings.chunk_by(|a, b| a.is_private() == b.is_private()) {
+        let next = at + alike.len();
+        if alike[0].is_private() {
+            let start = at.checked_sub(1).map_or(0, |before| mappings[before].end);
+            let end = mappings.get(next).map_or(ADDRESS_END, |next| next.start);
+            found.push((start, end, alike));
+        }
+        at = next;
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::process::image::Backing;
+
+    #[test]
+    fn what_is_watched_ends_where_no_mapping_can_reach_over() {
+        let mapping = |start: u64, end: u64, shared| Mapping {
+            start,
+            end,
+            protection: libc::PROT_READ,
+            advice: 0,
+            backing: match shared {
+                true => Backing::Shared {
+                    object: 0,
+                    offset: 0,
+                },
+                false => Backing::Anonymous(Vec::new()),
+            },
+        };
+        let mappings = [
+            mapping(10, 20, false),
+            mapping(30, 40, false),
+            mapping(50, 60, true),
+            mapping(70, 80, false),
+        ];
+        let found: Vec<(u64, u64, usize)> = neighbourhoods(&mappings)
+            .into_iter()
+            .map(|(start, end, alike)| (start, end, alike.len()))
+            .collect();
+        assert_eq!(found, [(0, 50, 2), (60, ADDRESS_END, 1)]);
+    }
 }

@@ -3,6 +3,7 @@
 
 use super::error::{At, FilesError};
 use super::fdinfo::FdInfo;
+use super::kept::Kept;
 use super::survey::{DescriptorSeen, FdInfoDirectory, Holder, Survey, TableSeen};
 use super::{raw, survey};
 use std::collections::HashMap;
@@ -39,7 +40,7 @@ pub struct Listed {
 ///
 /// # Errors
 /// As there.
-pub fn survey(pids: &[i32], listings: Vec<Listing>) -> Result<Survey, FilesError> {
+pub fn survey(pids: &[i32], listings: Vec<Listing>, kept: &Kept) -> Result<Survey, FilesError> {
     let mut listings: HashMap<i32, Listing> = listings
         .into_iter()
         .map(|listing| (listing.pid, listing))
@@ -66,7 +67,7 @@ pub fn survey(pids: &[i32], listings: Vec<Listing>) -> Result<Survey, FilesError
     }
     let mut survey = Survey::new();
     for (_, mut holders, listed) in tables {
-        let descriptors = complete(holders[0].pid, listed)?;
+        let descriptors = complete(holders[0].pid, listed, kept)?;
         holders.sort_by_key(|holder| holder.inner);
         let table = TableSeen {
             holders,
@@ -81,12 +82,15 @@ fn is_same_table(one: i32, other: i32) -> bool {
     raw::compare_tables(one, other).is_ok_and(raw::Ordering::is_eq)
 }
 
-fn complete(pid: i32, listed: Vec<Listed>) -> Result<Vec<DescriptorSeen>, FilesError> {
+fn complete(pid: i32, listed: Vec<Listed>, kept: &Kept) -> Result<Vec<DescriptorSeen>, FilesError> {
     let mut directory = None;
     let mut complete = Vec::with_capacity(listed.len());
     for one in listed {
         let mut info = one.info;
-        if one.has_more {
+        let known = one.has_more.then(|| kept.read(pid, one.number)).flatten();
+        if let Some(known) = known {
+            info = known;
+        } else if one.has_more {
             let directory = match &mut directory {
                 Some(directory) => directory,
                 none => none.insert(FdInfoDirectory::open(pid)?),

@@ -20,6 +20,7 @@ mod error;
 mod fdinfo;
 pub mod image;
 mod inspect;
+mod kept;
 mod kinds;
 mod listed;
 mod raw;

@@ -3,6 +3,7 @@
 use super::error::{At, Blocker, FilesError, Reason};
 use super::fdinfo::FdInfo;
 use super::raw::{self, Ordering};
+use crate::process::procfs::Stat;
 use rustix::fs::{Mode, OFlags, RawDir, openat};
 use rustix::io::Errno;
 use std::collections::{BTreeMap, HashMap};
@@ -132,9 +133,9 @@ pub fn check_threads(pid: i32) -> Result<(), FilesError> {
         else {
             continue;
         };
-        // A thread that ended meanwhile has no table.
+        // A thread that ended meanwhile has no table, nor has one that is ending.
         let order = raw::compare_tables(pid, thread).unwrap_or(Ordering::Equal);
-        if thread != pid && order != Ordering::Equal {
+        if thread != pid && order != Ordering::Equal && !is_ending(thread) {
             return Err(FilesError::Blocked(vec![Blocker {
                 pid,
                 fd: None,
@@ -144,6 +145,17 @@ pub fn check_threads(pid: i32) -> Result<(), FilesError> {
         }
     }
     Ok(())
+}
+
+/// Whether a thread is on its way out, or has gone.
+fn is_ending(thread: i32) -> bool {
+    /// `PF_EXITING`.
+    const EXITING: u64 = 4;
+    /// Where `/proc/PID/stat` has the flags.
+    const FLAGS: usize = 9;
+    Stat::read(thread).map_or(true, |stat| {
+        matches!(stat.state, 'Z' | 'X') || stat.field(FLAGS) & EXITING != 0
+    })
 }
 
 /// All descriptors of a process; what is closed meanwhile is left out.

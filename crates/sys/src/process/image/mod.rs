@@ -14,8 +14,9 @@ pub use frozen::{
     Action, Credentials, Frozen, FrozenProcess, FrozenThread, IntervalTimer, Limit, MemoryFields,
     PosixTimer, Rseq, Scheduling, SignalInfo,
 };
+pub(crate) use pages::each;
 pub use pages::{Content, Pages, Run, Space};
-pub use tree::{Backing, BackingFile, Clocks, Mapping, Process, Shared, SharedKind, Tree};
+pub use tree::{Backing, BackingFile, Clocks, Mapping, Process, Segment, Shared, SharedKind, Tree};
 
 use super::error::{Error, Result};
 use serde::{Deserialize, Serialize};

@@ -44,17 +44,87 @@ pub enum Content {
 }
 
 impl Pages {
-    /// Each run with its content, if it has one. Stops where bytes are missing.
-    pub fn iter(&self) -> impl Iterator<Item = (Run, Option<&[u8]>)> {
+    /// Neighbours in the list that are of one space and kind, with the content of all of them. Stops where bytes are missing.
+    pub fn alike(&self) -> impl Iterator<Item = (&[Run], &[u8])> {
         let mut rest = self.bytes.as_slice();
-        self.runs.iter().map_while(move |run| match run.content {
-            Content::Fresh => Some((*run, None)),
-            Content::Bytes => {
-                let length = usize::try_from(run.length).ok()?;
-                let (here, after) = rest.split_at_checked(length)?;
-                rest = after;
-                Some((*run, Some(here)))
-            }
+        let groups = (self.runs).chunk_by(|a, b| (a.space, a.content) == (b.space, b.content));
+        groups.map_while(move |runs| {
+            let lengths = runs.iter().map(Run::bytes);
+            let length = lengths.fold(0, u64::saturating_add);
+            let (here, after) = rest.split_at_checked(usize::try_from(length).ok()?)?;
+            rest = after;
+            Some((runs, here))
         })
+    }
+}
+
+impl Run {
+    /// Bytes of its content.
+    fn bytes(&self) -> u64 {
+        match self.content {
+            Content::Bytes => self.length,
+            Content::Fresh => 0,
+        }
+    }
+}
+
+/// Each run of a group with its content, if it has one. Stops where bytes are missing.
+pub(crate) fn each<'a>(
+    runs: &'a [Run],
+    bytes: &'a [u8],
+) -> impl Iterator<Item = (Run, Option<&'a [u8]>)> {
+    let mut rest = bytes;
+    runs.iter().map_while(move |run| {
+        let length = usize::try_from(run.bytes()).ok()?;
+        let (here, after) = rest.split_at_checked(length)?;
+        rest = after;
+        let has = run.content == Content::Bytes;
+        Some((*run, has.then_some(here)))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn run(space: Space, page: u64, content: Content) -> Run {
+        Run {
+            space,
+            start: page << 12,
+            length: 1 << 12,
+            content,
+        }
+    }
+
+    #[test]
+    fn neighbours_that_are_alike_come_together_with_their_content() {
+        let process = Space::Process(0);
+        let runs = vec![
+            run(process, 1, Content::Bytes),
+            run(process, 7, Content::Bytes),
+            run(process, 8, Content::Fresh),
+            run(process, 9, Content::Bytes),
+            run(Space::Shared(0), 1, Content::Bytes),
+        ];
+        let bytes: Vec<u8> = (1..=4).flat_map(|number| vec![number; 1 << 12]).collect();
+        let pages = Pages { runs, bytes };
+        let groups: Vec<(usize, Vec<u8>)> = pages
+            .alike()
+            .map(|(runs, bytes)| (runs.len(), bytes.iter().step_by(1 << 12).copied().collect()))
+            .collect();
+        let expected = [(2, vec![1, 2]), (1, vec![]), (1, vec![3]), (1, vec![4])];
+        assert_eq!(groups, expected);
+        let (first, bytes) = pages.alike().next().unwrap();
+        let each: Vec<Option<u8>> = each(first, bytes)
+            .map(|(_, bytes)| bytes.map(|bytes| bytes[0]))
+            .collect();
+        assert_eq!(each, [Some(1), Some(2)]);
+    }
+
+    #[test]
+    fn what_has_too_few_bytes_ends_early() {
+        let runs = vec![run(Space::Process(0), 1, Content::Bytes); 2];
+        let bytes = vec![0; 1 << 12];
+        assert_eq!(Pages { runs, bytes }.alike().count(), 0);
     }
 }

@@ -136,9 +136,43 @@ pub enum SharedKind {
     Memfd(#[serde(with = "serde_bytes")] Vec<u8>),
     /// A file that is there under this path at the acceptor too; the mapped pages travel.
     File(#[serde(with = "serde_bytes")] Vec<u8>),
+    /// A segment of System V.
+    SystemV(Segment),
+}
+
+/// A segment of System V shared memory (`shmctl(2)`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Segment {
+    /// The number by which programs attach it.
+    pub id: i32,
+    /// The key by which it is found, 0 for none.
+    pub key: i32,
+    /// Bytes.
+    pub size: u64,
+    /// Permissions.
+    pub mode: u32,
+    /// It goes with the last who has it.
+    pub removed: bool,
+    /// It stays in memory.
+    pub locked: bool,
+    /// It is no more.
+    pub gone: bool,
+    /// User and group.
+    pub owner: (u32, u32),
+    /// User and group of who made it.
+    pub creator: (u32, u32),
 }
 
 impl Shared {
+    /// The segment of System V, if it is one.
+    #[must_use]
+    pub fn segment(&self) -> Option<&Segment> {
+        match &self.kind {
+            SharedKind::SystemV(segment) => Some(segment),
+            _ => None,
+        }
+    }
+
     /// What `stat` tells at the donor.
     #[must_use]
     pub fn device_and_inode(&self) -> (u64, u64) {

@@ -53,6 +53,10 @@ impl Checked for Tree {
                     ensure(name.len() < 250 && !name.contains(&0), "a memfd's name")?
                 }
                 SharedKind::File(name) => path(name)?,
+                SharedKind::SystemV(segment) => ensure(
+                    segment.id >= 0 && segment.mode & !0o777 == 0 && segment.size == object.size,
+                    "System V memory",
+                )?,
             }
         }
         let mut ids = HashSet::new();

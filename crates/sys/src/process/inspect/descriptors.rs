@@ -20,7 +20,7 @@ pub(super) fn check(report: &mut Report) {
     match Draft::save(&pids, &limits) {
         Ok(draft) => {
             report.open_files = draft.image.files.len();
-            report.sockets = draft.sockets.len();
+            report.sockets = draft.sockets.into_values().collect();
         }
         Err(FilesError::Blocked(blockers)) => {
             report

@@ -4,6 +4,7 @@ use super::{Obstacle, Report};
 use crate::process::error::{Error, Result};
 use crate::process::image::ADDRESS_END;
 use crate::process::procfs::{self, Advice, MapLine};
+use crate::process::system_v;
 use std::collections::HashMap;
 
 /// What a mapping is, by its line in procfs.
@@ -23,6 +24,8 @@ pub(crate) enum Class {
     Memfd(Vec<u8>),
     /// A file that may be written through this mapping.
     SharedFile,
+    /// A segment of System V, by its number.
+    SystemV(i32),
     /// It cannot move.
     Blocked(Obstacle),
 }
@@ -67,7 +70,9 @@ fn classify_named(map: &MapLine, name: &[u8], text: String) -> Class {
         };
     }
     let blocked = match name {
-        _ if name.starts_with(b"/SYSV") => Obstacle::SystemV(text),
+        _ if map.shared && between(system_v::MAPPED, DELETED).is_some() => {
+            return Class::SystemV(map.inode as i32);
+        }
         b"/[aio] (deleted)" => Obstacle::AsyncIo,
         _ if name.ends_with(DELETED) => Obstacle::DeletedFile(text),
         _ if !name.starts_with(b"/") || map.inode == 0 => Obstacle::KernelObject(text),
@@ -192,12 +197,11 @@ mod tests {
             classify(&line("/dev/zero (deleted)", true)),
             Class::SharedAnonymous
         );
-        let blocked = [
-            "anon_inode:[io_uring]",
-            "/SYSV00000001 (deleted)",
-            "/lib/b.so (deleted)",
-            "socket:[1]",
-        ];
+        assert_eq!(
+            classify(&line("/SYSV00000001 (deleted)", true)),
+            Class::SystemV(7)
+        );
+        let blocked = ["anon_inode:[io_uring]", "/lib/b.so (deleted)", "socket:[1]"];
         for name in blocked {
             assert!(
                 matches!(classify(&line(name, true)), Class::Blocked(_)),

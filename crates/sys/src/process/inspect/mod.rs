@@ -12,6 +12,8 @@ pub(crate) use mappings::{Class, classify};
 
 use super::error::{Error, Result};
 use super::procfs::{self, Stat, Status};
+use super::sockets::SocketStatic;
+use std::sync::Arc;
 
 /// What a look at a tree gave.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -27,7 +29,7 @@ pub struct Report {
     /// Open files of all processes, those in flight between their sockets among them.
     pub open_files: usize,
     /// TCP and UDP sockets among them.
-    pub sockets: usize,
+    pub sockets: Vec<Arc<SocketStatic>>,
     /// Bytes of memory in use, shared memory and files included.
     pub resident_bytes: u64,
 }

@@ -5,9 +5,9 @@ use crate::process::error::Result;
 use crate::process::procfs::{self, Stat, Status};
 
 /// Kinds that must be the caller's.
-const CALLERS: [&str; 5] = ["cgroup", "ipc", "net", "user", "uts"];
+const CALLERS: [&str; 4] = ["cgroup", "net", "user", "uts"];
 /// Kinds that a restorer makes for a tree.
-const RESTORERS: [&str; 3] = ["mnt", "pid", "time"];
+const RESTORERS: [&str; 4] = ["ipc", "mnt", "pid", "time"];
 
 pub(super) fn check(root: i32, report: &mut Report) -> Result<()> {
     let parent = Stat::read(root)?.parent;

@@ -1,10 +1,36 @@
 //! System V semaphores, messages and memory, which belong to a machine and not to processes: who used them last is all that is
-//! known.
+//! known, but for memory that is attached.
 
 use super::{Obstacle, Report};
+use crate::process::error::Result;
+use crate::process::procfs::{self, MapLine};
+use crate::process::system_v::{self, Seen, Table, attachments};
 
-/// Adds what the tree has used last.
+/// Who has used something: process, what, its number.
+type Use = (i32, &'static str, i32);
+
+/// Adds what the tree uses and cannot take along.
 pub(super) fn check(report: &mut Report) {
+    let Some(root) = report.processes.first().copied() else {
+        return;
+    };
+    for (pid, what, id) in system_v::within(root, uses).unwrap_or_default() {
+        block(report, pid, what, id);
+    }
+    let segments = Table::of(root).and_then(|table| table.read());
+    let segments = segments.unwrap_or_default();
+    if !segments.is_empty() {
+        // What a restorer made a namespace for is the tree's alone.
+        let alone = namespace(root).is_ok_and(|of| namespace(std::process::id() as i32) != Ok(of));
+        for seen in segments.iter().filter(|seen| seen.attached == 0) {
+            let user = if alone { root } else { seen.creator };
+            block(report, user, "memory", seen.segment.id);
+        }
+        check_attached(report, &segments);
+    }
+}
+
+fn uses() -> Vec<Use> {
     let table = |name: &str| -> Vec<Vec<i64>> {
         let text = std::fs::read_to_string(format!("/proc/sysvipc/{name}")).unwrap_or_default();
         let row = |line: &str| {
@@ -14,28 +40,61 @@ pub(super) fn check(report: &mut Report) {
         text.lines().skip(1).map(row).collect()
     };
     let field = |row: &[i64], at: usize| row.get(at).copied().unwrap_or(0) as i32;
+    let mut uses = Vec::new();
     for row in table("msg") {
         // lspid, lrpid.
-        for at in [5, 6] {
-            block(report, field(&row, at), "messages", field(&row, 1));
-        }
+        uses.extend([5, 6].map(|at| (field(&row, at), "messages", field(&row, 1))));
     }
     for row in table("sem") {
-        for number in 0..field(&row, 3) {
-            block(
-                report,
-                last_user(field(&row, 1), number),
-                "semaphores",
-                field(&row, 1),
-            );
+        let id = field(&row, 1);
+        uses.extend((0..field(&row, 3)).map(|number| (last_user(id, number), "semaphores", id)));
+    }
+    uses
+}
+
+/// Attached memory moves where all of it is attached, and by nobody else.
+fn check_attached(report: &mut Report, segments: &[Seen]) {
+    let mut attached = Vec::new();
+    for pid in report.processes.clone() {
+        for part in attachments(&procfs::mappings(pid).unwrap_or_default()) {
+            let seen = segments.iter().find(|seen| seen.segment.id == part.id);
+            if seen.is_some_and(|seen| !part.is_whole(seen.segment.size)) {
+                let obstacle =
+                    Obstacle::OddMapping(format!("a part of System V memory {}", part.id));
+                report.block(pid, obstacle);
+            }
+            attached.push((part.id, part.mappings, pid));
         }
     }
-    for row in table("shm") {
-        // cpid; a segment that is mapped is found by its mapping.
-        if field(&row, 6) == 0 {
-            block(report, field(&row, 4), "memory", field(&row, 1));
+    for seen in segments {
+        let id = seen.segment.id;
+        let ours = attached.iter().filter(|(of, ..)| *of == id);
+        let count: u64 = ours.clone().map(|(_, mappings, _)| mappings).sum();
+        if count > 0
+            && seen.attached > count
+            && let Some((_, _, pid)) = ours.clone().next()
+            && let Some(outsider) = outsider(report, *pid, id)
+        {
+            let name = format!("System V memory {id}");
+            report.block(*pid, Obstacle::SharedOutside { name, outsider });
         }
     }
+}
+
+/// Somebody else who has a segment of the namespace of `pid`.
+fn outsider(report: &Report, pid: i32, id: i32) -> Option<i32> {
+    let here = namespace(pid).ok()?;
+    let has = |lines: &[MapLine]| attachments(lines).iter().any(|part| part.id == id);
+    let others = procfs::numbers("/proc", 0).unwrap_or_default();
+    let mut others = others.into_iter().filter(|other| {
+        !report.processes.contains(other) && namespace(*other).is_ok_and(|there| there == here)
+    });
+    others.find(|other| procfs::mappings(*other).is_ok_and(|lines| has(&lines)))
+}
+
+fn namespace(pid: i32) -> std::result::Result<String, ()> {
+    let link: Result<String> = procfs::link(pid, "ns/ipc");
+    link.map_err(drop)
 }
 
 fn block(report: &mut Report, pid: i32, what: &str, id: i32) {

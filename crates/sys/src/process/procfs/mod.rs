@@ -9,8 +9,8 @@ pub use stat::Stat;
 pub use status::Status;
 
 use super::error::{Context, Error, Result, unexpected};
-use std::fs;
-use std::io;
+use std::fs::{self, File};
+use std::io::{self, Read};
 
 /// Reads a file of a process.
 pub(crate) fn read(pid: i32, name: &str) -> Result<String> {
@@ -21,7 +21,29 @@ pub(crate) fn read(pid: i32, name: &str) -> Result<String> {
 /// Reads a file of a process that may hold any bytes.
 pub(crate) fn read_bytes(pid: i32, name: &str) -> Result<Vec<u8>> {
     let path = format!("/proc/{pid}/{name}");
-    fs::read(&path).map_err(|source| ended(pid, path, source))
+    whole(&path).map_err(|source| ended(pid, path, source))
+}
+
+/// What a file holds whose length nobody knows before: in few and large pieces, as each costs the kernel a call.
+fn whole(path: &str) -> io::Result<Vec<u8>> {
+    const PIECE: usize = 16 << 10;
+    let mut file = File::open(path)?;
+    let mut bytes = Vec::new();
+    loop {
+        let length = bytes.len();
+        bytes.resize(length + PIECE, 0);
+        let outcome = file.read(&mut bytes[length..]);
+        let read = match &outcome {
+            Ok(read) => *read,
+            Err(_) => 0,
+        };
+        bytes.truncate(length + read);
+        match outcome {
+            Ok(0) => return Ok(bytes),
+            Err(error) if error.kind() != io::ErrorKind::Interrupted => return Err(error),
+            _ => {}
+        }
+    }
 }
 
 /// Where a link of a process points, as text.

@@ -2,9 +2,10 @@
 
 use super::{SocketError, SocketState, SocketStatic};
 use crate::process::files::image::FileId;
+use crate::tcp_info::TcpState;
 use crate::tcp_repair::{
     PreparedSocket, Preparer, RestoredSocket, Settled, TcpDynamic, TcpStatic, WindowProbe,
-    activate_all, each, injection, restore, settle,
+    activate_all, each, ended, injection, restore, settle,
 };
 use crate::udp;
 use std::collections::{BTreeMap, BTreeSet};
@@ -18,6 +19,8 @@ pub struct Sockets {
     made: BTreeMap<FileId, Made>,
     /// Not yet handed to the restorer.
     fresh: BTreeSet<FileId>,
+    /// Those that were given what they had when the tree stood still.
+    settled: BTreeSet<FileId>,
 }
 
 #[derive(Debug)]
@@ -69,6 +72,7 @@ impl Sockets {
             preparer: Preparer::new()?,
             made: BTreeMap::new(),
             fresh: BTreeSet::new(),
+            settled: BTreeSet::new(),
         })
     }
 
@@ -104,6 +108,7 @@ impl Sockets {
             SocketStatic::Connection(fixed) => Phase::Prepared(self.preparer.prepare(fixed)?),
             SocketStatic::Unconnected(fixed) => Phase::Ready(fixed.prepare()?),
             SocketStatic::Datagrams(fixed) => Phase::Ready(udp::prepare(fixed)?),
+            SocketStatic::Ended { v6_socket } => Phase::Ready(ended(*v6_socket)?),
         })
     }
 
@@ -170,11 +175,12 @@ impl Sockets {
         states: BTreeMap<FileId, SocketState>,
         threads: usize,
     ) -> Result<Vec<Vec<u8>>, SocketError> {
+        self.settled.extend(states.keys());
         self.give(states, None, threads)
     }
 
-    /// [`Sockets::restore`] where connections that are as [`Sockets::inject`] made them are left out. `at_us` is the time by
-    /// the same clock.
+    /// [`Sockets::restore`] where sockets that [`Sockets::restore_some`] has restored are left out, and connections that are
+    /// as [`Sockets::inject`] made them. `at_us` is the time by the same clock.
     ///
     /// # Errors
     /// As there.
@@ -184,10 +190,12 @@ impl Sockets {
         at_us: u64,
         threads: usize,
     ) -> Result<Vec<Vec<u8>>, SocketError> {
-        let has_state =
-            |made: &Made| matches!(&made.phase, Phase::Restored(_, taken) if taken.at_us.is_some());
+        let has_state = |made: &Made| match &made.phase {
+            Phase::Restored(_, taken) => taken.at_us.is_some(),
+            _ => matches!(made.fixed, SocketStatic::Ended { .. }),
+        };
         for (id, made) in &self.made {
-            if !states.contains_key(id) && !has_state(made) {
+            if !states.contains_key(id) && !self.settled.contains(id) && !has_state(made) {
                 return Err(SocketError::Unknown.of(*id));
             }
         }
@@ -272,6 +280,22 @@ impl Sockets {
         Ok(())
     }
 
+    /// Connections that lack something until [`Sockets::activate`]: what a later daemon must know to let them go on.
+    #[must_use]
+    pub fn unfinished(&self) -> Vec<(TcpStatic, TcpDynamic)> {
+        let lacks = |state: &TcpDynamic| {
+            state.unsent > 0 || state.fin_unsent || state.state != TcpState::Established
+        };
+        let all = self.made.values();
+        all.filter_map(|made| match (&made.fixed, &made.phase) {
+            (SocketStatic::Connection(fixed), Phase::Restored(_, taken)) if lacks(&taken.state) => {
+                Some(((**fixed).clone(), (*taken.state).clone()))
+            }
+            _ => None,
+        })
+        .collect()
+    }
+
     /// Lets the connections go on: the commit must be certain.
     ///
     /// # Errors
@@ -332,7 +356,11 @@ fn settle_in(
 ) -> Result<(), SocketError> {
     match (fixed, state) {
         (SocketStatic::Unconnected(fixed), SocketState::Unconnected) => Ok(fixed.restore(socket)?),
-        (SocketStatic::Datagrams(fixed), SocketState::Datagrams(queue)) => {
+        (SocketStatic::Datagrams(fixed), SocketState::Datagrams(queue, groups)) => {
+            // Not before: the program would get some datagrams there and here.
+            for membership in groups {
+                udp::join(socket, membership)?;
+            }
             let replayed = queue
                 .iter()
                 .filter_map(|datagram| udp::replay(datagram, fixed.local));

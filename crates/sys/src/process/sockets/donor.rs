@@ -7,7 +7,7 @@ use crate::tcp_info::{TcpInfo, TcpState};
 use crate::tcp_repair::{
     RepairError, StaticReader, TcpDynamic, TcpUnconnected, Unmovable, abandon, extract_all, resume,
 };
-use crate::udp;
+use crate::udp::{self, Groups};
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -77,6 +77,20 @@ impl Held {
         all.map(|(id, (fd, fixed))| (*id, fd.as_fd(), &**fixed))
     }
 
+    /// No connection waits to be accepted.
+    ///
+    /// # Errors
+    /// [`SocketError::Unaccepted`] of a listener; the kernel's refusal.
+    pub fn check_accepted(&self) -> Result<(), SocketError> {
+        for (id, (fd, fixed)) in &self.sockets {
+            if matches!(**fixed, SocketStatic::Unconnected(_)) {
+                let looked = fixed.look(fd.as_fd(), &Groups::default());
+                looked.map_err(|error| error.of(*id))?;
+            }
+        }
+        Ok(())
+    }
+
     /// Takes the state of all sockets, connections by `threads` threads. Their packets must be held, ingress and egress
     /// shut. What was taken stays where it is, too.
     ///
@@ -86,28 +100,57 @@ impl Held {
         &mut self,
         threads: usize,
     ) -> Result<BTreeMap<FileId, SocketState>, SocketError> {
-        let outcome = self.extract_all(threads);
+        let all: Vec<FileId> = self.sockets.keys().copied().collect();
+        self.extract_some(&all, threads)
+    }
+
+    /// [`Held::extract`] of one socket.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn extract_one(
+        &mut self,
+        id: FileId,
+    ) -> Result<BTreeMap<FileId, SocketState>, SocketError> {
+        self.extract_some(&[id], 1)
+    }
+
+    fn extract_some(
+        &mut self,
+        wanted: &[FileId],
+        threads: usize,
+    ) -> Result<BTreeMap<FileId, SocketState>, SocketError> {
+        let outcome = self.extract_wanted(wanted, threads);
         if outcome.is_err() {
             self.resume();
         }
         outcome
     }
 
-    fn extract_all(
+    fn extract_wanted(
         &mut self,
+        wanted: &[FileId],
         threads: usize,
     ) -> Result<BTreeMap<FileId, SocketState>, SocketError> {
         let mut found = BTreeMap::new();
         let (mut ids, mut connections) = (Vec::new(), Vec::new());
-        for (id, (fd, fixed)) in &self.sockets {
+        let (mut groups, none) = (None, Groups::default());
+        let wanted = wanted
+            .iter()
+            .filter_map(|id| self.sockets.get_key_value(id));
+        for (id, (fd, fixed)) in wanted {
             match &**fixed {
                 SocketStatic::Connection(fixed) => {
                     ids.push(*id);
                     connections.push((fd.as_fd(), &**fixed));
                 }
                 other => {
-                    let state = other.look(fd.as_fd()).map_err(|error| error.of(*id))?;
-                    found.insert(*id, state);
+                    if groups.is_none() && matches!(other, SocketStatic::Datagrams(_)) {
+                        groups = Some(Groups::read());
+                    }
+                    let known = groups.as_ref().unwrap_or(&none);
+                    let state = other.look(fd.as_fd(), known);
+                    found.insert(*id, state.map_err(|error| error.of(*id))?);
                 }
             }
         }
@@ -159,11 +202,12 @@ impl Drop for Held {
 
 impl SocketStatic {
     /// The state of a socket that has no connection, which stays as it is.
-    fn look(&self, fd: BorrowedFd<'_>) -> Result<SocketState, SocketError> {
+    fn look(&self, fd: BorrowedFd<'_>, groups: &Groups) -> Result<SocketState, SocketError> {
         match self {
             Self::Datagrams(fixed) => {
                 let queue = udp::peek_with_destinations(fd, fixed.v6_socket)?;
-                Ok(SocketState::Datagrams(queue))
+                let joined = udp::joined(fd, fixed.v6_socket, groups)?;
+                Ok(SocketState::Datagrams(queue, joined))
             }
             _ => match TcpUnconnected::unaccepted(fd)? {
                 0 => Ok(SocketState::Unconnected),

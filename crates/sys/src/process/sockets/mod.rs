@@ -17,6 +17,7 @@
 mod acceptor;
 mod donor;
 mod error;
+pub(crate) mod left;
 mod told;
 
 pub use acceptor::Sockets;
@@ -25,7 +26,7 @@ pub use error::SocketError;
 pub use told::{Told, Way};
 
 use crate::tcp_repair::{TcpDynamic, TcpStatic, TcpUnconnected};
-use crate::udp::{Datagram, UdpStatic};
+use crate::udp::{Datagram, Membership, UdpStatic};
 use serde::{Deserialize, Serialize};
 use std::net::SocketAddr;
 
@@ -38,6 +39,11 @@ pub enum SocketStatic {
     Unconnected(Box<TcpUnconnected>),
     /// A UDP socket.
     Datagrams(Box<UdpStatic>),
+    /// A TCP connection that its peer has reset: a copy's, where the original has a connection.
+    Ended {
+        /// Whether the socket is an IPv6 one.
+        v6_socket: bool,
+    },
 }
 
 impl SocketStatic {
@@ -46,8 +52,30 @@ impl SocketStatic {
     pub fn addresses(&self) -> Option<(SocketAddr, SocketAddr)> {
         match self {
             Self::Connection(fixed) => Some((fixed.local, fixed.remote)),
-            Self::Unconnected(_) => None,
+            Self::Unconnected(_) | Self::Ended { .. } => None,
             Self::Datagrams(fixed) => Some((fixed.local, fixed.remote?)),
+        }
+    }
+
+    /// What a copy has of a socket that stays with the original.
+    #[must_use]
+    pub fn of_a_copy(self) -> Self {
+        match self {
+            Self::Connection(fixed) => Self::Ended {
+                v6_socket: fixed.v6_socket,
+            },
+            other => other,
+        }
+    }
+
+    /// The state that a copy's socket begins with; none where it needs none. What waits to be read is the
+    /// original's, and so are multicast groups.
+    #[must_use]
+    pub fn state_of_a_copy(&self) -> Option<SocketState> {
+        match self {
+            Self::Unconnected(_) => Some(SocketState::Unconnected),
+            Self::Datagrams(_) => Some(SocketState::Datagrams(Vec::new(), Vec::new())),
+            Self::Connection(_) | Self::Ended { .. } => None,
         }
     }
 }
@@ -59,6 +87,6 @@ pub enum SocketState {
     Connection(Box<TcpDynamic>),
     /// Of a TCP socket without a connection.
     Unconnected,
-    /// Datagrams that were received and not read.
-    Datagrams(Vec<Datagram>),
+    /// Datagrams that were received and not read, and the multicast groups that it had joined.
+    Datagrams(Vec<Datagram>, Vec<Membership>),
 }

@@ -8,6 +8,9 @@ use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 
+/// Most places of one call (`IOV_MAX`).
+const PLACES_MAX: usize = 1024;
+
 /// Memory of a process that the caller may trace.
 #[derive(Debug)]
 pub(crate) struct Memory {
@@ -51,6 +54,50 @@ impl Memory {
             .map_err(|e| self.named(e, "reading", address))
     }
 
+    /// Reads places (address, length) one after the other into `bytes`, in as few calls as that takes; false if not all can be
+    /// read so.
+    pub fn read_places(&self, places: &[(u64, usize)], mut bytes: &mut [u8]) -> bool {
+        places.chunks(PLACES_MAX).all(|some| {
+            let Some((here, rest)) = std::mem::take(&mut bytes).split_at_mut_checked(sum(some))
+            else {
+                return false;
+            };
+            bytes = rest;
+            let (local, remote) = (part(here.as_mut_ptr(), here.len()), parts(some));
+            let count = remote.len() as libc::c_ulong;
+            // SAFETY: `local` describes `here`, writable and alive; all addresses of `remote` are the other process's.
+            let read = unsafe {
+                libc::process_vm_readv(self.pid, &raw const local, 1, remote.as_ptr(), count, 0)
+            };
+            read == here.len() as isize
+        })
+    }
+
+    /// Writes `bytes` to places (address, length) one after the other, in as few calls as that takes.
+    pub fn write_places(&self, places: &[(u64, usize)], bytes: &[u8]) -> Result<()> {
+        let mut rest = bytes;
+        for some in places.chunks(PLACES_MAX) {
+            let (here, after) = rest.split_at(sum(some).min(rest.len()));
+            rest = after;
+            let (local, remote) = (part(here.as_ptr().cast_mut(), here.len()), parts(some));
+            let count = remote.len() as libc::c_ulong;
+            // SAFETY: `local` describes `here`, readable and alive; all addresses of `remote` are the other process's.
+            let written = unsafe {
+                libc::process_vm_writev(self.pid, &raw const local, 1, remote.as_ptr(), count, 0)
+            };
+            if written == here.len() as isize {
+                continue;
+            }
+            let mut left = here;
+            for (address, length) in some {
+                let (one, after) = left.split_at((*length).min(left.len()));
+                left = after;
+                self.write(*address, one)?;
+            }
+        }
+        Ok(())
+    }
+
     /// Writes where the process may write itself.
     pub fn write(&self, address: u64, bytes: &[u8]) -> Result<()> {
         let local = part(bytes.as_ptr().cast_mut(), bytes.len());
@@ -84,6 +131,16 @@ impl Memory {
     }
 }
 
+fn parts(places: &[(u64, usize)]) -> Vec<libc::iovec> {
+    let part = |(address, length): &(u64, usize)| part(*address as *mut u8, *length);
+    places.iter().map(part).collect()
+}
+
+fn sum(places: &[(u64, usize)]) -> usize {
+    let lengths = places.iter().map(|(_, length)| *length);
+    lengths.fold(0, usize::saturating_add)
+}
+
 fn part(base: *mut u8, length: usize) -> libc::iovec {
     libc::iovec {
         iov_base: base.cast::<c_void>(),
@@ -108,4 +165,43 @@ pub(crate) fn pidfd_getfd(process: BorrowedFd<'_>, number: i32) -> Result<OwnedF
     let fd = fd.context(|| format!("fetching descriptor {number}"))?;
     // SAFETY: the call succeeded, so it is a new descriptor that nothing else owns.
     Ok(unsafe { OwnedFd::from_raw_fd(fd as i32) })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn scattered_places_are_read_and_written_in_order() {
+        let memory = Memory::open(std::process::id() as i32).unwrap();
+        let mut there: Vec<u8> = (0..5000).map(|at| (at % 251) as u8).collect();
+        // More than one call takes, every second byte.
+        let base = there.as_mut_ptr().addr() as u64;
+        let places: Vec<(u64, usize)> = (0..2500).map(|at| (base + 2 * at, 1)).collect();
+        let mut found = vec![0; places.len()];
+        assert!(memory.read_places(&places, &mut found));
+        let even = |bytes: &[u8]| -> Vec<u8> { bytes.iter().step_by(2).copied().collect() };
+        assert_eq!(found, even(&there));
+        let odd: Vec<u8> = there.iter().skip(1).step_by(2).copied().collect();
+        memory
+            .write_places(&places, &vec![255; places.len()])
+            .unwrap();
+        // Through the kernel: what it wrote is not what the compiler saw.
+        let mut whole = vec![0; there.len()];
+        memory.read(base, &mut whole).unwrap();
+        assert_eq!(even(&whole), vec![255; places.len()]);
+        let still: Vec<u8> = whole.iter().skip(1).step_by(2).copied().collect();
+        assert_eq!(still, odd);
+        drop(there);
+    }
+
+    #[test]
+    fn a_place_that_is_not_there_is_noticed() {
+        let memory = Memory::open(std::process::id() as i32).unwrap();
+        let there = [7_u8; 4];
+        let places = [(there.as_ptr().addr() as u64, 4), (0, 4)];
+        assert!(!memory.read_places(&places, &mut [0; 8]));
+        // Fewer bytes than places ask for.
+        assert!(!memory.read_places(&places[..1], &mut [0; 3]));
+    }
 }

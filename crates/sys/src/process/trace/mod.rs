@@ -1,16 +1,18 @@
 //! Threads of other processes under ptrace: stopped, read, written, made to call the kernel.
 
 mod memory;
+mod patience;
 mod registers;
 mod sigframe;
 mod stub;
 mod tracee;
 
 pub(crate) use memory::{Memory, pidfd_getfd, pidfd_open};
+pub(crate) use patience::Patience;
 pub(crate) use registers::RESTART_BLOCK;
 pub use registers::Registers;
 pub(crate) use sigframe::build as frame;
 pub(crate) use stub::{
     Batch, Call, Exit, SCRATCH, SCRATCH_BYTES, STUB_BYTES, Stub, code as stub_code,
 };
-pub(crate) use tracee::{Patience, STOP_LIMIT, Stop, Tracee, look, wait_for};
+pub(crate) use tracee::{STOP_LIMIT, Stop, Tracee, look, wait_for};

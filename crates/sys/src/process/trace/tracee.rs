@@ -1,17 +1,13 @@
 //! One thread under ptrace.
 
 use super::super::error::{Context, Error, Result, check_long};
-use super::Registers;
+use super::{Patience, Registers};
 use std::ffi::{c_long, c_void};
 use std::io;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// How long a thread may take to stop.
 pub(crate) const STOP_LIMIT: Duration = Duration::from_secs(2);
-/// How long the tracer looks again at once before it sleeps.
-const SPIN: Duration = Duration::from_millis(1);
-/// How long it sleeps then.
-const PAUSE: Duration = Duration::from_micros(100);
 /// Most bytes of extended registers (AVX-512, AMX and what may come).
 const XSTATE_MAX: usize = 16384;
 const NT_X86_XSTATE: usize = 0x202;
@@ -261,7 +257,7 @@ pub(crate) fn wait_for(tid: i32, limit: Duration) -> Result<Stop> {
         if let Some(stop) = look(tid)? {
             return Ok(stop);
         }
-        if !patience.wait() {
+        if !patience.wait(tid) {
             return Err(Error::WouldNotStop(tid));
         }
     }
@@ -282,34 +278,6 @@ pub(crate) fn look(tid: i32) -> Result<Option<Stop>> {
             Some(libc::ECHILD) => return Err(Error::Gone(tid)),
             _ => return Err(error).context(|| format!("waiting for thread {tid}")),
         }
-    }
-}
-
-/// Waits a little, first by looking again at once. Time in which this process itself does not run does not count.
-pub(crate) struct Patience {
-    began: Instant,
-    slept: Duration,
-    limit: Duration,
-}
-
-impl Patience {
-    pub fn new(limit: Duration) -> Self {
-        Self {
-            began: Instant::now(),
-            slept: Duration::ZERO,
-            limit,
-        }
-    }
-
-    /// False when it is at its end.
-    pub fn wait(&mut self) -> bool {
-        if self.began.elapsed() < SPIN {
-            std::thread::yield_now();
-            return true;
-        }
-        self.slept += PAUSE;
-        std::thread::sleep(PAUSE);
-        self.slept <= self.limit
     }
 }
 

@@ -1,27 +1,35 @@
 //! SCTP by the kernel.
 
 mod abi;
+mod outbox;
 mod receive;
 mod send;
 mod socket;
+mod timer;
 
 use super::assembly::Assembly;
 use super::{AssocId, Config, Endpoint, Event, Message};
 use crate::sockopt::check;
 use crate::sysctl;
+use outbox::{Next, Outbox};
 use receive::Inbox;
 use send::{Progress, Queued};
 use socket::Socket;
-use std::collections::{HashMap, VecDeque};
+use std::collections::HashMap;
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::time::Duration;
+use timer::Timer;
 
 /// Sockets read in one turn.
 const READY_MAX: usize = 64;
 /// The setting that has the kernel take encapsulated packets.
 const UDP_PORT: &str = "net/sctp/udp_port";
+/// The setting that has each association of a new socket use a send buffer of its own, and not all together one.
+const SEND_BUFFERS: &str = "net/sctp/sndbuf_policy";
+/// In the place of a port: the timer.
+const TIMER: u32 = u32::MAX;
 
 /// Whether the kernel has SCTP in this network namespace.
 pub fn is_there() -> bool {
@@ -37,17 +45,18 @@ pub struct KernelEndpoint {
     epoll: OwnedFd,
     assembly: Assembly,
     inbox: Inbox,
-    queue: VecDeque<Queued>,
-    /// Bytes in `queue`.
-    queued: usize,
-    /// The socket whose room is waited for.
-    awaited: Option<u32>,
+    outbox: Outbox,
+    timer: Timer,
     encapsulation: Option<u16>,
 }
 
 impl KernelEndpoint {
     pub fn open(config: &Config) -> io::Result<Self> {
         let encapsulation = config.encapsulation.map(encapsulate).transpose()?;
+        // Who may not set it has one buffer for all: a peer that does not read then slows the others.
+        if sysctl::read(SEND_BUFFERS).is_ok_and(|value| value == "0") {
+            let _ = sysctl::write(SEND_BUFFERS, "1");
+        }
         // SAFETY: no pointers are passed.
         let epoll = unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) };
         check(epoll)?;
@@ -59,46 +68,29 @@ impl KernelEndpoint {
             epoll: unsafe { OwnedFd::from_raw_fd(epoll) },
             assembly: Assembly::new(abi::DIALECT, config.message_len_max),
             inbox: Inbox::default(),
-            queue: VecDeque::new(),
-            queued: 0,
-            awaited: None,
+            outbox: Outbox::new(config.send_buffer as usize),
+            timer: Timer::new()?,
             encapsulation,
         };
+        endpoint.watch(TIMER, endpoint.timer.as_fd().as_raw_fd())?;
         endpoint.add(0, Socket::open(config)?)?;
         Ok(endpoint)
     }
 
     fn add(&mut self, port: u32, socket: Socket) -> io::Result<()> {
-        self.watch(libc::EPOLL_CTL_ADD, port, socket.as_fd().as_raw_fd(), false)?;
+        self.watch(port, socket.as_fd().as_raw_fd())?;
         self.sockets.insert(port, socket);
         Ok(())
     }
 
-    fn watch(&self, change: i32, port: u32, fd: RawFd, for_room: bool) -> io::Result<()> {
-        let room = if for_room { libc::EPOLLOUT } else { 0 };
+    fn watch(&self, port: u32, fd: RawFd) -> io::Result<()> {
         let mut interest = libc::epoll_event {
-            events: (libc::EPOLLIN | room) as u32,
+            events: libc::EPOLLIN as u32,
             u64: port.into(),
         };
+        let (epoll, add) = (self.epoll.as_raw_fd(), libc::EPOLL_CTL_ADD);
         // SAFETY: the event outlives the call.
-        check(unsafe { libc::epoll_ctl(self.epoll.as_raw_fd(), change, fd, &raw mut interest) })
-    }
-
-    /// Wakes the caller when the socket of `port` has room, or, with `None`, no more.
-    fn wait_for_room(&mut self, port: Option<u32>) -> io::Result<()> {
-        if port == self.awaited {
-            return Ok(());
-        }
-        for (port, for_room) in [(self.awaited, false), (port, true)] {
-            if let Some(port) = port
-                && let Some(socket) = self.sockets.get(&port)
-            {
-                let fd = socket.as_fd().as_raw_fd();
-                self.watch(libc::EPOLL_CTL_MOD, port, fd, for_room)?;
-            }
-        }
-        self.awaited = port;
-        Ok(())
+        check(unsafe { libc::epoll_ctl(epoll, add, fd, &raw mut interest) })
     }
 
     fn socket_of(&self, assoc: AssocId) -> io::Result<&Socket> {
@@ -106,35 +98,42 @@ impl KernelEndpoint {
         socket.ok_or_else(|| io::ErrorKind::NotConnected.into())
     }
 
-    fn push(
-        &mut self,
-        assoc: AssocId,
-        flags: u16,
-        message: &Message,
-        more: bool,
-    ) -> io::Result<()> {
-        let queued = self.queued + message.data.len();
-        if queued > self.config.send_buffer as usize {
-            return Err(io::ErrorKind::WouldBlock.into());
+    /// Hands the kernel what waits, as far as it has room for the association of each message.
+    fn hand_over(&mut self) {
+        while let Some(next) = self.outbox.next() {
+            let Some(socket) = self.sockets.get(&next.port) else {
+                self.refuse(&next);
+                continue;
+            };
+            match send::send(socket.as_fd(), self.outbox.queue(&next), next.count) {
+                Progress::Sent(count) => self.outbox.sent(&next, count),
+                Progress::Refused => self.refuse(&next),
+                Progress::Full => self.outbox.full(&next),
+            }
         }
-        self.queued = queued;
-        self.queue.push_back(Queued {
-            assoc,
-            flags,
-            message: message.clone(),
-            more,
-        });
-        Ok(())
     }
 
-    fn refuse(&mut self) {
-        if let Some(queued) = self.queue.pop_front() {
-            self.queued -= queued.message.data.len();
-            self.assembly.events.push(Event::SendFailed {
-                assoc: queued.assoc,
-                message: queued.message,
-                sent: false,
-            });
+    fn refuse(&mut self, next: &Next) {
+        if let Some(queued) = self.outbox.take(next) {
+            self.failed(queued);
+        }
+    }
+
+    fn failed(&mut self, queued: Queued) {
+        self.assembly.events.push(Event::SendFailed {
+            assoc: queued.assoc,
+            message: queued.message,
+            sent: false,
+        });
+    }
+
+    /// Nothing is sent to an association that is gone.
+    fn forget(&mut self, gone: AssocId) {
+        for queued in self.outbox.forget(gone) {
+            self.failed(queued);
+        }
+        if gone.port() != 0 {
+            self.sockets.remove(&gone.port());
         }
     }
 
@@ -157,19 +156,23 @@ impl Endpoint for KernelEndpoint {
 
     fn recv_batch(&mut self, events: &mut Vec<Event>) -> io::Result<()> {
         for port in self.ready() {
-            if let Some(socket) = self.sockets.get(&port) {
+            if port == TIMER {
+                self.timer.stop()?;
+                self.outbox.try_again();
+            } else if let Some(socket) = self.sockets.get(&port) {
                 self.inbox.read(socket.as_fd(), port, &mut self.assembly)?;
             }
         }
         for assoc in std::mem::take(&mut self.assembly.too_long) {
-            self.abort(assoc)?;
+            // If it is gone already, an event says so.
+            let _ = self.abort(assoc);
         }
-        for event in &self.assembly.events {
-            if let Event::Down { assoc, .. } = event
-                && assoc.port() != 0
-            {
-                self.sockets.remove(&assoc.port());
-            }
+        let gone = self.assembly.events.iter().filter_map(|event| match event {
+            Event::Down { assoc, .. } => Some(*assoc),
+            _ => None,
+        });
+        for assoc in gone.collect::<Vec<_>>() {
+            self.forget(assoc);
         }
         events.append(&mut self.assembly.events);
         Ok(())
@@ -177,7 +180,7 @@ impl Endpoint for KernelEndpoint {
 
     fn send(&mut self, assoc: AssocId, message: &Message) -> io::Result<()> {
         self.socket_of(assoc)?;
-        self.push(assoc, 0, message, false)
+        self.outbox.push(assoc, 0, message, false)
     }
 
     fn send_bundles(&mut self, assocs: &[AssocId], messages: &[Message], taken: &mut Vec<usize>) {
@@ -185,7 +188,7 @@ impl Endpoint for KernelEndpoint {
         for &assoc in assocs {
             let is_there = self.socket_of(assoc).is_ok();
             let finds_no_room = |(place, message): (usize, &Message)| {
-                is_there && self.push(assoc, 0, message, place < last).is_err()
+                is_there && self.outbox.push(assoc, 0, message, place < last).is_err()
             };
             let count = messages.iter().enumerate().position(finds_no_room);
             taken.push(count.unwrap_or(messages.len()));
@@ -193,25 +196,11 @@ impl Endpoint for KernelEndpoint {
     }
 
     fn flush(&mut self) -> io::Result<()> {
-        while let Some(first) = self.queue.front() {
-            let port = first.assoc.port();
-            let Some(socket) = self.sockets.get(&port) else {
-                self.refuse();
-                continue;
-            };
-            let more = first.more;
-            let is_alike = |q: &&Queued| q.assoc.port() == port && q.more == more;
-            let same = self.queue.iter().take_while(is_alike);
-            match send::send(socket.as_fd(), &self.queue, same.count()) {
-                Progress::Sent(count) => {
-                    let gone = self.queue.drain(..count);
-                    self.queued -= gone.map(|sent| sent.message.data.len()).sum::<usize>();
-                }
-                Progress::Refused => self.refuse(),
-                Progress::Full => return self.wait_for_room(Some(port)),
-            }
+        self.hand_over();
+        match self.outbox.retry() {
+            Some(pause) => self.timer.start(pause),
+            None => Ok(()),
         }
-        self.wait_for_room(None)
     }
 
     fn connect(
@@ -274,12 +263,15 @@ impl Endpoint for KernelEndpoint {
 
     fn shutdown(&mut self, assoc: AssocId) -> io::Result<()> {
         self.socket_of(assoc)?;
-        self.push(assoc, abi::EOF, &Message::new(0, "".into()), false)
+        self.outbox
+            .push(assoc, abi::EOF, &Message::new(0, "".into()), false)
     }
 
     fn abort(&mut self, assoc: AssocId) -> io::Result<()> {
-        self.socket_of(assoc)?;
-        self.push(assoc, abi::ABORT, &Message::new(0, "".into()), false)
+        // What was said before goes first, where there is room for it. The word itself needs none.
+        self.hand_over();
+        self.outbox.forget(assoc);
+        send::abort(self.socket_of(assoc)?.as_fd(), assoc)
     }
 }
 

@@ -2,12 +2,13 @@
 
 use super::abi;
 use crate::transport::{AssocId, Message};
+use bytes::Bytes;
 use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 
 /// Messages in one call.
-const BATCH: usize = 64;
+pub const BATCH: usize = 64;
 
 /// A message with the flags it is sent with.
 pub struct Queued {
@@ -33,9 +34,8 @@ pub enum Progress {
     Refused,
 }
 
-/// Hands the first messages of `queue`, up to `count` and one batch, to the socket. They are alike in whether more follow.
+/// Hands the first messages of `queue`, `count` of them, to the socket. They are alike in whether more follow.
 pub fn send(fd: BorrowedFd<'_>, queue: &VecDeque<Queued>, count: usize) -> Progress {
-    let count = count.min(BATCH);
     let mut vectors: Vec<libc::iovec> = queue
         .iter()
         .take(count)
@@ -75,6 +75,21 @@ pub fn send(fd: BorrowedFd<'_>, queue: &VecDeque<Queued>, count: usize) -> Progr
         Some(libc::EAGAIN | libc::ENOBUFS | libc::ENOMEM) => Progress::Full,
         Some(libc::EINTR) => Progress::Sent(0),
         _ => Progress::Refused,
+    }
+}
+
+/// Ends an association at once, whatever waits for it.
+pub fn abort(fd: BorrowedFd<'_>, assoc: AssocId) -> io::Result<()> {
+    let last = Queued {
+        assoc,
+        flags: abi::ABORT,
+        message: Message::new(0, Bytes::new()),
+        more: false,
+    };
+    match send(fd, &VecDeque::from([last]), 1) {
+        Progress::Sent(_) => Ok(()),
+        Progress::Full => Err(io::ErrorKind::WouldBlock.into()),
+        Progress::Refused => Err(io::ErrorKind::NotConnected.into()),
     }
 }
 

@@ -10,6 +10,7 @@ unsafe extern "C" {
     fn holdfast_usrsctp_expect_bucket(tag: u32);
     fn holdfast_usrsctp_expect_association(tag: u32);
     fn holdfast_usrsctp_expect_parts(tag: u32);
+    fn holdfast_usrsctp_expect_carried(tag: u32);
 }
 
 /// Gives each packet to `take`, announced.
@@ -17,10 +18,11 @@ unsafe extern "C" {
 /// # Safety
 /// The stack runs, and its lock is held.
 pub unsafe fn take_each(packets: &[Packet<'_>], take: impl FnMut(&Packet<'_>)) {
-    let steps: [Step<unsafe extern "C" fn(u32)>; 3] = [
+    let steps: [Step<unsafe extern "C" fn(u32)>; 4] = [
         (12, holdfast_usrsctp_expect_bucket),
-        (8, holdfast_usrsctp_expect_association),
-        (4, holdfast_usrsctp_expect_parts),
+        (9, holdfast_usrsctp_expect_association),
+        (6, holdfast_usrsctp_expect_parts),
+        (3, holdfast_usrsctp_expect_carried),
     ];
     let announce = |step: unsafe extern "C" fn(u32), packet: &Packet<'_>| {
         if let Some(tag) = tag(packet.bytes) {

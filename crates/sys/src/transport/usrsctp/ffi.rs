@@ -210,6 +210,10 @@ unsafe extern "C" {
     pub fn usrsctp_freeladdrs(list: *mut sockaddr);
     pub fn usrsctp_close(socket: *mut Socket);
 
+    // `c/distance.c`.
+    pub fn holdfast_usrsctp_round_trip_us(socket: *mut Socket, assoc: u32) -> u64;
+    pub fn holdfast_usrsctp_measure(socket: *mut Socket, assoc: u32);
+
     pub fn usrsctp_sysctl_set_sctp_udp_tunneling_port(port: u32) -> c_int;
     pub fn usrsctp_sysctl_set_sctp_no_csum_on_loopback(on: u32) -> c_int;
     pub fn usrsctp_sysctl_set_sctp_blackhole(level: u32) -> c_int;

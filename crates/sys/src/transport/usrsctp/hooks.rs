@@ -162,14 +162,25 @@ unsafe fn chosen_source(socket: StackSocket, first: &libc::iovec, is_v4: bool) -
     (!source.is_unspecified()).then_some(source)
 }
 
-/// The stack's own locks: all calls of it are made under ours.
+/// What time it is: one time in each call of ours, since asking for it was a twentieth of all time.
 #[unsafe(no_mangle)]
-extern "C" fn holdfast_usrsctp_pthread_mutex_lock(_lock: *mut c_void) -> c_int {
-    0
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn holdfast_usrsctp_pthread_mutex_unlock(_lock: *mut c_void) -> c_int {
+unsafe extern "C" fn holdfast_usrsctp_gettimeofday(
+    time: *mut libc::timeval,
+    _zone: *mut c_void,
+) -> c_int {
+    let asked = &inner().time;
+    let now = asked.get().unwrap_or_else(|| {
+        let mut now = libc::timeval {
+            tv_sec: 0,
+            tv_usec: 0,
+        };
+        // SAFETY: the structure is writable, and no zone is asked for.
+        unsafe { libc::gettimeofday(&raw mut now, std::ptr::null_mut()) };
+        asked.set(Some(now));
+        now
+    });
+    // SAFETY: the stack passes a place for it.
+    unsafe { time.write(now) };
     0
 }
 

@@ -9,9 +9,13 @@ use std::os::fd::RawFd;
 
 /// Datagrams read in one call.
 const BATCH: usize = 16;
+/// Calls after which others have their turn.
+pub const CALLS_MAX: usize = 8;
 /// Packets in a batch above which the next has fewer datagrams, so that answers to the first do not wait for the last.
-const PACKETS_WANTED: usize = 128;
+pub const PACKETS_WANTED: usize = 128;
 const BUFFER_LEN: usize = 65_536;
+/// From one buffer to the next: not a power of two, with which their first lines would push each other out of the cache.
+const STRIDE: usize = BUFFER_LEN + 17 * 64;
 const CONTROL_LEN: usize = 128;
 
 /// `struct ip`'s shortest length.
@@ -53,7 +57,7 @@ pub struct Inbox {
 impl Default for Inbox {
     fn default() -> Self {
         Self {
-            buffers: vec![0; BATCH * BUFFER_LEN],
+            buffers: vec![0; BATCH * STRIDE],
             addresses: vec![RawAddress::empty(); BATCH],
             controls: vec![Control([0; CONTROL_LEN]); BATCH],
             lengths: Vec::with_capacity(BATCH),
@@ -63,11 +67,11 @@ impl Default for Inbox {
 }
 
 impl Inbox {
-    /// Reads what is there, up to a batch; returns how many datagrams.
-    pub fn fill(&mut self, fd: RawFd) -> io::Result<usize> {
+    /// Reads what is there, up to a batch; returns whether that is all.
+    pub fn fill(&mut self, fd: RawFd) -> io::Result<bool> {
         self.lengths.clear();
         let mut vectors: [libc::iovec; BATCH] = std::array::from_fn(|index| libc::iovec {
-            iov_base: self.buffers[index * BUFFER_LEN..].as_mut_ptr().cast(),
+            iov_base: self.buffers[index * STRIDE..].as_mut_ptr().cast(),
             iov_len: BUFFER_LEN,
         });
         let mut headers: [libc::mmsghdr; BATCH] = std::array::from_fn(|index| {
@@ -100,7 +104,7 @@ impl Inbox {
             let length = (header.msg_len as usize).min(BUFFER_LEN);
             (length, header.msg_hdr.msg_controllen.min(CONTROL_LEN))
         }));
-        Ok(count)
+        Ok(count < self.wanted.get())
     }
 
     /// The packets of the batch.
@@ -118,7 +122,7 @@ impl Inbox {
 
     fn each<'a>(&'a self, kind: Kind, mut take: impl FnMut(Packet<'a>)) {
         for (index, &(length, control_len)) in self.lengths.iter().enumerate() {
-            let bytes = &self.buffers[index * BUFFER_LEN..][..length];
+            let bytes = &self.buffers[index * STRIDE..][..length];
             let told = Told::read(&self.controls[index].0[..control_len]);
             let Some(from) = self.addresses[index].to_socket_addr() else {
                 continue;

@@ -9,6 +9,7 @@ mod checksum;
 mod ffi;
 mod hooks;
 mod inbox;
+mod memory;
 mod options;
 mod outbox;
 mod queue;
@@ -186,6 +187,13 @@ impl Endpoint for UsrsctpEndpoint {
     fn round_trip(&self, assoc: AssocId) -> io::Result<Duration> {
         let _stack = Stack::lock();
         self.socket_of(assoc)?.round_trip(assoc.id())
+    }
+
+    fn measure(&mut self, assoc: AssocId) {
+        let _stack = Stack::lock();
+        if let Ok(socket) = self.socket_of(assoc) {
+            socket.measure(assoc.id());
+        }
     }
 
     fn remote_addresses(&self, assoc: AssocId) -> io::Result<Vec<SocketAddr>> {

@@ -109,12 +109,21 @@ pub fn round_trip(socket: *mut Socket, assoc: u32) -> io::Result<Duration> {
     status.assoc = assoc;
     let mut length = size_of::<ffi::Status>() as socklen_t;
     let pointer: *mut c_void = (&raw mut status).cast();
+    // The stack's own time has delayed acknowledgements in it; that there is such an association is what is asked.
     // SAFETY: the structure is writable for `length` bytes, and both outlive the call.
     check(unsafe {
         let level = libc::IPPROTO_SCTP;
         ffi::usrsctp_getsockopt(socket, level, ffi::STATUS, pointer, &raw mut length)
     })?;
-    Ok(Duration::from_millis(status.primary.srtt_ms.into()))
+    // SAFETY: the socket is open.
+    let round_trip_us = unsafe { ffi::holdfast_usrsctp_round_trip_us(socket, assoc) };
+    Ok(Duration::from_micros(round_trip_us))
+}
+
+/// Has the primary path's round trip measured.
+pub fn measure(socket: *mut Socket, assoc: u32) {
+    // SAFETY: the socket is open.
+    unsafe { ffi::holdfast_usrsctp_measure(socket, assoc) };
 }
 
 /// Whether the peer has answered at an address; false too of one that is none of its.

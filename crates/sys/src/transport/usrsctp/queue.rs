@@ -1,6 +1,7 @@
 //! What the stack says to one endpoint.
 
 use super::ffi::{self, RcvInfo, SockStore, Socket};
+use super::memory::holdfast_usrsctp_free;
 use super::stack::INNER;
 use crate::transport::assembly::{Assembly, Dialect, Origin};
 use crate::transport::event::AssocId;
@@ -77,7 +78,7 @@ pub unsafe extern "C" fn receive(
             queue.assembly.message(bytes, &origin, is_end);
         }
     }
-    // SAFETY: `malloc` gave the buffer, and the callback owns it.
-    unsafe { libc::free(data) };
+    // SAFETY: the stack made the buffer, the callback owns it, and the lock is held.
+    unsafe { holdfast_usrsctp_free(data) };
     1
 }

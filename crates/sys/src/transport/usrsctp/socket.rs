@@ -175,6 +175,10 @@ impl Socket {
         options::round_trip(self.0, assoc)
     }
 
+    pub fn measure(&self, assoc: u32) {
+        options::measure(self.0, assoc);
+    }
+
     /// Whether the peer has answered at this address of its.
     pub fn is_confirmed(&self, assoc: u32, address: SocketAddr) -> bool {
         options::is_confirmed(self.0, assoc, address)

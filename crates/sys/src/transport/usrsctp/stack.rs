@@ -3,7 +3,7 @@
 use super::ahead;
 use super::ffi;
 use super::hooks::StackSocket;
-use super::inbox::{Inbox, Kind, Packet, with_port};
+use super::inbox::{CALLS_MAX, Inbox, Kind, PACKETS_WANTED, Packet, with_port};
 use super::outbox::Outbox;
 use super::queue::Queue;
 use super::ready::{drain, signal, timer};
@@ -48,6 +48,8 @@ pub struct Inner {
     pub sources: RefCell<Sources>,
     /// What is handed over is not sent: more follows.
     pub held_back: Cell<bool>,
+    /// The time, once the stack has asked for it since the lock was taken.
+    pub time: Cell<Option<libc::timeval>>,
     inbox: RefCell<Inbox>,
     udp_port: Cell<Option<u16>>,
     ticked: Cell<Option<Instant>>,
@@ -98,6 +100,7 @@ impl Inner {
             queues: RefCell::default(),
             sources: RefCell::default(),
             held_back: Cell::new(false),
+            time: Cell::new(None),
             inbox: RefCell::default(),
             udp_port: Cell::new(None),
             ticked: Cell::new(None),
@@ -123,9 +126,11 @@ impl Inner {
 impl Stack {
     /// Takes the lock.
     pub fn lock() -> Self {
-        Self {
+        let stack = Self {
             _guard: INNER.lock.lock().unwrap_or_else(PoisonError::into_inner),
-        }
+        };
+        stack.inner().time.set(None);
+        stack
     }
 
     pub fn inner(&self) -> &Inner {
@@ -216,13 +221,22 @@ impl Stack {
             (false, false) => Kind::Raw4,
         };
         let mut inbox = inner.inbox.borrow_mut();
-        match inbox.fill(fd) {
-            Ok(_) => {}
-            Err(error) if is_passing(&error) => return Ok(()),
-            Err(error) => return Err(error),
+        let mut packets = 0;
+        // All that is there, unless that is much: who pauses between two calls shall not pause with work left.
+        for _ in 0..CALLS_MAX {
+            let is_all = match inbox.fill(fd) {
+                Ok(is_all) => is_all,
+                Err(error) if is_passing(&error) => return Ok(()),
+                Err(error) => return Err(error),
+            };
+            let came = inbox.packets(kind);
+            packets += came.len();
+            // SAFETY: the stack runs, and the lock is held.
+            unsafe { ahead::take_each(&came, take_in) };
+            if is_all || packets >= PACKETS_WANTED {
+                break;
+            }
         }
-        // SAFETY: the stack runs, and the lock is held.
-        unsafe { ahead::take_each(&inbox.packets(kind), take_in) };
         Ok(())
     }
 
@@ -379,3 +393,6 @@ fn take_in(packet: &Packet<'_>) {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,6 +1,7 @@
 //! The stack's hash tables. An endpoint's associations by number are in 32 buckets, whatever their count: at 2,000 associations
 //! each message sent walked a list of dozens. The function that makes the tables is answered here, and makes that one larger.
 
+use super::memory::holdfast_usrsctp_calloc;
 use libc::{c_int, c_ulong, c_void};
 use std::sync::atomic::{AtomicI32, Ordering};
 
@@ -34,15 +35,15 @@ unsafe extern "C" fn sctp_hashinit_flags(
     _flags: c_int,
 ) -> *mut c_void {
     let buckets = buckets(elements);
-    // SAFETY: the stack passes a place for the mask, checks the table, and frees it with `free`.
-    unsafe {
-        *mask = buckets as c_ulong - 1;
-        libc::calloc(buckets, size_of::<*mut c_void>())
-    }
+    // SAFETY: the stack passes a place for the mask.
+    unsafe { *mask = buckets as c_ulong - 1 };
+    // The stack checks the table, and gives it back.
+    holdfast_usrsctp_calloc(buckets, size_of::<*mut c_void>())
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::memory::holdfast_usrsctp_free;
     use super::*;
 
     #[test]
@@ -52,12 +53,13 @@ mod tests {
         assert_eq!(buckets(4096), 4096);
         assert_eq!(buckets(0), 1);
         let mut mask = 0;
-        // SAFETY: a place for the mask; the table is freed once.
+        let _stack = super::super::stack::Stack::lock();
+        // SAFETY: a place for the mask; the table is given back once.
         unsafe {
             let table = sctp_hashinit_flags(8, std::ptr::null_mut(), &raw mut mask, 0);
             assert_eq!(mask, 7);
             assert!(!table.is_null());
-            libc::free(table);
+            holdfast_usrsctp_free(table);
         }
     }
 }

@@ -59,8 +59,17 @@ static void deleted(void) {
 }
 
 static void system_v(void) {
+    int id = shmget(IPC_PRIVATE, 8192, 0600);
+    char *place = shmat(id, 0, 0);
+    CHECK(id >= 0 && place != (void *)-1 && !shmctl(id, IPC_RMID, 0));
+    CHECK(!munmap(place, 4096));
+}
+
+static void *segment(void) {
     int id = shmget(IPC_PRIVATE, 4096, 0600);
-    CHECK(id >= 0 && shmat(id, 0, 0) != (void *)-1 && !shmctl(id, IPC_RMID, 0));
+    void *place = shmat(id, 0, 0);
+    CHECK(id >= 0 && place != (void *)-1 && !shmctl(id, IPC_RMID, 0));
+    return place;
 }
 
 static void traced(void) {
@@ -219,8 +228,8 @@ int main(int count, char **words) {
     else if (!strcmp(what, "private_memfd")) map(memfd_create("private", 0), MAP_PRIVATE, 4096, 0);
     else if (!strcmp(what, "secret")) { int s = syscall(SYS_memfd_secret, 0); if (s >= 0) { CHECK(!ftruncate(s, 4096)); map(s, MAP_SHARED, 4096, 0); } else errno = 0; }
     else if (!strcmp(what, "first_thread")) first_thread_ends();
-    else if (!strcmp(what, "outsider")) {
-        char *shared = map(-1, MAP_SHARED | MAP_ANONYMOUS, 4096, 0);
+    else if (!strcmp(what, "outsider") || !strcmp(what, "segment_outside")) {
+        char *shared = *what == 's' ? segment() : map(-1, MAP_SHARED | MAP_ANONYMOUS, 4096, 0);
         *shared = 1;
         /* The one that is to be moved is the child: the parent is the outsider. */
         pid_t child = fork();

@@ -19,7 +19,7 @@ static void *other(void *unused) {
     siginfo_t info;
     sigemptyset(&mask);
     sigaddset(&mask, SIGUSR2);
-    CHECK(!pthread_sigmask(SIG_BLOCK, &mask, 0));
+    CHECK(!pthread_sigmask(SIG_BLOCK, &mask, 0) && !pthread_sigmask(0, 0, &pending) && sigismember(&pending, SIGUSR1) == 1);
     CHECK(!pthread_kill(pthread_self(), SIGUSR2));
     while (!stop) {
         CHECK(!sigpending(&pending) && sigismember(&pending, SIGUSR2) == 1);
@@ -46,8 +46,14 @@ int main(int count, char **words) {
     sigaddset(&blocked, SIGTERM);
     CHECK(!sigprocmask(SIG_BLOCK, &blocked, 0));
     for (int i = 1; i <= 3; i++) CHECK(!sigqueue(getpid(), SIGRTMIN + 3, (union sigval){ .sival_int = 500 + i }));
+    /* Only while no other thread takes it is a signal that the process sends itself there when `sigqueue` returns. */
+    sigset_t hit;
+    sigemptyset(&hit);
+    sigaddset(&hit, SIGUSR1);
+    CHECK(!sigprocmask(SIG_BLOCK, &hit, 0));
     pthread_t thread;
     CHECK(!pthread_create(&thread, 0, other, 0));
+    CHECK(!sigprocmask(SIG_UNBLOCK, &hit, 0));
     ready();
     while (go_on()) {
         int before = hits;

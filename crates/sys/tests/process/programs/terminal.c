@@ -32,6 +32,7 @@ static void shell(const char *name, int has_job) {
     pid_t job = fork();
     if (!job) {
         setpgid(0, 0);
+        while (tcgetpgrp(terminal) != getpgrp()) nap(1); /* who reads in the background is stopped */
         answer(terminal);
         _exit(21);
     }

@@ -11,6 +11,7 @@ pub use saver::{Saved, Saver, Subject};
 
 use super::error::FilesError;
 use super::image::{FileId, Image, ObjectId};
+use super::kept::Kept;
 use super::listed::{self, Listing};
 use super::survey::{Key, Survey, survey};
 use crate::process::sockets::SocketStatic;
@@ -52,6 +53,7 @@ pub struct Draft {
     pub places: BTreeMap<FileId, Address>,
     limits: Limits,
     known: Known,
+    kept: Arc<Kept>,
 }
 
 /// A process, as the caller sees it, and a descriptor of its.
@@ -64,6 +66,8 @@ pub struct Known {
     files: HashMap<(u32, u32), (Key, FileId)>,
     /// Pipes and contents by mount and inode.
     objects: HashMap<(u32, u64), ObjectId>,
+    /// Where epoll sets are, of which there is much to tell.
+    sets: BTreeSet<Address>,
 }
 
 /// The descriptors of a stopped tree.
@@ -113,6 +117,7 @@ impl Draft {
             sockets: inet.fixed,
             places: inet.places,
             limits,
+            kept: Arc::new(Kept::open(&known.sets)),
             known,
         })
     }
@@ -136,7 +141,7 @@ impl Draft {
         listings: Vec<Listing>,
         seen: &BTreeSet<FileId>,
     ) -> Result<Frozen, FilesError> {
-        self.finish(pids, listed::survey(pids, listings)?, seen)
+        self.finish(pids, listed::survey(pids, listings, &self.kept)?, seen)
     }
 
     fn finish(

@@ -2,13 +2,13 @@
 
 use super::beside::{descriptors_max, owner};
 use super::outside::Outside;
-use super::{Copier, Draft, Known, Limits, inet};
+use super::{Address, Copier, Draft, Known, Limits, inet};
 use crate::process::files::error::{At, Blocker, FilesError, Reason};
 use crate::process::files::fdinfo::FdInfo;
 use crate::process::files::image::{FileId, Image, Kind, ObjectId, OpenFile, Slot, Table};
 use crate::process::files::kinds;
 use crate::process::files::survey::{Place, Pool, Survey, key, own_info};
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::fs;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
@@ -99,6 +99,7 @@ pub struct Saver<'a> {
     taken: HashSet<FileId>,
     next_file: FileId,
     objects: HashMap<(u32, u64), ObjectId>,
+    sets: BTreeSet<Address>,
     next_object: ObjectId,
     copier: Copier,
 }
@@ -134,6 +135,7 @@ impl<'a> Saver<'a> {
             taken: HashSet::new(),
             next_file: next(draft.and_then(|draft| draft.image.files.keys().next_back().copied())),
             objects: known.map(|known| known.objects.clone()).unwrap_or_default(),
+            sets: BTreeSet::new(),
             next_object: next(known.and_then(|known| known.objects.values().max().copied())),
             copier: Copier::default(),
         }
@@ -261,6 +263,11 @@ impl<'a> Saver<'a> {
         let owner = owner(&subject)?;
         let kind = kinds::save(self, &subject)?;
         let flags = subject.info.flags;
+        if let (Kind::Epoll { .. }, Place::Process(pid, fd)) =
+            (&kind, &self.pool.classes[class].place)
+        {
+            self.sets.insert((*pid, *fd));
+        }
         if matches!(kind, Kind::Inet { .. }) {
             self.note_place(class);
             if self.frozen {
@@ -350,6 +357,7 @@ impl<'a> Saver<'a> {
             self.image.tables.insert(*number, table);
         }
         known.objects = std::mem::take(&mut self.objects);
+        known.sets = std::mem::take(&mut self.sets);
         Ok(known)
     }
 

@@ -1,0 +1,198 @@
+//! What was seen, and whether it is as promised.
+
+use std::time::Duration;
+
+use serde::Serialize;
+
+use super::MigrateDemoSpec;
+use crate::handoff::stats::Quantiles;
+use crate::moves::game::{GameMove, Losses};
+
+/// "We experience a 20 milliseconds downtime" (paper 002, section VI B).
+pub const PAPER_FREEZE_MS: f64 = 20.0;
+/// The same section's packet delay, Figure 4.
+pub const PAPER_DELAY_MS: f64 = 25.0;
+
+/// What was seen.
+#[derive(Debug, Serialize)]
+pub struct MigrateReport {
+    /// What was asked for.
+    pub spec: MigrateDemoSpec,
+    /// Everything is as promised.
+    pub passed: bool,
+    /// What is not as promised.
+    pub problems: Vec<String>,
+    /// Each move.
+    pub moves: Vec<GameMove>,
+    /// Median freeze, milliseconds.
+    pub freeze_ms_median: f64,
+    /// Median over the moves of the longest delay that any player saw, milliseconds.
+    pub added_delay_ms_median: f64,
+    /// What players lost.
+    pub losses: Losses,
+    /// Seconds that everything took.
+    pub total_s: f64,
+}
+
+impl MigrateReport {
+    pub(super) fn new(
+        spec: &MigrateDemoSpec,
+        moves: Vec<GameMove>,
+        losses: Losses,
+        total: Duration,
+    ) -> MigrateReport {
+        let median =
+            |of: fn(&GameMove) -> f64| Quantiles::of(moves.iter().map(of).collect()).median() / 1e3;
+        let mut report = MigrateReport {
+            spec: spec.clone(),
+            passed: false,
+            problems: Vec::new(),
+            freeze_ms_median: median(|of| of.freeze_us),
+            added_delay_ms_median: median(|of| of.added_delay_us),
+            moves,
+            losses,
+            total_s: total.as_secs_f64(),
+        };
+        report.problems = report.problems();
+        report.passed = report.problems.is_empty();
+        report
+    }
+
+    fn problems(&self) -> Vec<String> {
+        let Losses {
+            disconnected,
+            datagrams,
+            silent,
+        } = self.losses;
+        let mut problems = Vec::new();
+        let mut expect = |kept: bool, otherwise: String| {
+            if !kept {
+                problems.push(otherwise);
+            }
+        };
+        let made = self.moves.len();
+        expect(
+            made == self.spec.moves,
+            format!("{made} of {} moves", self.spec.moves),
+        );
+        expect(
+            disconnected == 0,
+            format!("{disconnected} players were disconnected"),
+        );
+        expect(silent == 0, format!("{silent} players heard nothing"));
+        expect(datagrams == 0, format!("{datagrams} datagrams were lost"));
+        problems
+    }
+
+    /// The report for people, many lines.
+    pub fn text(&self) -> String {
+        let mut text = format!(
+            "{:>4}  {:<8}  {:>9}  {:>14}  {:>14}  {:>12}  {:>12}\n",
+            "move",
+            "way",
+            "freeze ms",
+            "added delay ms",
+            "usual delay ms",
+            "before, KiB",
+            "in it, KiB"
+        );
+        for (number, of) in (1..).zip(&self.moves) {
+            text += &format!(
+                "{number:>4}  {:<8}  {:>9.2}  {:>14.2}  {:>14.2}  {:>12}  {:>12}\n",
+                format!("{} - {}", of.from, of.to),
+                of.freeze_us / 1e3,
+                of.added_delay_us / 1e3,
+                of.usual_delay_us / 1e3,
+                of.copied_bytes >> 10,
+                of.freeze_bytes >> 10
+            );
+        }
+        let rows = [
+            (
+                "freeze, median",
+                format!("{:.2} ms (paper: {PAPER_FREEZE_MS})", self.freeze_ms_median),
+            ),
+            (
+                "added delay, median",
+                format!(
+                    "{:.2} ms, of all players the longest of each move (paper: {PAPER_DELAY_MS})",
+                    self.added_delay_ms_median
+                ),
+            ),
+            ("datagrams lost", self.losses.datagrams.to_string()),
+            (
+                "disconnected",
+                format!(
+                    "{} of {} players",
+                    self.losses.disconnected, self.spec.game.players
+                ),
+            ),
+            ("all in all", format!("{:.1} s", self.total_s)),
+        ];
+        text.push('\n');
+        text += &rows
+            .map(|(name, value)| format!("{name:<24}{value}\n"))
+            .concat();
+        for problem in &self.problems {
+            text += &format!("NOT AS PROMISED: {problem}\n");
+        }
+        if self.passed {
+            text += "As promised: everybody plays on, and nothing was lost.\n";
+        }
+        text
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use holdfast_api::control::{MigrationPhasesUs, MigrationStepsUs};
+
+    fn moved(freeze_us: f64) -> GameMove {
+        GameMove {
+            from: "n2",
+            to: "n3",
+            freeze_us,
+            added_delay_us: freeze_us / 2.0,
+            usual_delay_us: 100.0,
+            copied_bytes: 48 << 20,
+            freeze_bytes: 300 << 10,
+            phases_us: MigrationPhasesUs::default(),
+            steps_us: MigrationStepsUs::default(),
+            span: (Duration::ZERO, Duration::ZERO),
+        }
+    }
+
+    fn report(moves: Vec<GameMove>, losses: Losses) -> MigrateReport {
+        let spec = MigrateDemoSpec {
+            moves: 3,
+            ..MigrateDemoSpec::default()
+        };
+        MigrateReport::new(&spec, moves, losses, Duration::from_secs(9))
+    }
+
+    #[test]
+    fn medians_and_losses_are_told() {
+        let report = report(
+            [1e3, 9e3, 2e3].map(moved).to_vec(),
+            Losses {
+                disconnected: 2,
+                datagrams: 7,
+                silent: 0,
+            },
+        );
+        let text = report.text();
+        for part in ["2.00 ms (paper: 20)", "1.00 ms, of all", "2 of 24 players"] {
+            assert!(text.contains(part), "{part} is not in:\n{text}");
+        }
+        assert!(text.contains("NOT AS PROMISED: 7 datagrams were lost"));
+        assert!(!report.passed);
+    }
+
+    #[test]
+    fn moves_that_were_not_made_are_not_as_promised() {
+        let good = report(vec![moved(1e3); 3], Losses::default());
+        assert!(good.passed && good.text().contains("As promised"));
+        assert!(!report(vec![moved(1e3); 2], Losses::default()).passed);
+    }
+}

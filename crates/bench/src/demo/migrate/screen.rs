@@ -1,0 +1,45 @@
+//! What the demonstration shows while it runs: lines, with a bar for each freeze.
+
+use std::io::{Write, stderr};
+use std::sync::{Mutex, PoisonError};
+use std::time::Instant;
+
+use super::MigrateEvent;
+use super::report::PAPER_FREEZE_MS;
+
+/// Columns of a bar as long as the paper's freeze.
+const BAR: f64 = 40.0;
+
+/// A screen, told of [`MigrateEvent`]s. It writes to the standard error, so that the standard output is free for the report.
+#[derive(Default)]
+pub struct MigrateScreen {
+    started: Mutex<Option<Instant>>,
+}
+
+impl MigrateScreen {
+    /// Shows an event.
+    pub fn show(&self, event: &MigrateEvent) {
+        let mut started = self.started.lock().unwrap_or_else(PoisonError::into_inner);
+        let since = started.get_or_insert_with(Instant::now).elapsed();
+        let line = format!("[{:5.1} s] {}\n", since.as_secs_f64(), words(event));
+        // A screen that is gone shall not stop the demonstration.
+        let _ = stderr().lock().write_all(line.as_bytes());
+    }
+}
+
+fn words(event: &MigrateEvent) -> String {
+    match event {
+        MigrateEvent::Step(what) => what.clone(),
+        MigrateEvent::Moved(of, playing) => {
+            let freeze_ms = of.freeze_us / 1e3;
+            let columns = (freeze_ms / PAPER_FREEZE_MS * BAR).round() as usize;
+            format!(
+                "{} to {}: frozen {freeze_ms:5.2} ms, {playing} play  {}",
+                of.from,
+                of.to,
+                "█".repeat(columns.clamp(1, 2 * BAR as usize))
+            )
+        }
+        MigrateEvent::Ended => "the players leave".to_owned(),
+    }
+}

@@ -1,0 +1,71 @@
+//! A connection that ping-pongs every millisecond and moves with the rest: what a client sees of it, by the definition of
+//! DESIGN.md ("Moving a connection").
+
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::time::{Duration, Instant};
+
+use anyhow::Result;
+
+use super::stats::Quantiles;
+use crate::load::{Compared, HUNG, MESSAGE, fill};
+
+/// When a message was sent, and how long its answer took.
+pub type Trip = (Instant, Duration);
+
+/// From then to then.
+pub type Span = (Instant, Instant);
+
+/// Ping-pongs until the load is stopped.
+///
+/// # Errors
+/// The connection does not take what is sent. One that gives no answer is counted as lost.
+pub fn ping_pong(mut stream: TcpStream, shared: &Compared) -> Result<Vec<Trip>> {
+    stream.set_read_timeout(Some(HUNG))?;
+    let mut trips = Vec::new();
+    let mut next = Instant::now();
+    let (mut message, mut answer) = ([0; MESSAGE], [0; MESSAGE]);
+    for turn in 0.. {
+        if shared.is_stopped() {
+            break;
+        }
+        fill(&mut message, u64::MAX, turn);
+        let sent = Instant::now();
+        stream.write_all(&message)?;
+        if stream.read_exact(&mut answer).is_err() {
+            shared.lost();
+            break;
+        }
+        trips.push((sent, sent.elapsed()));
+        shared.compare(&message, &answer);
+        next = (next + Duration::from_millis(1)).max(Instant::now());
+        std::thread::sleep(next.saturating_duration_since(Instant::now()));
+    }
+    Ok(trips)
+}
+
+/// The longest round trip around a time, less the median one of all, microseconds.
+pub fn gap_us(trips: &[Trip], (begin, end): Span) -> f64 {
+    let us = |duration: Duration| duration.as_secs_f64() * 1e6;
+    let median = Quantiles::of(trips.iter().map(|(_, trip)| us(*trip)).collect()).median();
+    let during = trips
+        .iter()
+        .filter(|(sent, trip)| *sent <= end && *sent + *trip >= begin);
+    during.map(|(_, trip)| us(*trip)).fold(0.0, f64::max) - median
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_gap_is_the_longest_trip_that_the_time_touches() {
+        let begin = Instant::now();
+        let ms = Duration::from_millis;
+        let trips = [(0, 1), (2, 1), (4, 9), (14, 1), (20, 50)];
+        let trips = trips.map(|(at, took)| (begin + ms(at), ms(took)));
+        let gap = |from, to| gap_us(&trips, (begin + ms(from), begin + ms(to)));
+        assert!((gap(12, 15) - 8_000.0).abs() < 1.0);
+        assert!(gap(14, 16).abs() < 1.0);
+    }
+}

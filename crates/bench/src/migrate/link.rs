@@ -1,0 +1,48 @@
+//! How fast the link between two nodes is.
+
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use holdfast_lab::{Lab, Spec, Topology};
+
+/// How long is sent.
+const SPELL: Duration = Duration::from_millis(500);
+const CHUNK: usize = 1 << 18;
+
+/// What one TCP connection gets from one node of such a lab to another, Mbit/s.
+pub fn measure(topology: &Topology) -> Result<f64> {
+    let name = format!("link-{}", std::process::id());
+    let spec = Spec::new(&name).nodes(2).topology(topology.clone());
+    let lab = Lab::up(&spec).context("bring the lab up")?;
+    let address = SocketAddr::new(lab.address("n2")?.0.into(), 7200);
+    let listener = lab.in_net("n2", || TcpListener::bind(address))??;
+    let sender = lab.in_net("n1", || TcpStream::connect(address))??;
+    let (receiver, _) = listener.accept()?;
+    let sending = std::thread::spawn(move || send(sender));
+    let rate = receive(receiver);
+    sending.join().expect("the sender does not panic");
+    rate
+}
+
+fn send(mut stream: TcpStream) {
+    let begin = Instant::now();
+    let chunk = vec![0; CHUNK];
+    while begin.elapsed() < SPELL {
+        if stream.write_all(&chunk).is_err() {
+            return;
+        }
+    }
+}
+
+fn receive(mut stream: TcpStream) -> Result<f64> {
+    let mut chunk = vec![0; CHUNK];
+    let (begin, mut bytes) = (Instant::now(), 0);
+    loop {
+        match stream.read(&mut chunk)? {
+            0 => return Ok(bytes as f64 * 8.0 / begin.elapsed().as_secs_f64() / 1e6),
+            length => bytes += length,
+        }
+    }
+}

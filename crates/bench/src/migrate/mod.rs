@@ -1,0 +1,325 @@
+//! `holdfast bench migrate`: what moving a running process costs, by the definitions of DESIGN.md ("Moving a connection").
+//!
+//! The process is the example `zone`, an ordinary program: connections that are answered, and memory of which distinct random
+//! pages of 4 KiB are written all the time. It goes back and forth between two nodes while its clients exchange.
+
+mod criu;
+mod link;
+mod steps;
+
+use std::path::PathBuf;
+
+use anyhow::{Context, Result};
+use clap::ValueEnum;
+use holdfast_api::control::{MigrationPhasesUs, MigrationStepsUs, SocketsWay};
+use holdfast_lab::{LinkEntry, Topology};
+use serde::Serialize;
+
+use crate::handoff::stats::Quantiles;
+use crate::moves::Move;
+use crate::moves::zone::{LoadSpec, Loaded, Seen};
+
+/// Flags of `holdfast bench migrate`.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Examples:
+  holdfast bench migrate --connections 16 --memory-mib 64 --dirty-mib-per-s 0
+  holdfast bench migrate --connections 16,256,1024,10000 --memory-mib 64,1024 --dirty-mib-per-s 0,100 --json migrate.json
+  holdfast bench migrate --connections 1024 --sockets collective --link-mbit 1000")]
+pub struct MigrateArgs {
+    /// Connections of the server, one of them the probe; from 5,000 on each exchanges twice a second, below 20 times. Several,
+    /// separated by commas
+    #[arg(long, value_delimiter = ',', default_value = "16,256,1024,10000")]
+    connections: Vec<usize>,
+    /// Memory of the server, MiB; several, separated by commas
+    #[arg(long, value_delimiter = ',', default_value = "64,1024")]
+    memory_mib: Vec<usize>,
+    /// How much of it is written, MiB a second; several, separated by commas
+    #[arg(long, value_delimiter = ',', default_value = "0,100")]
+    dirty_mib_per_s: Vec<u64>,
+    /// How sockets move
+    #[arg(long, value_enum, default_value_t = Way::Incremental)]
+    sockets: Way,
+    /// Moves there and back for each row; by default fewer the larger it is
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
+    repeats: Option<u32>,
+    /// Rate of the nodes' links, Mbit/s; without it they are as fast as the machine
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
+    link_mbit: Option<u32>,
+    /// Measure this program beside ours, where it is installed and works
+    #[arg(long, value_enum)]
+    peer: Option<Peer>,
+    /// Write the rows to this file
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+}
+
+/// The paper's three ways.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Way {
+    /// One socket at a time
+    Iterative,
+    /// All sockets in one message
+    Collective,
+    /// Before the freeze; in it, in one message, what changed
+    Incremental,
+}
+
+impl Way {
+    /// As the control API has it.
+    #[must_use]
+    pub fn asked(self) -> SocketsWay {
+        match self {
+            Way::Iterative => SocketsWay::Iterative,
+            Way::Collective => SocketsWay::Collective,
+            Way::Incremental => SocketsWay::Incremental,
+        }
+    }
+
+    /// Its name in tables.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Way::Iterative => "iterative",
+            Way::Collective => "collective",
+            Way::Incremental => "incremental",
+        }
+    }
+}
+
+/// A program to be ahead of.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum Peer {
+    /// Checkpoint and restore in user space: dump and restore on one machine, images in memory
+    Criu,
+}
+
+/// One line of the result.
+#[derive(Clone, Debug, Serialize)]
+pub struct Row {
+    connections: usize,
+    memory_mib: usize,
+    dirty_mib_per_s: u64,
+    mode: &'static str,
+    freeze_us_median: f64,
+    freeze_us_max: f64,
+    predicted_freeze_us: f64,
+    client_gap_us_p99: f64,
+    bytes_in_freeze: u64,
+    total_ms: f64,
+    resets: u64,
+    retransmits: u64,
+    bytes_wrong: u64,
+}
+
+#[derive(Serialize)]
+struct Report {
+    bench: &'static str,
+    /// What the links between the nodes are limited to; none: nothing.
+    link_mbit_per_s: Option<u32>,
+    /// What one TCP connection gets through from node to node.
+    link_measured_mbit_per_s: f64,
+    rows: Vec<Row>,
+    /// Medians of each row's phases.
+    phases_us: Vec<MigrationPhasesUs>,
+    /// Medians of each row's steps.
+    steps_us: Vec<MigrationStepsUs>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    peer: Option<criu::Peer>,
+}
+
+/// Runs the benchmark.
+///
+/// # Errors
+/// The lab or a program of it fails; a move does not happen.
+pub fn run(args: &MigrateArgs) -> Result<()> {
+    let measured = link::measure(&topology(args.link_mbit))?;
+    let limit = args.link_mbit.map_or("no limit".to_owned(), |mbit| {
+        format!("limited to {mbit} Mbit/s")
+    });
+    println!("link between the nodes: {limit}, {measured:.0} Mbit/s measured");
+    println!("{}", Row::heading());
+    let (mut rows, mut phases, mut steps) = (Vec::new(), Vec::new(), Vec::new());
+    for load in loads(args) {
+        let (row, of, its) = measure(&load, args)?;
+        println!("{row}");
+        println!("        {}", in_words(&of));
+        println!("        donor: {}", steps::in_words(&its.donor));
+        println!("        acceptor: {}", steps::in_words(&its.acceptor));
+        rows.push(row);
+        phases.push(of);
+        steps.push(its);
+    }
+    println!("predicted freeze: {:.0} % off at the median", off(&rows));
+    let peer = args.peer.map(|Peer::Criu| criu::look());
+    if let Some(peer) = &peer {
+        println!("{peer}");
+    }
+    let Some(file) = &args.json else {
+        return Ok(());
+    };
+    let report = Report {
+        bench: "migrate",
+        link_mbit_per_s: args.link_mbit,
+        link_measured_mbit_per_s: measured,
+        rows,
+        phases_us: phases,
+        steps_us: steps,
+        peer,
+    };
+    std::fs::write(file, serde_json::to_vec_pretty(&report)?)
+        .with_context(|| format!("write {}", file.display()))
+}
+
+/// Links between nodes of this rate; a client's are as fast as the machine.
+#[must_use]
+pub fn topology(link_mbit: Option<u32>) -> Topology {
+    let Some(mbit) = link_mbit else {
+        return Topology::default();
+    };
+    Topology::default().with(LinkEntry {
+        rate_mbit: Some(f64::from(mbit)),
+        ..LinkEntry::of("nodes")
+    })
+}
+
+fn loads(args: &MigrateArgs) -> Vec<LoadSpec> {
+    let mut loads = Vec::new();
+    for &memory_mib in &args.memory_mib {
+        for &dirty_mib_per_s in &args.dirty_mib_per_s {
+            for &connections in &args.connections {
+                loads.push(LoadSpec {
+                    name: format!("migrate-{}-{}", std::process::id(), loads.len()),
+                    topology: topology(args.link_mbit),
+                    connections,
+                    memory_mib,
+                    dirty_mib_per_s,
+                    database: false,
+                });
+            }
+        }
+    }
+    loads
+}
+
+/// How often it goes there and back, where nothing else was asked for.
+fn turns(load: &LoadSpec) -> u32 {
+    match (load.connections, load.memory_mib) {
+        (0..=2048, 0..=256) => 5,
+        _ => 2,
+    }
+}
+
+fn measure(
+    load: &LoadSpec,
+    args: &MigrateArgs,
+) -> Result<(Row, MigrationPhasesUs, MigrationStepsUs)> {
+    let mut loaded = Loaded::begin(load)?;
+    for _ in 0..2 * args.repeats.unwrap_or(turns(load)) {
+        loaded.next_move(args.sockets.asked())?;
+    }
+    let seen = loaded.end()?;
+    let row = row(load, args.sockets, &seen);
+    Ok((row, phases(&seen.moves), steps::medians(&seen.moves)))
+}
+
+fn row(load: &LoadSpec, way: Way, seen: &Seen) -> Row {
+    let freezes = median(&seen.moves, |of| of.status.freeze_us.unwrap_or_default());
+    let predicted = median(&seen.moves, |of| {
+        of.status.predicted_freeze_us.unwrap_or_default()
+    });
+    let bytes = median(&seen.moves, |of| of.status.freeze_bytes as f64);
+    let totals = median(&seen.moves, |of| {
+        (of.span.1 - of.span.0).as_secs_f64() * 1e3
+    });
+    Row {
+        connections: load.connections,
+        memory_mib: load.memory_mib,
+        dirty_mib_per_s: load.dirty_mib_per_s,
+        mode: way.name(),
+        freeze_us_median: freezes.median(),
+        freeze_us_max: freezes.at(1.0),
+        predicted_freeze_us: predicted.median(),
+        client_gap_us_p99: Quantiles::of(seen.gaps_us.clone()).at(0.99),
+        bytes_in_freeze: bytes.median() as u64,
+        total_ms: totals.median(),
+        resets: seen.network.resets,
+        retransmits: seen.network.retransmits,
+        bytes_wrong: seen.bytes_wrong,
+    }
+}
+
+fn median(moves: &[Move], of: impl Fn(&Move) -> f64) -> Quantiles {
+    Quantiles::of(moves.iter().map(of).collect())
+}
+
+fn phases(moves: &[Move]) -> MigrationPhasesUs {
+    let of =
+        |of: fn(&MigrationPhasesUs) -> f64| median(moves, |one| of(&one.status.phases_us)).median();
+    MigrationPhasesUs {
+        copy: of(|phases| phases.copy),
+        arm: of(|phases| phases.arm),
+        divert: of(|phases| phases.divert),
+        extract: of(|phases| phases.extract),
+        transfer: of(|phases| phases.transfer),
+        restore: of(|phases| phases.restore),
+        commit: of(|phases| phases.commit),
+    }
+}
+
+fn in_words(of: &MigrationPhasesUs) -> String {
+    format!(
+        "copy {:.0}, arm {:.0}, divert {:.0}; extract {:.0}, transfer {:.0}, restore {:.0}, commit {:.0} us",
+        of.copy, of.arm, of.divert, of.extract, of.transfer, of.restore, of.commit
+    )
+}
+
+/// The median over the rows of how far the predicted freeze is from the one there was, percent.
+fn off(rows: &[Row]) -> f64 {
+    let off = |row: &Row| {
+        100.0 * (row.predicted_freeze_us - row.freeze_us_median).abs() / row.freeze_us_median
+    };
+    Quantiles::of(rows.iter().map(off).collect()).median()
+}
+
+impl Row {
+    fn heading() -> String {
+        format!(
+            "{:>6} {:>6} {:>6} {:>11} {:>9} {:>9} {:>9} {:>9} {:>10} {:>8} {:>5} {:>5} {:>6}",
+            "conns",
+            "MiB",
+            "MiB/s",
+            "mode",
+            "freeze_us",
+            "max",
+            "predicted",
+            "gap_p99",
+            "bytes",
+            "total_ms",
+            "rst",
+            "rtx",
+            "wrong"
+        )
+    }
+}
+
+impl std::fmt::Display for Row {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(
+            f,
+            "{:>6} {:>6} {:>6} {:>11} {:>9.0} {:>9.0} {:>9.0} {:>9.0} {:>10} {:>8.0} {:>5} {:>5} {:>6}",
+            self.connections,
+            self.memory_mib,
+            self.dirty_mib_per_s,
+            self.mode,
+            self.freeze_us_median,
+            self.freeze_us_max,
+            self.predicted_freeze_us,
+            self.client_gap_us_p99,
+            self.bytes_in_freeze,
+            self.total_ms,
+            self.resets,
+            self.retransmits,
+            self.bytes_wrong
+        )
+    }
+}

@@ -1,0 +1,41 @@
+//! The steps of freezes, over several moves.
+
+use holdfast_api::control::{MigrationStepUs, MigrationStepsUs};
+
+use crate::handoff::stats::Quantiles;
+use crate::moves::Move;
+
+/// The median of each step. One that is made several times in a freeze, as when much is sent, counts with all of its times.
+pub fn medians(moves: &[Move]) -> MigrationStepsUs {
+    let medians = |of: fn(&MigrationStepsUs) -> &Vec<MigrationStepUs>| {
+        let lists: Vec<_> = moves.iter().map(|one| of(&one.status.steps_us)).collect();
+        let mut names: Vec<&str> = Vec::new();
+        for step in lists.iter().copied().flatten() {
+            if !names.contains(&step.step.as_str()) {
+                names.push(&step.step);
+            }
+        }
+        let median = |name: &str| {
+            let sum = |list: &&Vec<MigrationStepUs>| {
+                let same = list.iter().filter(|step| step.step == name);
+                same.map(|step| f64::from(step.us)).sum()
+            };
+            Quantiles::of(lists.iter().map(sum).collect()).median()
+        };
+        let step = |name: &str| MigrationStepUs {
+            step: name.to_owned(),
+            us: median(name) as u32,
+        };
+        names.into_iter().map(step).collect()
+    };
+    MigrationStepsUs {
+        donor: medians(|steps| &steps.donor),
+        acceptor: medians(|steps| &steps.acceptor),
+    }
+}
+
+/// One line.
+pub fn in_words(steps: &[MigrationStepUs]) -> String {
+    let words = steps.iter().map(|of| format!("{} {}", of.step, of.us));
+    words.collect::<Vec<_>>().join(", ") + " us"
+}

@@ -1,0 +1,241 @@
+//! OpenArena's dedicated server with its players, in a group whose nodes move it: paper 002, section VI B.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use holdfast_api::Protocol;
+use holdfast_api::control::{MigrationPhasesUs, MigrationStepsUs, SocketsWay};
+use serde::Serialize;
+
+use super::{Group, Move};
+use crate::arena::{Game, Phase, Players, Report, Settings, missed, now};
+use crate::cluster::{ClusterSpec, Family, Service};
+
+const PORT: u16 = 27960;
+/// User commands a second of each player.
+const COMMANDS: u32 = 40;
+/// How long players wait for the server.
+const SILENCE: Duration = Duration::from_secs(5);
+/// How long it may take until all play: the server reads its map, and lets players in one by one.
+const START: Duration = Duration::from_secs(120);
+
+/// What is played.
+#[derive(Clone, Debug, Serialize)]
+pub struct GameSpec {
+    /// The lab's name.
+    pub name: String,
+    /// Players, each on a host of its own.
+    pub players: u16,
+    /// Snapshots a second: the paper's number is 20, the server's default too.
+    pub snapshots: u32,
+    /// How long they play before each move, and half as long behind it.
+    pub play: Duration,
+    /// Daemons run with real-time priority, where that is allowed.
+    pub realtime: bool,
+}
+
+impl Default for GameSpec {
+    fn default() -> Self {
+        GameSpec {
+            name: format!("game-{}", std::process::id()),
+            players: 24,
+            snapshots: 20,
+            play: Duration::from_secs(1),
+            realtime: false,
+        }
+    }
+}
+
+/// A game that is played.
+pub struct Playing {
+    spec: GameSpec,
+    group: Group,
+    folder: tempfile::TempDir,
+    players: Players,
+    pid: i32,
+    moves: usize,
+    begin: Duration,
+}
+
+/// What a move cost.
+#[derive(Clone, Debug, Serialize)]
+pub struct GameMove {
+    /// Whence.
+    pub from: &'static str,
+    /// Whither.
+    pub to: &'static str,
+    /// How long the server stood still.
+    pub freeze_us: f64,
+    /// By how much the longest wait of any player for a snapshot was longer than the server's interval.
+    pub added_delay_us: f64,
+    /// The same of the seconds before the move, in which the server stayed where it was.
+    pub usual_delay_us: f64,
+    /// Bytes sent while it ran.
+    pub copied_bytes: u64,
+    /// Bytes sent while it stood still.
+    pub freeze_bytes: u64,
+    /// Where the time went.
+    pub phases_us: MigrationPhasesUs,
+    /// The freeze step by step.
+    pub steps_us: MigrationStepsUs,
+    /// When it was asked for and when it had ended, as traces count time.
+    #[serde(skip)]
+    pub span: (Duration, Duration),
+}
+
+impl Playing {
+    /// Starts the server, and returns when all players play.
+    ///
+    /// # Errors
+    /// The game is not there; the machine lacks something; a player is not let in. What the server said is in the text.
+    pub fn begin(spec: &GameSpec) -> Result<Playing> {
+        let game = Game::find()?;
+        let mut cluster = ClusterSpec::new(&spec.name);
+        cluster.clients = spec.players;
+        cluster.realtime = spec.realtime;
+        cluster.services = vec![Service::new("arena", Protocol::Udp, PORT)];
+        let group = Group::up(cluster)?;
+        let folder = tempfile::tempdir()?;
+        let home = folder.path();
+        std::fs::create_dir_all(home.join("baseoa"))?;
+        // The engine wants it; its content is in packages that only clients need.
+        std::fs::write(home.join("baseoa/default.cfg"), "// nothing\n")?;
+        let address = group.cluster().service_address(Family::V4);
+        let mut words = game.words(home, PORT, usize::from(spec.players), spec.snapshots);
+        words.extend(["+set", "net_ip", &address.to_string()].map(str::to_owned));
+        let started = group.start(home, &words);
+        let pid = group.with_output(started, home)?;
+        let players = join(spec, &group, SocketAddr::new(address, PORT));
+        let players = group.with_output(players, home)?;
+        Ok(Playing {
+            spec: spec.clone(),
+            group,
+            folder,
+            players,
+            pid,
+            moves: 0,
+            begin: now(),
+        })
+    }
+
+    /// When all players played.
+    #[must_use]
+    pub fn since(&self) -> Duration {
+        self.begin
+    }
+
+    /// The time from one snapshot to the next.
+    #[must_use]
+    pub fn interval(&self) -> Duration {
+        Duration::from_secs(1) / self.spec.snapshots
+    }
+
+    /// Players who play.
+    #[must_use]
+    pub fn playing(&self) -> usize {
+        let reports = self.players.reports().into_iter();
+        reports.filter(|of| of.phase == Phase::Playing).count()
+    }
+
+    /// Lets them play a while, moves the server to the other node, and lets them play on.
+    ///
+    /// # Errors
+    /// The server stayed where it was, and why.
+    pub fn next_move(&mut self) -> Result<GameMove> {
+        let calm = now();
+        std::thread::sleep(self.spec.play);
+        let asked = now();
+        let moved = (self.group).migrate(self.pid, self.moves, SocketsWay::default());
+        let moved = self.group.with_output(moved, self.folder.path())?;
+        let ended = now();
+        std::thread::sleep(self.spec.play / 2);
+        (self.pid, self.moves) = (moved.pid, self.moves + 1);
+        let delays = (
+            self.added_delay(calm, asked),
+            self.added_delay(asked, now()),
+        );
+        Ok(describe(&moved, delays, (asked, ended)))
+    }
+
+    /// The longest that any player had to wait for a snapshot within that time, less the server's interval.
+    fn added_delay(&self, from: Duration, to: Duration) -> Duration {
+        let reports = self.players.reports().into_iter();
+        let delays = reports.filter_map(|of| of.trace.added_delay(from..=to, self.interval()));
+        delays.max().unwrap_or_default()
+    }
+
+    /// Ends the game; gives what became of each player, and what all lost together.
+    ///
+    /// # Errors
+    /// The system failed a player's socket on the way, or the server's log cannot be read.
+    pub fn end(self) -> Result<(Vec<Report>, Losses)> {
+        std::thread::sleep(self.spec.play);
+        let log = std::fs::read_to_string(self.folder.path().join("log"))?;
+        let reports = self.players.leave()?;
+        let mut losses = Losses::of(&reports, self.begin);
+        losses.datagrams += missed(&log);
+        Ok((reports, losses))
+    }
+}
+
+fn join(spec: &GameSpec, group: &Group, server: SocketAddr) -> Result<Players> {
+    let hosts: Vec<String> = (1..=spec.players)
+        .map(|number| format!("c{number}"))
+        .collect();
+    let settings = |number| Settings {
+        name: format!("player{number}"),
+        number,
+        interval: Duration::from_secs(1) / COMMANDS,
+        snapshots: spec.snapshots,
+        silence: SILENCE,
+    };
+    let players = Players::join(group.cluster().lab(), &hosts, server, settings)?;
+    let joined = players.wait_until_all_play(START);
+    joined.context("not all players came into the game")?;
+    Ok(players)
+}
+
+fn describe(
+    of: &Move,
+    (usual, added): (Duration, Duration),
+    span: (Duration, Duration),
+) -> GameMove {
+    let us = |duration: Duration| duration.as_secs_f64() * 1e6;
+    GameMove {
+        from: of.from,
+        to: of.to,
+        freeze_us: of.status.freeze_us.unwrap_or_default(),
+        added_delay_us: us(added),
+        usual_delay_us: us(usual),
+        copied_bytes: of.status.copied_bytes,
+        freeze_bytes: of.status.freeze_bytes,
+        phases_us: of.status.phases_us,
+        steps_us: of.status.steps_us.clone(),
+        span,
+    }
+}
+
+/// What players lost, all together.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Losses {
+    /// Players that were disconnected.
+    pub disconnected: usize,
+    /// Datagrams that never came, came late or came wrong, in either direction.
+    pub datagrams: u64,
+    /// Players that heard nothing.
+    pub silent: usize,
+}
+
+impl Losses {
+    /// What these players saw since `begin`.
+    fn of(reports: &[Report], begin: Duration) -> Losses {
+        let mut losses = Losses::default();
+        for Report { phase, trace } in reports {
+            losses.disconnected += usize::from(*phase != Phase::Playing);
+            losses.datagrams += trace.lost_in + trace.late_in + trace.malformed;
+            losses.silent += usize::from(trace.median_gap(begin..=now()).is_none());
+        }
+        losses
+    }
+}

@@ -1,0 +1,172 @@
+//! Programs that move between the nodes of a group while they serve: what demonstrations, benchmarks and experiments with
+//! moves have in common.
+
+pub mod game;
+pub mod zone;
+
+use std::path::Path;
+use std::process::Stdio;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use holdfast_api::control::{
+    ClientError, MigrationOutcome, MigrationRequest, MigrationStatus, SocketsWay,
+};
+
+use crate::cluster::{Cluster, ClusterSpec, Service};
+
+/// The nodes between which they go; the holder is a third one, so that every frame takes its full way.
+pub const HOMES: [&str; 2] = ["n2", "n3"];
+
+/// How long a move or a start may take; the machine may be very busy.
+const PATIENCE: Duration = Duration::from_secs(120);
+/// How often is looked.
+const LOOK: Duration = Duration::from_millis(5);
+
+/// Starts a program that outlives the shell, in a session of its own, with nothing open but its output.
+const START: &str = "exec 3>&- 4>&-; (echo $BASHPID >$0/pid; for fd in /proc/self/fd/*; do n=${fd##*/}; \
+                     [ $n -gt 2 ] && eval \"exec $n>&-\"; done; exec setsid env \"$@\") \
+                     </dev/null >$0/log 2>&1 &";
+
+/// A group whose nodes move processes.
+pub struct Group {
+    cluster: Cluster,
+}
+
+/// A move that was made.
+#[derive(Clone, Debug)]
+pub struct Move {
+    /// Whence.
+    pub from: &'static str,
+    /// Whither.
+    pub to: &'static str,
+    /// The process there.
+    pub pid: i32,
+    /// What the donor says of it.
+    pub status: MigrationStatus,
+    /// When it was asked for, and when it was seen to have ended.
+    pub span: (Instant, Instant),
+}
+
+impl Group {
+    /// Brings a group up, with services that are placed at the first of [`HOMES`].
+    ///
+    /// # Errors
+    /// As [`Cluster::up`].
+    pub fn up(mut spec: ClusterSpec) -> Result<Group> {
+        spec.migration = true;
+        for service in &mut spec.services {
+            place(service);
+        }
+        let cluster = Cluster::up(spec)?;
+        Ok(Group { cluster })
+    }
+
+    /// What it runs in.
+    #[must_use]
+    pub fn cluster(&self) -> &Cluster {
+        &self.cluster
+    }
+
+    /// Starts a program at the first of [`HOMES`]; gives its PID there. `words` are those of `env`; what it writes is in `log` of
+    /// the folder.
+    ///
+    /// # Errors
+    /// The shell does not start.
+    pub fn start(&self, folder: &Path, words: &[String]) -> Result<i32> {
+        let mut command = self.cluster.lab().command(HOMES[0])?;
+        command.args(["bash", "-c", START]).arg(folder).args(words);
+        let status = command.stdin(Stdio::null()).status()?;
+        ensure!(status.success(), "the program was not started: {status}");
+        let pid = || {
+            let text = std::fs::read_to_string(folder.join("pid")).ok()?;
+            text.trim().parse().ok()
+        };
+        self.until("the program starts", pid)
+    }
+
+    /// Moves a process and waits until it runs there.
+    ///
+    /// # Errors
+    /// It stayed, and why; or the move does not end.
+    pub fn migrate(&self, pid: i32, number: usize, sockets: SocketsWay) -> Result<Move> {
+        let (from, to) = (HOMES[number % 2], HOMES[(number + 1) % 2]);
+        let donor = self.cluster.control_blocking(from)?;
+        let request = MigrationRequest {
+            pid,
+            to: to.to_owned(),
+            sockets,
+            clone: false,
+            max_freeze_us: None,
+            verify: false,
+        };
+        let asked = Instant::now();
+        let accepted = match donor.run(async |client| client.migrate(&request).await) {
+            Err(ClientError::Refused { body, .. }) => {
+                bail!("{from} to {to}: refused at once: {}", body.error)
+            }
+            other => other?,
+        };
+        let status = self.until("the move ends", || {
+            let status = donor.run(async |client| client.migration(accepted.id).await);
+            let ended = |status: &MigrationStatus| status.outcome != MigrationOutcome::Running;
+            status.ok().filter(ended)
+        })?;
+        let span = (asked, Instant::now());
+        if let MigrationOutcome::Kept { reason } = &status.outcome {
+            bail!("it stayed at {from}: {reason}");
+        }
+        let acceptor = self.cluster.control_blocking(to)?;
+        let pid = self.until("the process is at its new node", || {
+            let there = acceptor.run(async |client| client.status().await).ok()?;
+            match there.residents.as_slice() {
+                [resident] => Some(resident.pid),
+                _ => None,
+            }
+        })?;
+        Ok(Move {
+            from,
+            to,
+            pid,
+            status,
+            span,
+        })
+    }
+
+    /// Waits until there is such a thing.
+    ///
+    /// # Errors
+    /// It takes longer than two minutes; the logs are in the text.
+    pub fn until<T>(&self, what: &str, look: impl Fn() -> Option<T>) -> Result<T> {
+        let since = Instant::now();
+        loop {
+            if let Some(found) = look() {
+                return Ok(found);
+            }
+            if since.elapsed() > PATIENCE {
+                let error = anyhow::anyhow!("waited {PATIENCE:?} until {what}");
+                return Err(self.cluster.with_logs(error));
+            }
+            std::thread::sleep(LOOK);
+        }
+    }
+
+    /// The end of a program's output, for an error's text.
+    ///
+    /// # Errors
+    /// Always the one that it was given, with that behind it.
+    pub fn with_output<T>(&self, result: Result<T>, folder: &Path) -> Result<T> {
+        result.with_context(|| {
+            let log = std::fs::read_to_string(folder.join("log")).unwrap_or_default();
+            format!("the program said:\n{log}\n{}", self.cluster.logs())
+        })
+    }
+}
+
+/// New clients of a service come to the first of [`HOMES`].
+fn place(service: &mut Service) {
+    let nodes = ["n1", HOMES[0], HOMES[1]].into_iter().zip([0, 1, 0]);
+    service.weights = nodes
+        .map(|(node, weight)| (node.to_owned(), weight))
+        .collect();
+}

@@ -1,0 +1,153 @@
+//! Where a program is, and how it comes to the next node.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::process::Stdio;
+
+use anyhow::{Result, bail, ensure};
+use holdfast_api::control::{
+    ClientError, MigrationOutcome, MigrationRequest, MigrationStatus, PlacementRequest,
+    ResidentProcess, SocketsWay,
+};
+
+use super::Scene;
+
+/// The nodes, in the order in which a program comes to them.
+const ROUND: [&str; 3] = ["n2", "n3", CONTACT];
+/// It keeps the steering table.
+const CONTACT: &str = "n1";
+
+/// Lets the program outlive the shell, in a session of its own, with nothing open but its output.
+const START: &str = "exec 3>&- 4>&-; (echo $BASHPID >$0/pid; for fd in /proc/self/fd/*; do n=${fd##*/}; \
+                     [ $n -gt 2 ] && eval \"exec $n>&-\"; done; exec setsid env \"$@\") \
+                     </dev/null >$0/log 2>&1 &";
+
+/// Where it is.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Place {
+    /// Moves that were made.
+    moves: usize,
+    /// Its first process, as its node numbers it.
+    pid: i32,
+}
+
+impl Place {
+    fn node(self) -> &'static str {
+        ROUND[self.moves % ROUND.len()]
+    }
+}
+
+/// New clients come to the first node.
+pub(super) fn weights() -> BTreeMap<String, u32> {
+    let weights = ROUND.iter().zip([1, 0, 0]);
+    weights
+        .map(|(node, weight)| ((*node).to_owned(), weight))
+        .collect()
+}
+
+impl Scene {
+    /// Starts the program at the first node.
+    pub(super) fn start(&self, words: &[String]) -> Result<Place> {
+        let mut place = Place::default();
+        let folder = self.cluster.directory();
+        let mut command = self.cluster.lab().command(place.node())?;
+        command.args(["bash", "-c", START]).arg(folder).args(words);
+        let status = command.stdin(Stdio::null()).status()?;
+        ensure!(status.success(), "the program was not started: {status}");
+        let pid = || {
+            fs::read_to_string(folder.join("pid"))
+                .ok()?
+                .trim()
+                .parse()
+                .ok()
+        };
+        self.until("the program starts", || Ok(pid().is_some()))?;
+        place.pid = pid().unwrap_or_default();
+        Ok(place)
+    }
+
+    /// Moves the program to the next node; then it is there and nowhere else.
+    ///
+    /// # Errors
+    /// It stayed, or is at another place too.
+    pub fn move_on(&mut self) -> Result<MigrationStatus> {
+        let from = self.place.node();
+        let mut next = self.place;
+        next.moves += 1;
+        let to = next.node();
+        let status = self.migrate(self.place.pid, from, to)?;
+        if status.outcome != MigrationOutcome::Moved {
+            bail!("{from} to {to}: {:?}", status.outcome);
+        }
+        self.until(&format!("it is at {to} alone"), || {
+            let left = self.processes(from)? == 0 && self.residents(from)?.is_empty();
+            let [there] = &self.residents(to)?[..] else {
+                return Ok(false);
+            };
+            next.pid = there.pid;
+            Ok(left && self.processes(to)? == self.program.processes)
+        })?;
+        self.place = next;
+        Ok(status)
+    }
+
+    /// Lets new clients come to where the program is.
+    ///
+    /// # Errors
+    /// The contact node does not take it.
+    pub fn place_clients(&self) -> Result<()> {
+        let here = self.place.node();
+        let weights = ROUND.map(|node| (node.to_owned(), u32::from(node == here)));
+        let request = PlacementRequest {
+            weights: weights.into(),
+        };
+        let contact = self.cluster.control_blocking(CONTACT)?;
+        contact.run(async |client| client.place(&request).await)?;
+        Ok(())
+    }
+
+    fn migrate(&self, pid: i32, from: &str, to: &str) -> Result<MigrationStatus> {
+        let control = self.cluster.control_blocking(from)?;
+        let request = MigrationRequest {
+            pid,
+            to: to.to_owned(),
+            sockets: SocketsWay::default(),
+            clone: false,
+            max_freeze_us: None,
+            verify: false,
+        };
+        let id = match control.run(async |client| client.migrate(&request).await) {
+            Err(ClientError::Refused { body, .. }) => bail!("{from} to {to}: {}", body.error),
+            accepted => accepted?.id,
+        };
+        let mut last = None;
+        self.until("the move ends", || {
+            let status = control.run(async |client| client.migration(id).await)?;
+            let ended = status.outcome != MigrationOutcome::Running;
+            last = ended.then_some(status);
+            Ok(ended)
+        })?;
+        last.ok_or_else(|| anyhow::anyhow!("it has no end"))
+    }
+
+    fn residents(&self, node: &str) -> Result<Vec<ResidentProcess>> {
+        let control = self.cluster.control_blocking(node)?;
+        Ok(control.run(async |client| client.status().await)?.residents)
+    }
+
+    /// How many of its processes are at a node.
+    fn processes(&self, node: &str) -> Result<usize> {
+        let is_it = |pid: &i32| {
+            let named = fs::read_to_string(format!("/proc/{pid}/comm"));
+            named.is_ok_and(|named| named.trim_end() == self.program.process)
+        };
+        let processes = self.cluster.lab().processes(node)?;
+        Ok(processes.into_iter().filter(is_it).count())
+    }
+
+    /// The ends of the logs of the program and of the daemons.
+    pub(super) fn logs(&self) -> String {
+        let said = fs::read_to_string(self.cluster.directory().join("log")).unwrap_or_default();
+        format!("--- the program:\n{said}\n{}", self.cluster.logs())
+    }
+}

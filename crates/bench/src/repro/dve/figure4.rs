@@ -1,0 +1,200 @@
+//! Figure 4: "Packet delay due to migration (OpenArena server, 24 clients)" (section VI B).
+
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+
+use crate::arena::Trace;
+use crate::handoff::stats::Quantiles;
+use crate::moves::game::{GameMove, GameSpec, Losses, Playing};
+use crate::repro::{Check, Estimate, Experiment, Figure, Outcome, Panel, Point, Row, Series};
+use crate::repro::{Settings, report::figure};
+
+pub(crate) const EXPERIMENT: Experiment = Experiment {
+    name: "dve/figure4",
+    about: "delay of a game server's packets while it moves, with 24 players",
+    run,
+};
+
+/// Moves, where nothing else was asked for.
+const MOVES: u32 = 10;
+/// "a 20 milliseconds downtime of the server process execution" (section VI B).
+const PAPER_FREEZE_MS: f64 = 20.0;
+/// "the imposed delay compared to the expected packet transmission is approximately 25 milliseconds" (section VI B).
+const PAPER_DELAY_MS: f64 = 25.0;
+/// Bars: what we hold ourselves to, medians over the moves.
+const BAR_MS: f64 = 3.0;
+/// Packets shown before and behind the one that the move delayed.
+const AROUND: usize = 16;
+
+fn run(settings: &Settings) -> Result<Outcome> {
+    let spec = GameSpec::default();
+    eprintln!("OpenArena's server with {} players", spec.players);
+    let mut game = Playing::begin(&spec)?;
+    let mut moves = Vec::new();
+    for number in 1..=settings.repeats_or(MOVES) {
+        let moved = game.next_move()?;
+        eprintln!("move {number}: frozen {:.1} ms", moved.freeze_us / 1e3);
+        moves.push(moved);
+    }
+    let interval = game.interval();
+    let (reports, losses) = game.end()?;
+    let traces: Vec<&Trace> = reports.iter().map(|report| &report.trace).collect();
+    let series = series(&traces, &moves, interval)?;
+    Ok(outcome(&spec, &moves, losses, series))
+}
+
+fn outcome(spec: &GameSpec, moves: &[GameMove], losses: Losses, series: Series) -> Outcome {
+    let freezes: Vec<f64> = moves.iter().map(|of| of.freeze_us / 1e3).collect();
+    let delays: Vec<f64> = moves.iter().map(|of| of.added_delay_us / 1e3).collect();
+    let usual: Vec<f64> = moves.iter().map(|of| of.usual_delay_us / 1e3).collect();
+    let row =
+        |point: &str, paper, values: &[f64]| Row::new(point, paper, Estimate::of(values), "ms");
+    let mut rows = vec![
+        row("freeze of the server", Some(PAPER_FREEZE_MS), &freezes),
+        row("delay added by a move", Some(PAPER_DELAY_MS), &delays),
+        row("the same without a move", None, &usual),
+    ];
+    let panel = Panel {
+        title: format!("{} players, {} moves", spec.players, moves.len()),
+        x: "ms".to_owned(),
+        y: "delay beyond the server's interval".to_owned(),
+        unit: "ms".to_owned(),
+        y_log: false,
+        series: vec![series],
+    };
+    let figure = Figure {
+        title: "Paper 002, figure 4".to_owned(),
+        panels: vec![panel],
+    };
+    rows.extend(figure.rows());
+    Outcome {
+        notes: notes(spec, moves.len()),
+        rows,
+        checks: vec![
+            below("freeze, median", &freezes),
+            below("delay added by a move, median", &delays),
+            nothing("datagrams lost", losses.datagrams),
+            nothing(
+                "players disconnected or without news",
+                (losses.disconnected + losses.silent) as u64,
+            ),
+        ],
+        figure: Some(figure),
+    }
+}
+
+fn notes(spec: &GameSpec, moves: usize) -> Vec<String> {
+    vec![
+        format!(
+            "OpenArena's dedicated server, {} snapshots a second to each of {} players; {moves} moves between two nodes of one",
+            spec.snapshots, spec.players
+        ),
+        "machine; a delay is the longest time between two snapshots of any player, less the server's interval. Times of the curve"
+            .to_owned(),
+        format!(
+            "are those of the player whom a move delayed longest, by packets; the packet that it delayed is at {} ms",
+            50 * AROUND
+        ),
+    ]
+}
+
+fn below(what: &str, values: &[f64]) -> Check {
+    let median = Quantiles::of(values.to_vec()).median();
+    Check {
+        statement: format!("{what}: at most {BAR_MS} ms"),
+        holds: median <= BAR_MS,
+        seen: format!("{} ms", figure(median)),
+    }
+}
+
+fn nothing(what: &str, count: u64) -> Check {
+    Check {
+        statement: format!("{what}: none"),
+        holds: count == 0,
+        seen: count.to_string(),
+    }
+}
+
+/// Delays of packets around the one that a move delayed longest, means over the moves.
+fn series(traces: &[&Trace], moves: &[GameMove], interval: Duration) -> Result<Series> {
+    let curves = moves.iter().map(|of| around(traces, of, interval));
+    let curves: Vec<Vec<f64>> = curves.collect::<Option<_>>().context("too few packets")?;
+    let point = |slot: usize| {
+        let values: Vec<f64> = curves.iter().map(|curve| curve[slot]).collect();
+        Point {
+            x: slot as f64 * interval.as_secs_f64() * 1e3,
+            ours: Estimate::of(&values),
+            paper: (slot == AROUND).then_some(PAPER_DELAY_MS),
+        }
+    };
+    Ok(Series {
+        name: "the player delayed longest".to_owned(),
+        points: (0..=2 * AROUND).map(point).collect(),
+    })
+}
+
+/// Delays in milliseconds, the longest of the move in the middle.
+fn around(traces: &[&Trace], of: &GameMove, interval: Duration) -> Option<Vec<f64>> {
+    let (from, to) = (of.span.0, of.span.1 + interval * 2);
+    let longest = |trace: &&&Trace| trace.longest_gap(from..=to);
+    let trace = traces.iter().max_by_key(longest)?;
+    let gaps: Vec<(Duration, Duration)> = trace.gaps(Duration::ZERO..=Duration::MAX).collect();
+    let within = |(_, (at, _)): &(usize, &(Duration, Duration))| (from..=to).contains(at);
+    let during = gaps.iter().enumerate().filter(within);
+    let (middle, _) = during.max_by_key(|(_, (_, gap))| *gap)?;
+    let shown = gaps.get(middle.checked_sub(AROUND)?..=middle + AROUND)?;
+    let delay = |(_, gap): &(Duration, Duration)| gap.saturating_sub(interval).as_secs_f64() * 1e3;
+    Some(shown.iter().map(delay).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::arena::Arrival;
+    use holdfast_api::control::{MigrationPhasesUs, MigrationStepsUs};
+
+    fn trace(late_ms: u64) -> Trace {
+        let mut trace = Trace::default();
+        for number in 0..100 {
+            let late = if number >= 50 { late_ms } else { 0 };
+            trace.arrivals.push(Arrival {
+                at: Duration::from_millis(50 * number + late),
+                server_time_ms: 0,
+            });
+        }
+        trace
+    }
+
+    #[test]
+    fn the_packet_that_a_move_delayed_is_in_the_middle() {
+        let ms = Duration::from_millis;
+        let of = GameMove {
+            from: "n2",
+            to: "n3",
+            freeze_us: 4_000.0,
+            added_delay_us: 7_000.0,
+            usual_delay_us: 0.0,
+            copied_bytes: 0,
+            freeze_bytes: 0,
+            phases_us: MigrationPhasesUs::default(),
+            steps_us: MigrationStepsUs::default(),
+            span: (ms(2_300), ms(2_700)),
+        };
+        let (short, long) = (trace(3), trace(7));
+        let series = series(&[&short, &long], &[of], ms(50)).unwrap();
+        assert_eq!(series.points.len(), 2 * AROUND + 1);
+        for (slot, point) in series.points.iter().enumerate() {
+            let expected = if slot == AROUND { 7.0 } else { 0.0 };
+            assert!((point.ours.mean - expected).abs() < 1e-9, "{slot}");
+            assert_eq!(point.paper.is_some(), slot == AROUND);
+        }
+    }
+
+    #[test]
+    fn what_is_missed_does_not_hold() {
+        assert!(below("freeze", &[2.0, 9.0, 3.0]).holds);
+        assert!(!below("freeze", &[2.0, 9.0, 3.1]).holds);
+        assert!(!nothing("lost", 1).holds);
+    }
+}

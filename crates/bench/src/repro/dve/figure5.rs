@@ -1,0 +1,135 @@
+//! What figures 5b and 5c have in common: a zone server with connections, moved in the paper's three ways (section VI D).
+
+use anyhow::Result;
+
+use crate::migrate::{Way, topology};
+use crate::moves::Move;
+use crate::moves::zone::{LoadSpec, Loaded};
+use crate::repro::{Check, Estimate, Figure, Outcome, Panel, Point, Series, Settings};
+
+/// "the number of clients varies from 16 up to 1024" (section VI D).
+const CONNECTIONS: [u32; 4] = [16, 64, 256, 1024];
+/// Moves for each point, the worst of which counts.
+const RUNS: u32 = 20;
+/// "interconnected by a Gigabit Ethernet network" (section VI A).
+const LINK_MBIT: u32 = 1000;
+/// Memory of the server, MiB, most of which stays as it is.
+const MEMORY_MIB: usize = 16;
+const WAYS: [Way; 3] = [Way::Iterative, Way::Collective, Way::Incremental];
+
+/// What a figure shows.
+pub(super) struct Shown {
+    pub title: &'static str,
+    pub y: &'static str,
+    pub unit: &'static str,
+    /// Of a move, in that unit.
+    pub of: fn(&Move) -> f64,
+    /// What the paper's text states of that way and so many connections.
+    pub paper: fn(Way, u32) -> Option<f64>,
+    /// Judges the curves there are.
+    pub checks: fn(&[(Way, Series)]) -> Vec<Check>,
+}
+
+/// Measures each way with each number of connections.
+pub(super) fn run(settings: &Settings, shown: &Shown) -> Result<Outcome> {
+    let mut notes = notes(settings);
+    let mut curves = Vec::new();
+    for way in WAYS {
+        match curve(settings, way, shown) {
+            Ok(series) => curves.push((way, series)),
+            Err(error) if is_refused(&error) => {
+                notes.push(format!("{}: not measured: {error}", way.name()));
+            }
+            Err(error) => return Err(error),
+        }
+    }
+    let panel = Panel {
+        title: "a zone server".to_owned(),
+        x: "connections".to_owned(),
+        y: shown.y.to_owned(),
+        unit: shown.unit.to_owned(),
+        y_log: true,
+        series: curves.iter().map(|(_, series)| series.clone()).collect(),
+    };
+    let figure = Figure {
+        title: shown.title.to_owned(),
+        panels: vec![panel],
+    };
+    let mut outcome = Outcome::of_figure(figure, notes);
+    outcome.checks = (shown.checks)(&curves);
+    Ok(outcome)
+}
+
+/// A way that the daemon does not go, which it says before anything is done.
+fn is_refused(error: &anyhow::Error) -> bool {
+    error
+        .chain()
+        .any(|cause| cause.to_string().contains(REFUSED))
+}
+
+/// How [`crate::moves::Group::migrate`] says that the daemon would not begin.
+const REFUSED: &str = "refused at once";
+
+fn notes(settings: &Settings) -> Vec<String> {
+    vec![
+        format!(
+            "worst of {} moves a point, {LINK_MBIT} Mbit/s between the nodes; each client sends 20 messages of 256 bytes a second;",
+            settings.repeats_or(RUNS)
+        ),
+        format!(
+            "the server has {MEMORY_MIB} MiB of memory, of which it writes only what serving takes; bytes are all that is sent in"
+        ),
+        "the freeze, memory included. The server has a session with a MariaDB on a third node, which it asks 20 times a second;".to_owned(),
+        "that node sends to where the server is from the commit on".to_owned(),
+    ]
+}
+
+fn curve(settings: &Settings, way: Way, shown: &Shown) -> Result<Series> {
+    let mut points = Vec::new();
+    for connections in settings.sizes_or(&CONNECTIONS) {
+        let spec = LoadSpec {
+            name: format!("dve-{}-{connections}", std::process::id()),
+            topology: topology(Some(LINK_MBIT)),
+            connections: connections as usize,
+            memory_mib: MEMORY_MIB,
+            dirty_mib_per_s: 0,
+            database: true,
+        };
+        let mut loaded = Loaded::begin(&spec)?;
+        let mut worst = 0.0_f64;
+        // There and back, so that it ends where it began.
+        for _ in 0..settings.repeats_or(RUNS).next_multiple_of(2) {
+            worst = worst.max((shown.of)(loaded.next_move(way.asked())?));
+        }
+        let seen = loaded.end()?;
+        anyhow::ensure!(seen.bytes_wrong == 0, "{} bytes wrong", seen.bytes_wrong);
+        anyhow::ensure!(
+            seen.queries > 0 && seen.query_errors == 0,
+            "the session with the database: {} queries, {} errors",
+            seen.queries,
+            seen.query_errors
+        );
+        eprintln!(
+            "{}, {connections} connections: {worst:.1} {}",
+            way.name(),
+            shown.unit
+        );
+        points.push(Point {
+            x: f64::from(connections),
+            ours: Estimate::of(&[worst]),
+            paper: (shown.paper)(way, connections),
+        });
+    }
+    Ok(Series {
+        name: way.name().to_owned(),
+        points,
+    })
+}
+
+/// The value of a way at so many connections.
+pub(super) fn at(curves: &[(Way, Series)], way: Way, connections: u32) -> Option<f64> {
+    let (_, series) = curves.iter().find(|(of, _)| *of == way)?;
+    let mut points = series.points.iter();
+    let point = points.find(|point| point.x == f64::from(connections))?;
+    Some(point.ours.mean)
+}

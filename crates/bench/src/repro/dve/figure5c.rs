@@ -1,0 +1,43 @@
+//! Figure 5c: "Socket data transferred during freeze phase of migration" (section VI D).
+
+use anyhow::Result;
+
+use super::figure5::{self, Shown, at};
+use crate::migrate::Way;
+use crate::repro::{Check, Experiment, Outcome, Series, Settings};
+
+pub(crate) const EXPERIMENT: Experiment = Experiment {
+    name: "dve/figure5c",
+    about: "bytes in the freeze of a zone server by number of connections, its sockets moved in three ways",
+    run,
+};
+
+/// From so many connections on, incremental moves fewer bytes than collective.
+const MANY: [u32; 2] = [256, 1024];
+
+fn run(settings: &Settings) -> Result<Outcome> {
+    figure5::run(
+        settings,
+        &Shown {
+            title: "Paper 002, figure 5c",
+            y: "most bytes in the freeze",
+            unit: "KiB",
+            of: |of| of.status.freeze_bytes as f64 / 1024.0,
+            paper: |_, _| None,
+            checks,
+        },
+    )
+}
+
+fn checks(curves: &[(Way, Series)]) -> Vec<Check> {
+    let check = |connections: &u32| {
+        let of = |way| at(curves, way, *connections);
+        let (incremental, collective) = (of(Way::Incremental)?, of(Way::Collective)?);
+        Some(Check {
+            statement: format!("{connections} connections: incremental fewer than collective"),
+            holds: incremental < collective,
+            seen: format!("{incremental:.0} KiB, {collective:.0} KiB"),
+        })
+    };
+    MANY.iter().filter_map(check).collect()
+}

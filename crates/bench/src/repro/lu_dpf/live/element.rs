@@ -1,0 +1,182 @@
+//! An element with the paper's application: it works on its requests in processor sharing, by waiting as long as the work would take.
+
+use std::io;
+use std::path::PathBuf;
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use holdfast_api::control::PolicyDetail;
+use holdfast_api::pool::{Element, ElementEvent, Registration, Service};
+use holdfast_sim::Time;
+use holdfast_sim::server::Server;
+
+use super::clock::{Clock, hurry};
+
+/// The first byte of what an element says.
+pub(super) const ACCEPTED: u8 = 1;
+pub(super) const DONE: u8 = 2;
+/// A wait without end, in pieces.
+const LONG: Duration = Duration::from_secs(1);
+
+/// What an element is.
+#[derive(Clone, Debug)]
+pub(super) struct Plan {
+    /// Where the pool daemon of its host is.
+    pub(super) socket: PathBuf,
+    pub(super) handle: String,
+    /// Without load.
+    pub(super) policy: PolicyDetail,
+    pub(super) load_per_request: f64,
+    pub(super) capacity: f64,
+}
+
+/// An element that runs.
+pub(super) struct Running {
+    element: Arc<Element>,
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+struct State {
+    server: Server<u64>,
+    over: bool,
+}
+
+impl Running {
+    /// Registers the element, and returns when a registrar has it.
+    ///
+    /// # Errors
+    /// No daemon is there, or no registrar takes it.
+    pub(super) fn start(plan: &Plan, clock: Clock) -> Result<Running> {
+        let service = Service::Sessions {
+            addresses: Vec::new(),
+            port: 0,
+        };
+        let mut registration = Registration::new(&plan.handle, service);
+        registration.policy = PolicyDetail {
+            load: Some(0.0),
+            ..plan.policy.clone()
+        };
+        let element = Element::register(&plan.socket, registration)
+            .with_context(|| format!("the pool daemon at {}", plan.socket.display()))?;
+        loop {
+            match element.next()? {
+                Some(ElementEvent::Registered { .. }) => break,
+                Some(ElementEvent::Refused { reason }) => bail!("{}: {reason}", plan.handle),
+                Some(_) => {}
+                None => bail!("{}: the daemon has ended", plan.handle),
+            }
+        }
+        let element = Arc::new(element);
+        let state = State {
+            server: Server::new(plan.capacity),
+            over: false,
+        };
+        let shared = Arc::new(Shared {
+            state: Mutex::new(state),
+            changed: Condvar::new(),
+        });
+        let worker = Worker {
+            element: element.clone(),
+            shared: shared.clone(),
+            plan: plan.clone(),
+            clock,
+        };
+        let listener = worker.clone();
+        std::thread::spawn(move || listener.listen());
+        std::thread::spawn(move || worker.work());
+        Ok(Running { element, shared })
+    }
+
+    /// It leaves its pool; its users go to others.
+    pub(super) fn stop(&self) {
+        // If the daemon is gone, so is it.
+        let _ = self.element.deregister();
+        self.shared.with(|state| state.over = true);
+    }
+}
+
+impl Shared {
+    fn with<T>(&self, change: impl FnOnce(&mut State) -> T) -> T {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let changed = change(&mut state);
+        self.changed.notify_all();
+        changed
+    }
+}
+
+#[derive(Clone)]
+struct Worker {
+    element: Arc<Element>,
+    shared: Arc<Shared>,
+    plan: Plan,
+    clock: Clock,
+}
+
+impl Worker {
+    /// Takes requests: a size, as the eight bytes of a number.
+    fn listen(&self) {
+        hurry();
+        while let Ok(Some(event)) = self.element.next() {
+            if let ElementEvent::Data { session, bytes } = event
+                && let Ok(size) = <[u8; 8]>::try_from(bytes.as_slice())
+            {
+                let size = f64::from_be_bytes(size);
+                let jobs = self.shared.with(|state| {
+                    state.server.add(self.clock.now(), session, size);
+                    state.server.jobs()
+                });
+                let told = self.element.send(session, &[ACCEPTED]);
+                if told.and_then(|()| self.tell_load(jobs)).is_err() {
+                    break;
+                }
+            }
+        }
+        self.shared.with(|state| state.over = true);
+    }
+
+    /// Ends requests when their time has come.
+    fn work(&self) {
+        hurry();
+        while let Some((done, jobs)) = self.next_done() {
+            if let Some(session) = done {
+                let told = self.element.send(session, &[DONE]);
+                if told.and_then(|()| self.tell_load(jobs)).is_err() {
+                    return;
+                }
+            }
+        }
+    }
+
+    /// Waits for the end of a request, or some time; the number of those that are left. None: the element is no more.
+    fn next_done(&self) -> Option<(Option<u64>, usize)> {
+        let state = self.shared.state.lock();
+        let mut state = state.unwrap_or_else(PoisonError::into_inner);
+        loop {
+            if state.over {
+                return None;
+            }
+            let now = self.clock.now();
+            if let Some(session) = state.server.pop(now) {
+                return Some((Some(session), state.server.jobs()));
+            }
+            let next: Option<Time> = state.server.next();
+            let wait = next.map_or(LONG, |next| self.clock.until(next));
+            let waited = self.shared.changed.wait_timeout(state, wait);
+            (state, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    fn tell_load(&self, jobs: usize) -> io::Result<()> {
+        let load = (jobs as f64 * self.plan.load_per_request).min(1.0);
+        self.element.set_policy(PolicyDetail {
+            load: Some(load),
+            ..self.plan.policy.clone()
+        })
+    }
+}

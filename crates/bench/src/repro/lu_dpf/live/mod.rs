@@ -1,0 +1,192 @@
+//! Table 1, live: registrars, elements and users as daemons and programs in the hosts of a lab, which speak SCTP over links as long as
+//! the simulation's. All is faster than in the paper by one factor.
+
+mod clock;
+mod element;
+mod region;
+mod report;
+mod user;
+
+use std::collections::BTreeMap;
+use std::sync::mpsc::channel;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, anyhow, ensure};
+use holdfast_api::control::PolicyDetail;
+use holdfast_sim::Time;
+use holdfast_sim::pools::{Action, Config};
+
+use super::DPF;
+use crate::repro::{Outcome, Settings};
+use clock::Clock;
+use element::Running;
+use region::{Regions, Role};
+use user::Done;
+
+/// Runs, unless it is said how many.
+const RUNS: u32 = 6;
+/// Between an association's beginning and the users': distances settle.
+const SETTLE: Duration = Duration::from_secs(10);
+/// A session of the pool daemon is told of when its association is made: after the second round trip.
+const SETUP_ROUND_TRIPS: u32 = 2;
+/// The pools: what their handles are, and whether distance counts.
+const POOLS: [(&str, bool); 2] = [("lu-dpf", true), ("lu", false)];
+
+/// What is measured.
+pub(super) struct Experiment {
+    /// The simulation that is played, by DPF and seed.
+    pub(super) config: fn(f64, u64) -> Config,
+    /// The names of its windows, and what the paper says of each: seconds with LU-DPF and LU, the improvement in per cent.
+    pub(super) phases: Vec<(&'static str, [f64; 3])>,
+}
+
+impl Experiment {
+    /// The simulation as it is played here.
+    fn config(&self, dpf: f64, seed: u64) -> Config {
+        let mut config = (self.config)(dpf, seed);
+        config.setup_round_trips = SETUP_ROUND_TRIPS;
+        config
+    }
+}
+
+/// Measures it.
+///
+/// # Errors
+/// The machine lacks something, or a run failed.
+pub(super) fn run(settings: &Settings, experiment: &Experiment) -> Result<Outcome> {
+    ensure!(
+        (1.0..=20.0).contains(&settings.lapse),
+        "the time-lapse is 1 to 20"
+    );
+    let mut runs = Vec::new();
+    for seed in 1..=u64::from(settings.repeats_or(RUNS)) {
+        let done = play(&experiment.config(DPF, seed), settings.lapse, seed)?;
+        let means = report::means(&experiment.config(DPF, seed).windows, &done);
+        report::progress(experiment, seed, &means, &done);
+        runs.push(means);
+    }
+    Ok(report::outcome(settings, experiment, &runs))
+}
+
+/// One run: every request that was done.
+fn play(config: &Config, lapse: f64, seed: u64) -> Result<Vec<Done>> {
+    let regions = Regions::up(config, lapse)?;
+    let clock = Clock::new(Instant::now() + SETTLE, lapse);
+    let mut players = Players {
+        regions: &regions,
+        config,
+        clock,
+        lapse,
+        elements: BTreeMap::new(),
+    };
+    for (zone, count) in players.at_first() {
+        for element in 0..count {
+            players.start(zone, element)?;
+        }
+    }
+    std::thread::sleep(clock.until(Time::ZERO));
+    let distances = regions.distances(config.zones.len(), POOLS[0].0)?;
+    eprintln!("run {seed}: distances of elements at each registrar, ms: {distances:?}");
+    let (sender, receiver) = channel();
+    let users = players.users(seed, &sender)?;
+    drop(sender);
+    players.follow_plan()?;
+    let mut failed = None;
+    for user in users {
+        let ended = user.join().map_err(|_| anyhow!("a user's thread failed"))?;
+        failed = failed.or(ended.err());
+    }
+    match failed {
+        Some(error) => Err(error.context(regions.logs())),
+        None => Ok(receiver.try_iter().collect()),
+    }
+}
+
+/// Elements and users of a run.
+struct Players<'a> {
+    regions: &'a Regions,
+    config: &'a Config,
+    clock: Clock,
+    lapse: f64,
+    /// By zone and place there: one in each pool.
+    elements: BTreeMap<(u16, u32), Vec<Running>>,
+}
+
+impl Players<'_> {
+    fn at_first(&self) -> Vec<(u16, u32)> {
+        let all = self.config.zones.iter().map(|zone| zone.elements);
+        let first = self.config.elements_at_first.clone();
+        let counts = first.unwrap_or_else(|| all.collect());
+        (0..).zip(counts).collect()
+    }
+
+    /// "On each of the PE hosts, two PE instances have been started: one registering into the LU pool, the other one registering
+    /// into the LU-DPF pool" (section 7.2).
+    fn start(&mut self, zone: u16, element: u32) -> Result<()> {
+        let socket = self.regions.socket(zone.into(), Role::Elements)?;
+        let start = |(handle, is_far_counted): (&str, bool)| {
+            let policy = PolicyDetail {
+                name: if is_far_counted { "LU-DPF" } else { "LU" }.to_owned(),
+                // A millisecond here is so many of the paper's.
+                delay_penalty: is_far_counted.then_some(DPF * self.lapse),
+                ..PolicyDetail::default()
+            };
+            let plan = element::Plan {
+                socket: socket.clone(),
+                handle: handle.to_owned(),
+                policy,
+                load_per_request: self.config.load_per_request,
+                capacity: self.config.workload.capacity,
+            };
+            Running::start(&plan, self.clock)
+        };
+        let both = POOLS.map(start).into_iter().collect::<Result<Vec<_>>>()?;
+        self.elements.insert((zone, element), both);
+        Ok(())
+    }
+
+    /// "Analogously, each PU host runs two PU instances": here with the same requests.
+    fn users(
+        &self,
+        seed: u64,
+        done: &std::sync::mpsc::Sender<Done>,
+    ) -> Result<Vec<JoinHandle<Result<()>>>> {
+        let mut users = Vec::new();
+        for (zone, players) in self.config.zones.iter().enumerate() {
+            let socket = self.regions.socket(zone, Role::Users)?;
+            for (number, pool) in
+                (0..players.users).flat_map(|n| (0..POOLS.len()).map(move |p| (n, p)))
+            {
+                let plan = user::Plan {
+                    socket: socket.clone(),
+                    handle: POOLS[pool].0.to_owned(),
+                    pool,
+                    workload: self.config.workload,
+                    seed: seed << 32 | (zone as u64) << 16 | u64::from(number),
+                    end: self.config.runtime,
+                };
+                let (clock, done) = (self.clock, done.clone());
+                users.push(std::thread::spawn(move || user::run(&plan, clock, &done)));
+            }
+        }
+        Ok(users)
+    }
+
+    fn follow_plan(&mut self) -> Result<()> {
+        let mut plan = self.config.plan.clone();
+        plan.sort_by_key(|(at, _)| *at);
+        for (at, action) in plan {
+            std::thread::sleep(self.clock.until(at));
+            match action {
+                Action::Start { zone, element } => self.start(zone, element)?,
+                Action::Stop { zone, element } => {
+                    let both = self.elements.remove(&(zone, element));
+                    both.iter().flatten().for_each(Running::stop);
+                }
+                other => return Err(anyhow!("{other:?} is not played live")),
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,186 @@
+//! The lab: a registrar, a host of elements and one of users in each region, as far apart as the simulation has them.
+
+use std::fs;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use holdfast_lab::{LinkEntry, Spec, Topology};
+use holdfast_sim::net::Link;
+use holdfast_sim::pools::Config;
+
+use crate::cluster::calm::prefix;
+use crate::cluster::find_program;
+use crate::pools::{PoolLab, system_program, words};
+
+/// Longest wait for what must happen.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// Of each region: a registrar, its elements, its users.
+const HOSTS: usize = 3;
+
+/// What a host is for.
+#[derive(Clone, Copy)]
+pub(super) enum Role {
+    Registrar = 1,
+    Elements = 2,
+    Users = 3,
+}
+
+/// Regions with their daemons.
+pub(super) struct Regions {
+    lab: PoolLab,
+}
+
+/// A host's name.
+fn host(region: usize, role: Role) -> String {
+    format!("n{}", region * HOSTS + role as usize)
+}
+
+impl Regions {
+    /// Starts the lab with all daemons; delays are the simulation's by the lapse, and so is DistanceStep.
+    ///
+    /// # Errors
+    /// The machine lacks something, or registrars do not meet.
+    pub(super) fn up(config: &Config, lapse: f64) -> Result<Regions> {
+        let count = config.zones.len();
+        let topology = topology(&config.links, lapse);
+        let spec = Spec::new(&format!("regions-{}", std::process::id()))
+            .nodes((count * HOSTS) as u16)
+            .clients(0)
+            .topology(topology)
+            .program(find_program("holdfast")?);
+        let mut regions = Regions {
+            lab: PoolLab::with(&spec)?,
+        };
+        let step = f64::from(config.registrar.distance_step) / lapse;
+        ensure!(
+            step >= 1.0 && step.fract() == 0.0,
+            "DistanceStep by the lapse is {step} ms, which is no whole number"
+        );
+        let step = step as u32;
+        for region in 0..count {
+            regions.registrar(region, step, config.registrar.resolution_items)?;
+        }
+        regions.wait_for_registrars(count)?;
+        for region in 0..count {
+            regions.pool_daemon(region, Role::Elements)?;
+            regions.pool_daemon(region, Role::Users)?;
+        }
+        for (region, role) in (0..count).flat_map(|r| [(r, Role::Elements), (r, Role::Users)]) {
+            let socket = regions.socket(region, role)?;
+            let is_there = || socket.exists().then_some(());
+            regions
+                .lab
+                .until("a pool daemon starts", PATIENCE, is_there)?;
+        }
+        Ok(regions)
+    }
+
+    /// Where programs reach the pool daemon of a host.
+    ///
+    /// # Errors
+    /// There is no such host.
+    pub(super) fn socket(&self, region: usize, role: Role) -> Result<PathBuf> {
+        self.lab.run_file(&host(region, role), "pool-app.sock")
+    }
+
+    /// What the daemons said last.
+    pub(super) fn logs(&self) -> String {
+        self.lab.logs()
+    }
+
+    /// The distances in milliseconds, not rounded, at which the registrar of each region sees a pool's elements: one list a region.
+    ///
+    /// # Errors
+    /// A registrar does not answer.
+    pub(super) fn distances(&self, count: usize, handle: &str) -> Result<Vec<Vec<u32>>> {
+        let of = |region| -> Result<Vec<u32>> {
+            let client = self
+                .lab
+                .control(&host(region, Role::Registrar), "registrar")?;
+            let pool = client.run(|client| client.pool(handle))?;
+            let distances = pool.elements.iter().filter_map(|e| e.policy.distance_ms);
+            let mut distances: Vec<u32> = distances.collect();
+            distances.sort_unstable();
+            Ok(distances)
+        };
+        (0..count).map(of).collect()
+    }
+
+    fn registrar(&mut self, region: usize, step: u32, items: usize) -> Result<()> {
+        let name = host(region, Role::Registrar);
+        let own = self.lab.address(&name)?;
+        // Waits of the daemon's own would be as many times longer as the lapse says.
+        let text = format!(
+            "[registrar]\nlisten = [\"{own}\"]\ndistance_step_ms = {step}\nresolution_items = {items}\n\
+             update_delay_ms = 0\npause_us = 0\n[access]\nregistrar = [\"10.0.0.0/8\"]\n"
+        );
+        let mut words = words(["--role", "registrar", "--config"]);
+        words.push(self.config_file(&name, &text)?);
+        if region > 0 {
+            let first = self.lab.address(&host(0, Role::Registrar))?;
+            words.extend(["--peer".to_owned(), first.to_string()]);
+        }
+        self.run(&name, "registrar", words)
+    }
+
+    fn pool_daemon(&mut self, region: usize, role: Role) -> Result<()> {
+        let name = host(region, role);
+        let own = self.lab.address(&name)?;
+        let registrar = self.lab.address(&host(region, Role::Registrar))?;
+        let text = format!(
+            "[pool]\nlisten = [\"{own}\"]\nregistrars = [\"{registrar}\"]\nupdate_interval_ms = 0\n[log]\nfilter = \"warn\"\n"
+        );
+        let mut words = words(["--role", "pool", "--config"]);
+        words.push(self.config_file(&name, &text)?);
+        self.run(&name, "pool", words)
+    }
+
+    fn config_file(&self, host: &str, text: &str) -> Result<String> {
+        let path = self.lab.directory().join(format!("{host}.toml"));
+        fs::write(&path, text).with_context(|| format!("write {}", path.display()))?;
+        Ok(path.display().to_string())
+    }
+
+    /// A daemon, ahead of the machine's other work.
+    fn run(&mut self, host: &str, name: &str, own: Vec<String>) -> Result<()> {
+        let [first, others @ ..] = prefix(true);
+        let program = system_program(first, "util-linux")?;
+        let mut all: Vec<String> = others.map(str::to_owned).into();
+        all.push(find_program("holdfastd")?.display().to_string());
+        all.extend(own);
+        self.lab.run(host, name, &program, &all)
+    }
+
+    fn wait_for_registrars(&self, count: usize) -> Result<()> {
+        for region in 0..count {
+            let name = host(region, Role::Registrar);
+            let met = || {
+                let client = self.lab.control(&name, "registrar").ok()?;
+                let peers = client.run(|client| client.peers()).ok()?;
+                let active = peers.peers.iter().filter(|peer| peer.active).count();
+                (active == count - 1).then_some(())
+            };
+            self.lab.until("registrars meet", PATIENCE, met)?;
+        }
+        Ok(())
+    }
+}
+
+/// The way from each host to each, as the simulation's zones are apart.
+fn topology(links: &[Vec<Link>], lapse: f64) -> Topology {
+    let roles = [Role::Registrar, Role::Elements, Role::Users];
+    let hosts =
+        || (0..links.len()).flat_map(move |zone| roles.map(|role| (zone, host(zone, role))));
+    let mut topology = Topology::default();
+    for (from, name) in hosts() {
+        for (to, other) in hosts().filter(|(_, other)| *other != name) {
+            topology = topology.with(LinkEntry {
+                toward: Some(other),
+                delay_ms: Some(links[from][to].delay.mean_ms() / lapse),
+                ..LinkEntry::of(&name)
+            });
+        }
+    }
+    topology
+}

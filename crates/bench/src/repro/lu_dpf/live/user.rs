@@ -1,0 +1,101 @@
+//! A user: requests come by chance, wait for those before, and are done by one element after the other.
+
+use std::path::PathBuf;
+use std::sync::mpsc::Sender;
+
+use anyhow::{Result, bail};
+use holdfast_api::pool::{PoolSession, SessionEvent, SessionOptions};
+use holdfast_sim::pools::Workload;
+use holdfast_sim::{Random, Time};
+
+use super::clock::{Clock, hurry};
+use super::element::{ACCEPTED, DONE};
+
+/// What a user is.
+#[derive(Clone, Debug)]
+pub(super) struct Plan {
+    /// Where the pool daemon of its host is.
+    pub(super) socket: PathBuf,
+    pub(super) handle: String,
+    /// Which of the pools that is.
+    pub(super) pool: usize,
+    pub(super) workload: Workload,
+    /// Of intervals and sizes.
+    pub(super) seed: u64,
+    /// When it makes no more requests.
+    pub(super) end: Time,
+}
+
+/// A request that was done.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Done {
+    pub(super) pool: usize,
+    pub(super) generated: Time,
+    pub(super) dequeued: Time,
+    pub(super) accepted: Time,
+    pub(super) ended: Time,
+    /// Elements that it was sent to.
+    pub(super) attempts: u32,
+}
+
+/// Makes requests until the plan's end, and tells of each.
+///
+/// # Errors
+/// The pool daemon is gone, or found no element for too long.
+pub(super) fn run(plan: &Plan, clock: Clock, done: &Sender<Done>) -> Result<()> {
+    hurry();
+    let mut random = Random::new(plan.seed);
+    let mut generated = Time::ZERO;
+    loop {
+        let interval = random.exponential(plan.workload.request_interval);
+        let size = random.exponential(plan.workload.request_size);
+        generated = generated + Time::from_secs_f64(interval);
+        if generated >= plan.end {
+            return Ok(());
+        }
+        // It waits where the one before was done early; else the request waits.
+        std::thread::sleep(clock.until(generated));
+        let one = request(plan, clock, generated, size)?;
+        // Nobody listens any more: the run is over.
+        if done.send(one).is_err() {
+            return Ok(());
+        }
+    }
+}
+
+fn request(plan: &Plan, clock: Clock, generated: Time, size: f64) -> Result<Done> {
+    let dequeued = clock.now();
+    let options = SessionOptions {
+        anew: true,
+        ..SessionOptions::default()
+    };
+    let session = PoolSession::open_with(&plan.socket, &plan.handle, options)?;
+    let (mut accepted, mut attempts) = (None, 0);
+    loop {
+        match session.next()? {
+            Some(SessionEvent::Up { connection, .. }) => {
+                attempts += 1;
+                session.send(connection, &size.to_be_bytes())?;
+            }
+            Some(SessionEvent::Data { bytes }) => match bytes.as_slice() {
+                [ACCEPTED] => {
+                    accepted.get_or_insert_with(|| clock.now());
+                }
+                [DONE] => break,
+                other => bail!("an element said {other:?}"),
+            },
+            Some(SessionEvent::Broken { .. }) => {}
+            Some(SessionEvent::Failed { reason }) => bail!("{}: {reason}", plan.handle),
+            Some(SessionEvent::Finished) | None => bail!("{}: the session ended", plan.handle),
+        }
+    }
+    let ended = clock.now();
+    Ok(Done {
+        pool: plan.pool,
+        generated,
+        dequeued,
+        accepted: accepted.unwrap_or(ended),
+        ended,
+        attempts,
+    })
+}

@@ -1,0 +1,104 @@
+//! The paper's policies beside what balancers of today do, in situations like the paper's.
+
+use anyhow::Result;
+
+use super::{CAPACITY, DPF, LAN_MS, LOAD, estimate, lans, simulate_seeds};
+use crate::repro::{Experiment, Outcome, Row, Settings};
+use holdfast_sim::pools::{Choice, Config, Sharing};
+
+pub(crate) const EXPERIMENT: Experiment = Experiment {
+    name: "lu-dpf/rivals",
+    about: "handling time with LU, LU-DPF, round robin, two choices by latency, and probes (simulated)",
+    run,
+};
+
+const SEEDS: u32 = 12;
+const ELEMENTS: u32 = 10;
+const RATIO: u32 = 3;
+const WAN_MS: f64 = 100.0;
+
+const CHOICES: [(&str, Choice); 9] = [
+    ("LU", Choice::LeastUsed),
+    ("LU-DPF", Choice::LeastUsedDpf(DPF)),
+    ("round robin", Choice::RoundRobin),
+    ("two by latency, zone", Choice::Latency(Sharing::Zone)),
+    ("two by latency, user", Choice::Latency(Sharing::User)),
+    ("probes, zone", probes(Sharing::Zone, false, HOT)),
+    ("probes and way, zone", probes(Sharing::Zone, true, HOT)),
+    ("probes and way, user", probes(Sharing::User, true, HOT)),
+    (
+        "probes, fewest in flight, zone",
+        probes(Sharing::Zone, true, 0.0),
+    ),
+];
+
+/// As Prequal's authors have it.
+const HOT: f64 = 0.84;
+
+const fn probes(sharing: Sharing, with_way: bool, hot: f64) -> Choice {
+    Choice::Probes {
+        sharing,
+        with_way,
+        hot,
+    }
+}
+
+/// A name, the size of requests in seconds, the WAN delay, and what else is different.
+type Situation = (&'static str, f64, f64, fn(&mut Config));
+
+const SITUATIONS: [Situation; 5] = [
+    ("one LAN's delays", 1.0, 0.0, |_| ()),
+    ("three LANs", 1.0, WAN_MS, |_| ()),
+    ("short requests", 0.1, WAN_MS, |_| ()),
+    ("half of the last LAN", 1.0, WAN_MS, |config| {
+        let moved = ELEMENTS / 2;
+        config.zones[0].elements += moved / 2;
+        config.zones[1].elements += moved - moved / 2;
+        config.zones[2].elements -= moved;
+    }),
+    ("slow elements", 1.0, WAN_MS, |config| {
+        config.slow = Some((5, 0.25));
+    }),
+];
+
+fn run(settings: &Settings) -> Result<Outcome> {
+    let seeds = settings.repeats_or(SEEDS);
+    let elements = settings.elements.unwrap_or(ELEMENTS);
+    let mut configs = Vec::new();
+    for (_, size, wan_ms, differ) in SITUATIONS {
+        for (_, choice) in CHOICES {
+            let mut config = lans(elements, RATIO, wan_ms, 0.0, size);
+            config.choice = choice;
+            differ(&mut config);
+            configs.push(config);
+        }
+    }
+    let outcomes = simulate_seeds(settings, seeds, &configs);
+    let mut outcomes = outcomes.iter();
+    let mut outcome = Outcome {
+        notes: notes(seeds),
+        ..Outcome::default()
+    };
+    for (situation, size, _, _) in SITUATIONS {
+        for (choice, _) in CHOICES {
+            let Some(outcomes) = outcomes.next() else {
+                continue;
+            };
+            // Requests of the mean size alone on an element take `size` seconds.
+            let times = estimate(outcomes, |window| window.handling_mean_s() / size);
+            let point = format!("{situation}: {choice}");
+            outcome
+                .rows
+                .push(Row::new(point, None, times, "of the processing time alone"));
+        }
+    }
+    Ok(outcome)
+}
+
+fn notes(seeds: u32) -> Vec<String> {
+    vec![
+        format!("{seeds} seeds; 3 LANs of {ELEMENTS} elements of {CAPACITY:e} calculations a second, {RATIO} users for each, 60 % utilisation, {LAN_MS} ms within a LAN and {WAN_MS} ms more between two;"),
+        format!("LU and LU-DPF ({DPF:e}): a request adds {LOAD} to the load; \"zone\": all users of a LAN learn together, \"user\": each for itself;"),
+        "\"and way\": the probe's round trip is added to the latency in its answer; \"slow elements\": each fifth has a quarter of the capacity".to_owned(),
+    ]
+}

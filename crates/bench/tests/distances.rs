@@ -1,0 +1,98 @@
+//! How far elements are, as real registrars measure it over links with delays. In a lab; needs root.
+
+use std::time::Duration;
+
+use holdfast_api::control::{BlockingClient, PolicyDetail, ResolveQuery};
+use holdfast_api::pool::{Element, Registration, Service};
+use holdfast_bench::cluster::find_program;
+use holdfast_bench::pools::{PoolLab, words};
+use holdfast_lab::{LinkEntry, Spec, Topology};
+
+/// Whatever is waited for; the machine may be very busy.
+const PATIENCE: Duration = Duration::from_secs(120);
+const WAY_MS: f64 = 60.0;
+const STEP_MS: u32 = 150;
+
+/// The distance of the only element of the pool, as a registrar tells users.
+fn distance(daemon: &BlockingClient) -> Option<u32> {
+    let query = ResolveQuery::default();
+    let found = daemon.run(|daemon| daemon.resolve("far", &query)).ok()?;
+    found.elements.first()?.policy.distance_ms
+}
+
+fn registrar(lab: &mut PoolLab, host: &str, peer: Option<&str>) {
+    let own = lab.address(host).expect("a host");
+    let text = format!(
+        "[registrar]\nlisten = [\"{own}\"]\ndistance_step_ms = {STEP_MS}\n[access]\nregistrar = [\"10.0.0.0/8\"]\n"
+    );
+    let file = lab.directory().join(format!("{host}.toml"));
+    std::fs::write(&file, text).expect("a file");
+    let mut words = words(["registrar", "--config"]);
+    words.push(file.display().to_string());
+    if let Some(peer) = peer {
+        let peer = lab.address(peer).expect("a host");
+        words.extend(["--peer".to_owned(), peer.to_string()]);
+    }
+    let holdfast = find_program("holdfast").expect("holdfast");
+    lab.run(host, "registrar", &holdfast, &words)
+        .expect("a registrar");
+    // A pool daemon of the same host leaves it the port of encapsulated SCTP only when it has that.
+    let client = lab.control(host, "registrar").expect("a client");
+    let serves = || client.run(|daemon| daemon.registrar()).ok();
+    lab.until("the registrar", PATIENCE, serves)
+        .expect("a registrar");
+}
+
+/// The element is 60 ms from its registrar, which is 60 ms from the other: in steps of 150 ms each of the two is nothing, and both
+/// together are a step. What a registrar told before it knew changes with the next registration.
+#[test]
+fn delays_are_measured_added_and_then_rounded() {
+    if !nix::unistd::geteuid().is_root() {
+        eprintln!("skipped: a lab needs root");
+        return;
+    }
+    let way = |from: &str, to: &str| LinkEntry {
+        toward: Some(to.into()),
+        delay_ms: Some(WAY_MS),
+        ..LinkEntry::of(from)
+    };
+    let ways = [("n1", "n2"), ("n2", "n1"), ("n2", "n3"), ("n3", "n2")];
+    let topology = ways
+        .into_iter()
+        .fold(Topology::default(), |all, (a, b)| all.with(way(a, b)));
+    let spec = Spec::new(&format!("distances-{}", std::process::id()))
+        .nodes(3)
+        .clients(0)
+        .topology(topology)
+        .program(find_program("holdfast").expect("holdfast"));
+    let mut lab = PoolLab::with(&spec).expect("a lab");
+    registrar(&mut lab, "n2", None);
+    registrar(&mut lab, "n3", Some("n2"));
+    lab.pool_daemon("n1", &["n2"]).expect("a pool daemon");
+    lab.pool_daemon("n3", &["n3"]).expect("a pool daemon");
+
+    let socket = lab.run_file("n1", "pool-app.sock").expect("a host");
+    let own = lab.address("n1").expect("a host");
+    let policy = |load: f64| PolicyDetail {
+        name: "LU-DPF".to_owned(),
+        load: Some(load),
+        delay_penalty: Some(1e-5),
+        ..PolicyDetail::default()
+    };
+    let mut registration = Registration::new("far", Service::Tcp((own, 80).into()));
+    registration.policy = policy(0.0);
+    let element = || Element::register(&socket, registration.clone()).ok();
+    let element = lab.until("the pool daemon", PATIENCE, element);
+    let element = element.expect("a pool daemon");
+    let [home, other] = ["n1", "n3"].map(|host| lab.control(host, "pool").expect("a client"));
+    let mut load = 0.0;
+    let both = || {
+        // Each registration carries what is known of the delay by then.
+        load = if load > 0.0 { 0.0 } else { 0.1 };
+        element.set_policy(policy(load)).expect("told");
+        let seen = (distance(&home)?, distance(&other)?);
+        (seen == (0, STEP_MS)).then_some(())
+    };
+    lab.until("distances of 0 and a step", PATIENCE, both)
+        .expect("the sum is rounded, not its parts");
+}

@@ -1,0 +1,166 @@
+//! Copies of programs: the original goes on as if nothing had been, and the copy by itself.
+
+use anyhow::{Context, Result, ensure};
+use holdfast_api::control::{MigrationOutcome, PlacementRequest};
+use holdfast_bench::cluster::Family;
+
+use crate::clients::{CLIENTS, all_go_on, connected, pid, serving};
+use crate::faults::{ACCEPTOR, DONOR, Fault, HOLDER, Point, disturb, nothing_is_written};
+use crate::numbered::Datagrams;
+use crate::world::{COUNTS, Count, Counter, World};
+
+/// The sockets of the server that are no connections: a listener, and one for datagrams.
+const LISTENING: usize = 2;
+
+/// A copy counts on from where the original was, and moves on; the original counts as ever.
+pub fn beside(world: &World) -> Result<()> {
+    let counter = world.start(DONOR)?;
+    copy(world, &counter, ACCEPTOR)?;
+    both_go_on(world, &counter, ACCEPTOR)?;
+    let pid = world.pid_on(ACCEPTOR, &counter)?;
+    let id = world.begin(pid, ACCEPTOR, HOLDER)?;
+    let status = world.ended(ACCEPTOR, id)?;
+    ensure!(status.outcome == MigrationOutcome::Moved, "{status:?}");
+    both_go_on(world, &counter, HOLDER)?;
+    world.end(&counter)
+}
+
+fn copy(world: &World, counter: &Counter, to: &str) -> Result<()> {
+    let pid = world.pid_on(DONOR, counter)?;
+    let id = world.begin_copy(pid, DONOR, to)?;
+    let status = world.ended(DONOR, id)?;
+    eprintln!("copied in {:?} us", status.freeze_us);
+    ensure!(
+        status.outcome == MigrationOutcome::Cloned && status.clone && status.freeze_us.is_some(),
+        "{status:?}"
+    );
+    Ok(())
+}
+
+/// Waits until the original and a copy of it on this node have counted on.
+fn both_go_on(world: &World, counter: &Counter, at: &str) -> Result<()> {
+    let before = counter.counts()?.len();
+    for node in [DONOR, at] {
+        world.wait("it does not go on", || {
+            let counts = counter.counts()?;
+            let new = counts.iter().skip(before);
+            Ok(new.filter(|count| count.host == node).count() >= COUNTS)
+        })?;
+    }
+    check(counter)
+}
+
+/// The original counted as if nothing had been, and each copy from some count of it on; all under one PID.
+fn check(counter: &Counter) -> Result<()> {
+    let counts = counter.counts()?;
+    let (original, copies): (Vec<Count>, Vec<Count>) =
+        counts.into_iter().partition(|count| count.host == DONOR);
+    in_order(&original, 1)?;
+    let Some(first) = copies.first() else {
+        return Ok(());
+    };
+    ensure!(
+        first.number > 1
+            && original
+                .iter()
+                .any(|count| count.number + 1 == first.number),
+        "the copy began with {first:?}"
+    );
+    ensure!(first.pid == original[0].pid, "{first:?} has another PID");
+    in_order(&copies, first.number)
+}
+
+fn in_order(counts: &[Count], from: u64) -> Result<()> {
+    for (expected, count) in (from..).zip(counts) {
+        ensure!(
+            count.number == expected && count.pid == counts[0].pid,
+            "count {expected} is {count:?}"
+        );
+    }
+    Ok(())
+}
+
+/// One fault at one step of a copy: the original goes on where it is, there is a copy or none, and nothing else is left.
+pub fn disturbed(world: &World, at: Point, fault: Fault) -> Result<()> {
+    let began = std::time::Instant::now();
+    let counter = world.start(DONOR)?;
+    let result = disturb(world, &counter, at, fault, World::begin_copy)
+        .and_then(|()| settled(world, &counter))
+        .with_context(|| format!("{fault:?} at {at:?}"));
+    eprintln!("{fault:?} at {at:?}: {:.1?}", began.elapsed());
+    result
+}
+
+fn settled(world: &World, counter: &Counter) -> Result<()> {
+    world.wait("something is written down", || nothing_is_written(world))?;
+    // What is ended may take a moment until it is gone.
+    world.wait("it is elsewhere, or twice", || {
+        let copies = (world.runs_on(ACCEPTOR)?, world.residents(ACCEPTOR)?.len());
+        let others = (world.runs_on(DONOR)?, world.runs_on(HOLDER)?);
+        Ok(others == (1, 0) && copies.0 <= 1 && copies.0 == copies.1)
+    })?;
+    let copied = world.runs_on(ACCEPTOR)? == 1;
+    eprintln!("    there is a copy: {copied}");
+    match copied {
+        true => both_go_on(world, counter, ACCEPTOR)?,
+        false => world.goes_on(counter, DONOR)?,
+    }
+    // The original is none the worse for it.
+    let pid = world.pid_on(DONOR, counter)?;
+    let id = world.begin_copy(pid, DONOR, HOLDER)?;
+    let status = world.ended(DONOR, id)?;
+    ensure!(status.outcome == MigrationOutcome::Cloned, "{status:?}");
+    world.end(counter)
+}
+
+/// Connections and datagrams stay with the original; for the copy, connections are closed, and new clients come to it.
+pub fn clients(name: &str) -> Result<()> {
+    let (world, folder) = serving(name)?;
+    let connections = connected(&world, CLIENTS)?;
+    let datagrams = Datagrams::start(&world.cluster, Family::V4, CLIENTS);
+    datagrams.all_answered_again();
+    all_go_on(&world, &connections)?;
+    let original = pid(&folder)?;
+    let id = world.begin_copy(original, DONOR, ACCEPTOR)?;
+    let status = world.ended(DONOR, id)?;
+    ensure!(status.outcome == MigrationOutcome::Cloned, "{status:?}");
+    let [resident] = &world.residents(ACCEPTOR)?[..] else {
+        anyhow::bail!("there is no copy");
+    };
+    world.wait("the copy keeps connections", || {
+        Ok(sockets(&world, ACCEPTOR, resident.pid)? == LISTENING)
+    })?;
+    all_go_on(&world, &connections)?;
+    datagrams.all_answered_again();
+    ensure!(sockets(&world, DONOR, original)? == LISTENING + CLIENTS);
+
+    let weights = [(HOLDER, 0), (DONOR, 0), (ACCEPTOR, 1)];
+    let weights = weights.map(|(node, weight)| (node.to_owned(), weight));
+    let request = PlacementRequest {
+        weights: weights.into(),
+    };
+    let contact = world.cluster.control_blocking(HOLDER)?;
+    contact.run(async |client| client.place(&request).await)?;
+    let newcomers = connected(&world, CLIENTS)?;
+    all_go_on(&world, &newcomers)?;
+    ensure!(sockets(&world, ACCEPTOR, resident.pid)? == LISTENING + CLIENTS);
+    all_go_on(&world, &connections)?;
+    datagrams.all_answered_again();
+    for load in [connections, newcomers] {
+        load.stop()?;
+    }
+    let counts = datagrams.end(name);
+    ensure!(counts.lost.is_empty(), "{counts:?}");
+    Ok(())
+}
+
+/// How many sockets a process has, by its PID on that node.
+fn sockets(world: &World, node: &str, pid: i32) -> Result<usize> {
+    let mut list = world.cluster.lab().command(node)?;
+    let output = list
+        .args(["ls", "-l", &format!("/proc/{pid}/fd")])
+        .output()?;
+    ensure!(output.status.success(), "process {pid} is not on {node}");
+    let text = String::from_utf8_lossy(&output.stdout);
+    Ok(text.matches("socket:").count())
+}

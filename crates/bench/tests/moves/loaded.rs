@@ -1,0 +1,57 @@
+//! What migrations are measured with must itself be right: a server whose connections and memory are verified all the while.
+
+use std::time::Duration;
+
+use anyhow::{Result, ensure};
+use holdfast_api::control::SocketsWay;
+use holdfast_bench::moves::zone::{LoadSpec, Loaded};
+use holdfast_lab::Topology;
+
+/// Connections, one of them the probe.
+const CONNECTIONS: usize = 16;
+
+/// There and back, with a figure for each move, and no byte wrong.
+pub fn there_and_back() -> Result<()> {
+    go(false)
+}
+
+/// The same, with a session to a database that is asked all the while.
+pub fn with_a_database() -> Result<()> {
+    go(true)
+}
+
+fn go(database: bool) -> Result<()> {
+    let mut loaded = Loaded::begin(&LoadSpec {
+        name: format!("m-loaded-{}", std::process::id()),
+        topology: Topology::default(),
+        connections: CONNECTIONS,
+        memory_mib: 8,
+        dirty_mib_per_s: 4,
+        database,
+    })?;
+    for (from, to) in [("n2", "n3"), ("n3", "n2")] {
+        let moved = loaded.next_move(SocketsWay::default())?;
+        ensure!((moved.from, moved.to) == (from, to), "{moved:?}");
+        ensure!(moved.status.freeze_us > Some(0.0), "{moved:?}");
+        // Its memory is not what connections leave behind.
+        let memory = moved.status.copied_bytes + moved.status.saved_bytes;
+        ensure!(memory > 8 << 20, "{moved:?}");
+        std::thread::sleep(Duration::from_millis(200));
+    }
+    let seen = loaded.end()?;
+    ensure!(seen.bytes_wrong == 0, "{} bytes wrong", seen.bytes_wrong);
+    ensure!(
+        (seen.queries > 0) == database && seen.query_errors == 0,
+        "{} queries, {} errors",
+        seen.queries,
+        seen.query_errors
+    );
+    ensure!(seen.network.resets == 0, "{:?}", seen.network);
+    ensure!(seen.gaps_us.len() == seen.moves.len(), "{:?}", seen.gaps_us);
+    ensure!(
+        seen.gaps_us.iter().all(|gap| *gap > 0.0),
+        "{:?}",
+        seen.gaps_us
+    );
+    Ok(())
+}

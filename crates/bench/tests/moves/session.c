@@ -1,0 +1,55 @@
+/* A client of a database on another host: asks in turn, looks at every byte of the answer, and appends to a file with each where
+ * it runs, until it is told to end. */
+#define _GNU_SOURCE
+#include <arpa/inet.h>
+#include <fcntl.h>
+#include <netinet/tcp.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/utsname.h>
+#include <time.h>
+#include <unistd.h>
+
+enum { MESSAGE = 700 };
+
+static int ask(int fd, long number) {
+    char asked[MESSAGE], answer[MESSAGE];
+    for (int at = 0; at < MESSAGE; at++) asked[at] = (char)(number * 31 + at);
+    if (write(fd, asked, MESSAGE) != MESSAGE) return 0;
+    for (long got = 0, more; got < MESSAGE; got += more)
+        if ((more = read(fd, answer + got, MESSAGE - got)) <= 0) return 0;
+    return !memcmp(asked, answer, MESSAGE);
+}
+
+int main(int count, char **words) {
+    if (count != 4) return 2;
+    /* Of who started it. */
+    close_range(3, ~0U, 0);
+    char end[512];
+    snprintf(end, sizeof end, "%s.end", words[1]);
+    struct sockaddr_in at = { .sin_family = AF_INET, .sin_port = htons(atoi(words[3])) };
+    inet_pton(AF_INET, words[2], &at.sin_addr);
+    int fd = socket(AF_INET, SOCK_STREAM, 0), one = 1;
+    if (fd < 0 || connect(fd, (struct sockaddr *)&at, sizeof at)) return 3;
+    setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
+    struct sockaddr_in before, after;
+    socklen_t length = sizeof before;
+    getsockname(fd, (struct sockaddr *)&before, &length);
+    for (long number = 1; access(end, F_OK); number++) {
+        if (!ask(fd, number)) return 4;
+        length = sizeof after;
+        if (getsockname(fd, (struct sockaddr *)&after, &length) || memcmp(&before, &after, sizeof after)) return 5;
+        struct utsname host;
+        char line[256];
+        uname(&host);
+        int bytes = snprintf(line, sizeof line, "%s %ld %d\n", host.nodename, number, (int)getpid());
+        int file = open(words[1], O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0666);
+        if (file < 0 || write(file, line, bytes) != bytes) return 6;
+        close(file);
+        struct timespec nap = { 0, 2000000 };
+        while (nanosleep(&nap, &nap)) {}
+    }
+    return 0;
+}

@@ -1,0 +1,32 @@
+//! Records that an iterator of the kernel's gives.
+
+use std::io::{self, Read};
+
+use zerocopy::FromBytes;
+
+/// Bytes read at a time: what the kernel gives at most.
+const CHUNK: usize = 32 << 10;
+
+/// All of them.
+pub(crate) fn read_all<T: FromBytes>(mut iter: impl Read) -> io::Result<Vec<T>> {
+    let mut bytes = Vec::new();
+    loop {
+        let end = bytes.len();
+        bytes.resize(end + CHUNK, 0);
+        let count = match iter.read(&mut bytes[end..]) {
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {
+                bytes.truncate(end);
+                continue;
+            }
+            outcome => outcome?,
+        };
+        bytes.truncate(end + count);
+        if count == 0 {
+            break;
+        }
+    }
+    let records = bytes.chunks_exact(size_of::<T>());
+    Ok(records
+        .filter_map(|record| T::read_from_bytes(record).ok())
+        .collect())
+}

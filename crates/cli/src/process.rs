@@ -1,0 +1,67 @@
+//! How a process is named on a line.
+
+use std::str::FromStr;
+
+use anyhow::Result;
+use holdfast_api::control::BlockingClient;
+
+use crate::control::Daemon;
+
+/// A process of this node.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Process {
+    /// By its PID.
+    Pid(i32),
+    /// The main process of a systemd unit.
+    Unit(String),
+}
+
+impl Process {
+    /// Its PID: the daemon knows which process a unit is.
+    ///
+    /// # Errors
+    /// There is no such unit, or no daemon.
+    pub fn pid(&self, daemon: &Daemon, client: &BlockingClient) -> Result<i32> {
+        match self {
+            Process::Pid(pid) => Ok(*pid),
+            Process::Unit(unit) => Ok(daemon.ask(client, |client| client.unit(unit))?.pid),
+        }
+    }
+}
+
+impl FromStr for Process {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Process, String> {
+        if let Ok(pid) = text.parse() {
+            return Ok(Process::Pid(pid));
+        }
+        // What systemd lets a unit be called.
+        let fits = |byte: u8| byte.is_ascii_alphanumeric() || b":-_.\\@".contains(&byte);
+        if !text.bytes().all(fits) || !text.bytes().any(|byte| byte.is_ascii_alphabetic()) {
+            return Err(format!(
+                "`{text}` is neither a PID nor the name of a systemd unit, such as game.service"
+            ));
+        }
+        Ok(Process::Unit(match text.contains('.') {
+            true => text.to_owned(),
+            false => format!("{text}.service"),
+        }))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_are_pids_and_the_rest_units() {
+        let unit = |name: &str| Ok(Process::Unit(name.to_owned()));
+        assert_eq!("4242".parse(), Ok(Process::Pid(4242)));
+        assert_eq!("game".parse(), unit("game.service"));
+        assert_eq!("game@1.service".parse(), unit("game@1.service"));
+        for wrong in ["", "../game", "a b", "42.5", "system.slice/game.service"] {
+            assert!(wrong.parse::<Process>().is_err(), "{wrong}");
+        }
+    }
+}

@@ -1,0 +1,67 @@
+//! Re-registration: an element registers that is known.
+
+use crate::element::ElementKey;
+use crate::pool::Pool;
+use crate::space::{Handlespace, RegisterError, Registered, Registration};
+use holdfast_wire::rserpool::Policy;
+
+impl<T> Handlespace<T> {
+    /// Registers an element again with all that it has: what [`register`](Self::register) does if nothing is different, not even the
+    /// payload, which is returned. None if the registration is gone.
+    #[inline]
+    pub fn register_again(&mut self, key: ElementKey) -> Option<&mut T> {
+        let slot = self.elements.slot_of(key)?;
+        let policy = self.elements.rests[slot as usize].policy;
+        self.stand_again(slot, &policy);
+        self.elements.rests[slot as usize].payload.as_mut()
+    }
+
+    pub(crate) fn renew(
+        &mut self,
+        slot: u32,
+        registration: Registration<'_, T>,
+    ) -> Result<Registered<T>, RegisterError> {
+        let core = &self.elements.cores[slot as usize];
+        let policy = registration.policy;
+        fits(&self.pools[core.pool as usize], &policy, registration.class)?;
+        let rest = &mut self.elements.rests[slot as usize];
+        let previous = rest.payload.replace(registration.payload);
+        rest.policy = policy;
+        self.stand_again(slot, &policy);
+        if self.elements.cores[slot as usize].home != registration.home {
+            self.rehome(slot, registration.home);
+        }
+        let key = self.elements.key_of(slot);
+        Ok(Registered { key, previous })
+    }
+
+    /// Puts an element where its policy has it when it registers again.
+    #[inline]
+    fn stand_again(&mut self, slot: u32, policy: &Policy) {
+        let core = &self.elements.cores[slot as usize];
+        let pool = &mut self.pools[core.pool as usize];
+        let standing = core.standing;
+        let updated = standing.updated(policy, || pool.selection.lowest());
+        let cores = &mut self.elements.cores;
+        if updated.value == standing.value {
+            cores[slot as usize].standing = updated;
+        } else {
+            pool.selection
+                .update(&mut self.blocks, cores, slot, updated);
+        }
+    }
+}
+
+#[inline]
+pub(crate) fn fits(pool: &Pool, policy: &Policy, class: u32) -> Result<(), RegisterError> {
+    let element = policy.kind();
+    if pool.kind != element {
+        let pool = pool.kind;
+        return Err(RegisterError::Policy { pool, element });
+    }
+    if pool.class != class {
+        let (pool, element) = (pool.class, class);
+        return Err(RegisterError::Class { pool, element });
+    }
+    Ok(())
+}

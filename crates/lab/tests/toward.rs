@@ -1,0 +1,49 @@
+//! Hosts that are further from one than from others.
+
+use std::net::{SocketAddr, UdpSocket};
+use std::time::{Duration, Instant};
+
+use holdfast_lab::{Lab, LinkEntry, Topology};
+
+mod common;
+use common::{is_root, spec};
+
+#[test]
+fn the_way_to_one_host_may_be_longer_than_to_another() {
+    if !is_root() {
+        return;
+    }
+    let apart = Duration::from_millis(60);
+    let entry = LinkEntry {
+        toward: Some("n2".into()),
+        delay_ms: Some(60.0),
+        ..LinkEntry::of("n1")
+    };
+    let spec = spec("toward").nodes(3).clients(0);
+    let lab = Lab::up(&spec.topology(Topology::default().with(entry))).unwrap();
+    let socket = |host: &str, at: SocketAddr| {
+        let socket = lab.in_net(host, || UdpSocket::bind(at)).unwrap().unwrap();
+        socket
+            .set_read_timeout(Some(Duration::from_secs(30)))
+            .unwrap();
+        socket
+    };
+    let at = |host: &str| (lab.address(host).unwrap().0, 7).into();
+    // The least of some: what else the machine does makes none shorter.
+    let least = |from: &str, to: &str| {
+        let (sender, receiver) = (
+            socket(from, "0.0.0.0:0".parse().unwrap()),
+            socket(to, at(to)),
+        );
+        let trip = |_| {
+            let begun = Instant::now();
+            sender.send_to(b"?", at(to)).unwrap();
+            receiver.recv(&mut [0; 1]).unwrap();
+            begun.elapsed()
+        };
+        (0..20).map(trip).min().unwrap()
+    };
+    assert!(least("n1", "n2") >= apart);
+    assert!(least("n1", "n3") < apart);
+    assert!(least("n2", "n1") < apart);
+}

@@ -1,0 +1,247 @@
+//! The freeze of a process on its way from here.
+
+use std::time::{Duration, Instant};
+
+use holdfast_proto::migration::FreezeReport;
+use holdfast_sys::priority::Hurry;
+use holdfast_sys::process::donor::{StoppedTree, Tracker};
+use holdfast_sys::process::error::Error;
+use holdfast_sys::process::image::{Frozen, encode};
+use holdfast_wire::Flow;
+use holdfast_wire::migration::FlowAt;
+use tokio::sync::oneshot;
+
+use super::super::connections::{self, Connections};
+use super::super::pieces::Kind;
+use super::super::records::Entry;
+use super::super::state::{Last, State};
+use super::super::steps::Steps;
+use super::super::told::Told;
+use super::{Giving, PAGES_BYTES, text};
+
+/// For how long it is tried to stop a tree where its descriptors can be saved, and between two times.
+const STOP_MAX: Duration = Duration::from_millis(300);
+const STOP_AGAIN: Duration = Duration::from_millis(1);
+
+impl Giving {
+    pub(super) fn freeze(&mut self, state: State) -> (State, Result<FreezeReport, String>) {
+        let _hurry = self.ways.hurries.then(Hurry::begin);
+        let (began, mut ahead) = (Instant::now(), Duration::ZERO);
+        let mut before = self.outgoing.counts();
+        let (mut stopped, last, newcomers) = match state {
+            State::Watched(tracker) => {
+                if let Err(why) = self.catch_up() {
+                    return (State::Watched(tracker), Err(why));
+                }
+                before = self.outgoing.counts();
+                ahead = began.elapsed();
+                self.steps = Steps::begin();
+                match self.stop(*tracker) {
+                    Ok(stopped) => stopped,
+                    Err(Unstopped { tracker, why }) => {
+                        return (tracker.map_or(State::Ended, State::Watched), Err(why));
+                    }
+                }
+            }
+            // What came late is diverted now, too.
+            State::Waiting(stopped, last) => match self.turn_flows(true) {
+                Ok(_) => (stopped, *last, Vec::new()),
+                Err(why) => return (State::Stopped(stopped), Err(why)),
+            },
+            other => return (other, Err("nothing was copied".to_owned())),
+        };
+        match self.late(&last, newcomers) {
+            Ok(late) if late.is_empty() => {
+                let sent = self.send_rest(&mut stopped, last);
+                let report = sent.map(|()| FreezeReport {
+                    steps: self.steps.list(),
+                    ..self.report(before, ahead, late)
+                });
+                State::sent(stopped, self.ways.copy, report)
+            }
+            Ok(late) => {
+                let waiting = State::Waiting(stopped, Box::new(last));
+                (waiting, Ok(self.report(before, ahead, late)))
+            }
+            Err(why) => (State::Stopped(stopped), Err(why)),
+        }
+    }
+
+    /// The flows of the process that are not diverted yet: connections among what changed of its descriptors, and of those that
+    /// began since the last round what comes to its sockets.
+    fn late(&mut self, last: &Last, newcomers: Vec<Flow>) -> Result<Vec<FlowAt>, String> {
+        self.addresses.check(&last.descriptors)?;
+        self.places.follow(&last.descriptors);
+        let mut late = self.addresses.connections(&last.descriptors);
+        late.extend(newcomers.into_iter().filter(|flow| self.places.has(flow)));
+        late.retain(|flow| !self.fenced.contains(flow));
+        if late.is_empty() {
+            return Ok(Vec::new());
+        }
+        let (reply, answer) = oneshot::channel();
+        self.teller.tell(Told::Late { flows: late, reply });
+        answer
+            .blocking_recv()
+            .map_err(|_| "the daemon ends".to_owned())
+    }
+
+    /// What can be sent whether or not its descriptors can be saved; the acceptor takes it for another round. Gives the state
+    /// of the tree, which goes last.
+    fn send_memory(&mut self, stopped: &mut StoppedTree) -> Result<Frozen, String> {
+        self.send_tree(stopped.tree())?;
+        self.steps.done("tree");
+        while let Some(pages) = stopped.read(PAGES_BYTES).map_err(text)? {
+            self.outgoing.send_pages(encode(&pages).map_err(text)?)?;
+        }
+        self.steps.done("memory");
+        let state = stopped.state().map_err(text)?;
+        self.steps.done("state");
+        Ok(state)
+    }
+
+    /// All that is left. Before connections are put into repair mode, and before the message with which the acceptor could
+    /// run it, it is stopped for good.
+    fn send_rest(&mut self, stopped: &mut StoppedTree, last: Last) -> Result<(), String> {
+        let descriptors = encode(&last.descriptors).map_err(text)?;
+        self.outgoing.send(Kind::LastDescriptors, descriptors)?;
+        // The original of a copy goes on whatever happens.
+        if !self.ways.copy {
+            // First written: what is stopped is never forgotten.
+            self.record
+                .write(&Entry::Held(stopped.to_hold().map_err(text)?))?;
+            stopped.hold().map_err(text)?;
+        }
+        self.steps.done("hold");
+        let connections = self.connections.as_mut();
+        connections
+            .ok_or("nothing was copied")?
+            .send(stopped, &mut self.outgoing)?;
+        self.steps.done("sockets");
+        let state = encode(&last.state).map_err(text)?;
+        self.outgoing.send(Kind::Frozen, state)?;
+        if self.ways.verify {
+            let digest = stopped.digest(&last.state).map_err(text)?;
+            self.outgoing
+                .send(Kind::Digest, encode(&digest).map_err(text)?)?;
+            self.steps.done("checksums");
+        }
+        tracing::debug!(id = %self.id, steps = %self.steps, "frozen");
+        Ok(())
+    }
+
+    /// While it still runs: connections at the acceptor become what they are here, and it hears that the rest follows.
+    fn catch_up(&mut self) -> Result<(), String> {
+        let seen = self.connections.as_mut().and_then(Connections::catch_up);
+        if let Some(seen) = seen {
+            self.outgoing
+                .send(Kind::Seen, connections::encode(&seen)?)?;
+            self.outgoing.taken()?;
+        }
+        self.outgoing.send(Kind::Freezing, Vec::new())
+    }
+
+    /// What was sent and saved since the counts were those.
+    fn report(&self, before: (u64, u64), ahead: Duration, late: Vec<FlowAt>) -> FreezeReport {
+        let (sent, saved) = self.outgoing.counts();
+        FreezeReport {
+            ahead,
+            bytes: sent - before.0,
+            saved: saved - before.1,
+            late,
+            ..FreezeReport::default()
+        }
+    }
+}
+
+impl Giving {
+    /// Stops the tree where its descriptors can be saved: some cannot for moments, as while something waits to be read that
+    /// only the program can read. What it sent until then has left; from then on packets wait at the acceptor. Sends memory,
+    /// and gives the rest, and datagram flows that began here since the last round.
+    fn stop(&mut self, mut tracker: Tracker) -> Result<Still, Unstopped> {
+        let began = Instant::now();
+        loop {
+            let mut stopped = match tracker.freeze() {
+                Ok(stopped) => Box::new(stopped),
+                Err(unfrozen) => {
+                    return Err(Unstopped {
+                        tracker: Some(Box::new(unfrozen.tracker)),
+                        why: text(unfrozen.error),
+                    });
+                }
+            };
+            self.steps.done("halt");
+            // The event loop does that meanwhile.
+            let turning = self.ask_to_turn(true);
+            let sent = self.send_memory(&mut stopped);
+            let turned = answer(turning);
+            self.steps.done("divert");
+            let turned = sent.and_then(|state| Ok((state, turned?)));
+            let look = match (turned, &mut self.connections) {
+                (Ok((state, newcomers)), Some(connections)) => {
+                    let passing =
+                        |error: &Error| matches!(error, Error::Blocked(_) | Error::Socket(_));
+                    let found = connections.stopped(&mut stopped);
+                    let found = found.map_err(|error| (passing(&error), text(error)));
+                    found.map(|descriptors| (Last { descriptors, state }, newcomers))
+                }
+                (Err(why), _) => Err((false, why)),
+                (_, None) => Err((false, "nothing was copied".to_owned())),
+            };
+            let (passing, why) = match look {
+                Ok((last, newcomers)) => {
+                    self.steps.done("descriptors");
+                    return Ok((stopped, last, newcomers));
+                }
+                Err(failed) => failed,
+            };
+            // Before it runs: what it sends when it wakes must pass.
+            let kept = self.turn_flows(false);
+            tracker = stopped.thaw().map_err(|error| Unstopped {
+                tracker: None,
+                why: text(error),
+            })?;
+            if !passing || kept.is_err() || began.elapsed() > STOP_MAX {
+                let tracker = Some(Box::new(tracker));
+                return Err(Unstopped { tracker, why });
+            }
+            std::thread::sleep(STOP_AGAIN);
+        }
+    }
+
+    /// Has the event loop divert packets of the process, or leave them here, and waits until it has. Gives the datagram flows
+    /// that began here since the last round.
+    fn turn_flows(&self, stopped: bool) -> Result<Vec<Flow>, String> {
+        answer(self.ask_to_turn(stopped))
+    }
+
+    /// The same without waiting; see [`answer`].
+    fn ask_to_turn(&self, stopped: bool) -> Turning {
+        let (reply, answer) = oneshot::channel();
+        let id = self.id;
+        self.teller.tell(Told::Stops { id, stopped, reply });
+        answer
+    }
+
+    pub(super) fn tell_sockets(&self) {
+        let (id, sockets) = (self.id, self.places.list());
+        self.teller.tell(Told::Sockets { id, sockets });
+    }
+}
+
+/// Waits until the event loop has turned flows.
+fn answer(turning: Turning) -> Result<Vec<Flow>, String> {
+    let answer = turning.blocking_recv();
+    answer.unwrap_or_else(|_| Err("the daemon ends".to_owned()))
+}
+
+type Turning = oneshot::Receiver<Result<Vec<Flow>, String>>;
+
+/// A tree that stands still, see [`Giving::stop`].
+type Still = (Box<StoppedTree>, Last, Vec<Flow>);
+
+/// A tree that was not stopped.
+struct Unstopped {
+    /// Watches it still, if anything does.
+    tracker: Option<Box<Tracker>>,
+    why: String,
+}

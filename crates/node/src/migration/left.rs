@@ -1,0 +1,99 @@
+//! What an earlier daemon left of moves: stopped processes, and complete ones that wait for a daemon.
+
+use std::path::Path;
+
+use holdfast_sys::process::acceptor::Restorer;
+use holdfast_sys::process::donor::Held;
+use holdfast_sys::process::error::Error;
+use holdfast_sys::tcp_repair::{TcpDynamic, TcpStatic};
+
+use super::records::{Entry, Record};
+use super::residents::Came;
+
+/// Lets processes go on that an earlier daemon stopped.
+pub(super) fn thaw(entries: &[Entry]) -> Result<(), String> {
+    held(entries).try_for_each(|held| held.resume().map_err(text))
+}
+
+/// Ends processes that an earlier daemon stopped: they run elsewhere.
+pub(super) fn release(entries: &[Entry]) -> Result<(), String> {
+    held(entries).try_for_each(|held| held.release().map_err(text))
+}
+
+fn held(entries: &[Entry]) -> impl Iterator<Item = &Held> {
+    let lists = entries.iter().filter_map(|entry| match entry {
+        Entry::Held(list) => Some(list),
+        _ => None,
+    });
+    lists.flatten()
+}
+
+/// Lets a process run that was complete when its daemon died. Gives its restorer, unless it runs already.
+pub(super) fn go(
+    entries: &[Entry],
+    way_back: &Path,
+    record: &Record,
+) -> Result<Option<Restorer>, String> {
+    let Some(held) = restorer_of(entries) else {
+        return Err("nothing is written down of its restorer".to_owned());
+    };
+    if entries.iter().any(|entry| matches!(entry, Entry::Runs)) {
+        return Ok(None);
+    }
+    let restorer = Restorer::adopt(held.pid, way_back).map_err(text)?;
+    let restorer = match restorer {
+        Some(mut restorer) => {
+            restorer.wake(&unfinished(entries)).map_err(text)?;
+            restorer.go().map_err(text)?;
+            Some(restorer)
+        }
+        None if held.exists() => None,
+        None => return Err("its restorer has died, and the process with it".to_owned()),
+    };
+    let _ = std::fs::remove_file(way_back);
+    record.write(&Entry::Runs)?;
+    Ok(restorer)
+}
+
+fn unfinished(entries: &[Entry]) -> Vec<(TcpStatic, TcpDynamic)> {
+    let lists = entries.iter().filter_map(|entry| match entry {
+        Entry::Unfinished(list) => Some(list.clone()),
+        _ => None,
+    });
+    lists.flatten().collect()
+}
+
+/// Ends what was put together of a process when its daemon died.
+pub(super) fn discard(entries: &[Entry], way_back: &Path, record: &Record) {
+    if let Some(held) = restorer_of(entries) {
+        // Nothing can be done about one that cannot be ended.
+        let _ = held.end();
+    }
+    let _ = std::fs::remove_file(way_back);
+    record.remove();
+}
+
+/// Who puts it together.
+pub(super) fn restorer_of(entries: &[Entry]) -> Option<Held> {
+    entries.iter().find_map(|entry| match entry {
+        Entry::Restorer(held) => Some(*held),
+        _ => None,
+    })
+}
+
+/// What was known of it.
+pub(super) fn came_of(entries: &[Entry]) -> Came {
+    let came = entries.iter().find_map(|entry| match entry {
+        Entry::Takes { name, hops, group } => Some(Came {
+            name: name.clone(),
+            hops: *hops,
+            group: group.clone(),
+        }),
+        _ => None,
+    });
+    came.unwrap_or_default()
+}
+
+fn text(error: Error) -> String {
+    error.to_string()
+}

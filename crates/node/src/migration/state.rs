@@ -1,0 +1,66 @@
+//! How far a process on its way from here is, and its two ends.
+
+use holdfast_sys::process::donor::{StoppedTree, Tracker};
+use holdfast_sys::process::error::Error;
+use holdfast_sys::process::image::{Descriptors, Frozen};
+
+/// How far it is.
+pub(super) enum State {
+    New,
+    Watched(Box<Tracker>),
+    /// It stands still, and some flows are to be diverted before the rest is sent.
+    Waiting(Box<StoppedTree>, Box<Last>),
+    Stopped(Box<StoppedTree>),
+    /// It was, and runs on here, untouched: a copy of it was sent.
+    Copied,
+    Ended,
+}
+
+/// What is sent last of a tree that stands still.
+pub(super) struct Last {
+    /// What changed of its descriptors.
+    pub(super) descriptors: Descriptors,
+    /// The state of its threads.
+    pub(super) state: Frozen,
+}
+
+impl State {
+    /// It runs on here.
+    pub(super) fn thaw(self) -> Result<(), String> {
+        unless_gone(match self {
+            State::New | State::Copied | State::Ended => Ok(()),
+            State::Watched(tracker) => tracker.stop(),
+            State::Stopped(stopped) | State::Waiting(stopped, _) => stopped.roll_back(),
+        })
+    }
+
+    /// All of it was sent, or could not be. The original of a copy goes on at once: nobody waits for what becomes of the copy.
+    pub(super) fn sent<T>(
+        stopped: Box<StoppedTree>,
+        copy: bool,
+        result: Result<T, String>,
+    ) -> (State, Result<T, String>) {
+        let stopped = State::Stopped(stopped);
+        if !copy {
+            return (stopped, result);
+        }
+        let goes_on = stopped.thaw();
+        (State::Copied, result.and_then(|of| goes_on.map(|()| of)))
+    }
+
+    /// It runs elsewhere.
+    pub(super) fn release(self) -> Result<(), String> {
+        match self {
+            State::Stopped(stopped) => unless_gone(stopped.release()),
+            _ => Err("it was not stopped".to_owned()),
+        }
+    }
+}
+
+/// What has ended meanwhile needs nothing.
+fn unless_gone(result: Result<(), Error>) -> Result<(), String> {
+    match result {
+        Err(Error::Gone(_)) => Ok(()),
+        other => other.map_err(|error| error.to_string()),
+    }
+}

@@ -1,0 +1,48 @@
+//! Where the time of a freeze goes, step by step: told with the move's status, and in the log at level `debug`.
+
+use std::fmt;
+use std::time::Instant;
+
+use holdfast_wire::migration::StepTime;
+
+/// Steps, each since the one before it.
+#[derive(Debug)]
+pub(super) struct Steps {
+    last: Instant,
+    micros: Vec<(&'static str, u128)>,
+}
+
+impl Steps {
+    /// None yet.
+    pub(super) fn begin() -> Steps {
+        Steps {
+            last: Instant::now(),
+            micros: Vec::new(),
+        }
+    }
+
+    /// One has ended.
+    pub(super) fn done(&mut self, step: &'static str) {
+        let now = Instant::now();
+        self.micros.push((step, (now - self.last).as_micros()));
+        self.last = now;
+    }
+
+    /// All of them.
+    pub(super) fn list(&self) -> Vec<StepTime> {
+        let step = |(name, us): &(&str, u128)| StepTime {
+            name: (*name).to_owned(),
+            us: u32::try_from(*us).unwrap_or(u32::MAX),
+        };
+        self.micros.iter().map(step).collect()
+    }
+}
+
+impl fmt::Display for Steps {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (step, micros) in &self.micros {
+            write!(f, "{step} {micros} ")?;
+        }
+        write!(f, "us")
+    }
+}

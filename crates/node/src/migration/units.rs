@@ -1,0 +1,83 @@
+//! systemd's units, by their control groups: which process is one, and what group a process takes along.
+
+use std::collections::BTreeSet;
+
+use holdfast_api::control::{ErrorBody, UnitEntry};
+use holdfast_sys::cgroup::{Group, Groups};
+
+/// What the groups of units that move end in.
+const SERVICE: &str = ".service";
+
+/// Why a group that comes with a process cannot be made here; nothing if it can.
+pub(super) fn refusals(groups: &Groups, group: &Group) -> Vec<String> {
+    match group.path().ends_with(SERVICE) {
+        true => groups.refusals(group),
+        false => vec![format!("control group {} is no service's", group.path())],
+    }
+}
+
+/// The groups of this node, and processes in them that are not their units'.
+#[derive(Debug, Clone)]
+pub(super) struct Units {
+    pub(super) groups: Groups,
+    /// Parents of processes that came.
+    pub(super) restorers: BTreeSet<i32>,
+}
+
+impl Units {
+    /// The process that a unit is, with its children.
+    pub(super) fn find(&self, unit: &str) -> Result<UnitEntry, ErrorBody> {
+        let refused = |error: String, what_to_do: &str| ErrorBody {
+            error,
+            what_to_do: what_to_do.to_owned(),
+        };
+        let mut runs = self.groups.named(unit).into_iter().filter_map(|group| {
+            let processes = self.processes(&group);
+            (!processes.is_empty()).then_some((group, processes))
+        });
+        let (Some((group, processes)), other) = (runs.next(), runs.next()) else {
+            return Err(refused(
+                format!("no control group {unit} has processes here"),
+                "name a unit that runs on this node, as `systemctl status` shows it, or a process by its PID",
+            ));
+        };
+        if let Some((other, _)) = other {
+            return Err(refused(
+                format!("there are two control groups of that name, {group} and {other}"),
+                "name the process by its PID",
+            ));
+        }
+        match Groups::roots(&processes)[..] {
+            [pid] => Ok(UnitEntry {
+                unit: unit.to_owned(),
+                group,
+                pid,
+            }),
+            _ => Err(refused(
+                format!("the processes of {group} are not one process and its children"),
+                "move each by its PID; their control group stays",
+            )),
+        }
+    }
+
+    fn processes(&self, group: &str) -> BTreeSet<i32> {
+        let processes = self.groups.processes(group).unwrap_or_default();
+        &processes - &self.restorers
+    }
+
+    /// The group that a tree of processes takes along: a unit's, if the tree is all of it.
+    pub(super) fn group_of(&self, tree: &[i32]) -> Result<Option<Group>, String> {
+        let failed = |error: std::io::Error| format!("its control group: {error}");
+        let Some(root) = tree.first() else {
+            return Ok(None);
+        };
+        let Some(group) = self.groups.of(*root).map_err(failed)? else {
+            return Ok(None);
+        };
+        let others = |pid: &i32| !tree.contains(pid);
+        if !group.ends_with(SERVICE) || self.processes(&group).iter().any(others) {
+            return Ok(None);
+        }
+        self.groups.read(&group).map(Some).map_err(failed)
+    }
+}

@@ -1,0 +1,345 @@
+//! Prequal's choice: probes, a pool of their answers, and the rule of hot and cold.
+
+use super::two;
+use holdfast_wire::rserpool::ElementId;
+use smallvec::SmallVec;
+use std::time::Duration;
+
+/// How much is probed, and how long answers are believed. The defaults are those of the paper's evaluation.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Probing {
+    /// Probes for each request (3).
+    pub probes: f64,
+    /// Answers taken out of the pool with each request, beside those used up (1).
+    pub removals: f64,
+    /// Answers that are kept (16).
+    pub answers_max: usize,
+    /// How long they are kept (1 s).
+    pub age_max: Duration,
+    /// An element is hot whose requests in flight are more than this share of what was answered of late (2^-0.25).
+    pub hot: f64,
+    /// By how much more comes into the pool than goes out of it (1).
+    pub surplus: f64,
+}
+
+impl Default for Probing {
+    fn default() -> Probing {
+        Probing {
+            probes: 3.0,
+            removals: 1.0,
+            answers_max: 16,
+            age_max: Duration::from_secs(1),
+            hot: 0.84,
+            surplus: 1.0,
+        }
+    }
+}
+
+/// What an element said of itself.
+#[derive(Debug, Clone, Copy)]
+struct Answer {
+    id: ElementId,
+    in_flight: u32,
+    latency: Duration,
+    at: Duration,
+    /// How often it may still be used.
+    uses: f64,
+}
+
+/// Answers that say how requests in flight are distributed among elements.
+const RECENT: usize = 64;
+/// With fewer answers than this chance chooses.
+const ANSWERS_MIN: usize = 2;
+
+/// Chooses by the answers to probes: of the elements that are not hot the quickest, and where all are hot the one with the
+/// fewest requests in flight.
+#[derive(Debug, Clone)]
+pub struct ByProbes {
+    probing: Probing,
+    answers: Vec<Answer>,
+    /// Requests in flight of the answers of late, the oldest overwritten first.
+    recent: Vec<u32>,
+    oldest: usize,
+    /// Parts of probes and removals not yet done.
+    owed: f64,
+    to_remove: f64,
+    /// Whether the next removal takes the worst and not the oldest.
+    worst: bool,
+}
+
+impl ByProbes {
+    /// Without any answer.
+    #[must_use]
+    pub fn new(probing: Probing) -> ByProbes {
+        ByProbes {
+            probing,
+            answers: Vec::new(),
+            recent: Vec::new(),
+            oldest: 0,
+            owed: 0.0,
+            to_remove: 0.0,
+            worst: false,
+        }
+    }
+
+    /// Whom to ask beside a request: places in `candidates`, all different.
+    pub fn probe(
+        &mut self,
+        candidates: &[ElementId],
+        below: &mut impl FnMut(usize) -> usize,
+    ) -> SmallVec<[usize; 4]> {
+        self.owed += self.probing.probes;
+        let mut asked: SmallVec<[usize; 4]> = SmallVec::new();
+        while self.owed >= 1.0 && asked.len() < candidates.len() {
+            // The place among those not yet asked.
+            let mut place = below(candidates.len() - asked.len());
+            asked.sort_unstable();
+            for other in &asked {
+                place += usize::from(*other <= place);
+            }
+            asked.push(place);
+            self.owed -= 1.0;
+        }
+        // What the pool is too small for is not owed for ever.
+        self.owed = self.owed.min(1.0);
+        asked
+    }
+
+    /// An element has answered a probe. `latency` is what its requests take that come when it is as busy as it is.
+    pub fn answered(
+        &mut self,
+        now: Duration,
+        id: ElementId,
+        (in_flight, latency): (u32, Duration),
+        elements: usize,
+    ) {
+        match self.recent.len() < RECENT {
+            true => self.recent.push(in_flight),
+            false => self.recent[self.oldest] = in_flight,
+        }
+        self.oldest = (self.oldest + 1) % RECENT;
+        if self.answers.len() >= self.probing.answers_max {
+            self.remove_oldest();
+        }
+        let uses = self.reuses(elements);
+        self.answers.push(Answer {
+            id,
+            in_flight,
+            latency,
+            at: now,
+            uses,
+        });
+    }
+
+    /// How often an answer may be used, so that the pool neither runs dry nor grows stale.
+    fn reuses(&self, elements: usize) -> f64 {
+        let Probing {
+            probes,
+            removals,
+            answers_max,
+            surplus,
+            ..
+        } = self.probing;
+        let share = answers_max as f64 / elements.max(1) as f64;
+        let net = (1.0 - share) * probes - removals;
+        match net > 0.0 {
+            true => ((1.0 + surplus) / net).max(1.0),
+            // With so few elements each is known many times over: age alone takes answers away.
+            false => f64::INFINITY,
+        }
+    }
+
+    /// Whom to use next: a place in `candidates`. The chosen one's answer counts the request from then on.
+    pub fn choose(
+        &mut self,
+        now: Duration,
+        candidates: &[ElementId],
+        below: &mut impl FnMut(usize) -> usize,
+    ) -> Option<usize> {
+        let age_max = self.probing.age_max;
+        self.answers.retain(|answer| {
+            now.saturating_sub(answer.at) <= age_max && candidates.contains(&answer.id)
+        });
+        self.remove_some();
+        if self.answers.len() < ANSWERS_MIN {
+            return two(candidates.len(), below).map(|(place, _)| place);
+        }
+        let hot = self.hot();
+        let best = (0..self.answers.len()).min_by_key(|place| self.rank(*place, hot))?;
+        let answer = &mut self.answers[best];
+        let id = answer.id;
+        answer.uses -= 1.0;
+        let used_up = answer.uses < 1.0;
+        for other in self.answers.iter_mut().filter(|other| other.id == id) {
+            other.in_flight += 1;
+        }
+        if used_up {
+            self.answers.remove(best);
+        }
+        candidates.iter().position(|other| *other == id)
+    }
+
+    /// Cold before hot; the cold by latency, the hot by requests in flight. The later answer first among equals.
+    fn rank(&self, place: usize, hot: u32) -> (bool, u128, std::cmp::Reverse<Duration>) {
+        let answer = &self.answers[place];
+        let is_hot = answer.in_flight > hot;
+        let value = match is_hot {
+            true => u128::from(answer.in_flight),
+            false => answer.latency.as_nanos(),
+        };
+        (is_hot, value, std::cmp::Reverse(answer.at))
+    }
+
+    /// The requests in flight beyond which an element is hot.
+    fn hot(&self) -> u32 {
+        let mut sorted = self.recent.clone();
+        sorted.sort_unstable();
+        let place = (self.probing.hot * sorted.len() as f64) as usize;
+        let place = place.min(sorted.len().saturating_sub(1));
+        sorted.get(place).copied().unwrap_or(u32::MAX)
+    }
+
+    /// "The worst" and the oldest in turn.
+    fn remove_some(&mut self) {
+        self.to_remove += self.probing.removals;
+        while self.to_remove >= 1.0 {
+            self.to_remove -= 1.0;
+            if self.answers.len() <= ANSWERS_MIN {
+                continue;
+            }
+            match self.worst {
+                true => self.remove_worst(),
+                false => self.remove_oldest(),
+            }
+            self.worst = !self.worst;
+        }
+    }
+
+    fn remove_oldest(&mut self) {
+        let oldest = (0..self.answers.len()).min_by_key(|place| self.answers[*place].at);
+        oldest.map(|place| self.answers.remove(place));
+    }
+
+    fn remove_worst(&mut self) {
+        let hot = self.hot();
+        let worst = (0..self.answers.len()).max_by_key(|place| self.rank(*place, hot));
+        worst.map(|place| self.answers.remove(place));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const IDS: [ElementId; 4] = [ElementId(1), ElementId(2), ElementId(3), ElementId(4)];
+
+    fn ms(milliseconds: u64) -> Duration {
+        Duration::from_millis(milliseconds)
+    }
+
+    /// One that removes nothing unasked, for a pool of so many elements.
+    fn with(elements: usize, answers: &[(usize, u32, u64)]) -> ByProbes {
+        let mut chooser = ByProbes::new(Probing {
+            removals: 0.0,
+            ..Probing::default()
+        });
+        for (place, in_flight, latency_ms) in answers {
+            let answer = (*in_flight, ms(*latency_ms));
+            chooser.answered(ms(0), IDS[*place], answer, elements);
+        }
+        chooser
+    }
+
+    fn first(_: usize) -> usize {
+        0
+    }
+
+    #[test]
+    fn the_quickest_of_the_cold_is_chosen_and_a_hot_one_is_not() {
+        let answers = [(0, 1, 50), (1, 1, 30), (2, 9, 10), (3, 1, 60), (0, 1, 50)];
+        let mut chooser = with(100, &answers);
+        // 0.84 of five answers: the fifth of 1 1 1 1 9 is the limit, which nobody is above.
+        assert_eq!(chooser.choose(ms(1), &IDS, &mut first), Some(2));
+        let answers = [
+            (0, 1, 50),
+            (1, 1, 30),
+            (3, 1, 60),
+            (0, 1, 50),
+            (0, 1, 50),
+            (0, 1, 50),
+            (2, 9, 10),
+        ];
+        let mut chooser = with(100, &answers);
+        assert_eq!(chooser.choose(ms(1), &IDS, &mut first), Some(1));
+    }
+
+    #[test]
+    fn where_all_are_hot_the_fewest_in_flight_win() {
+        // With few elements answers are not used up.
+        let mut chooser = with(4, &[(0, 5, 50), (1, 6, 30)]);
+        chooser.recent = vec![1; RECENT];
+        let chosen = [(); 4].map(|()| chooser.choose(ms(1), &IDS, &mut first));
+        // Each choice counts: 5 6, 6 6, 7 6, 7 7.
+        assert_eq!(chosen, [Some(0), Some(0), Some(1), Some(0)]);
+    }
+
+    #[test]
+    fn answers_grow_old_and_chance_takes_over() {
+        let mut chooser = with(100, &[(0, 5, 50), (1, 1, 30)]);
+        assert_eq!(chooser.choose(ms(1_001), &IDS, &mut |_| 2), Some(2));
+        assert!(chooser.answers.is_empty());
+        assert_eq!(chooser.choose(ms(1_001), &[], &mut first), None);
+    }
+
+    #[test]
+    fn an_answer_is_used_up() {
+        // (1 + 1) / ((1 - 16/100) * 3 - 0) = 0.79, so 1.
+        let mut chooser = with(100, &[(0, 1, 10), (1, 1, 30), (2, 1, 20)]);
+        let chosen = [(); 2].map(|()| chooser.choose(ms(1), &IDS, &mut first));
+        assert_eq!(chosen, [Some(0), Some(2)]);
+    }
+
+    #[test]
+    fn removals_take_the_oldest_and_the_worst_in_turn() {
+        let mut chooser = ByProbes::new(Probing::default());
+        for (at, place) in [0, 1, 2, 3].into_iter().enumerate() {
+            let answer = (1, ms(10 * place as u64 + 10));
+            chooser.answered(ms(at as u64), IDS[place], answer, 1_000);
+        }
+        chooser.remove_some();
+        let ids = |chooser: &ByProbes| {
+            chooser
+                .answers
+                .iter()
+                .map(|one| one.id.0)
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(ids(&chooser), [2, 3, 4]);
+        chooser.remove_some();
+        assert_eq!(ids(&chooser), [2, 3]);
+    }
+
+    #[test]
+    fn probes_go_to_different_elements_and_never_to_more_than_there_are() {
+        let mut chooser = ByProbes::new(Probing::default());
+        let mut draw = 0;
+        let mut below = |end: usize| {
+            draw += 7;
+            draw % end
+        };
+        for _ in 0..50 {
+            let mut asked = chooser.probe(&IDS, &mut below);
+            asked.sort_unstable();
+            asked.dedup();
+            assert_eq!(asked.len(), 3);
+        }
+        assert_eq!(chooser.probe(&IDS[..2], &mut below).len(), 2);
+        assert_eq!(chooser.probe(&[], &mut below).len(), 0);
+        let mut half = ByProbes::new(Probing {
+            probes: 0.5,
+            ..Probing::default()
+        });
+        let counts = [(); 4].map(|()| half.probe(&IDS, &mut below).len());
+        assert_eq!(counts, [0, 1, 0, 1]);
+    }
+}

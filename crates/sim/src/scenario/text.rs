@@ -1,0 +1,120 @@
+//! A scenario as it is written.
+
+use crate::net::Link;
+use crate::pools::Sharing;
+use serde::Deserialize;
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Text {
+    #[serde(default)]
+    pub(super) about: String,
+    #[serde(default = "lu")]
+    pub(super) policy: String,
+    #[serde(default)]
+    pub(super) dpf: f64,
+    #[serde(default = "zone")]
+    pub(super) sharing: Sharing,
+    #[serde(default)]
+    pub(super) probes_with_way: bool,
+    #[serde(default = "hot")]
+    pub(super) probes_hot: f64,
+    #[serde(default = "load")]
+    pub(super) load_per_request: f64,
+    #[serde(default = "million")]
+    pub(super) capacity: f64,
+    #[serde(default = "million")]
+    pub(super) request_size: f64,
+    pub(super) utilisation: Option<f64>,
+    pub(super) request_interval_s: Option<f64>,
+    #[serde(default = "quarter")]
+    pub(super) runtime_s: f64,
+    pub(super) distance_step_ms: Option<u32>,
+    #[serde(default)]
+    pub(super) setup_round_trips: u32,
+    #[serde(default)]
+    pub(super) overhead_ms: f64,
+    #[serde(default)]
+    pub(super) update_interval_ms: f64,
+    #[serde(default)]
+    pub(super) zone: Vec<ZoneText>,
+    pub(super) within: Option<Link>,
+    pub(super) between: Option<Link>,
+    #[serde(default)]
+    pub(super) link: Vec<LinkText>,
+    #[serde(default)]
+    pub(super) event: Vec<EventText>,
+    #[serde(default)]
+    pub(super) window: Vec<WindowText>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct ZoneText {
+    pub(super) name: String,
+    pub(super) elements: u32,
+    pub(super) at_first: Option<u32>,
+    pub(super) users: u32,
+}
+
+#[derive(Debug, Deserialize)]
+pub(super) struct LinkText {
+    pub(super) zones: [String; 2],
+    #[serde(flatten)]
+    pub(super) link: Link,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct ElementText {
+    pub(super) zone: String,
+    pub(super) element: u32,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct EventText {
+    pub(super) at_s: f64,
+    #[serde(default)]
+    pub(super) stop: Vec<ElementText>,
+    #[serde(default)]
+    pub(super) start: Vec<ElementText>,
+    #[serde(default)]
+    pub(super) kill: Vec<ElementText>,
+    pub(super) kill_registrar: Option<String>,
+    pub(super) start_registrar: Option<String>,
+    pub(super) cut: Option<[String; 2]>,
+    pub(super) mend: Option<[String; 2]>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct WindowText {
+    pub(super) name: String,
+    pub(super) from_s: f64,
+    pub(super) to_s: f64,
+}
+
+fn lu() -> String {
+    "LU".to_owned()
+}
+
+fn hot() -> f64 {
+    0.84
+}
+
+fn zone() -> Sharing {
+    Sharing::Zone
+}
+
+fn load() -> f64 {
+    0.01
+}
+
+fn million() -> f64 {
+    1e6
+}
+
+fn quarter() -> f64 {
+    900.0
+}

@@ -1,0 +1,356 @@
+//! Control groups (version 2): a group's limits, and a group of the same name with the same limits elsewhere.
+//!
+//! The files of a group are read and written as they are; what a limit means is the kernel's. Limits of single devices
+//! (`io.max` and the like) are left out: another host has other devices.
+
+use crate::process::procfs;
+use serde::{Deserialize, Serialize};
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::io;
+use std::path::{Component, Path, PathBuf};
+
+/// Files of a group.
+const PROCESSES: &str = "cgroup.procs";
+const CONTROLLERS: &str = "cgroup.controllers";
+const SUBTREE: &str = "cgroup.subtree_control";
+
+/// What the files that every group has begin with.
+const CORE: &str = "cgroup";
+
+/// Files with limits, and what they say in a new group. What is before the first dot is the controller.
+const LIMITS: [(&str, &str); 20] = [
+    ("cgroup.max.depth", "max"),
+    ("cgroup.max.descendants", "max"),
+    ("cpu.idle", "0"),
+    ("cpu.max", "max 100000"),
+    ("cpu.max.burst", "0"),
+    ("cpu.uclamp.max", "max"),
+    ("cpu.uclamp.min", "0.00"),
+    ("cpu.weight", "100"),
+    ("cpuset.cpus", ""),
+    ("cpuset.cpus.partition", "member"),
+    ("cpuset.mems", ""),
+    ("io.weight", "default 100"),
+    ("memory.high", "max"),
+    ("memory.low", "0"),
+    ("memory.max", "max"),
+    ("memory.min", "0"),
+    ("memory.oom.group", "0"),
+    ("memory.swap.high", "max"),
+    ("memory.swap.max", "max"),
+    ("pids.max", "max"),
+];
+
+/// A group as it can be made elsewhere.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Group {
+    /// Below the root of all groups, without a slash before it.
+    path: String,
+    /// What files of limits say, where it is not what they say in a new group.
+    limits: BTreeMap<String, String>,
+}
+
+/// The groups of this host, as far as the caller sees them.
+#[derive(Clone, Debug)]
+pub struct Groups {
+    root: PathBuf,
+}
+
+impl Groups {
+    /// The groups below this directory, at which a cgroup2 file system is mounted.
+    #[must_use]
+    pub fn new(root: PathBuf) -> Groups {
+        Groups { root }
+    }
+
+    /// The paths of all groups of this name, the shortest first.
+    #[must_use]
+    pub fn named(&self, name: &str) -> Vec<String> {
+        let mut found = Vec::new();
+        let mut left = vec![PathBuf::new()];
+        while let Some(path) = left.pop() {
+            let entries = fs::read_dir(self.root.join(&path)).into_iter().flatten();
+            let below = entries.filter_map(Result::ok);
+            let below = below.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
+            for entry in below {
+                let path = path.join(entry.file_name());
+                if entry.file_name() == name {
+                    found.extend(path.to_str().map(str::to_owned));
+                }
+                left.push(path);
+            }
+        }
+        found.sort_by_key(|path| (path.len(), path.clone()));
+        found
+    }
+
+    /// The processes of a group and of those below it.
+    ///
+    /// # Errors
+    /// There is no such group.
+    pub fn processes(&self, path: &str) -> io::Result<BTreeSet<i32>> {
+        let directory = self.root.join(path);
+        let text = fs::read_to_string(directory.join(PROCESSES))?;
+        let mut found: BTreeSet<i32> = text.lines().filter_map(|line| line.parse().ok()).collect();
+        for entry in fs::read_dir(directory)?.filter_map(Result::ok) {
+            if entry.file_type().is_ok_and(|kind| kind.is_dir())
+                && let Some(name) = entry.file_name().to_str()
+            {
+                // One that was removed meanwhile has none.
+                let below = self.processes(&format!("{path}/{name}"));
+                found.extend(below.unwrap_or_default());
+            }
+        }
+        Ok(found)
+    }
+
+    /// Those of these processes whose parents are none of them.
+    #[must_use]
+    pub fn roots(processes: &BTreeSet<i32>) -> Vec<i32> {
+        let is_root = |pid: &&i32| {
+            let parent = procfs::Stat::read(**pid).map(|stat| stat.parent);
+            parent.is_ok_and(|parent| !processes.contains(&parent))
+        };
+        processes.iter().filter(is_root).copied().collect()
+    }
+
+    /// The group that a process is in, by its path; none of the root, nor where the caller does not see it.
+    ///
+    /// # Errors
+    /// There is no such process.
+    pub fn of(&self, pid: i32) -> io::Result<Option<String>> {
+        let text = fs::read_to_string(format!("/proc/{pid}/cgroup"))?;
+        let path = text.lines().find_map(|line| line.strip_prefix("0::/"));
+        Ok(path.filter(|path| is_plain(path)).map(str::to_owned))
+    }
+
+    /// A group with its limits.
+    ///
+    /// # Errors
+    /// There is no such group, or a file of it cannot be read.
+    pub fn read(&self, path: &str) -> io::Result<Group> {
+        let mut limits = BTreeMap::new();
+        for entry in fs::read_dir(self.root.join(path))? {
+            let entry = entry?;
+            let name = entry.file_name().to_string_lossy().into_owned();
+            let Some(fresh) = limit(&name) else {
+                continue;
+            };
+            let value = fs::read_to_string(entry.path())?;
+            if value.trim_end() != fresh {
+                limits.insert(name, value.trim_end().to_owned());
+            }
+        }
+        let path = path.to_owned();
+        Ok(Group { path, limits })
+    }
+
+    /// Why a group cannot be made here; nothing if it can.
+    #[must_use]
+    pub fn refusals(&self, group: &Group) -> Vec<String> {
+        if !is_plain(&group.path) {
+            return vec![format!("`{}` is no control group's path", group.path)];
+        }
+        let mut refusals = Vec::new();
+        if self
+            .processes(&group.path)
+            .is_ok_and(|found| !found.is_empty())
+        {
+            let path = &group.path;
+            let text = format!("control group {path} has processes there: stop that unit first");
+            refusals.push(text);
+        }
+        let has = fs::read_to_string(self.root.join(CONTROLLERS)).unwrap_or_default();
+        for (file, value) in &group.limits {
+            let controller = controller(file);
+            let known = limit(file).is_some();
+            if !known || (controller != CORE && !has.split_whitespace().any(|of| of == controller))
+            {
+                refusals.push(format!(
+                    "control group {} has the limit {file} = {value}, and there is no controller for it there",
+                    group.path
+                ));
+            }
+        }
+        refusals
+    }
+
+    /// Makes a group and puts a process into it, which may have no children yet.
+    ///
+    /// # Errors
+    /// As [`Groups::refusals`] says, or what the kernel does; then [`Groups::remove`] undoes it.
+    pub fn make(&self, group: &Group, process: i32) -> Result<(), String> {
+        if let Some(refusal) = self.refusals(group).into_iter().next() {
+            return Err(refusal);
+        }
+        // An empty one may have other limits.
+        self.remove(&group.path);
+        let controllers: BTreeSet<&str> =
+            group.limits.keys().map(|file| controller(file)).collect();
+        let mut directory = self.root.clone();
+        for part in Path::new(&group.path) {
+            for controller in controllers.iter().filter(|of| **of != CORE) {
+                write(&directory.join(SUBTREE), &format!("+{controller}"))?;
+            }
+            directory.push(part);
+            match fs::create_dir(&directory) {
+                Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
+                    return Err(format!("{}: {error}", directory.display()));
+                }
+                _ => {}
+            }
+        }
+        for (file, value) in &group.limits {
+            write(&directory.join(file), value)?;
+        }
+        write(&directory.join(PROCESSES), &process.to_string())
+    }
+
+    /// Removes a group that is empty, and those above it that are empty then; whether it is there no more.
+    pub fn remove(&self, path: &str) -> bool {
+        let groups = Path::new(path).ancestors();
+        for path in groups.take_while(|group| *group != Path::new("") && is_plain(path)) {
+            // One that has processes, or groups below it, stays.
+            match fs::remove_dir(self.root.join(path)) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => break,
+                _ => {}
+            }
+        }
+        !self.root.join(path).exists()
+    }
+}
+
+impl Group {
+    /// Below the root of all groups, without a slash before it.
+    #[must_use]
+    pub fn path(&self) -> &str {
+        &self.path
+    }
+}
+
+/// What a file says in a new group, if it has a limit.
+fn limit(file: &str) -> Option<&'static str> {
+    // One for each size of pages.
+    if file.starts_with("hugetlb.") && file.ends_with(".max") {
+        return Some("max");
+    }
+    let found = LIMITS.iter().find(|(name, _)| *name == file);
+    found.map(|(_, fresh)| *fresh)
+}
+
+fn controller(file: &str) -> &str {
+    file.split('.').next().unwrap_or_default()
+}
+
+/// Whether a path leads down from the root, and nowhere else.
+fn is_plain(path: &str) -> bool {
+    let path = Path::new(path);
+    let mut parts = path.components();
+    path.is_relative()
+        && path != Path::new("")
+        && parts.all(|part| matches!(part, Component::Normal(_)))
+}
+
+fn write(file: &Path, value: &str) -> Result<(), String> {
+    fs::write(file, value).map_err(|error| format!("{} = {value}: {error}", file.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A folder with files is all that most of it is about.
+    fn groups(files: &[(&str, &str)]) -> (tempfile::TempDir, Groups) {
+        let folder = tempfile::tempdir().expect("a folder");
+        for (file, text) in files {
+            let file = folder.path().join(file);
+            fs::create_dir_all(file.parent().expect("a folder")).expect("made");
+            fs::write(file, text).expect("written");
+        }
+        let groups = Groups::new(folder.path().to_owned());
+        (folder, groups)
+    }
+
+    #[test]
+    fn units_are_found_by_their_groups() {
+        let (_folder, groups) = groups(&[
+            ("system.slice/game.service/cgroup.procs", "2\n3\n"),
+            ("system.slice/game.service/below/cgroup.procs", "4\n"),
+            ("user.slice/deeper/still/game.service/cgroup.procs", ""),
+        ]);
+        let named = groups.named("game.service");
+        assert_eq!(named.len(), 2);
+        assert_eq!(named[0], "system.slice/game.service");
+        assert_eq!(
+            groups.processes(&named[0]).expect("processes"),
+            BTreeSet::from([2, 3, 4])
+        );
+        assert_eq!(groups.named("other.service"), Vec::<String>::new());
+    }
+
+    #[test]
+    fn limits_are_those_that_were_set() {
+        let (_folder, groups) = groups(&[
+            ("a/cgroup.procs", "7\n"),
+            ("a/memory.max", "1048576\n"),
+            ("a/memory.high", "max\n"),
+            ("a/memory.current", "4096\n"),
+            ("a/hugetlb.2MB.max", "4194304\n"),
+        ]);
+        let group = groups.read("a").expect("a group");
+        let limits: Vec<(&str, &str)> = group
+            .limits
+            .iter()
+            .map(|(file, value)| (&**file, &**value))
+            .collect();
+        assert_eq!(
+            limits,
+            [("hugetlb.2MB.max", "4194304"), ("memory.max", "1048576")]
+        );
+    }
+
+    #[test]
+    fn what_cannot_be_made_is_refused_by_name() {
+        let (_folder, groups) = groups(&[
+            ("cgroup.controllers", "memory pids\n"),
+            ("busy/cgroup.procs", "7\n"),
+        ]);
+        let group = |path: &str, file: &str| Group {
+            path: path.to_owned(),
+            limits: BTreeMap::from([(file.to_owned(), "1".to_owned())]),
+        };
+        let fine = Vec::<String>::new();
+        assert_eq!(
+            groups.refusals(&group("system.slice/a", "memory.max")),
+            fine
+        );
+        assert_eq!(
+            groups.refusals(&group("system.slice/a", "cgroup.max.depth")),
+            fine
+        );
+        for (path, file, why) in [
+            ("system.slice/a", "cpu.max", "cpu.max = 1"),
+            ("system.slice/a", "memory.reclaim", "memory.reclaim"),
+            ("system.slice/a", "cgroup.procs", "cgroup.procs"),
+            ("../a", "memory.max", "`../a`"),
+            ("/a", "memory.max", "`/a`"),
+            ("", "memory.max", "``"),
+            ("busy", "memory.max", "has processes"),
+        ] {
+            let refusals = groups.refusals(&group(path, file));
+            assert_eq!(refusals.len(), 1, "{refusals:?}");
+            assert!(refusals[0].contains(why), "{refusals:?}");
+        }
+    }
+
+    #[test]
+    fn processes_without_a_parent_among_them_are_roots() {
+        let me = std::process::id() as i32;
+        let parent = procfs::Stat::read(me).expect("myself").parent;
+        assert_eq!(Groups::roots(&BTreeSet::from([me])), [me]);
+        if parent > 0 {
+            assert_eq!(Groups::roots(&BTreeSet::from([me, parent])), [parent]);
+        }
+    }
+}

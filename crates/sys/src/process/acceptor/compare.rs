@@ -1,0 +1,51 @@
+//! Whether what was made is what the original is.
+
+use super::husk::Husk;
+use super::plan::Restoration;
+use crate::process::digest::{Digest, Part, Standing, of_thread};
+use crate::process::error::{Error, Result};
+use crate::process::image::{FrozenProcess, Process};
+use crate::process::procfs;
+use crate::process::trace::{STUB_BYTES, Tracee};
+
+impl Restoration {
+    /// Compares a complete tree with its original, of which `theirs` are the checksums.
+    pub fn compare(&self, theirs: &Digest) -> Result<()> {
+        let frozen = self.state().ok_or(Error::Image("checksums before state"))?;
+        let mut ours = Digest::default();
+        let states = self.husks.iter().zip(&frozen.processes);
+        for (process, (husk, state)) in self.tree.processes.iter().zip(states) {
+            if let (Some(husk), Some(state)) = (husk, state) {
+                add(&mut ours, process, husk, state)?;
+            }
+        }
+        self.objects.add_to(&mut ours)?;
+        theirs.compare(&ours)
+    }
+}
+
+fn add(digest: &mut Digest, process: &Process, husk: &Husk, state: &FrozenProcess) -> Result<()> {
+    for (tid, thread) in husk.threads.iter().zip(&state.threads) {
+        let tracee = Tracee { tid: *tid };
+        // Given once more when it is let go; until then the thread has those of its husk.
+        let before = tracee.registers()?;
+        tracee.set_registers(&thread.registers)?;
+        tracee.set_extended(&thread.extended)?;
+        let part = Part::Thread {
+            process: process.pid,
+            thread: *tid,
+        };
+        digest.insert(part, of_thread(&tracee.registers()?, &tracee.extended()?));
+        tracee.set_registers(&before)?;
+    }
+    let mut lines = procfs::mappings(husk.pid)?;
+    let (start, end) = (husk.stub.address, husk.stub.address + STUB_BYTES);
+    lines.retain(|line| line.end <= start || line.start >= end);
+    let standing = Standing {
+        pid: husk.pid,
+        lines,
+        memory: &husk.memory,
+        state,
+    };
+    digest.add_process(process, &standing)
+}

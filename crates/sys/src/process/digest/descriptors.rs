@@ -1,0 +1,90 @@
+//! Descriptors, as procfs shows them on any machine.
+
+use super::{Digest, Part};
+use crate::process::error::{Result, unexpected};
+use crate::process::files::FdInfo;
+use crate::process::procfs;
+use std::fmt::Write;
+
+/// Flags of an open file that say how it may be used.
+const FLAGS: i32 = libc::O_ACCMODE
+    | libc::O_APPEND
+    | libc::O_NONBLOCK
+    | libc::O_SYNC
+    | libc::O_DIRECT
+    | libc::O_ASYNC
+    | libc::O_PATH;
+
+/// Adds all descriptors of a process, which the caller sees as `pid`.
+pub(super) fn add(digest: &mut Digest, process: i32, pid: i32) -> Result<()> {
+    for number in procfs::numbers(&format!("/proc/{pid}/fd"), pid)? {
+        let link = procfs::link(pid, &format!("fd/{number}"))?;
+        let text = procfs::read(pid, &format!("fdinfo/{number}"))?;
+        let info = FdInfo::parse(&text).ok_or_else(|| unexpected("fdinfo does not parse"))?;
+        let number = number as u32;
+        if let Some(name) = name(&link) {
+            let part = Part::Name { process, number };
+            digest.insert(part, crc32c::crc32c(name.as_bytes()));
+        }
+        let part = Part::Descriptor { process, number };
+        digest.insert(part, crc32c::crc32c(describe(&link, &info).as_bytes()));
+    }
+    Ok(())
+}
+
+/// What is the same on every machine: no number of an inode, and no name that leads nowhere.
+fn name(link: &str) -> Option<&str> {
+    let deleted = link.ends_with(" (deleted)") && !link.starts_with("/memfd:");
+    match link.split_once(":[") {
+        Some((kind, number)) if number.starts_with(|c: char| c.is_ascii_digit()) => Some(kind),
+        _ => (!deleted).then_some(link),
+    }
+}
+
+fn describe(link: &str, info: &FdInfo) -> String {
+    let flags = info.flags as i32 & FLAGS;
+    let mut text = format!("{flags:o} {}", info.close_on_exec);
+    let has_place = link.starts_with('/') && !link.starts_with("/dev/");
+    if has_place {
+        let _ = write!(text, " at {}", info.offset);
+    }
+    for known in ["eventfd-count", "sigmask", "clockid", "it_interval"] {
+        let _ = write!(text, " {:?}", info.value(known));
+    }
+    let mut watched = info.epoll();
+    watched.sort_unstable_by_key(|line| (line.fd, line.data, line.events));
+    for line in watched {
+        let _ = write!(text, " {} {:x} {:x}", line.fd, line.events, line.data);
+    }
+    for line in info.inotify() {
+        let _ = write!(text, " {} {:x}", line.id, line.mask);
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn info(offset: u64) -> FdInfo {
+        FdInfo {
+            offset,
+            flags: libc::O_RDWR as u32,
+            ..FdInfo::default()
+        }
+    }
+
+    #[test]
+    fn numbers_of_inodes_do_not_count_and_places_do() {
+        assert_eq!(name("pipe:[17]"), name("pipe:[18]"));
+        assert_ne!(name("pipe:[17]"), name("socket:[17]"));
+        let kinds = ["anon_inode:[eventfd]", "anon_inode:[eventpoll]"];
+        assert_ne!(name(kinds[0]), name(kinds[1]));
+        assert_eq!(name("/tmp/a (deleted)"), None);
+        assert_ne!(describe("/tmp/a", &info(1)), describe("/tmp/a", &info(2)));
+        assert_eq!(
+            describe("/dev/null", &info(1)),
+            describe("/dev/null", &info(2))
+        );
+    }
+}

@@ -1,0 +1,159 @@
+//! What is mapped, and what is in it.
+
+use super::{Digest, Part, Standing};
+use crate::process::donor::{data_ranges, read_padded, scan_own};
+use crate::process::error::{Context, Result};
+use crate::process::image::{FrozenProcess, PAGE, Process};
+use crate::process::procfs::MapLine;
+use crate::process::system_v::MAPPED;
+use std::fs::File;
+use std::io;
+
+/// Bytes read together.
+const CHUNK: u64 = 1 << 20;
+
+const ZEROS: [u8; PAGE as usize] = [0; PAGE as usize];
+
+/// Adds what is mapped. Neighbours that are alike count as one: whether the kernel keeps them apart depends on how they came to be.
+pub(super) fn add_mappings(digest: &mut Digest, process: i32, lines: &[MapLine]) {
+    let of_program = |line: &&MapLine| !line.name.starts_with(b"[v");
+    let lines: Vec<&MapLine> = lines.iter().filter(of_program).collect();
+    let alike = |a: &&MapLine, b: &&MapLine| a.end == b.start && kind(a) == kind(b);
+    for lines in lines.chunk_by(alike) {
+        let (start, end) = (lines[0].start, lines[lines.len() - 1].end);
+        let (protection, shared, name) = kind(lines[0]);
+        let head = crc32c::crc32c(&[protection as u8, u8::from(shared)]);
+        let part = Part::Mapping {
+            process,
+            start,
+            end,
+        };
+        digest.insert(part, crc32c::crc32c_append(head, name));
+    }
+}
+
+fn kind(line: &MapLine) -> (i32, bool, &[u8]) {
+    let name: &[u8] = match line.name.as_slice() {
+        // Names by place, which are no property of the mapping.
+        b"[heap]" | b"[stack]" | b"/dev/zero" => b"",
+        name if name.starts_with(MAPPED) => MAPPED,
+        name => name,
+    };
+    (line.protection, line.shared, name)
+}
+
+/// Adds what is in private mappings, page by page; a page of zeros is as none.
+pub(super) fn add_content(
+    digest: &mut Digest,
+    process: &Process,
+    stands: &Standing<'_>,
+) -> Result<()> {
+    let path = format!("/proc/{}/pagemap", stands.pid);
+    let pagemap = File::open(&path).context(|| path)?;
+    let mut buffer = vec![0; CHUNK as usize];
+    for mapping in process
+        .mappings
+        .iter()
+        .filter(|mapping| mapping.is_private())
+    {
+        let (start, end) = (mapping.start, mapping.end);
+        let mut checksum = 0;
+        for (from, to) in scan_own(&pagemap, mapping)? {
+            let mut at = from;
+            while at < to {
+                let bytes = &mut buffer[..(to - at).min(CHUNK) as usize];
+                stands.memory.read(at, bytes)?;
+                blank_areas(stands.state, at, bytes);
+                checksum = of_pages(checksum, at, bytes);
+                at += bytes.len() as u64;
+            }
+        }
+        let process = process.pid;
+        let part = Part::Content {
+            process,
+            start,
+            end,
+        };
+        digest.insert(part, checksum);
+    }
+    Ok(())
+}
+
+/// The kernel writes into the area of restartable sequences on which processor a thread is.
+fn blank_areas(state: &FrozenProcess, at: u64, bytes: &mut [u8]) {
+    for area in state.threads.iter().filter_map(|thread| thread.rseq) {
+        let inside = |address: u64| address.saturating_sub(at).min(bytes.len() as u64) as usize;
+        let (start, end) = (
+            inside(area.address),
+            inside(area.address.saturating_add(area.bytes.into())),
+        );
+        bytes[start..end].fill(0);
+    }
+}
+
+fn of_pages(mut checksum: u32, at: u64, bytes: &[u8]) -> u32 {
+    for (number, page) in (0..).zip(bytes.chunks(PAGE as usize)) {
+        if page == &ZEROS[..page.len()] {
+            continue;
+        }
+        let place = at + number * PAGE;
+        checksum = crc32c::crc32c_append(checksum, &place.to_le_bytes());
+        checksum = crc32c::crc32c_append(checksum, page);
+    }
+    checksum
+}
+
+/// The content of shared memory.
+pub(crate) fn of_file(file: &File) -> io::Result<u32> {
+    let size = file.metadata()?.len();
+    let mut buffer = vec![0; CHUNK as usize];
+    let mut checksum = crc32c::crc32c(&size.to_le_bytes());
+    for (from, to) in data_ranges(file, size)? {
+        let mut at = from;
+        while at < to {
+            let bytes = &mut buffer[..(to - at).min(CHUNK) as usize];
+            read_padded(file, at, bytes)?;
+            checksum = of_pages(checksum, at, bytes);
+            at += bytes.len() as u64;
+        }
+    }
+    Ok(checksum)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::process::image::{FrozenThread, Rseq};
+
+    #[test]
+    fn a_page_of_zeros_is_as_none() {
+        let page = vec![7; PAGE as usize];
+        let behind = [ZEROS.to_vec(), page.clone()].concat();
+        assert_eq!(of_pages(0, 0, &behind), of_pages(0, PAGE, &page));
+        assert_ne!(of_pages(0, 0, &page), of_pages(0, PAGE, &page));
+    }
+
+    #[test]
+    fn what_the_kernel_writes_is_left_out() {
+        let area = Rseq {
+            address: 0x1f00,
+            bytes: 32,
+            signature: 0,
+        };
+        let thread = FrozenThread {
+            rseq: Some(area),
+            ..FrozenThread::default()
+        };
+        let state = FrozenProcess {
+            threads: vec![thread],
+            ..FrozenProcess::default()
+        };
+        let mut page = vec![1; PAGE as usize];
+        blank_areas(&state, 0x1000, &mut page);
+        let blank: Vec<usize> = (0..page.len()).filter(|at| page[*at] == 0).collect();
+        assert_eq!(blank, (0xf00..0xf20).collect::<Vec<_>>());
+        let mut other = vec![1; PAGE as usize];
+        blank_areas(&state, 0x5000, &mut other);
+        assert!(other.iter().all(|byte| *byte == 1));
+    }
+}

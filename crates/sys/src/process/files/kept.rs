@@ -1,0 +1,82 @@
+//! Files of `fdinfo` that are kept open, since they are long: the kernel writes such a text again and again, each time into
+//! twice the room, until it fits. A file that was read before has the room.
+
+use super::fdinfo::FdInfo;
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+
+/// Room for what a set may have grown by, bytes.
+const MORE: usize = 16 << 10;
+
+/// The files, by process and descriptor.
+#[derive(Debug, Default)]
+pub struct Kept(BTreeMap<(i32, u32), (File, usize)>);
+
+impl Kept {
+    /// Opens these and reads them once; what cannot be read is left out.
+    pub fn open(descriptors: &BTreeSet<(i32, u32)>) -> Self {
+        let open = |&(pid, fd): &(i32, u32)| {
+            let file = File::open(format!("/proc/{pid}/fdinfo/{fd}")).ok()?;
+            let mut room = MORE;
+            let text = loop {
+                match read(&file, room) {
+                    Some(text) => break text,
+                    None if room < 1 << 30 => room *= 2,
+                    None => return None,
+                }
+            };
+            Some(((pid, fd), (file, text.len() + MORE)))
+        };
+        Self(descriptors.iter().filter_map(open).collect())
+    }
+
+    /// What is said of a descriptor now; none if that is to be asked in another way.
+    pub fn read(&self, pid: i32, fd: u32) -> Option<FdInfo> {
+        let (file, room) = self.0.get(&(pid, fd))?;
+        FdInfo::parse(&String::from_utf8_lossy(&read(file, *room)?))
+    }
+}
+
+/// The whole text, if it is shorter than `room`.
+fn read(file: &File, room: usize) -> Option<Vec<u8>> {
+    let mut text = vec![0; room];
+    // The kernel writes the whole text at once: what does not fill the room is its end.
+    let length = file.read_at(&mut text, 0).ok()?;
+    if length == 0 || length == room {
+        return None;
+    }
+    text.truncate(length);
+    Some(text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::event::epoll;
+    use std::os::fd::{AsFd, AsRawFd};
+
+    #[test]
+    fn a_set_is_read_as_it_is_now() {
+        let set = epoll::create(epoll::CreateFlags::CLOEXEC).expect("a set");
+        let at = (std::process::id() as i32, set.as_raw_fd() as u32);
+        let add = |file: &File, data| {
+            let data = epoll::EventData::new_u64(data);
+            epoll::add(&set, file.as_fd(), data, epoll::EventFlags::IN).expect("added");
+        };
+        let watched: Vec<_> = (0..400)
+            .map(|_| std::io::pipe().expect("a pipe"))
+            .map(|(reader, writer)| (File::from(std::os::fd::OwnedFd::from(reader)), writer))
+            .collect();
+        (0..300).for_each(|data| add(&watched[data].0, data as u64));
+        let kept = Kept::open(&BTreeSet::from([at]));
+        assert_eq!(kept.read(at.0, at.1).expect("there").epoll().len(), 300);
+        (300..400).for_each(|data| add(&watched[data].0, data as u64));
+        let now = kept.read(at.0, at.1).expect("there").epoll();
+        assert_eq!(now.len(), 400);
+        assert!((0..400).all(|data| now.iter().any(|line| line.data == data)));
+        assert!(kept.read(at.0, watched[0].0.as_raw_fd() as u32).is_none());
+        drop(set);
+        assert!(kept.read(at.0, at.1).is_none(), "it was closed");
+    }
+}

@@ -1,0 +1,93 @@
+//! Connections of a process that stands still, taken as they are: by a daemon that knows no more of them than the process.
+
+use crate::address::{canonical, local, remote};
+use crate::process::files::Copier;
+use crate::sockopt::get_int;
+use crate::tcp_info::{TcpInfo, TcpState};
+use crate::tcp_repair::{TcpDynamic, TcpStatic, abandon, activate_again, wake};
+use libc::IPPROTO_TCP;
+use std::fs;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+
+/// Lets connections go on that an earlier daemon left in repair mode, in which a program can neither read nor write.
+///
+/// # Errors
+/// What procfs says.
+pub fn wake_all(pid: i32) -> io::Result<()> {
+    for socket in connections(pid)? {
+        let repaired = get_int(socket.as_fd(), IPPROTO_TCP, libc::TCP_REPAIR);
+        if repaired.is_ok_and(|on| on != 0) {
+            // Should one fail, there is nothing else that could be done for it.
+            let _ = wake(socket.as_fd());
+        }
+    }
+    Ok(())
+}
+
+/// Lets connections go on that an earlier daemon restored and may not have let go on; `unfinished` are those that lack
+/// something of their state ([`Sockets::unfinished`]).
+///
+/// [`Sockets::unfinished`]: super::Sockets::unfinished
+///
+/// # Errors
+/// What procfs says.
+pub fn finish_all(pid: i32, unfinished: &[(TcpStatic, TcpDynamic)]) -> io::Result<()> {
+    for socket in connections(pid)? {
+        let is_it = |fixed: &TcpStatic| {
+            let ends = (local(socket.as_fd()), remote(socket.as_fd()));
+            matches!(ends, (Ok(local), Ok(remote))
+                if canonical(local) == fixed.local && canonical(remote) == fixed.remote)
+        };
+        if let Some((fixed, state)) = unfinished.iter().find(|(fixed, _)| is_it(fixed)) {
+            // Should one fail, there is nothing else that could be done for it.
+            let _ = activate_again(socket, fixed, state);
+        }
+    }
+    wake_all(pid)
+}
+
+/// The connections are another host's: they end here, and nothing goes on the wire.
+///
+/// # Errors
+/// What procfs says.
+pub fn abandon_all(pid: i32) -> io::Result<()> {
+    for socket in connections(pid)? {
+        // One that is closed already is silent as well.
+        let _ = abandon(socket.as_fd());
+    }
+    Ok(())
+}
+
+/// Copies of a process's TCP connections; none of one that is gone.
+fn connections(pid: i32) -> io::Result<Vec<OwnedFd>> {
+    let entries = match fs::read_dir(format!("/proc/{pid}/fd")) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        entries => entries?,
+    };
+    let mut copier = Copier::default();
+    let mut found = Vec::new();
+    for entry in entries {
+        let Ok(entry) = entry else { continue };
+        let is_socket = fs::read_link(entry.path())
+            .is_ok_and(|link| link.to_string_lossy().starts_with("socket:"));
+        let number = entry
+            .file_name()
+            .to_str()
+            .and_then(|name| name.parse().ok());
+        if let (true, Some(number)) = (is_socket, number)
+            && let Ok(copy) = copier.copy((pid, number))
+            && TcpInfo::read(copy.as_fd()).is_ok_and(|info| is_connected(info.state))
+        {
+            found.push(copy);
+        }
+    }
+    Ok(found)
+}
+
+fn is_connected(state: TcpState) -> bool {
+    !matches!(
+        state,
+        TcpState::Listen | TcpState::Close | TcpState::TimeWait
+    )
+}

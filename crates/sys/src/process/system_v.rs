@@ -1,0 +1,334 @@
+//! Shared memory of System V: what a machine knows of it, in the IPC namespace of a process, and how it is made again.
+//!
+//! Segments have numbers by which programs know them, so a tree that comes has an IPC namespace of its own.
+
+use super::error::{Context, Error, Result, check_long};
+use super::image::{PAGE, Segment};
+use super::inspect::{Class, classify};
+use super::procfs::MapLine;
+use std::fs::File;
+use std::io;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{FileExt, MetadataExt};
+
+/// How names of mapped segments begin in procfs; the key follows.
+pub(crate) const MAPPED: &[u8] = b"/SYSV";
+/// `SHM_DEST`: it goes with the last who has it.
+const REMOVED: u32 = 0o1000;
+/// `SHM_LOCKED`.
+const LOCKED: u32 = 0o2000;
+/// `IPC_CREAT | IPC_EXCL`.
+const NEW: i32 = libc::IPC_CREAT | libc::IPC_EXCL;
+/// Permissions while a tree is made.
+const OPEN: i32 = 0o777;
+
+/// A segment as `/proc/sysvipc/shm` has it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Seen {
+    pub segment: Segment,
+    /// Who made it.
+    pub creator: i32,
+    /// How many mappings there are of it.
+    pub attached: u64,
+}
+
+/// The list of segments of an IPC namespace.
+#[derive(Debug)]
+pub(crate) struct Table {
+    /// `/proc/sysvipc/shm`: what it shows is of the namespace in which it was opened.
+    file: File,
+}
+
+impl Table {
+    /// That of a process.
+    pub fn of(pid: i32) -> Result<Self> {
+        let path = "/proc/sysvipc/shm";
+        let file = within(pid, move || File::open(path))?;
+        file.map(|file| Self { file }).context(|| path.to_owned())
+    }
+
+    /// All segments.
+    pub fn read(&self) -> Result<Vec<Seen>> {
+        let mut text = Vec::new();
+        let mut piece = [0; 16 << 10];
+        loop {
+            let read = self.file.read_at(&mut piece, text.len() as u64);
+            match read.context(|| "/proc/sysvipc/shm".to_owned())? {
+                0 => break,
+                read => text.extend_from_slice(&piece[..read]),
+            }
+        }
+        let text = String::from_utf8_lossy(&text);
+        Ok(text.lines().skip(1).filter_map(parse).collect())
+    }
+}
+
+/// A segment as a process has it: neighbouring mappings of one `shmat(2)`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Attachment {
+    pub id: i32,
+    /// Where in the segment it begins.
+    offset: u64,
+    bytes: u64,
+    /// How many mappings the kernel counts.
+    pub mappings: u64,
+}
+
+impl Attachment {
+    /// Whether all of a segment of this size is there.
+    pub fn is_whole(&self, size: u64) -> bool {
+        self.offset == 0 && self.bytes == size.next_multiple_of(PAGE)
+    }
+}
+
+/// The segments that a process has.
+pub(crate) fn attachments(lines: &[MapLine]) -> Vec<Attachment> {
+    let id = |line: &MapLine| match classify(line) {
+        Class::SystemV(id) => Some(id),
+        _ => None,
+    };
+    let lines: Vec<(i32, &MapLine)> = lines
+        .iter()
+        .filter_map(|line| Some((id(line)?, line)))
+        .collect();
+    let goes_on = |(one, a): &(i32, &MapLine), (other, b): &(i32, &MapLine)| {
+        one == other && a.end == b.start && b.offset == a.offset + (a.end - a.start)
+    };
+    let parts = lines.chunk_by(goes_on);
+    let attachment = |part: &[(i32, &MapLine)]| Attachment {
+        id: part[0].0,
+        offset: part[0].1.offset,
+        bytes: part[part.len() - 1].1.end - part[0].1.start,
+        mappings: part.len() as u64,
+    };
+    parts.map(attachment).collect()
+}
+
+/// Takes segments away from the namespace of a process that moved: they go with the last who has them.
+pub(crate) fn remove(pid: i32, ids: Vec<i32>) -> Result<()> {
+    within(pid, move || {
+        for id in ids {
+            // What is gone already needs nothing.
+            // SAFETY: no pointers but a null one are passed.
+            unsafe { libc::shmctl(id, libc::IPC_RMID, std::ptr::null_mut()) };
+        }
+    })
+}
+
+/// Does something in the IPC namespace of a process.
+pub(crate) fn within<T: Send + 'static>(
+    pid: i32,
+    work: impl FnOnce() -> T + Send + 'static,
+) -> Result<T> {
+    let path = format!("/proc/{pid}/ns/ipc");
+    let entering = || format!("entering {path}");
+    let there = File::open(&path).context(entering)?;
+    let here = std::fs::metadata("/proc/thread-self/ns/ipc").context(entering)?;
+    if there.metadata().context(entering)?.ino() == here.ino() {
+        return Ok(work());
+    }
+    let inside = std::thread::Builder::new().spawn(move || {
+        // SAFETY: no pointers are passed; only this thread moves, and it ends after its work.
+        let outcome = unsafe { libc::setns(there.as_raw_fd(), libc::CLONE_NEWIPC) };
+        check_long(outcome.into()).map(|_| work())
+    });
+    let inside = inside.context(entering)?.join();
+    inside
+        .unwrap_or_else(|_| Err(io::Error::other("a panic")))
+        .context(entering)
+}
+
+/// `key shmid perms size cpid lpid nattch uid gid cuid cgid …`.
+fn parse(line: &str) -> Option<Seen> {
+    let words: Vec<&str> = line.split_whitespace().collect();
+    let word = |at: usize| words.get(at).copied();
+    let number = |at: usize| word(at)?.parse::<u32>().ok();
+    let mode = u32::from_str_radix(word(2)?, 8).ok()?;
+    Some(Seen {
+        segment: Segment {
+            id: word(1)?.parse().ok()?,
+            key: word(0)?.parse().ok()?,
+            size: word(3)?.parse().ok()?,
+            mode: mode & 0o777,
+            removed: mode & REMOVED != 0,
+            locked: mode & LOCKED != 0,
+            gone: false,
+            owner: (number(7)?, number(8)?),
+            creator: (number(9)?, number(10)?),
+        },
+        creator: word(4)?.parse().ok()?,
+        attached: word(6)?.parse().ok()?,
+    })
+}
+
+/// A segment that was made here, which this process has too, so that it stays until others have it.
+#[derive(Debug)]
+pub(crate) struct Made {
+    pub segment: Segment,
+    is_removed: bool,
+    place: usize,
+    length: usize,
+}
+
+impl Made {
+    /// Makes a segment with its number, in the caller's IPC namespace.
+    pub fn new(segment: Segment) -> Result<Self> {
+        let making = || format!("System V memory {}", segment.id);
+        // Takes effect on the next segment that this namespace gets.
+        std::fs::write("/proc/sys/kernel/shm_next_id", segment.id.to_string()).context(making)?;
+        let size = usize::try_from(segment.size).map_err(|_| Error::Image("size of a segment"))?;
+        let made = as_creator(segment.creator, || {
+            // SAFETY: no pointers are passed.
+            let id = unsafe { libc::shmget(segment.key, size, NEW | OPEN) };
+            check_long(id.into())
+        });
+        if made.context(making)? != i64::from(segment.id) {
+            let why = format!("System V memory {} cannot have its number", segment.id);
+            return Err(Error::Refused(why));
+        }
+        // SAFETY: at a place of the kernel's choice, which nothing refers to; taken away by `let_go`.
+        let place = unsafe { libc::shmat(segment.id, std::ptr::null(), 0) }.addr();
+        if place == usize::MAX {
+            return Err(io::Error::last_os_error()).context(making);
+        }
+        let mut made = Self {
+            segment,
+            is_removed: false,
+            place,
+            length: size.next_multiple_of(PAGE as usize),
+        };
+        made.follow(segment)?;
+        Ok(made)
+    }
+
+    /// Its content, as a file.
+    pub fn open(&self) -> Result<File> {
+        let (start, end) = (self.place, self.place + self.length);
+        let link = format!("/proc/self/map_files/{start:x}-{end:x}");
+        File::options()
+            .read(true)
+            .write(true)
+            .open(&link)
+            .context(|| link)
+    }
+
+    /// The original has become this.
+    pub fn follow(&mut self, wanted: Segment) -> Result<()> {
+        self.segment = wanted;
+        if wanted.removed {
+            return self.remove();
+        }
+        Ok(())
+    }
+
+    /// Gives it the owner and permissions that the original has: who makes the tree may then have none.
+    pub fn finish(&mut self) -> Result<()> {
+        // SAFETY: plain numbers, for which zero is a value.
+        let mut description: libc::shmid_ds = unsafe { std::mem::zeroed() };
+        description.shm_perm.uid = self.segment.owner.0;
+        description.shm_perm.gid = self.segment.owner.1;
+        description.shm_perm.mode = self.segment.mode as u16;
+        if self.segment.locked {
+            self.control(libc::SHM_LOCK, std::ptr::null_mut())?;
+        }
+        self.control(libc::IPC_SET, &raw mut description)
+    }
+
+    /// It goes with the last who has it.
+    pub fn remove(&mut self) -> Result<()> {
+        if std::mem::replace(&mut self.is_removed, true) {
+            return Ok(());
+        }
+        self.control(libc::IPC_RMID, std::ptr::null_mut())
+    }
+
+    fn control(&self, command: i32, description: *mut libc::shmid_ds) -> Result<()> {
+        let id = self.segment.id;
+        // SAFETY: the description is null or one that outlives the call, as the command needs it.
+        let outcome = unsafe { libc::shmctl(id, command, description) };
+        check_long(outcome.into())
+            .map(drop)
+            .context(|| format!("System V memory {id}"))
+    }
+
+    /// Leaves it to those who have it.
+    pub fn let_go(&mut self) {
+        let place = std::mem::take(&mut self.place);
+        if place != 0 {
+            // SAFETY: attached by `new`, and nothing refers to what is in it.
+            unsafe { libc::shmdt(std::ptr::without_provenance(place)) };
+        }
+    }
+}
+
+/// Makes a call with the effective user and group of somebody else. The caller has one thread.
+fn as_creator<T>((user, group): (u32, u32), call: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
+    const KEEP: u32 = u32::MAX;
+    let set = |user: u32, group: u32| {
+        // SAFETY: no pointers are passed.
+        check_long(unsafe { libc::syscall(libc::SYS_setresgid, KEEP, group, KEEP) })?;
+        // SAFETY: no pointers are passed.
+        check_long(unsafe { libc::syscall(libc::SYS_setresuid, KEEP, user, KEEP) })
+    };
+    // SAFETY: no pointers are passed.
+    let (own_user, own_group) = unsafe { (libc::geteuid(), libc::getegid()) };
+    if (user, group) == (own_user, own_group) {
+        return call();
+    }
+    set(user, group)?;
+    let outcome = call();
+    // The user first: another one may not change the group.
+    // SAFETY: no pointers are passed.
+    check_long(unsafe { libc::syscall(libc::SYS_setresuid, KEEP, own_user, KEEP) })?;
+    set(own_user, own_group)?;
+    outcome
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn segments_are_read_as_the_kernel_writes_them() {
+        let line = "1704875530      98305  1640   5000   77    78      3  1000   100     0     5 \
+            1763836671          0 1763836669                     0                     0";
+        let seen = parse(line).expect("parsed");
+        let expected = Segment {
+            id: 98305,
+            key: 1_704_875_530,
+            size: 5000,
+            mode: 0o640,
+            removed: true,
+            locked: false,
+            gone: false,
+            owner: (1000, 100),
+            creator: (0, 5),
+        };
+        assert_eq!(
+            (seen.segment, seen.creator, seen.attached),
+            (expected, 77, 3)
+        );
+        assert_eq!(parse("key shmid perms size"), None);
+    }
+
+    #[test]
+    fn mappings_of_one_attachment_are_told_from_others() {
+        let line = |page: u64, pages: u64, offset: u64| MapLine {
+            start: page * PAGE,
+            end: (page + pages) * PAGE,
+            protection: libc::PROT_READ,
+            shared: true,
+            offset: offset * PAGE,
+            device: (0, 1),
+            inode: 5,
+            name: b"/SYSV00000000 (deleted)".to_vec(),
+            advice: None,
+        };
+        // Twice next to each other, the second with two protections, and a part.
+        let lines = [line(1, 2, 0), line(3, 1, 0), line(4, 1, 1), line(9, 1, 1)];
+        let found = attachments(&lines);
+        let whole: Vec<bool> = found.iter().map(|of| of.is_whole(PAGE + 1)).collect();
+        let mappings: Vec<u64> = found.iter().map(|of| of.mappings).collect();
+        assert_eq!((whole, mappings), (vec![true, true, false], vec![1, 2, 1]));
+    }
+}

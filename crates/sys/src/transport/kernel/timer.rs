@@ -1,0 +1,60 @@
+//! When to try again what the kernel had no room for.
+//!
+//! A one-to-many socket becomes writable when all its associations together have room. One that is full for good keeps it from that, so
+//! time says it.
+
+use crate::sockopt::check;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::time::Duration;
+
+/// A descriptor that is readable when its time has come.
+pub struct Timer {
+    fd: OwnedFd,
+    is_set: bool,
+}
+
+impl AsFd for Timer {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+impl Timer {
+    pub fn new() -> io::Result<Self> {
+        // SAFETY: no pointers are passed.
+        let fd = unsafe {
+            let flags = libc::TFD_CLOEXEC | libc::TFD_NONBLOCK;
+            libc::timerfd_create(libc::CLOCK_MONOTONIC, flags)
+        };
+        check(fd)?;
+        // SAFETY: the descriptor was just opened and belongs to nobody else.
+        let fd = unsafe { OwnedFd::from_raw_fd(fd) };
+        Ok(Self { fd, is_set: false })
+    }
+
+    /// In so long, unless it is set already.
+    pub fn start(&mut self, pause: Duration) -> io::Result<()> {
+        if self.is_set {
+            return Ok(());
+        }
+        self.is_set = true;
+        self.set(pause)
+    }
+
+    /// Not any more.
+    pub fn stop(&mut self) -> io::Result<()> {
+        self.is_set = false;
+        self.set(Duration::ZERO)
+    }
+
+    fn set(&self, pause: Duration) -> io::Result<()> {
+        // SAFETY: all-zero bytes are a valid `itimerspec`.
+        let mut time: libc::itimerspec = unsafe { std::mem::zeroed() };
+        time.it_value.tv_sec = pause.as_secs() as libc::time_t;
+        time.it_value.tv_nsec = pause.subsec_nanos().into();
+        let (fd, before) = (self.fd.as_raw_fd(), std::ptr::null_mut());
+        // SAFETY: the structure outlives the call, and nothing is written.
+        check(unsafe { libc::timerfd_settime(fd, 0, &raw const time, before) })
+    }
+}

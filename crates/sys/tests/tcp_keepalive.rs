@@ -1,0 +1,65 @@
+//! A connection that is restored ahead of the freeze, and stays so for long, is not probed and not given up.
+
+mod common;
+
+use common::{Net, To, exchange, pattern, services, stream};
+use holdfast_sys::sockopt::{get_int, set_int};
+use holdfast_sys::tcp_repair::{
+    Preparer, WindowProbe, abandon, activate, extract, read_static, restore, resume, settle,
+};
+use libc::{IPPROTO_TCP, SOL_SOCKET};
+use std::os::fd::AsFd;
+use std::time::Duration;
+
+/// Idle for a second, it is probed once, and a second later given up and reset.
+const IMPATIENT: [(i32, i32, i32); 4] = [
+    (IPPROTO_TCP, libc::TCP_KEEPIDLE, 1),
+    (IPPROTO_TCP, libc::TCP_KEEPINTVL, 1),
+    (IPPROTO_TCP, libc::TCP_KEEPCNT, 1),
+    (SOL_SOCKET, libc::SO_KEEPALIVE, 1),
+];
+/// Longer than that takes.
+const WAIT: Duration = Duration::from_secs(4);
+
+#[test]
+fn a_connection_that_waits_in_repair_mode_is_not_given_up() {
+    let net = Net::new();
+    for service in services() {
+        net.route(To::A);
+        let (mut client, mut server) = net.connection(service);
+        exchange(&mut client, &mut server, &pattern(1, 2000));
+        for (level, name, value) in IMPATIENT {
+            set_int(server.as_fd(), level, name, value).expect("setsockopt");
+        }
+        let fixed = net.a.run(|| read_static(server.as_fd()).expect("static"));
+        let state = extract(server.as_fd(), &fixed).expect("dynamic state");
+        resume(server.as_fd(), &fixed).expect("resumed");
+        let preparer = net.b.run(|| Preparer::new().expect("a preparer"));
+        let socket = net.b.run(|| preparer.prepare(&fixed).expect("prepared"));
+        let restored = net.b.run(|| restore(socket, &fixed, &state));
+        let restored = restored.expect("restored");
+        // What it is waited for is that nothing happens.
+        std::thread::sleep(WAIT);
+        exchange(&mut client, &mut server, &pattern(2, 300));
+        let socket = net.b.run(|| restored.take_back(&fixed, &preparer));
+        net.route(To::Nowhere);
+        let last = extract(server.as_fd(), &fixed).expect("dynamic state");
+        let restored = net
+            .b
+            .run(|| restore(socket.expect("taken back"), &fixed, &last));
+        net.route(To::B);
+        abandon(server.as_fd()).expect("abandoned");
+        let live = activate(restored.expect("restored"), &fixed, &last, WindowProbe::No);
+        let live = live.expect("active");
+        settle(live.as_fd(), &fixed).expect("settled");
+        for (level, name, value) in IMPATIENT {
+            assert_eq!(get_int(live.as_fd(), level, name).ok(), Some(value));
+        }
+        let mut moved = stream(live);
+        exchange(&mut client, &mut moved, &pattern(3, 5000));
+        exchange(&mut moved, &mut client, &pattern(4, 5000));
+        // Now it is probed again, and answered.
+        std::thread::sleep(WAIT);
+        exchange(&mut client, &mut moved, &pattern(5, 100));
+    }
+}
