@@ -202,8 +202,10 @@ impl Connections {
                 outgoing.taken()?;
             }
         } else {
+            let seen = states.len();
             let extracted = stopped.extract(EXTRACTORS);
             states.extend(extracted.map_err(|error| error.to_string())?);
+            tracing::debug!(seen, extracted = states.len() - seen, "states of sockets");
         }
         outgoing.send(Kind::LastSockets, encode(&States { at_us, states })?)
     }

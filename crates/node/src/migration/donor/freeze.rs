@@ -138,6 +138,7 @@ impl Giving {
         let mut before = usize::MAX;
         while let Some(seen) = self.connections.as_mut().and_then(Connections::catch_up) {
             let changed = seen.states.len();
+            tracing::debug!(id = %self.id, changed, "caught up");
             self.outgoing
                 .send(Kind::Seen, connections::encode(&seen)?)?;
             self.outgoing.taken()?;
