@@ -20,7 +20,7 @@ pub use setting::{Faults, Setting, Span};
 
 pub(crate) use self::core::Core;
 pub(crate) use channels::pairs;
-pub(crate) use plan::schedule;
+pub(crate) use plan::{WithRequest, schedule};
 pub(crate) use run::{shrink, try_run};
 pub(crate) use world::World;
 

@@ -4,12 +4,15 @@ use super::{Action, Config, Setting, pairs};
 use crate::random::Random;
 use crate::time::Time;
 
-/// Draws a config from a stream of its own, and what is peculiar to the kind after that. `with_requests` may happen with each
-/// request besides, so often.
+/// How often something comes with a request, and what.
+pub(crate) type WithRequest = (f64, fn(u64) -> Action);
+
+/// Draws a config from a stream of its own, and with it what is peculiar to the kind. `with_requests` may come with each request
+/// besides.
 pub(crate) fn schedule<K>(
     setting: &Setting,
     seed: u64,
-    with_requests: &[(f64, fn(u64) -> Action)],
+    with_requests: &[WithRequest],
     own: impl FnOnce(&mut Random, usize) -> K,
 ) -> Config<K> {
     // Another stream than the world's own.
@@ -53,7 +56,7 @@ struct Planner<'a> {
 
 impl Planner<'_> {
     /// A request, and the trouble that mostly comes while something moves.
-    fn request(&mut self, with_requests: &[(f64, fn(u64) -> Action)]) {
+    fn request(&mut self, with_requests: &[WithRequest]) {
         let setting = self.setting;
         let at = self.within(Time::ZERO, setting.runtime);
         let draw = self.random.number();

@@ -22,6 +22,8 @@ pub(crate) trait World: Sized {
 
     fn core(&mut self) -> &mut Core<Self::Machine, Self::Event>;
 
+    fn timers_fire(&self) -> bool;
+
     /// A machine sends a frame.
     fn send(&mut self, from: usize, to: usize, frame: Frame);
 
@@ -170,7 +172,9 @@ pub(crate) trait World: Sized {
             }
             Event::Wake { node, life } if self.core().life(node) == life => {
                 self.core().daemons[node].wake = None;
-                self.input(node, Machine::timeout);
+                if self.timers_fire() {
+                    self.input(node, Machine::timeout);
+                }
             }
             Event::Own { node, life, event } if self.core().life(node) == life => {
                 self.step(node, event);

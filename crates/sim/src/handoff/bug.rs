@@ -29,11 +29,13 @@ pub enum Bug {
     DoneLies,
     /// A donor closes when the acceptor has prepared, before anything is committed.
     ClosesEarly,
+    /// The machines' timers do not fire.
+    NoTimers,
 }
 
 impl Bug {
     /// All of them.
-    pub const ALL: [Bug; 13] = [
+    pub const ALL: [Bug; 14] = [
         Bug::ActivatesBeforeCommitted,
         Bug::ResumesUnasked,
         Bug::StaleEpochAccepted,
@@ -47,5 +49,6 @@ impl Bug {
         Bug::RestoresTwice,
         Bug::DoneLies,
         Bug::ClosesEarly,
+        Bug::NoTimers,
     ];
 }

@@ -33,11 +33,13 @@ pub enum Bug {
     ForgottenEarly,
     /// `Done` says moved for what was refused.
     DoneLies,
+    /// The machines' timers do not fire.
+    NoTimers,
 }
 
 impl Bug {
     /// All of them.
-    pub const ALL: [Bug; 15] = [
+    pub const ALL: [Bug; 16] = [
         Bug::GoesBeforeCommitted,
         Bug::ThawsUnasked,
         Bug::ReleasesEarly,
@@ -53,5 +55,6 @@ impl Bug {
         Bug::TellsOnce,
         Bug::ForgottenEarly,
         Bug::DoneLies,
+        Bug::NoTimers,
     ];
 }

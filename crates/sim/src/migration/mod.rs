@@ -21,7 +21,7 @@ mod world;
 pub use bug::Bug;
 
 use crate::Violation;
-use crate::group::{self, Action, Faults, Outcome, Setting as Shared, Span};
+use crate::group::{self, Action, Faults, Outcome, Setting as Shared, Span, WithRequest};
 use crate::time::Time;
 use world::World;
 
@@ -78,7 +78,7 @@ pub const DEFAULT: Setting = Setting {
 /// What a seed makes of a setting.
 #[must_use]
 pub fn schedule(setting: &Setting, seed: u64, bug: Option<Bug>) -> Config {
-    let with_requests: [(f64, fn(u64) -> Action); 2] = [
+    let with_requests: [WithRequest; 2] = [
         (setting.kill, |draw| Action::Kill { draw }),
         (setting.cancel, |_| Action::Cancel),
     ];

@@ -93,6 +93,10 @@ impl group::World for World {
         &mut self.core
     }
 
+    fn timers_fire(&self) -> bool {
+        self.bug != Some(Bug::NoTimers)
+    }
+
     fn send(&mut self, from: usize, to: usize, frame: Frame) {
         self.send_frame(from, to, frame);
     }
