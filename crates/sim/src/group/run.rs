@@ -1,6 +1,7 @@
 //! A run from its beginning to its end, and what a failing one fails without.
 
-use super::core::Event;
+use super::core::{Daemon, Event};
+use super::machine::Machine;
 use super::{Action, Config, Faults, World, id};
 use crate::Violation;
 use crate::shrink::shortest;
@@ -72,14 +73,17 @@ fn check_end<W: World>(world: &mut W) -> Result<(), String> {
 
 /// No machine waits for anything.
 fn all_idle<W: World>(world: &mut W) -> Result<(), String> {
-    use super::machine::Machine;
-    for (node, daemon) in world.core().daemons.iter().enumerate() {
+    let core = world.core();
+    let hangs = |daemon: &Daemon<W::Machine>| {
         let machine = daemon.machine.as_ref();
-        if !machine.is_some_and(Machine::is_at_rest) {
-            return Err(format!("node {} hangs: {machine:?}", id(node)));
-        }
-    }
-    Ok(())
+        !machine.is_some_and(Machine::is_at_rest)
+    };
+    let Some(node) = core.daemons.iter().position(hangs) else {
+        return Ok(());
+    };
+    let state = format!("node {}: {:?}", id(node), core.daemons[node].machine);
+    core.note(|| state);
+    Err(format!("node {} hangs", id(node)))
 }
 
 /// The least of what a failing config has with which it still fails. None: it does not fail.
