@@ -7,6 +7,7 @@ mod handoff;
 mod migration;
 
 use holdfast_sim::group::{Failure, Outcome};
+use holdfast_sim::scenario::{BUILT_IN, Kind, Scenario};
 use holdfast_sim::{Violation, seeds};
 use std::collections::BTreeMap;
 use std::fmt::Debug;
@@ -79,5 +80,23 @@ fn assert_found<B: Copy + Debug + Sync, K>(
     for (bug, found) in bugs.iter().zip(&found) {
         let (_, plan, trace, _) = found.as_ref().unwrap_or_else(|| panic!("{bug:?}"));
         assert!(plan.len() <= 8 && *trace > 0, "{bug:?}: {plan:?}");
+    }
+}
+
+/// So do those that come with the program, with some seeds each.
+#[test]
+fn other_scenarios_come_right() {
+    let seeds: Vec<u64> = (0..20).collect();
+    for (name, text) in BUILT_IN {
+        let Kind::Group(group) = Scenario::parse(text).expect(name).kind else {
+            continue;
+        };
+        let outcomes = seeds::each(&seeds, |seed| group.try_seed(*seed, None), |_| ());
+        let mut moved = 0;
+        for (seed, outcome) in seeds.iter().zip(outcomes) {
+            let outcome = outcome.unwrap_or_else(|violation| panic!("{name} {seed}: {violation}"));
+            moved += outcome.counts.get("moved").copied().unwrap_or(0);
+        }
+        assert!(moved > 20, "{name}: {moved}");
     }
 }
