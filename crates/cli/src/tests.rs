@@ -2,7 +2,7 @@
 
 use clap::{CommandFactory, Parser};
 
-use crate::{Line, run};
+use crate::{Ending, Line, run};
 
 /// The lines of clap's answer.
 fn refused(words: &str) -> String {
@@ -180,4 +180,38 @@ fn completions_and_manual_pages_are_made() {
         page.contains("--drain") || page.contains("\\-\\-drain"),
         "{page}"
     );
+}
+
+#[test]
+fn simulations_of_each_kind_say_how_they_ended() {
+    let ending = |words: &str| {
+        let line = Line::try_parse_from(words.split(' ')).unwrap();
+        run(line)
+    };
+    for words in [
+        "holdfast sim run handoff --seeds 20",
+        "holdfast sim run migration --seeds 20 --json",
+        "holdfast sim run handoff --seed 3 --trace",
+        "holdfast sim seeds --count 50 handoff",
+        "holdfast sim seeds --count 50 migration",
+        "holdfast sim seeds --count 2",
+    ] {
+        assert!(matches!(ending(words), Ok(Ending::Done)), "{words}");
+    }
+    for words in [
+        "holdfast sim seeds --count 20 --bug freeze-keeps-speaking handoff",
+        "holdfast sim seeds --count 20 --bug freeze-keeps-running migration",
+        "holdfast sim seeds --count 2 --bug no-user-timers",
+    ] {
+        assert!(matches!(ending(words), Ok(Ending::Failed)), "{words}");
+    }
+    for (words, names) in [
+        ("holdfast sim seeds --bug none handoff", "asks-once"),
+        ("holdfast sim seeds lans", "is written there"),
+        ("holdfast sim run lans --trace", "pools have no trace"),
+        ("holdfast sim run nothing.toml", "holdfast sim list"),
+    ] {
+        let error = ending(words).err().expect("it is wrong");
+        assert!(format!("{error:#}").contains(names), "{words}: {error:#}");
+    }
 }

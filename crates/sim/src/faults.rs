@@ -1,8 +1,10 @@
 //! Safety by simulation: faults by chance, then calm; after every schedule all must come right.
 
+use crate::Violation;
 use crate::net::Link;
-use crate::pools::{Action, Bug, Choice, Config, Demands, Violation, Workload, Zone, try_run};
+use crate::pools::{Action, Bug, Choice, Config, Demands, Workload, Zone, try_run};
 use crate::random::Random;
+use crate::shrink::shortest;
 use crate::time::Time;
 use std::time::Duration;
 
@@ -34,24 +36,23 @@ fn try_config(config: &Config, seed: u64) -> Result<(), Violation> {
     try_run(config, seed).map(|_| ())
 }
 
-/// The shortest part of a failing seed's faults that still fails, each left out in turn. None: the seed comes right.
+/// The shortest part of a failing seed's faults that still fails. None: the seed comes right.
 #[must_use]
 pub fn shrink(seed: u64, bug: Option<Bug>) -> Option<(Vec<(Time, Action)>, Violation)> {
-    let mut config = Config {
+    let config = Config {
         bug,
         ..schedule(seed)
     };
-    let mut violation = try_config(&config, seed).err()?;
-    let mut place = 0;
-    while place < config.plan.len() {
-        let mut fewer = config.clone();
-        fewer.plan.remove(place);
-        match try_config(&fewer, seed) {
-            Err(again) => (config, violation) = (fewer, again),
-            Ok(()) => place += 1,
-        }
-    }
-    Some((config.plan, violation))
+    let fails = |plan: &[(Time, Action)]| {
+        let plan = plan.to_vec();
+        let fewer = Config {
+            plan,
+            ..config.clone()
+        };
+        try_config(&fewer, seed).err()
+    };
+    let violation = fails(&config.plan)?;
+    Some(shortest(config.plan.clone(), violation, fails))
 }
 
 /// Two to four zones with some elements and users each, and what happens to them.

@@ -34,6 +34,14 @@ impl Random {
         self.0.random_range(0..end)
     }
 
+    /// From `low` to `high`, the latter excluded; `low` if there is nothing between.
+    pub fn between(&mut self, low: u64, high: u64) -> u64 {
+        if high <= low {
+            return low;
+        }
+        self.0.random_range(low..high)
+    }
+
     /// At least 0 and less than 1.
     pub fn fraction(&mut self) -> f64 {
         self.0.random()

@@ -1,17 +1,38 @@
 //! Simulations as text: see `docs/simulation.md`.
 
+mod group;
 mod text;
+
+pub use group::{Group, Shrunk};
 
 use crate::pools::{Action, Choice, Config, Workload, Zone};
 use crate::time::Time;
 use std::time::Duration;
-use text::{ElementText, EventText, LinkText, Text, WindowText, ZoneText};
+use text::{
+    ElementText, EventText, GroupText, KindName, KindText, LinkText, Text, WindowText, ZoneText,
+};
 
 /// A simulation that somebody has written down.
 #[derive(Debug, Clone)]
 pub struct Scenario {
     /// What it shows.
     pub about: String,
+    /// What is simulated.
+    pub kind: Kind,
+}
+
+/// What is simulated.
+#[derive(Debug, Clone)]
+pub enum Kind {
+    /// Registrars, pool elements and pool users.
+    Pools(Box<Pools>),
+    /// Nodes of a group.
+    Group(Group),
+}
+
+/// Registrars, pool elements and pool users.
+#[derive(Debug, Clone)]
+pub struct Pools {
     /// What is simulated.
     pub config: Config,
     /// The names of its windows.
@@ -23,6 +44,10 @@ pub const BUILT_IN: &[(&str, &str)] = &[
     ("lans", include_str!("../scenarios/lans.toml")),
     ("regions", include_str!("../scenarios/regions.toml")),
     ("trouble", include_str!("../scenarios/trouble.toml")),
+    ("handoff", include_str!("../scenarios/handoff.toml")),
+    ("rounds", include_str!("../scenarios/rounds.toml")),
+    ("migration", include_str!("../scenarios/migration.toml")),
+    ("storm", include_str!("../scenarios/storm.toml")),
 ];
 
 /// The text is no scenario.
@@ -58,7 +83,14 @@ impl Scenario {
     /// # Errors
     /// What is wrong with the text.
     pub fn parse(text: &str) -> Result<Scenario, ScenarioError> {
-        toml::from_str::<Text>(text)?.scenario()
+        let group = || toml::from_str::<GroupText>(text);
+        let (group, about) = match toml::from_str::<KindText>(text)?.kind {
+            KindName::Pools => return toml::from_str::<Text>(text)?.scenario(),
+            KindName::Handoff => group().map(|text| (text.handoff(), text.about))?,
+            KindName::Migration => group().map(|text| (text.migration(), text.about))?,
+        };
+        let kind = Kind::Group(group?);
+        Ok(Scenario { about, kind })
     }
 
     /// One of [`BUILT_IN`], by name.
@@ -117,10 +149,10 @@ impl Text {
             .map(window)
             .map(|[from, to]| (from, to))
             .collect();
+        let windows = self.window.into_iter().map(|window| window.name).collect();
         Ok(Scenario {
             about: self.about,
-            config,
-            windows: self.window.into_iter().map(|window| window.name).collect(),
+            kind: Kind::Pools(Box::new(Pools { config, windows })),
         })
     }
 
@@ -239,52 +271,4 @@ impl Text {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn what_comes_with_the_program_can_be_read() {
-        for (name, _) in BUILT_IN {
-            let scenario = Scenario::built_in(name).unwrap();
-            let scenario = scenario.unwrap_or_else(|error| panic!("{name}: {error}"));
-            assert!(!scenario.about.is_empty(), "{name}");
-            assert_eq!(scenario.windows.len(), scenario.config.windows.len());
-        }
-        assert!(Scenario::built_in("other").is_none());
-    }
-
-    #[test]
-    fn a_scenario_says_what_it_says() {
-        let regions = Scenario::built_in("regions").unwrap().unwrap().config;
-        assert_eq!(regions.links[0][2], regions.links[2][0]);
-        assert_eq!(regions.links[0][2].delay.mean_ms(), 300.0);
-        assert_eq!(regions.links[1][2].delay.mean_ms(), 112.0);
-        assert_eq!(regions.links[1][1].delay.mean_ms(), 10.0);
-        assert_eq!(regions.elements_at_first, Some(vec![5, 5, 5]));
-        assert_eq!(regions.plan.len(), 8);
-        // Equation 2: three users for each element, requests of a second, 60 %.
-        let lans = Scenario::built_in("lans").unwrap().unwrap().config;
-        assert!((lans.workload.request_interval - 5.0).abs() < 1e-9);
-    }
-
-    #[test]
-    fn what_is_wrong_is_named() {
-        let zone = "utilisation = 0.6\n[[zone]]\nname = \"a\"\nelements = 2\nusers = 1\n";
-        let error = |text: &str| match Scenario::parse(&format!("{text}{zone}")) {
-            Ok(_) => panic!("{text} is no scenario"),
-            Err(error) => error.to_string(),
-        };
-        assert!(error("policy = \"BEST\"\n").contains("BEST"));
-        assert!(error("polcy = \"LU\"\n").contains("polcy"));
-        assert!(error("request_interval_s = 1\n").contains("either"));
-        assert!(error("capacity = 0\n").contains("above 0"));
-        let error = |text: &str| match Scenario::parse(&format!("{zone}{text}")) {
-            Ok(_) => panic!("{text} is no scenario"),
-            Err(error) => error.to_string(),
-        };
-        assert!(error("[[event]]\nat_s = 1\ncut = [\"a\", \"b\"]\n").contains("`b`"));
-        let missing = "[[event]]\nat_s = 1\nkill = [{ zone = \"a\", element = 2 }]\n";
-        assert!(error(missing).contains("none numbered 2"));
-        assert!(Scenario::parse("utilisation = 0.6").is_err());
-    }
-}
+mod tests;

@@ -26,6 +26,12 @@ impl Time {
         Time::from_secs_f64(milliseconds / 1e3)
     }
 
+    /// So many microseconds.
+    #[must_use]
+    pub const fn from_micros(microseconds: u64) -> Time {
+        Time(microseconds.saturating_mul(1_000))
+    }
+
     /// In seconds.
     #[must_use]
     pub fn as_secs_f64(self) -> f64 {

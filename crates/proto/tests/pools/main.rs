@@ -8,7 +8,7 @@ mod net;
 mod outputs;
 mod people;
 mod registrar;
-#[path = "../handoff/rng.rs"]
+#[path = "../registrar/rng.rs"]
 mod rng;
 mod world;
 

@@ -12,7 +12,6 @@ mod granted;
 mod limits;
 mod net;
 mod recorded;
-#[path = "../handoff/rng.rs"]
 mod rng;
 mod rules;
 mod security;

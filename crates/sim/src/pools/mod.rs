@@ -20,7 +20,9 @@ mod world;
 pub use bug::Bug;
 pub use config::{Action, Choice, Config, Sharing, Workload, Zone};
 pub use measure::{Outcome, Window};
-pub use oracle::{Demands, Violation};
+pub use oracle::Demands;
+
+use crate::Violation;
 
 /// Simulates with a seed: the same two give the same outcome, always.
 #[must_use]

@@ -1,6 +1,7 @@
 //! What must be so, whatever fails: looked at while a world runs, and when it has come to rest.
 
 use super::world::World;
+use crate::Violation;
 use crate::time::Time;
 use holdfast_wire::rserpool::{ElementId, RegistrarId};
 use std::collections::{BTreeMap, BTreeSet};
@@ -14,16 +15,6 @@ pub struct Demands {
     pub rest: Time,
     /// How long two registrars may both believe to be an element's home while nothing fails.
     pub two_homes: Time,
-}
-
-/// Something was not as it must be.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("after {at_s} s: {what}")]
-pub struct Violation {
-    /// Virtual seconds.
-    pub at_s: u64,
-    /// What.
-    pub what: String,
 }
 
 /// How often one looks.
@@ -47,10 +38,8 @@ impl World<'_> {
     }
 
     fn violated(&mut self, what: String) {
-        let at_s = self.now.as_secs_f64() as u64;
-        self.oracle
-            .violation
-            .get_or_insert(Violation { at_s, what });
+        let at = self.now;
+        self.oracle.violation.get_or_insert(Violation { at, what });
     }
 
     /// No element is monitored by two registrars for longer than demanded, while nothing fails.

@@ -1,12 +1,65 @@
 //! A scenario as it is written.
 
+use crate::group::{Faults, Span};
 use crate::net::Link;
 use crate::pools::Sharing;
 use serde::Deserialize;
 
+/// What kind of scenario it is; all else is not looked at.
+#[derive(Debug, Deserialize)]
+pub(super) struct KindText {
+    #[serde(default)]
+    pub(super) kind: KindName,
+}
+
+#[derive(Debug, Deserialize, Default)]
+#[serde(rename_all = "kebab-case")]
+pub(super) enum KindName {
+    #[default]
+    Pools,
+    Handoff,
+    Migration,
+}
+
+/// Handoffs or migrations.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct GroupText {
+    #[serde(rename = "kind")]
+    _kind: KindName,
+    #[serde(default)]
+    pub(super) about: String,
+    pub(super) nodes: Option<Span>,
+    pub(super) flows: Option<Span>,
+    pub(super) processes: Option<Span>,
+    pub(super) requests: Option<Span>,
+    pub(super) runtime_s: Option<f64>,
+    pub(super) rest_s: Option<f64>,
+    pub(super) soon_ms: Option<f64>,
+    #[serde(default)]
+    pub(super) with_request: WithRequestText,
+    #[serde(default)]
+    pub(super) faults: Faults,
+}
+
+#[derive(Debug, Deserialize, Default)]
+#[serde(deny_unknown_fields)]
+pub(super) struct WithRequestText {
+    pub(super) crash: Option<f64>,
+    pub(super) cut: Option<f64>,
+    pub(super) close: Option<f64>,
+    pub(super) open: Option<f64>,
+    pub(super) cancel: Option<f64>,
+    pub(super) kill: Option<f64>,
+    pub(super) copy: Option<f64>,
+}
+
+/// Pools.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Text {
+    #[serde(default, rename = "kind")]
+    _kind: KindName,
     #[serde(default)]
     pub(super) about: String,
     #[serde(default = "lu")]

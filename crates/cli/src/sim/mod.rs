@@ -1,0 +1,283 @@
+//! `holdfast sim`: the daemons' machines in virtual time.
+
+mod faults;
+mod group;
+
+use std::fmt;
+use std::path::PathBuf;
+
+use anyhow::{Context, Result, ensure};
+use clap::{Args, Subcommand};
+use holdfast_sim::pools::{Outcome, Window, run as simulate};
+use holdfast_sim::scenario::{BUILT_IN, Kind, Pools, Scenario};
+use holdfast_sim::{Estimate, Violation, seeds};
+use serde::Serialize;
+
+use crate::Ending;
+use crate::control::print_json;
+use crate::table::Table;
+
+/// Simulate pools, handoffs and migrations: the machines of the daemons, in virtual time
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  holdfast sim list
+  holdfast sim run regions --seeds 24
+  holdfast sim run my.toml --seed 7 --json
+  holdfast sim run handoff --seed 7 --trace
+  holdfast sim seeds --count 200
+  holdfast sim seeds --count 5000 migration
+  holdfast sim seeds --bug asks-once handoff")]
+pub struct SimArgs {
+    #[command(subcommand)]
+    what: What,
+}
+
+#[derive(Debug, Subcommand)]
+enum What {
+    /// Simulate a scenario, and say how long requests took, or what became of handoffs and migrations
+    Run(RunArgs),
+    /// Name the scenarios that come with the program
+    List(ListArgs),
+    /// Simulate faults by chance, one schedule for each seed, and say whether all came right in the end
+    Seeds(SeedsArgs),
+}
+
+#[derive(Debug, Args)]
+struct RunArgs {
+    /// A file, or the name of one that comes with the program; docs/simulation.md says how to write one
+    scenario: String,
+    /// How many seeds, for the confidence intervals or the counts
+    #[arg(long, default_value_t = 6, value_parser = clap::value_parser!(u32).range(1..))]
+    seeds: u32,
+    /// The first of them
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// Print all that happens with the first seed: of handoffs and migrations
+    #[arg(long, conflicts_with = "json")]
+    trace: bool,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Debug, Args)]
+struct ListArgs {
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Debug, Args)]
+struct SeedsArgs {
+    /// Of handoffs or migrations, a file or a name; without it: pools
+    scenario: Option<String>,
+    /// How many
+    #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..))]
+    count: u32,
+    /// The first of them
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// Break a rule on purpose, and see it found; docs/simulation.md says where they are
+    #[arg(long, value_name = "NAME")]
+    bug: Option<String>,
+}
+
+/// Carries out `holdfast sim`.
+///
+/// # Errors
+/// The scenario cannot be read.
+pub fn run(args: &SimArgs) -> Result<Ending> {
+    match &args.what {
+        What::Run(args) => run_scenario(args),
+        What::List(args) => list(args).map(|()| Ending::Done),
+        What::Seeds(args) => faults::run(args),
+    }
+}
+
+fn scenario(name: &str) -> Result<Scenario> {
+    if let Some(built_in) = Scenario::built_in(name) {
+        return built_in.with_context(|| name.to_owned());
+    }
+    let path = PathBuf::from(name);
+    let text = std::fs::read_to_string(&path).with_context(|| {
+        format!("read the scenario {name}; `holdfast sim list` names those that need no file")
+    })?;
+    Scenario::parse(&text).with_context(|| path.display().to_string())
+}
+
+#[derive(Serialize)]
+struct Line {
+    window: String,
+    requests: f64,
+    handling_s: Spread,
+    queuing_s: f64,
+    startup_s: f64,
+    /// Of an element's capacity.
+    speed: Spread,
+    utilisation: f64,
+    /// Requests that an element of the user's own zone did.
+    local: f64,
+    /// Requests that an element lost and another did.
+    lost: f64,
+}
+
+#[derive(Serialize)]
+struct Spread {
+    mean: f64,
+    ci95: Option<f64>,
+}
+
+impl From<Estimate> for Spread {
+    fn from(estimate: Estimate) -> Spread {
+        Spread {
+            mean: estimate.mean,
+            ci95: estimate.ci95,
+        }
+    }
+}
+
+/// A seed that did not come right.
+#[derive(Serialize)]
+struct WrongSeed {
+    seed: u64,
+    /// Virtual seconds.
+    at_s: f64,
+    what: String,
+}
+
+impl WrongSeed {
+    fn new(seed: u64, violation: &Violation) -> WrongSeed {
+        WrongSeed {
+            seed,
+            at_s: violation.at.as_secs_f64(),
+            what: violation.what.clone(),
+        }
+    }
+}
+
+impl fmt::Display for WrongSeed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "seed {}: after {} s: {}",
+            self.seed, self.at_s, self.what
+        )
+    }
+}
+
+fn seeds_from(first: u64, count: u32) -> Vec<u64> {
+    let all = 0..u64::from(count);
+    all.map(|nth| first.wrapping_add(nth)).collect()
+}
+
+fn run_scenario(args: &RunArgs) -> Result<Ending> {
+    let Scenario { about, kind } = scenario(&args.scenario)?;
+    match kind {
+        Kind::Pools(pools) => {
+            ensure!(
+                !args.trace,
+                "pools have no trace: `{}` has pools",
+                args.scenario
+            );
+            run_pools(args, &about, &pools).map(|()| Ending::Done)
+        }
+        Kind::Group(group) => group::run(args, &about, &group),
+    }
+}
+
+fn run_pools(args: &RunArgs, about: &str, pools: &Pools) -> Result<()> {
+    let Pools { config, windows } = pools;
+    let all = seeds_from(args.seed, args.seeds);
+    let outcomes = seeds::each(
+        &all,
+        |seed| simulate(config, *seed),
+        |done| eprint!("\r{done} of {} seeds", all.len()),
+    );
+    eprintln!();
+    let name = |place: usize| windows.get(place).cloned().unwrap_or("all".to_owned());
+    let count = outcomes.first().map_or(0, |outcome| outcome.windows.len());
+    let lines: Vec<Line> = (0..count)
+        .map(|place| line(name(place), &outcomes, place, config.workload.capacity))
+        .collect();
+    if args.json {
+        return print_json(&lines);
+    }
+    println!("{about}");
+    let events: u64 = outcomes.iter().map(|outcome| outcome.events).sum();
+    println!("{} seeds, {events} events", args.seeds);
+    let spread = |spread: &Spread, by: f64| {
+        let ci95 = spread
+            .ci95
+            .map_or(String::new(), |ci95| format!(" ± {:.3}", by * ci95));
+        format!("{:.3}{ci95}", by * spread.mean)
+    };
+    let mut table = Table::new([
+        "WINDOW",
+        "REQUESTS",
+        "HANDLING S",
+        "QUEUING S",
+        "STARTUP S",
+        "SPEED %",
+        "UTILISATION %",
+        "LOCAL %",
+        "LOST",
+    ]);
+    for line in &lines {
+        table.row([
+            line.window.clone(),
+            format!("{:.0}", line.requests),
+            spread(&line.handling_s, 1.0),
+            format!("{:.3}", line.queuing_s),
+            format!("{:.3}", line.startup_s),
+            spread(&line.speed, 100.0),
+            format!("{:.1}", 100.0 * line.utilisation),
+            format!("{:.1}", 100.0 * line.local),
+            format!("{:.1}", line.lost),
+        ]);
+    }
+    print!("{}", table.text());
+    Ok(())
+}
+
+fn line(window: String, outcomes: &[Outcome], place: usize, capacity: f64) -> Line {
+    let estimate = |of: &dyn Fn(&Window) -> f64| {
+        let values: Vec<f64> = outcomes
+            .iter()
+            .map(|outcome| of(&outcome.windows[place]))
+            .collect();
+        Estimate::of(&values)
+    };
+    let share = |sum: f64, window: &Window| sum / window.requests as f64;
+    Line {
+        window,
+        requests: estimate(&|window| window.requests as f64).mean,
+        handling_s: estimate(&|window| window.handling_mean_s()).into(),
+        queuing_s: estimate(&|window| share(window.queuing_s, window)).mean,
+        startup_s: estimate(&|window| share(window.startup_s, window)).mean,
+        speed: estimate(&|window| window.speed() / capacity).into(),
+        utilisation: estimate(&|window| window.utilisation()).mean,
+        local: estimate(&|window| window.local_share()).mean,
+        lost: estimate(&|window| window.lost as f64).mean,
+    }
+}
+
+#[derive(Serialize)]
+struct Listed {
+    name: &'static str,
+    about: String,
+}
+
+fn list(args: &ListArgs) -> Result<()> {
+    let mut listed = Vec::new();
+    for (name, text) in BUILT_IN {
+        let about = Scenario::parse(text)?.about;
+        listed.push(Listed { name, about });
+    }
+    if args.json {
+        return print_json(&listed);
+    }
+    for Listed { name, about } in listed {
+        println!("{name:<10}  {about}");
+    }
+    Ok(())
+}

@@ -1,0 +1,61 @@
+//! Names of deliberate bugs.
+
+use std::fmt::Debug;
+
+/// As one writes it at a prompt: `AsksOnce` is `asks-once`.
+#[must_use]
+pub fn name(bug: impl Debug) -> String {
+    let mut name = String::new();
+    for letter in format!("{bug:?}").chars() {
+        if letter.is_ascii_uppercase() && !name.is_empty() {
+            name.push('-');
+        }
+        name.push(letter.to_ascii_lowercase());
+    }
+    name
+}
+
+/// The one of these that has that name.
+///
+/// # Errors
+/// There is none.
+pub fn named<B: Copy + Debug>(all: &[B], wanted: &str) -> Result<B, NoBug> {
+    let found = all.iter().find(|bug| name(bug) == wanted);
+    found.copied().ok_or_else(|| NoBug {
+        wanted: wanted.to_owned(),
+        known: all.iter().map(name).collect(),
+    })
+}
+
+/// No bug has that name.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("there is no bug `{wanted}`; there are {}", .known.join(", "))]
+pub struct NoBug {
+    /// What was asked for.
+    pub wanted: String,
+    /// What there is.
+    pub known: Vec<String>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{handoff, migration, pools};
+
+    #[test]
+    fn each_bug_has_a_name() {
+        for bug in handoff::Bug::ALL {
+            assert_eq!(named(&handoff::Bug::ALL, &name(bug)), Ok(bug));
+        }
+        for bug in migration::Bug::ALL {
+            assert_eq!(named(&migration::Bug::ALL, &name(bug)), Ok(bug));
+        }
+        assert_eq!(name(pools::Bug::NoTables), "no-tables");
+        let error = named(&pools::Bug::ALL, "no-bug").expect_err("it is none");
+        assert!(
+            error
+                .to_string()
+                .contains("`no-bug`; there are no-tables, one-block")
+        );
+    }
+}

@@ -1,0 +1,301 @@
+//! The clock, the daemons, the channels and the holder's records.
+
+use super::channels::Channels;
+use super::{Action, Config, Faults, id, pairs};
+use crate::Violation;
+use crate::queue::Queue;
+use crate::random::Random;
+use crate::time::Time;
+use holdfast_wire::{Flow, Frame, Record, Refusal};
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+/// What is to happen; `E` is what a daemon does for its machine.
+#[derive(Debug)]
+pub(crate) enum Event<E> {
+    Deliver {
+        from: usize,
+        to: usize,
+        life: u64,
+        frame: Frame,
+    },
+    Wake {
+        node: usize,
+        life: u64,
+    },
+    /// A side learns that a channel broke.
+    Lost {
+        node: usize,
+        peer: usize,
+    },
+    Connect {
+        a: usize,
+        b: usize,
+    },
+    Act(Action),
+    /// Nothing fails any more.
+    Heal,
+    Own {
+        node: usize,
+        life: u64,
+        event: E,
+    },
+}
+
+impl<E> Event<E> {
+    /// Tells apart what happens at one time, mostly.
+    fn key(&self) -> u64 {
+        let (kind, a, b) = match self {
+            Event::Deliver { from, to, .. } => (0, *from, *to),
+            Event::Wake { node, .. } => (1, *node, 0),
+            Event::Lost { node, peer } => (2, *node, *peer),
+            Event::Connect { a, b } => (3, *a, *b),
+            Event::Act(Action::Restart(node)) => (4, *node, 0),
+            Event::Act(_) | Event::Heal => (5, 0, 0),
+            Event::Own { node, .. } => (6, *node, 0),
+        };
+        kind << 40 | (a as u64) << 20 | b as u64
+    }
+}
+
+#[derive(Debug)]
+pub(crate) struct Daemon<M> {
+    /// None: it has died.
+    pub(crate) machine: Option<M>,
+    /// Counts the daemon's lives.
+    pub(crate) life: u64,
+    pub(super) wake: Option<Duration>,
+}
+
+#[derive(Debug)]
+pub(crate) struct Core<M, E> {
+    pub(crate) now: Time,
+    pub(crate) random: Random,
+    pub(crate) daemons: Vec<Daemon<M>>,
+    pub(crate) holder: usize,
+    pub(crate) steering: BTreeMap<Flow, Record>,
+    /// Flows that the oracle is to look at.
+    pub(crate) dirty: Vec<Flow>,
+    /// It was hostile before it healed.
+    pub(crate) was_hostile: bool,
+    pub(crate) violation: Option<Violation>,
+    pub(crate) counts: BTreeMap<String, u64>,
+    pub(super) hostile: bool,
+    pub(super) failing: bool,
+    pub(super) faults: Faults,
+    pub(super) queue: Queue<Event<E>>,
+    pub(super) channels: Channels,
+    pub(super) events: u64,
+    pub(super) digest: u64,
+    seed: u64,
+    pub(super) trace: Option<Vec<String>>,
+    /// Questions to the holder that were sent, of which life.
+    asked: BTreeSet<(usize, u64, u64)>,
+}
+
+impl<M, E> Core<M, E> {
+    pub(crate) fn new<K>(config: &Config<K>, seed: u64) -> Core<M, E> {
+        let daemon = |_| Daemon {
+            machine: None,
+            life: 0,
+            wake: None,
+        };
+        Core {
+            now: Time::ZERO,
+            random: Random::new(seed),
+            daemons: (0..config.nodes).map(daemon).collect(),
+            holder: config.holder,
+            steering: BTreeMap::new(),
+            dirty: Vec::new(),
+            was_hostile: config.hostile,
+            violation: None,
+            counts: BTreeMap::new(),
+            hostile: config.hostile,
+            failing: config.failing,
+            faults: config.faults,
+            queue: Queue::default(),
+            channels: Channels::default(),
+            events: 0,
+            digest: 0,
+            seed,
+            trace: None,
+            asked: BTreeSet::new(),
+        }
+    }
+
+    pub(crate) fn nodes(&self) -> usize {
+        self.daemons.len()
+    }
+
+    pub(crate) fn is_alive(&self, node: usize) -> bool {
+        self.daemons[node].machine.is_some()
+    }
+
+    pub(crate) fn life(&self, node: usize) -> u64 {
+        self.daemons[node].life
+    }
+
+    /// The next event, if it is until then. What chance does with it depends on its time and place, not on how much has happened
+    /// before: what is left out of a plan changes nothing else that it does not cause.
+    pub(super) fn pop(&mut self, until: Time) -> Option<Event<E>> {
+        let (at, event) = self.queue.pop_until(until)?;
+        self.now = at;
+        self.events += 1;
+        let mixed = self.digest.rotate_left(5) ^ at.0;
+        self.digest = mixed.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        let place = event.key().wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        let time = at.0.wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        self.random = Random::new(self.seed ^ place.rotate_left(23) ^ time);
+        Some(event)
+    }
+
+    pub(super) fn at(&mut self, delay: Time, event: Event<E>) {
+        self.queue.push(self.now + delay, event);
+    }
+
+    /// Something that a daemon does, unless it dies before.
+    pub(crate) fn own(&mut self, node: usize, at: Time, event: E) {
+        let life = self.life(node);
+        self.queue.push(at, Event::Own { node, life, event });
+    }
+
+    /// From `low` to `high`, the latter excluded.
+    pub(crate) fn micros(&mut self, low: u64, high: u64) -> Time {
+        Time::from_micros(self.random.between(low, high))
+    }
+
+    /// How long a command takes: rarely much longer than usual.
+    pub(crate) fn takes(&mut self, usual_us: u64) -> Time {
+        let slow = self.random.chance(self.faults.slow_commands);
+        self.micros(1, if slow { 400_000 } else { usual_us })
+    }
+
+    /// Whether a command fails.
+    pub(crate) fn fails(&mut self) -> bool {
+        self.failing && self.random.chance(self.faults.failed)
+    }
+
+    pub(crate) fn count(&mut self, what: &str) {
+        match self.counts.get_mut(what) {
+            Some(count) => *count += 1,
+            None => {
+                self.counts.insert(what.to_owned(), 1);
+            }
+        }
+    }
+
+    pub(crate) fn violated(&mut self, what: String) {
+        let at = self.now;
+        self.violation.get_or_insert(Violation { at, what });
+    }
+
+    /// A line of the trace, if there is one.
+    pub(crate) fn note(&mut self, line: impl FnOnce() -> String) {
+        if let Some(trace) = &mut self.trace {
+            trace.push(format!("{:.6} {}", self.now.as_secs_f64(), line()));
+        }
+    }
+
+    /// Notes that a question was sent; gives whether it was before.
+    pub(crate) fn asks_again(&mut self, node: usize, request: u64) -> bool {
+        let life = self.life(node);
+        !self.asked.insert((node, life, request))
+    }
+
+    /// Keeps what the rules of ownership gave.
+    pub(crate) fn record(&mut self, flow: Flow, result: &Result<Option<Record>, Refusal>) {
+        match result {
+            Ok(Some(record)) => self.steering.insert(flow, *record),
+            Ok(None) => self.steering.remove(&flow),
+            Err(_) => return,
+        };
+        self.dirty.push(flow);
+    }
+
+    /// Whether frames from one reach the other.
+    pub(crate) fn is_up(&mut self, a: usize, b: usize) -> bool {
+        self.channels.between(a, b).up
+    }
+
+    /// A frame leaves; it arrives if the channel lives so long.
+    pub(crate) fn transmit(&mut self, from: usize, to: usize, frame: &Frame) {
+        if from == to {
+            return self.violated(format!("node {} sends to itself", id(from)));
+        }
+        if !self.is_up(from, to) {
+            return;
+        }
+        let faults = self.faults;
+        let copies = match self.hostile {
+            true if self.random.chance(faults.lost) => 0,
+            true if self.random.chance(faults.repeated) => 2,
+            _ => 1,
+        };
+        for _ in 0..copies {
+            let slow = self.random.chance(faults.slow_frames);
+            let mut arrival = self.now + self.micros(50, if slow { 200_000 } else { 600 });
+            let overtakes = self.hostile && self.random.chance(faults.reordered);
+            let channel = self.channels.between(from, to);
+            let life = channel.life;
+            if !overtakes {
+                arrival = channel.behind((from, to), arrival);
+            }
+            let frame = frame.clone();
+            let event = Event::Deliver {
+                from,
+                to,
+                life,
+                frame,
+            };
+            self.queue.push(arrival, event);
+        }
+    }
+
+    /// What is under way is lost; the sides learn of it within so many microseconds.
+    pub(super) fn break_channel(&mut self, a: usize, b: usize, slow_us: u64) {
+        let channel = self.channels.between(a, b);
+        if !channel.up {
+            return;
+        }
+        channel.up = false;
+        channel.life += 1;
+        channel.unaware = vec![a, b];
+        for (node, peer) in [(a, b), (b, a)] {
+            let delay = self.micros(10, slow_us);
+            self.at(delay, Event::Lost { node, peer });
+        }
+        self.at(Time::from_micros(5_000), Event::Connect { a, b });
+    }
+
+    /// A daemon dies, and with it what it was about to do.
+    pub(crate) fn kill(&mut self, node: usize) {
+        let daemon = &mut self.daemons[node];
+        (daemon.machine, daemon.wake) = (None, None);
+        daemon.life += 1;
+        for peer in (0..self.nodes()).filter(|peer| *peer != node) {
+            self.break_channel(node, peer, 2_000);
+        }
+    }
+
+    /// It is back, and dials the others.
+    pub(crate) fn dial(&mut self, node: usize) {
+        for peer in (0..self.nodes()).filter(|peer| *peer != node) {
+            let delay = self.micros(100, 20_000);
+            self.at(delay, Event::Connect { a: node, b: peer });
+        }
+    }
+
+    /// From now on nothing fails.
+    pub(super) fn heal(&mut self) {
+        (self.hostile, self.failing) = (false, false);
+        for node in 0..self.nodes() {
+            self.at(Time::ZERO, Event::Act(Action::Restart(node)));
+        }
+        for (a, b) in pairs(self.nodes()) {
+            self.at(Time::ZERO, Event::Act(Action::Mend(a, b)));
+        }
+        for second in [1.0, 50.0, 100.0] {
+            self.at(Time::from_secs_f64(second), Event::Act(Action::Work));
+        }
+    }
+}

@@ -1,0 +1,66 @@
+//! A machine of `proto`, as a world that does not care which has it.
+
+use holdfast_proto::{handoff, migration};
+use holdfast_wire::{Frame, NodeId};
+use std::fmt::Debug;
+use std::time::Duration;
+
+/// What a machine says.
+#[derive(Debug)]
+pub(crate) enum Said<C, E> {
+    Send { to: NodeId, frame: Frame },
+    Do(C),
+    Event(E),
+}
+
+pub(crate) trait Machine: Debug {
+    type Command: Debug;
+    type Event: Debug;
+
+    fn timeout(&mut self, now: Duration);
+    fn peer_lost(&mut self, now: Duration, peer: NodeId);
+    fn peer_connected(&mut self, now: Duration, peer: NodeId);
+    fn said(&mut self) -> Option<Said<Self::Command, Self::Event>>;
+    fn due(&self) -> Option<Duration>;
+    fn is_at_rest(&self) -> bool;
+}
+
+macro_rules! machine {
+    ($module:ident, $machine:ident) => {
+        impl Machine for $module::$machine {
+            type Command = $module::Command;
+            type Event = $module::Event;
+
+            fn timeout(&mut self, now: Duration) {
+                self.handle_timeout(now);
+            }
+
+            fn peer_lost(&mut self, now: Duration, peer: NodeId) {
+                self.handle_peer_lost(now, peer);
+            }
+
+            fn peer_connected(&mut self, now: Duration, peer: NodeId) {
+                self.handle_peer_connected(now, peer);
+            }
+
+            fn said(&mut self) -> Option<Said<Self::Command, Self::Event>> {
+                Some(match self.poll_output()? {
+                    $module::Output::Send { to, frame } => Said::Send { to, frame },
+                    $module::Output::Do(command) => Said::Do(command),
+                    $module::Output::Event(event) => Said::Event(event),
+                })
+            }
+
+            fn due(&self) -> Option<Duration> {
+                self.poll_timeout()
+            }
+
+            fn is_at_rest(&self) -> bool {
+                self.is_idle()
+            }
+        }
+    };
+}
+
+machine!(handoff, Handoff);
+machine!(migration, Migration);

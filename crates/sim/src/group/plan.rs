@@ -1,0 +1,105 @@
+//! A setting and a seed make a plan.
+
+use super::{Action, Config, Setting, pairs};
+use crate::random::Random;
+use crate::time::Time;
+
+/// How often something comes with a request, and what.
+pub(crate) type WithRequest = (f64, fn(u64) -> Action);
+
+/// Draws a config from a stream of its own, and with it what is peculiar to the kind. `with_requests` may come with each request
+/// besides.
+pub(crate) fn schedule<K>(
+    setting: &Setting,
+    seed: u64,
+    with_requests: &[WithRequest],
+    own: impl FnOnce(&mut Random, usize) -> K,
+) -> Config<K> {
+    // Another stream than the world's own.
+    let mut random = Random::new(seed ^ 0x5eed_5eed_5eed_5eed);
+    let nodes = setting.nodes.draw(&mut random);
+    let (holder, flows) = (random.below(nodes), setting.flows.draw(&mut random));
+    let (hostile, failing) = (setting.faults.hostile, setting.faults.failing);
+    let (hostile, failing) = (random.chance(hostile), random.chance(failing));
+    let own = own(&mut random, nodes);
+    let mut planner = Planner {
+        setting,
+        nodes,
+        random,
+        plan: Vec::new(),
+    };
+    for _ in 0..setting.requests.draw(&mut planner.random) {
+        planner.request(with_requests);
+    }
+    let mut plan = planner.plan;
+    plan.sort_by_key(|(at, _)| *at);
+    Config {
+        nodes,
+        holder,
+        flows,
+        hostile,
+        failing,
+        faults: setting.faults,
+        plan,
+        heals: setting.runtime,
+        rest: setting.rest,
+        own,
+    }
+}
+
+struct Planner<'a> {
+    setting: &'a Setting,
+    nodes: usize,
+    random: Random,
+    plan: Vec<(Time, Action)>,
+}
+
+impl Planner<'_> {
+    /// A request, and the trouble that mostly comes while something moves.
+    fn request(&mut self, with_requests: &[WithRequest]) {
+        let setting = self.setting;
+        let at = self.within(Time::ZERO, setting.runtime);
+        let draw = self.random.number();
+        self.plan.push((at, Action::Request { draw }));
+        if self.random.chance(setting.crash) {
+            let node = self.random.below(self.nodes);
+            let ends = Time::from_secs_f64(0.7);
+            self.trouble(at, Action::Crash(node), Action::Restart(node), ends);
+        }
+        if self.random.chance(setting.cut) {
+            let pairs = pairs(self.nodes);
+            let (a, b) = pairs[self.random.below(pairs.len())];
+            let ends = Time::from_secs_f64(1.5);
+            self.trouble(at, Action::Cut(a, b), Action::Mend(a, b), ends);
+        }
+        self.soon(at, setting.close, |draw| Action::Close { draw });
+        for (chance, action) in with_requests {
+            self.soon(at, *chance, *action);
+        }
+        for _ in 0..5 {
+            self.soon(at, 1.0, |_| Action::Work);
+            self.soon(at, setting.open, |draw| Action::Open { draw });
+        }
+    }
+
+    fn trouble(&mut self, at: Time, begins: Action, ends: Action, within: Time) {
+        let begin = self.within(at, self.setting.soon);
+        let end = self.within(begin, within);
+        self.plan.push((begin, begins));
+        self.plan.push((end, ends));
+    }
+
+    fn soon(&mut self, at: Time, chance: f64, action: impl Fn(u64) -> Action) {
+        if self.random.chance(chance) {
+            let at = self.within(at, self.setting.soon);
+            let draw = self.random.number();
+            self.plan.push((at, action(draw)));
+        }
+    }
+
+    /// Not after all has healed.
+    fn within(&mut self, from: Time, time: Time) -> Time {
+        let at = from + Time(self.random.between(0, time.0.max(1)));
+        at.min(self.setting.runtime)
+    }
+}

@@ -1,0 +1,341 @@
+//! A node: the kernel's state and the server program's sockets, which survive its daemon, and what the daemon is about to do.
+
+use super::Bug;
+use crate::random::Random;
+use crate::time::Time;
+use holdfast_proto::handoff::{
+    Command, FrozenFlow, Reason, RecoveredFlow, RecoveredRole, RequestId, Results, SendQueueInfo,
+    StaticFlow, Token,
+};
+use holdfast_wire::{Flow, NodeId};
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+/// What the kernel lets a node do with a flow.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum State {
+    Owned,
+    Prepared,
+    Out,
+    In,
+    Moved,
+    Closing,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Entry {
+    pub(super) state: State,
+    /// 0: the holder has not confirmed it.
+    pub(super) epoch: u32,
+    pub(super) peer: NodeId,
+}
+
+impl Entry {
+    pub(super) fn speaks(&self) -> bool {
+        matches!(self.state, State::Owned | State::Prepared)
+    }
+}
+
+/// A socket in the server program: how many bytes it has seen, which is all its state.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Socket {
+    pub(super) content: u64,
+    pub(super) restored: bool,
+}
+
+/// A command under way.
+#[derive(Debug)]
+pub(super) struct Running {
+    pub(super) command: Command,
+    pub(super) results: Results,
+    pub(super) left: usize,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Node {
+    pub(super) kernel: BTreeMap<Flow, Entry>,
+    pub(super) sockets: BTreeMap<Flow, Socket>,
+    pub(super) running: BTreeMap<Token, Running>,
+    /// When the last effect on a flow, and the last arbitration, happens.
+    pub(super) busy_until: BTreeMap<Flow, Time>,
+    pub(super) arbitrates_until: Time,
+    /// Flows without outcome, per request of this life.
+    pub(super) open: BTreeMap<RequestId, Vec<Flow>>,
+}
+
+impl Node {
+    /// What the daemon was about to do, nobody does.
+    pub(super) fn crash(&mut self) {
+        self.running.clear();
+        self.busy_until.clear();
+        self.open.clear();
+    }
+
+    /// What a restarted daemon finds in its maps.
+    pub(super) fn recovered(&self) -> Vec<RecoveredFlow> {
+        let entries = self.kernel.iter();
+        let found = entries.filter_map(|(flow, entry)| {
+            let role = match entry.state {
+                State::Prepared => RecoveredRole::DonorPrepared,
+                State::Out => RecoveredRole::Donor,
+                State::In => RecoveredRole::Acceptor,
+                _ => return None,
+            };
+            let (flow, epoch, peer) = (*flow, entry.epoch, entry.peer);
+            Some(RecoveredFlow {
+                flow,
+                epoch,
+                role,
+                peer,
+            })
+        });
+        found.collect()
+    }
+
+    /// Carries a command out for its flow number `index`.
+    pub(super) fn effect(
+        &mut self,
+        running: &mut Running,
+        index: usize,
+        random: &mut Random,
+        fails: bool,
+        bug: Option<Bug>,
+    ) -> Flow {
+        let flow = flow_of(&running.command, index);
+        match (&running.command, &mut running.results) {
+            (Command::ReadStatic { .. }, Results::ReadStatic(results)) => {
+                results.push(self.read_static(flow, fails, random));
+            }
+            (Command::Drain { .. }, Results::Drained(queues)) => {
+                queues.push(SendQueueInfo::default())
+            }
+            (
+                Command::Freeze {
+                    flows, acceptor, ..
+                },
+                Results::Frozen(results),
+            ) => {
+                let epoch = flows[index].epoch;
+                results.push(self.freeze(flow, epoch, *acceptor, fails, bug));
+            }
+            (
+                Command::Resume {
+                    flows, in_doubt, ..
+                },
+                Results::Resumed(results),
+            ) => {
+                let epoch = flows[index].epoch;
+                results.push(failing(fails, || self.resume(flow, epoch, *in_doubt)));
+            }
+            (Command::Close { acceptor, .. }, Results::Closed(results)) => {
+                results.push(failing(fails, || self.close(flow, *acceptor)));
+            }
+            (Command::PrepareSockets { flows, batch, .. }, Results::PreparedSockets(results)) => {
+                let epoch = flows[index].epoch + 1;
+                results.push(self.prepare(flow, epoch, batch.donor, fails));
+            }
+            (Command::Restore { flows, .. }, Results::Restored(results)) => {
+                results.push(self.restore(flow, &flows[index].dynamic, fails, bug));
+            }
+            (Command::Activate { flows, .. }, Results::Activated(results)) => {
+                results.push(failing(fails, || self.activate(flow, flows[index].epoch)));
+            }
+            (Command::Discard { .. }, Results::Discarded) => {
+                if bug != Some(Bug::DiscardLeaves) {
+                    self.discard(flow);
+                }
+            }
+            (command, results) => unreachable!("{command:?} flow by flow, or {results:?}"),
+        }
+        running.left -= 1;
+        flow
+    }
+
+    fn read_static(
+        &mut self,
+        flow: Flow,
+        fails: bool,
+        random: &mut Random,
+    ) -> Result<StaticFlow, Reason> {
+        let Some(entry) = self.kernel.get_mut(&flow) else {
+            return Err(Reason::UnknownFlow);
+        };
+        if entry.state != State::Owned {
+            return Err(Reason::OwnedElsewhere(None));
+        }
+        if fails || entry.epoch == 0 {
+            return Err(Reason::Unmovable("it has urgent data".to_owned()));
+        }
+        entry.state = State::Prepared;
+        let unsent = random.between(0, 3) as u32 * 30_000;
+        Ok(StaticFlow {
+            epoch: entry.epoch,
+            static_state: vec![1, 2, 3].into(),
+            queue: SendQueueInfo {
+                unsent,
+                delivery_rate: random.between(0, 2) * 10_000_000,
+                rtt: Duration::from_millis(1),
+                ..SendQueueInfo::default()
+            },
+        })
+    }
+
+    fn freeze(
+        &mut self,
+        flow: Flow,
+        epoch: u32,
+        acceptor: NodeId,
+        fails: bool,
+        bug: Option<Bug>,
+    ) -> Result<FrozenFlow, String> {
+        match (self.kernel.get_mut(&flow), self.sockets.get(&flow)) {
+            (Some(entry), Some(socket)) if entry.state == State::Prepared => {
+                if bug != Some(Bug::FreezeKeepsSpeaking) {
+                    let (state, peer) = (State::Out, acceptor);
+                    *entry = Entry { state, epoch, peer };
+                }
+                if fails {
+                    return Err("the queue could not be read".to_owned());
+                }
+                Ok(FrozenFlow {
+                    dynamic: socket.content.to_le_bytes().to_vec().into(),
+                    application: vec![7].into(),
+                })
+            }
+            _ => Err("it is closed".to_owned()),
+        }
+    }
+
+    fn resume(&mut self, flow: Flow, epoch: u32, in_doubt: bool) {
+        if in_doubt {
+            return;
+        }
+        if let Some(entry) = self.kernel.get_mut(&flow)
+            && matches!(entry.state, State::Owned | State::Prepared | State::Out)
+            && epoch >= entry.epoch
+        {
+            entry.state = State::Owned;
+            entry.epoch = epoch;
+        }
+    }
+
+    pub(super) fn close(&mut self, flow: Flow, peer: NodeId) {
+        if let Some(entry) = self.kernel.get_mut(&flow)
+            && matches!(entry.state, State::Owned | State::Prepared | State::Out)
+        {
+            entry.state = State::Moved;
+            entry.peer = peer;
+            self.sockets.remove(&flow);
+        }
+    }
+
+    fn prepare(&mut self, flow: Flow, epoch: u32, peer: NodeId, fails: bool) -> Result<(), String> {
+        let known = self.kernel.get(&flow).map(|entry| entry.state);
+        if fails || !matches!(known, None | Some(State::Moved)) {
+            return Err(format!("no socket for it: {known:?}"));
+        }
+        let state = State::In;
+        self.kernel.insert(flow, Entry { state, epoch, peer });
+        let (content, restored) = (0, false);
+        self.sockets.insert(flow, Socket { content, restored });
+        Ok(())
+    }
+
+    fn restore(
+        &mut self,
+        flow: Flow,
+        dynamic: &[u8],
+        fails: bool,
+        bug: Option<Bug>,
+    ) -> Result<(), String> {
+        let socket = self.sockets.get_mut(&flow).ok_or("no socket")?;
+        if fails {
+            return Err("the repair failed".to_owned());
+        }
+        let content = u64::from_le_bytes(dynamic.try_into().map_err(|_| "no state")?);
+        let times = if bug == Some(Bug::RestoresTwice) {
+            2
+        } else {
+            1
+        };
+        socket.content += content * times;
+        socket.restored = true;
+        Ok(())
+    }
+
+    pub(super) fn activate(&mut self, flow: Flow, epoch: u32) {
+        if let Some(entry) = self.kernel.get_mut(&flow)
+            && entry.state == State::In
+        {
+            entry.state = State::Owned;
+            entry.epoch = epoch;
+        }
+    }
+
+    fn discard(&mut self, flow: Flow) {
+        if self
+            .kernel
+            .get(&flow)
+            .is_some_and(|entry| entry.state == State::In)
+        {
+            self.kernel.remove(&flow);
+            self.sockets.remove(&flow);
+        }
+    }
+}
+
+fn failing(fails: bool, effect: impl FnOnce()) -> Result<(), String> {
+    if fails {
+        return Err("try again".to_owned());
+    }
+    effect();
+    Ok(())
+}
+
+/// The flows of a command that is carried out flow by flow; none for the holder's.
+pub(super) fn flows_of(command: &Command) -> Vec<Flow> {
+    match command {
+        Command::ReadStatic { flows, .. }
+        | Command::Drain { flows, .. }
+        | Command::Discard { flows, .. } => flows.clone(),
+        Command::Freeze { flows, .. }
+        | Command::Resume { flows, .. }
+        | Command::Close { flows, .. }
+        | Command::Activate { flows, .. } => flows.iter().map(|flow| flow.flow).collect(),
+        Command::PrepareSockets { flows, .. } => flows.iter().map(|flow| flow.flow).collect(),
+        Command::Restore { flows, .. } => flows.iter().map(|flow| flow.flow).collect(),
+        Command::Arbitrate { .. } | Command::Lookup { .. } => Vec::new(),
+    }
+}
+
+fn flow_of(command: &Command, index: usize) -> Flow {
+    match command {
+        Command::ReadStatic { flows, .. }
+        | Command::Drain { flows, .. }
+        | Command::Discard { flows, .. } => flows[index],
+        Command::Freeze { flows, .. }
+        | Command::Resume { flows, .. }
+        | Command::Close { flows, .. }
+        | Command::Activate { flows, .. } => flows[index].flow,
+        Command::PrepareSockets { flows, .. } => flows[index].flow,
+        Command::Restore { flows, .. } => flows[index].flow,
+        Command::Arbitrate { .. } | Command::Lookup { .. } => unreachable!(),
+    }
+}
+
+/// The token and the empty results of a command.
+pub(super) fn start(command: &Command) -> (Token, Results) {
+    match command {
+        Command::ReadStatic { token, .. } => (*token, Results::ReadStatic(vec![])),
+        Command::Drain { token, .. } => (*token, Results::Drained(vec![])),
+        Command::Freeze { token, .. } => (*token, Results::Frozen(vec![])),
+        Command::Resume { token, .. } => (*token, Results::Resumed(vec![])),
+        Command::Close { token, .. } => (*token, Results::Closed(vec![])),
+        Command::PrepareSockets { token, .. } => (*token, Results::PreparedSockets(vec![])),
+        Command::Restore { token, .. } => (*token, Results::Restored(vec![])),
+        Command::Activate { token, .. } => (*token, Results::Activated(vec![])),
+        Command::Discard { token, .. } => (*token, Results::Discarded),
+        Command::Arbitrate { token, .. } => (*token, Results::Arbitrated(vec![])),
+        Command::Lookup { token, .. } => (*token, Results::LookedUp(vec![])),
+    }
+}

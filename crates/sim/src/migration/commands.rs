@@ -1,0 +1,171 @@
+//! What a daemon does for its machine, step by step: it may die between two.
+
+use super::host::{Running, Written};
+use super::world::{Work, World};
+use crate::time::Time;
+use holdfast_proto::migration::{Command, RecoveredRole, Results, Token};
+use holdfast_wire::migration::TranslateStep;
+use holdfast_wire::{Flow, MoveId};
+
+impl World {
+    pub(super) fn begin_command(&mut self, node: usize, command: Command) {
+        let (token, _, id) = about(&command);
+        let of_holder = matches!(command, Command::Arbitrate { .. } | Command::Lookup { .. });
+        let running = Running { command, step: 0 };
+        self.hosts[node].running.insert(token, running);
+        if !of_holder {
+            return self.next_effect(node, token, id);
+        }
+        let at = self.core.now + self.core.micros(1, 60);
+        self.holder_busy = at.max(self.holder_busy);
+        self.core
+            .own(node, self.holder_busy, Work::Effect { token });
+    }
+
+    /// Effects of one move come one after the other, in the order of the commands.
+    fn next_effect(&mut self, node: usize, token: Token, id: Option<MoveId>) {
+        let mut at = self.core.now + self.core.takes(150);
+        if let Some(id) = id {
+            let host = &mut self.hosts[node];
+            let busy = host.busy_until.entry(id).or_default();
+            at = at.max(*busy + Time(1));
+            // Room for its other steps before those of the next command.
+            *busy = at + Time::from_micros(3);
+        }
+        self.core.own(node, at, Work::Effect { token });
+    }
+
+    pub(super) fn effect(&mut self, node: usize, token: Token) {
+        let Some(mut running) = self.hosts[node].running.remove(&token) else {
+            return;
+        };
+        let (_, steps, _) = about(&running.command);
+        let step = running.step;
+        running.step += 1;
+        let last = running.step == steps;
+        match self.carry_out(node, &running.command, step, last) {
+            Some(results) => {
+                let at = self.core.now + self.core.micros(0, 100);
+                self.core.own(node, at, Work::Complete { token, results });
+            }
+            None => {
+                self.hosts[node].running.insert(token, running);
+                let at = self.core.now + Time::from_micros(1);
+                self.core.own(node, at, Work::Effect { token });
+            }
+        }
+    }
+
+    /// One step; gives what came of it with the last, or early when it fails.
+    fn carry_out(
+        &mut self,
+        node: usize,
+        command: &Command,
+        step: usize,
+        last: bool,
+    ) -> Option<Results> {
+        let fails = last && self.core.fails();
+        match command {
+            Command::Check { .. }
+            | Command::CopyRound { .. }
+            | Command::Note { .. }
+            | Command::Freeze { .. }
+            | Command::Thaw { .. }
+            | Command::Release { .. } => self.give(node, command, (step, last), fails),
+            Command::Examine { .. }
+            | Command::Build { .. }
+            | Command::Arm { .. }
+            | Command::Restore { .. }
+            | Command::Go { .. }
+            | Command::Discard { .. } => self.take(node, command, (step, last), fails),
+            Command::Forget { id, .. } => {
+                self.hosts[node].written.remove(id);
+                Some(Results::Forgotten)
+            }
+            Command::Translate { .. } => Some(self.translate(node, command)),
+            Command::Arbitrate { asker, changes, .. } => {
+                let results = self.arbitrate(*asker, changes);
+                Some(Results::Arbitrated(results))
+            }
+            Command::Lookup { flows, .. } => {
+                let records = flows
+                    .iter()
+                    .map(|flow| self.core.steering.get(flow).copied());
+                Some(Results::LookedUp(records.collect()))
+            }
+        }
+    }
+
+    fn translate(&mut self, node: usize, command: &Command) -> Results {
+        let Command::Translate {
+            id,
+            hops,
+            step,
+            to,
+            connections,
+            ..
+        } = command
+        else {
+            unreachable!("{command:?} as a translation");
+        };
+        let (hops, to) = (*hops, *to);
+        let host = &mut self.hosts[node];
+        match step {
+            TranslateStep::Prepare => {
+                let connections = connections.clone();
+                let role = RecoveredRole::Peer { to, connections };
+                let known = host.processes.values().any(|process| {
+                    let mut ends = process.image.connections.iter();
+                    ends.any(|end| connections_has(command, &end.flow))
+                });
+                if !known {
+                    return Results::Translated(Err("the connection is not here".to_owned()));
+                }
+                host.prepared.insert(*id, Written { hops, role });
+            }
+            TranslateStep::Switch | TranslateStep::Undo => {
+                host.prepared.remove(id);
+            }
+        }
+        for process in host.processes.values_mut() {
+            for end in &mut process.image.connections {
+                let applies = hops >= end.hops;
+                if connections.contains(&end.flow.mirrored())
+                    && *step == TranslateStep::Switch
+                    && applies
+                {
+                    (end.peer, end.hops) = (to, hops + 1);
+                }
+            }
+        }
+        self.core.count(&format!("translate {step:?}"));
+        Results::Translated(Ok(()))
+    }
+}
+
+fn connections_has(command: &Command, end: &Flow) -> bool {
+    match command {
+        Command::Translate { connections, .. } => connections.contains(&end.mirrored()),
+        _ => false,
+    }
+}
+
+/// The token of a command, how many steps it has, and its move.
+fn about(command: &Command) -> (Token, usize, Option<MoveId>) {
+    match command {
+        Command::Check { token, .. } => (*token, 1, None),
+        Command::CopyRound { token, id, .. } => (*token, 1, Some(*id)),
+        Command::Note { token, id, .. } => (*token, 1, Some(*id)),
+        Command::Freeze { token, id, .. } => (*token, 2, Some(*id)),
+        Command::Thaw { token, id, .. } => (*token, 2, Some(*id)),
+        Command::Release { token, id, .. } => (*token, 2, Some(*id)),
+        Command::Examine { token, id, .. } => (*token, 1, Some(*id)),
+        Command::Build { token, id, .. } => (*token, 1, Some(*id)),
+        Command::Arm { token, id, .. } => (*token, 1, Some(*id)),
+        Command::Restore { token, id, .. } => (*token, 2, Some(*id)),
+        Command::Go { token, id, .. } => (*token, 3, Some(*id)),
+        Command::Discard { token, id } | Command::Forget { token, id } => (*token, 1, Some(*id)),
+        Command::Translate { token, id, .. } => (*token, 1, Some(*id)),
+        Command::Arbitrate { token, .. } | Command::Lookup { token, .. } => (*token, 1, None),
+    }
+}

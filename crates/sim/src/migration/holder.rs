@@ -1,0 +1,112 @@
+//! The holder: a table, and the rules of `ownership`. What the handoff's machine does about reports, in short.
+
+use super::Bug;
+use super::host::State;
+use super::world::{Work, World};
+use crate::group::{World as _, change, id, index};
+use crate::time::Time;
+use holdfast_proto::ownership;
+use holdfast_wire::{Change, ChangeKind, NodeId, Record, RecordState, Refusal};
+
+impl World {
+    /// All changes of one question, in one step.
+    pub(super) fn arbitrate(
+        &mut self,
+        asker: NodeId,
+        changes: &[Change],
+    ) -> Vec<Result<Option<Record>, Refusal>> {
+        let each = changes.iter();
+        each.map(|change| self.arbitrate_one(asker, *change))
+            .collect()
+    }
+
+    fn arbitrate_one(
+        &mut self,
+        asker: NodeId,
+        mut change: Change,
+    ) -> Result<Option<Record>, Refusal> {
+        let current = self.core.steering.get(&change.flow).copied();
+        let process = change.flow.is_process();
+        match (self.bug, change.kind, current) {
+            (Some(Bug::StaleEpochAccepted), kind, Some(record))
+                if kind != ChangeKind::Establish =>
+            {
+                change.epoch = record.epoch;
+            }
+            (Some(Bug::RollbackWithoutProcess), ChangeKind::Rollback, _) if process => {
+                return Ok(Some(Record::owned(asker, 3)));
+            }
+            (Some(Bug::CommitWithoutProcess), ChangeKind::Commit, _) if process => {
+                return Ok(Some(Record::owned(asker, 3)));
+            }
+            _ => {}
+        }
+        let mut result = ownership::apply(current, &change, asker);
+        self.core.record(change.flow, &result);
+        match &mut result {
+            Ok(_) if self.bug == Some(Bug::ForgottenEarly) => {
+                if process && change.kind == ChangeKind::Commit {
+                    self.core.steering.remove(&change.flow);
+                }
+            }
+            Ok(_) => {}
+            Err(refusal) => refusal.current = current,
+        }
+        let kind = match change.kind {
+            ChangeKind::Divert { .. } => "divert".to_owned(),
+            kind => format!("{kind:?}").to_lowercase(),
+        };
+        let what = if process { "process" } else { "flow" };
+        let how = if result.is_ok() { "granted" } else { "refused" };
+        self.core.count(&format!("{kind} of {what} {how}"));
+        result
+    }
+
+    /// A report reaches the holder, sooner or later.
+    pub(super) fn report(&mut self, node: usize, change: Change) {
+        let holder = self.core.holder;
+        let reached =
+            self.core.is_alive(holder) && (node == holder || self.core.is_up(node, holder));
+        if !reached {
+            let later = self.core.now + Time::from_micros(20_000);
+            return self.core.own(node, later, Work::Report { change });
+        }
+        let entry = self.hosts[node].entries.get(&change.flow).copied();
+        let owned = entry.is_some_and(|entry| entry.state == State::Owned);
+        match change.kind {
+            ChangeKind::Establish if owned => {
+                let _ = self.arbitrate(id(node), &[change]);
+            }
+            ChangeKind::Remove => self.remove(node, change),
+            _ => {}
+        }
+        self.core.dirty.push(change.flow);
+    }
+
+    fn remove(&mut self, node: usize, of: Change) {
+        let flow = of.flow;
+        let machine = self.core.daemons[node].machine.as_ref();
+        if machine.is_some_and(|machine| machine.is_moving(&flow)) {
+            return self.input(node, |machine, _| machine.handle_changes(vec![of]));
+        }
+        let epoch = match self.core.steering.get(&flow).copied() {
+            Some(Record {
+                epoch,
+                state: RecordState::Transit { donor, .. },
+            }) if index(donor) == node => {
+                let _ = self.arbitrate(id(node), &[change(flow, ChangeKind::Rollback, epoch)]);
+                epoch + 1
+            }
+            Some(record) => record.epoch,
+            None => of.epoch,
+        };
+        let _ = self.arbitrate(id(node), &[change(flow, ChangeKind::Remove, epoch)]);
+        let entries = &mut self.hosts[node].entries;
+        if entries
+            .get(&flow)
+            .is_some_and(|entry| entry.state == State::Closing)
+        {
+            entries.remove(&flow);
+        }
+    }
+}

@@ -1,0 +1,158 @@
+//! A host: processes and the kernel's state, which survive its daemon, and what the daemon is about to do.
+
+use crate::time::Time;
+use holdfast_proto::migration::{Command, ProcessId, RecoveredMove, RecoveredRole, Token};
+use holdfast_wire::migration::{FlowAt, PeerConnections};
+use holdfast_wire::{Flow, MoveId, NodeId};
+use std::collections::BTreeMap;
+
+/// What the kernel lets a host do with a flow.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum State {
+    Owned,
+    Out,
+    In,
+    Moved,
+    Closing,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Entry {
+    pub(super) state: State,
+    pub(super) epoch: u32,
+    /// Whose hold it is.
+    pub(super) id: Option<MoveId>,
+}
+
+/// A connection to another process of the group.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Connection {
+    /// As this process sees it.
+    pub(super) flow: Flow,
+    /// Where its packets go.
+    pub(super) peer: NodeId,
+    /// Of the other end's last switch.
+    pub(super) hops: u32,
+}
+
+/// All that a process is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Image {
+    pub(super) who: Who,
+    /// Everything it has done.
+    pub(super) content: u64,
+    pub(super) flows: Vec<Flow>,
+    pub(super) connections: Vec<Connection>,
+    pub(super) hops: u32,
+}
+
+/// Who a process is: the number of an original, or the move that made a copy.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Who {
+    Original(usize),
+    Copy(MoveId),
+}
+
+#[derive(Debug, Clone)]
+pub(super) struct Process {
+    pub(super) image: Image,
+    pub(super) running: bool,
+}
+
+/// What was written down of a move.
+#[derive(Debug, Clone)]
+pub(super) struct Written {
+    pub(super) hops: u32,
+    pub(super) role: RecoveredRole,
+}
+
+/// A command under way.
+#[derive(Debug)]
+pub(super) struct Running {
+    pub(super) command: Command,
+    pub(super) step: usize,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Host {
+    pub(super) processes: BTreeMap<ProcessId, Process>,
+    /// Made for processes that are taken; with all that was restored.
+    pub(super) husks: BTreeMap<MoveId, Option<Image>>,
+    pub(super) entries: BTreeMap<Flow, Entry>,
+    pub(super) written: BTreeMap<MoveId, Written>,
+    /// Translations.
+    pub(super) prepared: BTreeMap<MoveId, Written>,
+    pub(super) running: BTreeMap<Token, Running>,
+    /// When the last effect for a move happens.
+    pub(super) busy_until: BTreeMap<MoveId, Time>,
+    /// Moves without outcome, of this life.
+    pub(super) open: Vec<MoveId>,
+    processes_made: u64,
+}
+
+impl Host {
+    pub(super) fn make(&mut self, image: Image) -> ProcessId {
+        self.processes_made += 1;
+        let id = ProcessId(self.processes_made);
+        let running = true;
+        let process = Process { image, running };
+        self.processes.insert(id, process);
+        id
+    }
+
+    /// What the daemon was about to do, nobody does.
+    pub(super) fn crash(&mut self) {
+        self.running.clear();
+        self.busy_until.clear();
+        self.open.clear();
+    }
+
+    /// What a restarted daemon finds.
+    pub(super) fn recovered(&self) -> Vec<RecoveredMove> {
+        let written = self.written.iter().chain(&self.prepared);
+        let moves = written.map(|(id, written)| RecoveredMove {
+            id: *id,
+            hops: written.hops,
+            role: written.role.clone(),
+        });
+        moves.collect()
+    }
+
+    pub(super) fn given(&self, id: MoveId) -> Option<ProcessId> {
+        match &self.written.get(&id)?.role {
+            RecoveredRole::Donor { process, .. } => Some(*process),
+            _ => None,
+        }
+    }
+
+    /// The flows of a process that it may speak for.
+    pub(super) fn flows_of(&self, process: &Process) -> Vec<FlowAt> {
+        let flows = process.image.flows.iter();
+        let flows = flows.filter_map(|flow| {
+            let entry = self.entries.get(flow)?;
+            let (flow, epoch) = (*flow, entry.epoch);
+            (entry.state == State::Owned).then_some(FlowAt { flow, epoch })
+        });
+        flows.collect()
+    }
+
+    pub(super) fn peers_of(process: &Process) -> Vec<PeerConnections> {
+        let mut peers: BTreeMap<NodeId, Vec<Flow>> = BTreeMap::new();
+        for connection in &process.image.connections {
+            let connections = peers.entry(connection.peer).or_default();
+            connections.push(connection.flow);
+        }
+        let peers = peers.into_iter();
+        let peers = peers.map(|(node, connections)| PeerConnections { node, connections });
+        peers.collect()
+    }
+
+    pub(super) fn set(&mut self, flow: Flow, state: State, epoch: u32) {
+        if let Some(entry) = self.entries.get_mut(&flow)
+            && entry.epoch <= epoch
+            && !matches!(entry.state, State::Closing | State::Moved)
+        {
+            (entry.state, entry.epoch) = (state, epoch);
+        }
+    }
+}

@@ -1,0 +1,219 @@
+//! A group whose daemons move processes.
+
+use super::host::{Connection, Entry, Host, Image, State, Who};
+use super::{Bug, Config, Own};
+use crate::group::{self, Core, client, id, pairs};
+use crate::random::Random;
+use crate::time::Time;
+use holdfast_proto::migration::{Command, Completion, Event, Migration, Results, Token};
+use holdfast_wire::migration::TranslateStep;
+use holdfast_wire::{Change, Flow, Frame, MoveId, Protocol};
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::{Ipv4Addr, SocketAddr};
+
+/// What a daemon does for its machine.
+#[derive(Debug)]
+pub(super) enum Work {
+    Effect {
+        token: Token,
+    },
+    Complete {
+        token: Token,
+        results: Results,
+    },
+    /// It reports a flow to the holder, as the handoff's machine does.
+    Report {
+        change: Change,
+    },
+}
+
+/// What is true of a process, wherever it runs.
+#[derive(Debug)]
+pub(super) struct Truth {
+    pub(super) alive: bool,
+    pub(super) content: u64,
+}
+
+#[derive(Debug)]
+pub(super) struct World {
+    pub(super) core: Core<Migration, Work>,
+    pub(super) hosts: Vec<Host>,
+    pub(super) holder_busy: Time,
+    /// The highest epoch that each flow had.
+    pub(super) epochs: BTreeMap<Flow, u32>,
+    /// What daemons have sent each other of processes.
+    pub(super) images: BTreeMap<MoveId, Image>,
+    pub(super) truths: Vec<Truth>,
+    pub(super) clones: BTreeSet<MoveId>,
+    /// Copies that ran.
+    pub(super) copies: BTreeSet<Who>,
+    /// What peers were told, by whom in which life.
+    pub(super) translated: BTreeSet<(usize, u64, MoveId, usize, u8)>,
+    pub(super) bug: Option<Bug>,
+    /// The share of requests for a copy.
+    pub(super) copying: f64,
+    flows_made: u64,
+}
+
+impl group::World for World {
+    type Own = Own;
+    type Machine = Migration;
+    type Event = Work;
+
+    fn new(config: &Config, seed: u64) -> World {
+        let mut world = World {
+            core: Core::new(config, seed),
+            hosts: (0..config.nodes).map(|_| Host::default()).collect(),
+            holder_busy: Time::ZERO,
+            epochs: BTreeMap::new(),
+            images: BTreeMap::new(),
+            truths: Vec::new(),
+            clones: BTreeSet::new(),
+            copies: BTreeSet::new(),
+            translated: BTreeSet::new(),
+            bug: config.own.bug,
+            copying: config.own.copies,
+            flows_made: 0,
+        };
+        for node in 0..config.nodes {
+            world.restart(node);
+        }
+        for (a, b) in pairs(config.nodes) {
+            world.connect(a, b);
+        }
+        world.populate(&config.own.homes);
+        for _ in 0..config.flows {
+            let mut random = Random::new(world.core.random.number());
+            world.open(&mut random);
+        }
+        world
+    }
+
+    fn core(&mut self) -> &mut Core<Migration, Work> {
+        &mut self.core
+    }
+
+    fn timers_fire(&self) -> bool {
+        self.bug != Some(Bug::NoTimers)
+    }
+
+    fn send(&mut self, from: usize, to: usize, frame: Frame) {
+        self.send_frame(from, to, frame);
+    }
+
+    fn deliver(&mut self, from: usize, to: usize, frame: Frame) {
+        self.deliver_frame(from, to, frame);
+    }
+
+    fn begin(&mut self, node: usize, command: Command) {
+        self.begin_command(node, command);
+    }
+
+    fn event(&mut self, node: usize, event: Event) {
+        self.told(node, event);
+    }
+
+    fn step(&mut self, node: usize, event: Work) {
+        match event {
+            Work::Effect { token } => self.effect(node, token),
+            Work::Complete { token, results } => self.input(node, |machine, now| {
+                machine.handle_done(now, Completion { token, results });
+            }),
+            Work::Report { change } => self.report(node, change),
+        }
+    }
+
+    fn crash(&mut self, node: usize) {
+        self.count_crash(node);
+        self.hosts[node].crash();
+        self.core.kill(node);
+    }
+
+    fn restart(&mut self, node: usize) {
+        self.begin_daemon(node);
+        self.core.dial(node);
+    }
+
+    fn request(&mut self, random: &mut Random) {
+        self.ask(random);
+    }
+
+    fn cancel(&mut self) {
+        self.call_back();
+    }
+
+    fn work(&mut self) {
+        self.serve();
+    }
+
+    fn close(&mut self, random: &mut Random) {
+        self.close_flow(random);
+    }
+
+    fn open(&mut self, random: &mut Random) {
+        self.connects(random);
+    }
+
+    fn kill(&mut self, random: &mut Random) {
+        self.kill_process(random);
+    }
+
+    fn check(&mut self) -> Result<(), String> {
+        self.check_running()?;
+        self.check_dirty()
+    }
+
+    fn check_end(&mut self) -> Result<(), String> {
+        self.check_rest()
+    }
+}
+
+impl World {
+    /// Processes, of which the first two are connected with each other.
+    fn populate(&mut self, homes: &[usize]) {
+        let end = |of: usize| SocketAddr::from((Ipv4Addr::new(10, 9, 0, of as u8 + 1), 77));
+        for (number, home) in homes.iter().enumerate() {
+            let other = 1 - number.min(1);
+            let flow = Flow {
+                protocol: Protocol::Tcp,
+                local: end(number),
+                remote: end(other),
+            };
+            let connection = (number < 2).then(|| Connection {
+                flow,
+                peer: id(homes[other]),
+                hops: 0,
+            });
+            self.hosts[*home].make(Image {
+                who: Who::Original(number),
+                content: 0,
+                flows: Vec::new(),
+                connections: connection.into_iter().collect(),
+                hops: 0,
+            });
+            let (alive, content) = (true, 0);
+            self.truths.push(Truth { alive, content });
+        }
+    }
+
+    /// A flow nobody had before.
+    pub(super) fn new_flow(&mut self, node: usize) -> Flow {
+        let flow = client(self.flows_made);
+        self.flows_made += 1;
+        let (state, epoch, id) = (State::Owned, 1, None);
+        let entry = Entry { state, epoch, id };
+        self.hosts[node].entries.insert(flow, entry);
+        flow
+    }
+
+    /// Whether a peer was told the same before, in this life of the daemon; it is from now on.
+    pub(super) fn tells_again(
+        &mut self,
+        (from, to): (usize, usize),
+        id: MoveId,
+        step: TranslateStep,
+    ) -> bool {
+        let life = self.core.life(from);
+        !self.translated.insert((from, life, id, to, step as u8))
+    }
+}

@@ -1,0 +1,181 @@
+//! A scenario of handoffs or migrations.
+
+use super::ScenarioError;
+use super::text::{GroupText, WithRequestText};
+use crate::bugs::{NoBug, named};
+use crate::group::{Action, Outcome, Setting};
+use crate::time::Time;
+use crate::{Violation, handoff, migration};
+
+/// A group of nodes, whose daemons do one or the other.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Group {
+    /// Flows change hands.
+    Handoff {
+        /// What may happen.
+        setting: Setting,
+        /// What is broken on purpose.
+        bug: Option<handoff::Bug>,
+    },
+    /// Processes move.
+    Migration {
+        /// What may happen.
+        setting: migration::Setting,
+        /// What is broken on purpose.
+        bug: Option<migration::Bug>,
+    },
+}
+
+/// What a failing seed still fails with.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Shrunk {
+    /// What happens, and when.
+    pub plan: Vec<(Time, Action)>,
+    /// How it fails.
+    pub violation: Violation,
+    /// All that happens until then.
+    pub trace: Vec<String>,
+}
+
+impl Group {
+    /// `handoff` or `migration`.
+    #[must_use]
+    pub fn name(&self) -> &'static str {
+        match self {
+            Group::Handoff { .. } => "handoff",
+            Group::Migration { .. } => "migration",
+        }
+    }
+
+    /// The same, with something broken on purpose.
+    ///
+    /// # Errors
+    /// There is no such bug.
+    pub fn broken(self, name: &str) -> Result<Group, NoBug> {
+        Ok(match self {
+            Group::Handoff { setting, .. } => {
+                let bug = Some(named(&handoff::Bug::ALL, name)?);
+                Group::Handoff { setting, bug }
+            }
+            Group::Migration { setting, .. } => {
+                let bug = Some(named(&migration::Bug::ALL, name)?);
+                Group::Migration { setting, bug }
+            }
+        })
+    }
+
+    /// Simulates with a seed. With `trace`, every event and what each machine says becomes a line of it.
+    ///
+    /// # Errors
+    /// What was not as it must be.
+    pub fn try_seed(
+        &self,
+        seed: u64,
+        trace: Option<&mut Vec<String>>,
+    ) -> Result<Outcome, Violation> {
+        match self {
+            Group::Handoff { setting, bug } => {
+                handoff::try_run(&handoff::schedule(setting, seed, *bug), seed, trace)
+            }
+            Group::Migration { setting, bug } => {
+                migration::try_run(&migration::schedule(setting, seed, *bug), seed, trace)
+            }
+        }
+    }
+
+    /// The least that a failing seed still fails with. None: it comes right.
+    #[must_use]
+    pub fn shrink(&self, seed: u64) -> Option<Shrunk> {
+        let (plan, violation, trace) = match self {
+            Group::Handoff { setting, bug } => {
+                let failure = handoff::shrink(setting, seed, *bug)?;
+                (failure.config.plan, failure.violation, failure.trace)
+            }
+            Group::Migration { setting, bug } => {
+                let failure = migration::shrink(setting, seed, *bug)?;
+                (failure.config.plan, failure.violation, failure.trace)
+            }
+        };
+        Some(Shrunk {
+            plan,
+            violation,
+            trace,
+        })
+    }
+}
+
+fn wrong<T>(what: &'static str) -> Result<T, ScenarioError> {
+    Err(ScenarioError::Number(what))
+}
+
+fn set<T>(value: &mut T, said: Option<T>) {
+    if let Some(said) = said {
+        *value = said;
+    }
+}
+
+impl GroupText {
+    pub(super) fn handoff(&self) -> Result<Group, ScenarioError> {
+        let WithRequestText {
+            cancel, kill, copy, ..
+        } = self.with_request;
+        if self.processes.is_some() || cancel.or(kill).or(copy).is_some() {
+            return wrong("processes, cancel, kill and copy are of migrations");
+        }
+        let mut setting = handoff::DEFAULT;
+        self.shared(&mut setting)?;
+        if !setting.flows.is_within(1, 1_000) {
+            return wrong("flows are from 1 to 1000");
+        }
+        Ok(Group::Handoff { setting, bug: None })
+    }
+
+    pub(super) fn migration(&self) -> Result<Group, ScenarioError> {
+        let mut setting = migration::DEFAULT;
+        self.shared(&mut setting.group)?;
+        set(&mut setting.processes, self.processes);
+        let with_request = &self.with_request;
+        set(&mut setting.cancel, with_request.cancel);
+        set(&mut setting.kill, with_request.kill);
+        set(&mut setting.copies, with_request.copy);
+        if !setting.processes.is_within(2, 100) || !setting.group.flows.is_within(0, 1_000) {
+            return wrong("processes are from 2 to 100, flows from 0 to 1000");
+        }
+        shares(&[setting.cancel, setting.kill, setting.copies])?;
+        Ok(Group::Migration { setting, bug: None })
+    }
+
+    fn shared(&self, setting: &mut Setting) -> Result<(), ScenarioError> {
+        set(&mut setting.nodes, self.nodes);
+        set(&mut setting.flows, self.flows);
+        set(&mut setting.requests, self.requests);
+        set(
+            &mut setting.runtime,
+            self.runtime_s.map(Time::from_secs_f64),
+        );
+        set(&mut setting.rest, self.rest_s.map(Time::from_secs_f64));
+        set(&mut setting.soon, self.soon_ms.map(Time::from_ms_f64));
+        set(&mut setting.crash, self.with_request.crash);
+        set(&mut setting.cut, self.with_request.cut);
+        set(&mut setting.close, self.with_request.close);
+        set(&mut setting.open, self.with_request.open);
+        setting.faults = self.faults;
+        if !setting.nodes.is_within(2, 64) || !setting.requests.is_within(0, 10_000) {
+            return wrong("nodes are from 2 to 64, requests from 0 to 10000");
+        }
+        // Programs work until 100 s after all has healed.
+        let healed = setting.runtime + Time::from_secs_f64(100.0);
+        if setting.runtime == Time::ZERO || setting.rest <= healed {
+            return wrong("runtime_s is above 0, and rest_s more than 100 s above it");
+        }
+        shares(&[setting.crash, setting.cut, setting.close, setting.open])?;
+        shares(&setting.faults.shares())
+    }
+}
+
+fn shares(shares: &[f64]) -> Result<(), ScenarioError> {
+    match shares.iter().all(|share| (0.0..=1.0).contains(share)) {
+        true => Ok(()),
+        false => wrong("what is under [with_request] and [faults] is from 0 to 1"),
+    }
+}

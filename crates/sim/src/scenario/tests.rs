@@ -1,0 +1,108 @@
+//! Texts that are scenarios, and texts that are none.
+
+use super::*;
+use crate::{handoff, migration};
+
+fn pools(scenario: Scenario) -> Pools {
+    match scenario.kind {
+        Kind::Pools(pools) => *pools,
+        Kind::Group(_) => panic!("no pools"),
+    }
+}
+
+fn built_in(name: &str) -> Scenario {
+    Scenario::built_in(name)
+        .expect("it is there")
+        .expect("it is right")
+}
+
+#[test]
+fn what_comes_with_the_program_can_be_read() {
+    for (name, _) in BUILT_IN {
+        let scenario = Scenario::built_in(name).unwrap();
+        let scenario = scenario.unwrap_or_else(|error| panic!("{name}: {error}"));
+        assert!(!scenario.about.is_empty(), "{name}");
+        if let Kind::Pools(pools) = scenario.kind {
+            assert_eq!(pools.windows.len(), pools.config.windows.len());
+        }
+    }
+    assert!(Scenario::built_in("other").is_none());
+}
+
+#[test]
+fn a_scenario_says_what_it_says() {
+    let regions = pools(built_in("regions")).config;
+    assert_eq!(regions.links[0][2], regions.links[2][0]);
+    assert_eq!(regions.links[0][2].delay.mean_ms(), 300.0);
+    assert_eq!(regions.links[1][2].delay.mean_ms(), 112.0);
+    assert_eq!(regions.links[1][1].delay.mean_ms(), 10.0);
+    assert_eq!(regions.elements_at_first, Some(vec![5, 5, 5]));
+    assert_eq!(regions.plan.len(), 8);
+    // Equation 2: three users for each element, requests of a second, 60 %.
+    let lans = pools(built_in("lans")).config;
+    assert!((lans.workload.request_interval - 5.0).abs() < 1e-9);
+}
+
+#[test]
+fn what_is_wrong_is_named() {
+    let zone = "utilisation = 0.6\n[[zone]]\nname = \"a\"\nelements = 2\nusers = 1\n";
+    let error = |text: &str| match Scenario::parse(&format!("{text}{zone}")) {
+        Ok(_) => panic!("{text} is no scenario"),
+        Err(error) => error.to_string(),
+    };
+    assert!(error("policy = \"BEST\"\n").contains("BEST"));
+    assert!(error("polcy = \"LU\"\n").contains("polcy"));
+    assert!(error("request_interval_s = 1\n").contains("either"));
+    assert!(error("capacity = 0\n").contains("above 0"));
+    let error = |text: &str| match Scenario::parse(&format!("{zone}{text}")) {
+        Ok(_) => panic!("{text} is no scenario"),
+        Err(error) => error.to_string(),
+    };
+    assert!(error("[[event]]\nat_s = 1\ncut = [\"a\", \"b\"]\n").contains("`b`"));
+    let missing = "[[event]]\nat_s = 1\nkill = [{ zone = \"a\", element = 2 }]\n";
+    assert!(error(missing).contains("none numbered 2"));
+    assert!(Scenario::parse("utilisation = 0.6").is_err());
+}
+/// What is written down beside the program is what it does without.
+#[test]
+fn the_plain_scenarios_of_groups_say_what_holds_anyway() {
+    let group = |text: &str| match Scenario::parse(text).expect("it is right").kind {
+        Kind::Group(group) => group,
+        Kind::Pools(_) => panic!("no group"),
+    };
+    let text = |wanted| {
+        BUILT_IN
+            .iter()
+            .find(|(name, _)| *name == wanted)
+            .expect("it is there")
+            .1
+    };
+    let (setting, bug) = (handoff::DEFAULT, None);
+    let plain = Group::Handoff { setting, bug };
+    assert_eq!(group(text("handoff")), plain);
+    assert_eq!(group("kind = \"handoff\""), plain);
+    let (setting, bug) = (migration::DEFAULT, None);
+    let plain = Group::Migration { setting, bug };
+    assert_eq!(group(text("migration")), plain);
+    assert_eq!(group("kind = \"migration\""), plain);
+}
+
+#[test]
+fn what_is_wrong_with_a_group_is_named() {
+    let error =
+        |kind: &str, text: &str| match Scenario::parse(&format!("kind = \"{kind}\"\n{text}")) {
+            Ok(_) => panic!("{text} is no scenario"),
+            Err(error) => error.to_string(),
+        };
+    assert!(error("handof", "").contains("handof"));
+    assert!(error("handoff", "zone = []").contains("zone"));
+    assert!(error("handoff", "processes = 2").contains("migrations"));
+    assert!(error("handoff", "[with_request]\nkill = 0.1").contains("migrations"));
+    assert!(error("handoff", "flows = 0").contains("1 to 1000"));
+    assert!(error("migration", "processes = 1").contains("2 to 100"));
+    assert!(error("migration", "nodes = [5, 3]").contains("2 to 64"));
+    assert!(error("migration", "rest_s = 90").contains("rest_s"));
+    assert!(error("migration", "[faults]\nlost = 1.5").contains("0 to 1"));
+    assert!(error("migration", "[with_request]\ncopy = -1").contains("0 to 1"));
+    assert!(error("pools", "nodes = 2").contains("nodes"));
+}

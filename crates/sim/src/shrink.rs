@@ -1,0 +1,44 @@
+//! What a failing plan fails without.
+
+/// The shortest part of a failing plan that still fails: halves of it are left out, then smaller pieces, in the end each single
+/// step. `violation` is how the whole fails; `fails` gives how a part does, if it does.
+pub(crate) fn shortest<T: Clone, V>(
+    mut plan: Vec<T>,
+    mut violation: V,
+    fails: impl Fn(&[T]) -> Option<V>,
+) -> (Vec<T>, V) {
+    let mut size = plan.len().div_ceil(2);
+    while size > 0 {
+        let (mut place, before) = (0, plan.len());
+        while place < plan.len() {
+            let mut fewer = plan.clone();
+            fewer.drain(place..(place + size).min(plan.len()));
+            match fails(&fewer) {
+                Some(again) => (plan, violation) = (fewer, again),
+                None => place += size,
+            }
+        }
+        // With single steps again, as long as that helps: one may have been needed for another only.
+        if size > 1 || plan.len() == before {
+            size /= 2;
+        }
+    }
+    (plan, violation)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_needed_stays_and_nothing_else() {
+        let fails = |plan: &[u32]| {
+            let both = plan.contains(&17) && plan.contains(&60);
+            both.then_some(plan.len())
+        };
+        let whole: Vec<u32> = (0..100).collect();
+        assert_eq!(shortest(whole, 100, fails), (vec![17, 60], 2));
+        assert_eq!(shortest(vec![1, 2], 2, |_| Some(0)), (vec![], 0));
+        assert_eq!(shortest(vec![1, 2], 2, |_| None), (vec![1, 2], 2));
+    }
+}

@@ -1,0 +1,102 @@
+//! Groups of nodes whose daemons hand flows off and move processes, against channels and daemons that fail, with oracles at every
+//! step.
+//!
+//! `HOLDFAST_SEED=n` runs that seed alone; `HOLDFAST_SEEDS=n` runs so many.
+
+mod handoff;
+mod migration;
+
+use holdfast_sim::group::{Failure, Outcome};
+use holdfast_sim::scenario::{BUILT_IN, Kind, Scenario};
+use holdfast_sim::{Violation, seeds};
+use std::collections::BTreeMap;
+use std::fmt::Debug;
+
+/// `HOLDFAST_SEED` alone, the first `HOLDFAST_SEEDS`, or else so many.
+fn all_seeds(otherwise: u64) -> Vec<u64> {
+    let number = |name| {
+        let text = std::env::var(name).ok();
+        text.and_then(|text| text.parse::<u64>().ok())
+    };
+    match (number("HOLDFAST_SEED"), number("HOLDFAST_SEEDS")) {
+        (Some(seed), _) => vec![seed],
+        (None, count) => (0..count.unwrap_or(otherwise)).collect(),
+    }
+}
+
+/// All seeds come right, and meet each of these things five times, if they are enough.
+fn assert_all<K: Debug>(
+    run: impl Fn(u64) -> Result<Outcome, Violation> + Sync,
+    shrink: impl Fn(u64) -> Option<Failure<K>>,
+    met: &[&str],
+) {
+    let seeds = all_seeds(3_000);
+    let outcomes = seeds::each(&seeds, |seed| run(*seed), |_| ());
+    let mut counts: BTreeMap<String, u64> = BTreeMap::new();
+    for (seed, outcome) in seeds.iter().zip(outcomes) {
+        let outcome = outcome.unwrap_or_else(|violation| {
+            let shrunk = shrink(*seed).expect("it fails again");
+            println!("{}\n{:#?}", shrunk.trace.join("\n"), shrunk.config);
+            panic!("{violation}; run it again with HOLDFAST_SEED={seed}")
+        });
+        for (what, count) in outcome.counts {
+            *counts.entry(what).or_default() += count;
+        }
+    }
+    println!("{counts:#?}");
+    let seldom = |what: &&&str| counts.get(**what).copied().unwrap_or(0) < 5;
+    let seldom: Vec<_> = met.iter().filter(seldom).collect();
+    assert!(
+        seeds.len() < 1_000 || seldom.is_empty(),
+        "{seldom:?} of {counts:#?}"
+    );
+}
+
+fn assert_same_again(run: impl Fn(u64) -> Result<Outcome, Violation>) {
+    for seed in 0..20 {
+        assert_eq!(run(seed), run(seed), "seed {seed}");
+    }
+    let digest = |seed| run(seed).expect("it comes right").digest;
+    assert_ne!(digest(0), digest(1));
+}
+
+/// Each bug is found by one of so many seeds, which shrinks to few actions.
+fn assert_found<B: Copy + Debug + Sync, K>(
+    bugs: &[B],
+    budget: u64,
+    fails: impl Fn(u64, B) -> bool + Sync,
+    shrink: impl Fn(u64, B) -> Option<Failure<K>> + Sync,
+) {
+    let find = |bug: &B| {
+        let seed = (0..budget).find(|seed| fails(*seed, *bug))?;
+        let shrunk = shrink(seed, *bug)?;
+        let violation = shrunk.violation.to_string();
+        Some((seed, shrunk.config.plan, shrunk.trace.len(), violation))
+    };
+    let found = seeds::each(bugs, find, |_| ());
+    for (bug, found) in bugs.iter().zip(&found) {
+        println!("{bug:?}: {found:?}");
+    }
+    for (bug, found) in bugs.iter().zip(&found) {
+        let (_, plan, trace, _) = found.as_ref().unwrap_or_else(|| panic!("{bug:?}"));
+        assert!(plan.len() <= 8 && *trace > 0, "{bug:?}: {plan:?}");
+    }
+}
+
+/// So do those that come with the program, with some seeds each.
+#[test]
+fn other_scenarios_come_right() {
+    let seeds: Vec<u64> = (0..20).collect();
+    for (name, text) in BUILT_IN {
+        let Kind::Group(group) = Scenario::parse(text).expect(name).kind else {
+            continue;
+        };
+        let outcomes = seeds::each(&seeds, |seed| group.try_seed(*seed, None), |_| ());
+        let mut moved = 0;
+        for (seed, outcome) in seeds.iter().zip(outcomes) {
+            let outcome = outcome.unwrap_or_else(|violation| panic!("{name} {seed}: {violation}"));
+            moved += outcome.counts.get("moved").copied().unwrap_or(0);
+        }
+        assert!(moved > 0, "{name}");
+    }
+}
