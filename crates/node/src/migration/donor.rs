@@ -163,7 +163,7 @@ impl Giving {
         let mut round = tracker.round().map_err(text)?;
         self.send_tree(&round.tree)?;
         while let Some(pages) = tracker.read(&mut round, PAGES_BYTES).map_err(text)? {
-            self.outgoing.send_pages(encode(&pages).map_err(text)?)?;
+            self.outgoing.send_pages(pages)?;
         }
         connections.options_are_read();
         let found = connections.there(tracker.descriptors().map_err(text)?);

@@ -189,7 +189,7 @@ pub fn migrate_until(tree: Tree, to: &Host, last: Step) -> Result<Left, Error> {
     while last >= Step::LastPages
         && let Some(pages) = stopped.read(1 << 20)?
     {
-        acceptor.restorer.pages(&pages)?;
+        acceptor.restorer.pages(pages)?;
     }
     let memory = began.elapsed();
     if last >= Step::LastDescriptors {
@@ -240,7 +240,7 @@ fn copy(
             return Ok(false);
         }
         while let Some(pages) = tracker.read(&mut round, 1 << 20)? {
-            acceptor.restorer.pages(&pages)?;
+            acceptor.restorer.pages(pages)?;
         }
         if last < step(Step::FirstDescriptors) {
             return Ok(false);
