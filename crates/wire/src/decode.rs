@@ -9,6 +9,8 @@ use bytes::{Buf, Bytes, BytesMut};
 pub const VERSION: u8 = 1;
 /// The most a frame's length field may say, in bytes (version byte and body).
 pub const LENGTH_MAX: usize = 16 << 20;
+/// For frames up to this length, memory is there from their first bytes on.
+const ORDINARY_MAX: usize = 512 << 10;
 /// Bytes of the length field.
 const LENGTH_BYTES: usize = 4;
 
@@ -124,7 +126,7 @@ fn size_estimate(frame: &Frame) -> usize {
 
 /// Takes bytes in pieces of any size and gives frames.
 ///
-/// Memory grows with the bytes that arrived, never with what a length field promises.
+/// Memory grows with the bytes that arrived; what a length field promises counts only up to half a mebibyte.
 #[derive(Debug, Default)]
 pub struct Decoder {
     buffer: BytesMut,
@@ -139,6 +141,14 @@ impl Decoder {
     /// Takes the next bytes of the channel.
     pub fn feed(&mut self, chunk: &[u8]) {
         self.buffer.extend_from_slice(chunk);
+        // Frames of an ordinary length are not moved step by step into larger memory.
+        if let Some(field) = self.buffer.first_chunk::<LENGTH_BYTES>() {
+            let length = u32::from_be_bytes(*field) as usize;
+            let missing = (LENGTH_BYTES + length).saturating_sub(self.buffer.len());
+            if length <= ORDINARY_MAX {
+                self.buffer.reserve(missing);
+            }
+        }
     }
 
     /// The buffer itself, for a reader that appends to it without a copy. Only append.
