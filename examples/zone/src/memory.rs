@@ -106,7 +106,10 @@ fn write(page: &mut Page, number: usize, writing: u32) {
 }
 
 fn is(page: &Page, number: usize, writing: u32) -> bool {
-    page.0.iter().copied().eq(words(number, writing).take(WORDS))
+    page.0
+        .iter()
+        .copied()
+        .eq(words(number, writing).take(WORDS))
 }
 
 fn step(mut state: u64) -> u64 {
