@@ -262,6 +262,12 @@ fn copy(
             return Ok(false);
         }
         acceptor.descriptors(from, &tracker.descriptors()?, false)?;
+        for _ in 0..2 {
+            let mut changed = tracker.touch_up();
+            while let Some(pages) = tracker.read(&mut changed, 1 << 20)? {
+                acceptor.restorer.pages(pages)?;
+            }
+        }
     }
     Ok(true)
 }
