@@ -158,13 +158,12 @@ fn scan_for(
     Ok(found)
 }
 
-/// What was written since the last scan that protected, of which nothing else is told; it is protected again. Besides, where
-/// nothing was written yet may be named, and what nobody watches is left out.
+/// Pages in memory that were written since the last scan that protected; they are protected again. What nobody watches is left out.
 pub(super) fn scan_written(pagemap: &File, looks: &[Look]) -> io::Result<Ranges> {
     let found = scan_for(pagemap, looks, |_| ScanArgument {
         flags: PROTECT,
-        // With no other category asked for, the kernel looks at nothing else: that is several times as fast.
-        category_mask: WRITTEN,
+        // Only those: where there is no page, a protected one would be noted, which later looks as if there were one.
+        category_mask: PRESENT | WRITTEN,
         return_mask: WRITTEN,
         ..ScanArgument::default()
     })?;
@@ -302,7 +301,7 @@ mod tests {
         let own = Own::new(4_096);
         let (words, ends) = (own.words(), AtomicBool::new(false));
         let mut copy = vec![0; words.len()];
-        let mut follow = |copy: &mut Vec<u64>| {
+        let follow = |copy: &mut Vec<u64>| {
             for number in own.written() {
                 copy[number] = words[number].load(Ordering::SeqCst);
             }

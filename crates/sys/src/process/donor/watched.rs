@@ -185,10 +185,14 @@ impl Watched {
         const NEAR: u64 = 64 * PAGE;
         let (files, own): (Vec<Look>, Vec<Look>) =
             (userfault::looks(&self.mappings).into_iter()).partition(|look| look.files);
-        let whole = |looks: &[Look]| looks.iter().map(|look| (look.start, look.end)).collect();
+        let whole = |looks: &[Look]| -> Ranges {
+            looks.iter().map(|look| (look.start, look.end)).collect()
+        };
         let changed = userfault::scan_changed(&self.pagemap, &own)?;
         let unsure = changed.or(&self.owed).or(&private.minus(there));
-        let closely = unsure.and(&whole(&own)).joined(NEAR);
+        // What lies between two of them may be a file's.
+        let own = whole(&own);
+        let closely = unsure.and(&own).joined(NEAR).and(&own);
         let mut looks = files.clone();
         looks.extend(closely.iter().map(|(start, end)| Look {
             start,

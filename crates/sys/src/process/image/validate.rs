@@ -239,7 +239,7 @@ fn path(path: &[u8]) -> Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{decode, encode};
+    use super::super::{PagesIn, decode, encode};
     use super::*;
     use proptest::prelude::*;
 
