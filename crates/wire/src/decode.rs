@@ -2,13 +2,15 @@
 //! ([`VERSION`]), body in postcard.
 
 use crate::frame::{Frame, FrameOf};
-use crate::migration::MoveFrame;
+use crate::migration::{MoveFrame, MoveFrameOf};
 use bytes::{Buf, Bytes, BytesMut};
 
 /// The format this crate speaks.
 pub const VERSION: u8 = 1;
 /// The most a frame's length field may say, in bytes (version byte and body).
 pub const LENGTH_MAX: usize = 16 << 20;
+/// For frames up to this length, memory is there from their first bytes on.
+const ORDINARY_MAX: usize = 512 << 10;
 /// Bytes of the length field.
 const LENGTH_BYTES: usize = 4;
 
@@ -54,13 +56,7 @@ pub fn encode(frame: &Frame, out: &mut Vec<u8>) -> Result<(), FrameError> {
     out.reserve(LENGTH_BYTES + 1 + size_estimate(frame));
     out.extend_from_slice(&[0; LENGTH_BYTES]);
     out.push(VERSION);
-    // Writing to memory cannot fail; a type that postcard cannot write would be a defect of `frame`.
-    let written =
-        postcard::to_extend(frame, std::mem::take(out)).map_err(|error| FrameError::Malformed {
-            length: 0,
-            cause: error.to_string(),
-        })?;
-    *out = written;
+    *out = postcard::to_extend(frame, std::mem::take(out)).map_err(unwritable)?;
     let length = out.len() - start - LENGTH_BYTES;
     if length > LENGTH_MAX {
         out.truncate(start);
@@ -69,6 +65,45 @@ pub fn encode(frame: &Frame, out: &mut Vec<u8>) -> Result<(), FrameError> {
     let field = (length as u32).to_be_bytes();
     out[start..start + LENGTH_BYTES].copy_from_slice(&field);
     Ok(())
+}
+
+/// A frame in two parts, to be sent one after the other: of a large piece no copy is made.
+///
+/// # Errors
+/// As [`encode`].
+pub fn encode_in_parts(frame: &Frame) -> Result<(Vec<u8>, Bytes), FrameError> {
+    let mut front = Vec::new();
+    let Frame::Move {
+        id,
+        frame: MoveFrame::Piece { kind, more, bytes },
+    } = frame
+    else {
+        encode(frame, &mut front)?;
+        return Ok((front, Bytes::new()));
+    };
+    // What stands in a frame before bytes is how many they are; and here they are its end.
+    let piece = FrameOf::Move {
+        id: *id,
+        frame: MoveFrameOf::Piece {
+            kind: *kind,
+            more: *more,
+            bytes: bytes.len(),
+        },
+    };
+    front.extend_from_slice(&[0; LENGTH_BYTES]);
+    front.push(VERSION);
+    let mut front = postcard::to_extend(&piece, front).map_err(unwritable)?;
+    let length = front.len() - LENGTH_BYTES + bytes.len();
+    if length > LENGTH_MAX {
+        return Err(FrameError::TooLong(length as u64));
+    }
+    front[..LENGTH_BYTES].copy_from_slice(&(length as u32).to_be_bytes());
+    Ok((front, bytes.clone()))
+}
+
+/// Writing to memory cannot fail; a type that postcard cannot write would be a defect of a frame.
+fn unwritable(error: postcard::Error) -> FrameError {
+    malformed(0, &error.to_string())
 }
 
 /// About how many bytes the body takes; only saves growing `out` step by step.
@@ -91,7 +126,7 @@ fn size_estimate(frame: &Frame) -> usize {
 
 /// Takes bytes in pieces of any size and gives frames.
 ///
-/// Memory grows with the bytes that arrived, never with what a length field promises.
+/// Memory grows with the bytes that arrived; what a length field promises counts only up to half a mebibyte.
 #[derive(Debug, Default)]
 pub struct Decoder {
     buffer: BytesMut,
@@ -106,6 +141,14 @@ impl Decoder {
     /// Takes the next bytes of the channel.
     pub fn feed(&mut self, chunk: &[u8]) {
         self.buffer.extend_from_slice(chunk);
+        // Frames of an ordinary length are not moved step by step into larger memory.
+        if let Some(field) = self.buffer.first_chunk::<LENGTH_BYTES>() {
+            let length = u32::from_be_bytes(*field) as usize;
+            let missing = (LENGTH_BYTES + length).saturating_sub(self.buffer.len());
+            if length <= ORDINARY_MAX {
+                self.buffer.reserve(missing);
+            }
+        }
     }
 
     /// The buffer itself, for a reader that appends to it without a copy. Only append.

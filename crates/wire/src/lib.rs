@@ -18,7 +18,7 @@ mod packet;
 mod record;
 pub mod rserpool;
 
-pub use decode::{Decoder, FrameError, LENGTH_MAX, VERSION, encode};
+pub use decode::{Decoder, FrameError, LENGTH_MAX, VERSION, encode, encode_in_parts};
 pub use flow::{Flow, FlowError, Protocol};
 pub use frame::{BatchId, Frame};
 pub use migration::MoveId;

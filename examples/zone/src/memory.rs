@@ -11,7 +11,10 @@ const PAGES_PER_MIB: usize = 256;
 /// From one portion to the next.
 const PORTION: Duration = Duration::from_millis(10);
 
-type Page = [u64; WORDS];
+/// A page where the machine's are: what is written into one changes no other.
+#[derive(Clone)]
+#[repr(align(4096))]
+struct Page([u64; WORDS]);
 
 /// Pages, and in which order they are written.
 pub struct Memory {
@@ -29,7 +32,7 @@ impl Memory {
     pub fn new(mib: usize) -> Self {
         let count = mib * PAGES_PER_MIB;
         let mut memory = Self {
-            pages: vec![[0; WORDS]; count],
+            pages: vec![Page([0; WORDS]); count],
             writings: vec![0; count],
             order: (0..count as u32).collect(),
             next: 0,
@@ -97,13 +100,16 @@ fn words(number: usize, writing: u32) -> impl Iterator<Item = u64> {
 }
 
 fn write(page: &mut Page, number: usize, writing: u32) {
-    for (word, value) in page.iter_mut().zip(words(number, writing)) {
+    for (word, value) in page.0.iter_mut().zip(words(number, writing)) {
         *word = value;
     }
 }
 
 fn is(page: &Page, number: usize, writing: u32) -> bool {
-    page.iter().copied().eq(words(number, writing).take(WORDS))
+    page.0
+        .iter()
+        .copied()
+        .eq(words(number, writing).take(WORDS))
 }
 
 fn step(mut state: u64) -> u64 {
@@ -130,7 +136,7 @@ mod tests {
     #[test]
     fn a_page_that_was_changed_is_noticed() {
         let mut memory = Memory::new(1);
-        memory.pages[7][511] ^= 1;
+        memory.pages[7].0[511] ^= 1;
         let wrong = (0..PAGES_PER_MIB).filter(|_| !memory.write_next()).count();
         assert_eq!(wrong, 1);
     }

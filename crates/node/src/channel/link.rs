@@ -8,7 +8,8 @@ use std::collections::VecDeque;
 use std::io::{self, BufRead, IoSlice, Write};
 use std::time::Duration;
 
-use holdfast_wire::{Decoder, Frame, FrameError, encode};
+use bytes::{Buf, Bytes};
+use holdfast_wire::{Decoder, Frame, FrameError, encode_in_parts};
 use rustls::Connection;
 use rustls::pki_types::CertificateDer;
 use tokio::net::TcpStream;
@@ -48,13 +49,30 @@ pub(super) struct Link {
     pub(super) rate: Rate,
 }
 
-/// Encoded frames that TLS has not taken yet.
+/// Encoded frames that TLS has not taken yet, in parts.
 #[derive(Default)]
 struct Backlog {
-    frames: VecDeque<Vec<u8>>,
-    /// Bytes of the first that TLS has taken.
-    taken: usize,
+    parts: VecDeque<Bytes>,
     bytes: usize,
+}
+
+/// A frame as it is sent, in parts.
+pub(super) struct Encoded {
+    front: Vec<u8>,
+    rest: Bytes,
+}
+
+impl Encoded {
+    /// If it can be sent at all.
+    pub(super) fn new(frame: &Frame) -> Result<Encoded, FrameError> {
+        let (front, rest) = encode_in_parts(frame)?;
+        Ok(Encoded { front, rest })
+    }
+
+    /// All its bytes.
+    pub(super) fn len(&self) -> usize {
+        self.front.len() + self.rest.len()
+    }
 }
 
 impl Link {
@@ -79,17 +97,11 @@ impl Link {
 
     /// Encodes, encrypts and writes as much as the socket takes; the rest follows from the connection's task.
     pub(super) fn send(&self, frame: &Frame) -> Result<(), LinkError> {
-        let mut bytes = Vec::new();
-        encode(frame, &mut bytes)?;
-        self.send_encoded(bytes)
+        self.send_encoded(Encoded::new(frame)?)
     }
 
-    pub(super) fn send_encoded(&self, bytes: Vec<u8>) -> Result<(), LinkError> {
-        {
-            let mut backlog = self.backlog.borrow_mut();
-            backlog.bytes += bytes.len();
-            backlog.frames.push_back(bytes);
-        }
+    pub(super) fn send_encoded(&self, frame: Encoded) -> Result<(), LinkError> {
+        self.backlog.borrow_mut().put(frame);
         match self.stalled.get() {
             true => Ok(()),
             false => self.flush(),
@@ -274,19 +286,37 @@ impl Drop for Link {
 }
 
 impl Backlog {
-    /// Moves a chunk into `tls`; false if there is nothing.
+    fn put(&mut self, Encoded { front, rest }: Encoded) {
+        self.bytes += front.len() + rest.len();
+        let parts = [Bytes::from(front), rest];
+        let parts = parts.into_iter().filter(|part| !part.is_empty());
+        self.parts.extend(parts);
+    }
+
+    /// Moves a chunk into `tls`, which makes as few records of it as it can; false if there is nothing.
     fn move_into(&mut self, tls: &mut Connection) -> Result<bool, LinkError> {
-        let Some(first) = self.frames.front() else {
+        let (mut slices, mut room) = (Vec::new(), CHUNK_BYTES);
+        for part in &self.parts {
+            let slice = &part[..part.len().min(room)];
+            slices.push(IoSlice::new(slice));
+            room -= slice.len();
+            if room == 0 {
+                break;
+            }
+        }
+        if slices.is_empty() {
             return Ok(false);
-        };
-        let end = first.len().min(self.taken + CHUNK_BYTES);
-        let chunk = &first[self.taken..end];
-        tls.writer().write_all(chunk).map_err(LinkError::Io)?;
-        self.bytes -= chunk.len();
-        self.taken = end;
-        if end == first.len() {
-            self.frames.pop_front();
-            self.taken = 0;
+        }
+        let written = tls.writer().write_vectored(&slices);
+        let mut written = written.map_err(LinkError::Io)?;
+        self.bytes -= written;
+        while let Some(first) = self.parts.front_mut().filter(|_| written > 0) {
+            let part = first.len().min(written);
+            written -= part;
+            first.advance(part);
+            if first.is_empty() {
+                self.parts.pop_front();
+            }
         }
         Ok(true)
     }
@@ -307,11 +337,4 @@ impl Write for Socket<'_> {
     fn flush(&mut self) -> io::Result<()> {
         Ok(())
     }
-}
-
-/// Whether a frame can be sent at all.
-pub(super) fn encoded(frame: &Frame) -> Result<Vec<u8>, FrameError> {
-    let mut bytes = Vec::new();
-    encode(frame, &mut bytes)?;
-    Ok(bytes)
 }

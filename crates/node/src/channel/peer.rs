@@ -8,7 +8,7 @@ use holdfast_wire::{Frame, NodeId};
 use tokio::sync::Notify;
 
 use super::events::{PeerEvent, Queue};
-use super::link::Link;
+use super::link::{Encoded, Link};
 use super::stats::{PeerStats, Smoothed};
 use super::{LinkError, SendError};
 use crate::config;
@@ -92,17 +92,17 @@ impl Peer {
     }
 
     /// Sends a frame on the dialled connection.
-    pub(super) fn send(&self, bytes: Vec<u8>, queue_bytes: usize) -> Result<(), SendError> {
+    pub(super) fn send(&self, frame: Encoded, queue_bytes: usize) -> Result<(), SendError> {
         let peer = self.id();
         let outgoing = self.outgoing.borrow();
         let Some(Greeted { link, .. }) = outgoing.as_ref().filter(|_| self.up.get()) else {
             return Err(SendError::NotConnected(peer));
         };
         let queued_bytes = link.queued_bytes();
-        if queued_bytes > 0 && queued_bytes + bytes.len() > queue_bytes {
+        if queued_bytes > 0 && queued_bytes + frame.len() > queue_bytes {
             return Err(SendError::Full { peer, queued_bytes });
         }
-        link.send_encoded(bytes).map_err(|why| {
+        link.send_encoded(frame).map_err(|why| {
             // The connection's task reports the loss; it must not be reported from within the caller's call.
             link.close(why);
             SendError::NotConnected(peer)

@@ -9,7 +9,7 @@ use holdfast_wire::{Frame, NodeId};
 use tokio::task::AbortHandle;
 
 use super::events::Queue;
-use super::link::encoded;
+use super::link::Encoded;
 use super::peer::Peer;
 use super::{LinkError, Options, PeerStats, SendError};
 use crate::limit::LogLimit;
@@ -49,7 +49,7 @@ impl Peers {
         if !peer.is_up() {
             return Err(SendError::NotConnected(to));
         }
-        peer.send(encoded(frame)?, self.table.options.timing.queue_bytes)
+        peer.send(Encoded::new(frame)?, self.table.options.timing.queue_bytes)
     }
 
     /// Whether both directions to `peer` work.

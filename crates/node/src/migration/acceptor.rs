@@ -12,7 +12,7 @@ use holdfast_sys::priority::Hurry;
 use holdfast_sys::process::acceptor::{ClockOffsets, Restorer};
 use holdfast_sys::process::digest::Digest;
 use holdfast_sys::process::donor::Held;
-use holdfast_sys::process::image::{Clocks, Descriptors, Frozen, Pages, Tree, decode};
+use holdfast_sys::process::image::{Clocks, Descriptors, Frozen, Tree, decode};
 use holdfast_sys::process::sockets::Sockets;
 use holdfast_sys::tcp_repair::{Settled, WindowProbe};
 use holdfast_wire::MoveId;
@@ -20,7 +20,7 @@ use rustix::time::ClockId;
 
 use super::connections::{self, States};
 use super::pack::unpack;
-use super::pieces::{Incoming, Kind};
+use super::pieces::{Incoming, Kind, Message};
 use super::policy::Policy;
 use super::records::{Entry, Record};
 use super::residents::Came;
@@ -136,7 +136,7 @@ impl Taking {
             }
             match job {
                 Job::Build(token) => self.building = Some(token),
-                Job::Piece { kind, more, bytes } => self.piece(kind, more, &bytes),
+                Job::Piece { kind, more, bytes } => self.piece(kind, more, bytes),
                 Job::Restore(token, entry) => {
                     let result = self.restore(&entry);
                     self.done(token, Results::Restored(result));
@@ -169,8 +169,9 @@ impl Taking {
     }
 
     /// Takes a piece. After a problem only its bytes are counted.
-    fn piece(&mut self, kind: u8, more: bool, bytes: &[u8]) {
+    fn piece(&mut self, kind: u8, more: bool, bytes: Bytes) {
         let (began, mut problem) = (Instant::now(), None);
+        let count = bytes.len() as u64;
         if self.problem.is_none()
             && let Err(why) = self.take(kind, more, bytes)
         {
@@ -180,13 +181,13 @@ impl Taking {
         }
         self.teller.tell(Told::Took {
             id: self.id,
-            bytes: bytes.len() as u64,
+            bytes: count,
             busy_us: u64::try_from(began.elapsed().as_micros()).unwrap_or(u64::MAX),
             problem,
         });
     }
 
-    fn take(&mut self, kind: u8, more: bool, bytes: &[u8]) -> Result<(), String> {
+    fn take(&mut self, kind: u8, more: bool, bytes: Bytes) -> Result<(), String> {
         let Some((kind, message)) = self.incoming.take(kind, more, bytes)? else {
             return Ok(());
         };
@@ -194,12 +195,16 @@ impl Taking {
             Kind::Freezing => self.steps = Steps::begin(),
             _ => self.steps.done("wait"),
         }
-        self.take_message(kind, &message)?;
+        self.take_message(kind, message)?;
         self.steps.done(kind.name());
         Ok(())
     }
 
-    fn take_message(&mut self, kind: Kind, message: &[u8]) -> Result<(), String> {
+    fn take_message(&mut self, kind: Kind, message: Message) -> Result<(), String> {
+        if kind == Kind::Pages {
+            return self.there()?.pages_message(&message.0).map_err(text);
+        }
+        let message = &message.whole();
         match kind {
             Kind::Tree => {
                 let tree: Tree = decode(message).map_err(text)?;
@@ -207,10 +212,9 @@ impl Taking {
                 self.restorer(tree.clocks)?.tree(&tree).map_err(text)?;
                 self.built(Ok(()));
             }
-            Kind::PackedPages => self.take_message(Kind::Pages, &unpack(message)?)?,
-            Kind::Pages => {
-                let pages: Pages = decode(message).map_err(text)?;
-                self.there()?.pages(&pages).map_err(text)?;
+            Kind::Pages | Kind::PackedPages => {
+                let pages = unpack(message)?;
+                self.there()?.pages_message(&[pages]).map_err(text)?;
             }
             Kind::Descriptors | Kind::LastDescriptors => self.descriptors(kind, message)?,
             Kind::Seen | Kind::Sockets | Kind::LastSockets => {

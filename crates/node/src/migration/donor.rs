@@ -24,6 +24,13 @@ use super::told::Teller;
 /// Bytes of memory in one message.
 const PAGES_BYTES: u64 = 1 << 20;
 
+/// After so many short looks at memory there is no other in a round.
+const TOUCHES_MAX: u32 = 16;
+/// Another is worth it where this finds so much less than the one before.
+const SHRINKS: f64 = 0.8;
+/// So few bytes are not worth another.
+const FEW_BYTES: u64 = 128 << 10;
+
 /// What a donor's thread is to do.
 #[derive(Debug)]
 pub(super) enum Job {
@@ -163,7 +170,7 @@ impl Giving {
         let mut round = tracker.round().map_err(text)?;
         self.send_tree(&round.tree)?;
         while let Some(pages) = tracker.read(&mut round, PAGES_BYTES).map_err(text)? {
-            self.outgoing.send_pages(encode(&pages).map_err(text)?)?;
+            self.outgoing.send_pages(pages)?;
         }
         connections.options_are_read();
         let found = connections.there(tracker.descriptors().map_err(text)?);
@@ -179,17 +186,47 @@ impl Giving {
         self.connections = Some(connections);
         self.outgoing.taken()?;
         self.tell_sockets();
+        let (dirty, dirtied_in) = self.touch_up(tracker, began)?;
         let duration = began.elapsed();
         let threads: usize = round.tree.processes.iter().map(|of| of.threads.len()).sum();
         Ok(RoundReport {
             copied: self.outgoing.sent - before.0,
             saved: self.outgoing.saved - before.1,
-            dirty: tracker.dirty_bytes().map_err(text)?,
+            dirty,
+            dirtied_in,
             duration,
             threads: u32::try_from(threads).unwrap_or(u32::MAX),
             sockets: u32::try_from(self.places.list().len()).unwrap_or(u32::MAX),
             ..RoundReport::default()
         })
+    }
+
+    /// Sends what was changed since the round `began`, and again what was changed meanwhile, as long as that gets less: a short
+    /// look has short ones behind it, a whole round does not. Gives about how many bytes were changed since the last look, and
+    /// in how long.
+    fn touch_up(
+        &mut self,
+        tracker: &mut Tracker,
+        began: Instant,
+    ) -> Result<(u64, Duration), String> {
+        let (mut before, mut last) = (began, u64::MAX);
+        for _ in 0..TOUCHES_MAX {
+            let looked = Instant::now();
+            let mut round = tracker.touch_up();
+            let changed = round.bytes();
+            while let Some(pages) = tracker.read(&mut round, PAGES_BYTES).map_err(text)? {
+                self.outgoing.send_pages(pages)?;
+            }
+            self.outgoing.taken()?;
+            let rate = changed as f64 / (looked - before).as_secs_f64().max(1e-6);
+            let less = (changed as f64) < last as f64 * SHRINKS;
+            (before, last) = (looked, changed);
+            let since = looked.elapsed();
+            if !less || changed < FEW_BYTES {
+                return Ok(((rate * since.as_secs_f64()) as u64, since));
+            }
+        }
+        Ok((last, before.elapsed()))
     }
 
     fn send_tree(&mut self, tree: &Tree) -> Result<(), String> {

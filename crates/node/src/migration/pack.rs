@@ -61,8 +61,8 @@ pub(super) struct Packer {
 }
 
 impl Packer {
-    /// The message compressed, if it is there sooner then. `rate` is that of the way, bytes a second.
-    pub(super) fn pack(&mut self, message: &[u8], rate: Option<f64>) -> Option<Vec<u8>> {
+    /// A message in parts, compressed, if it is there sooner then. `rate` is that of the way, bytes a second.
+    pub(super) fn pack(&mut self, parts: &[&[u8]], rate: Option<f64>) -> Option<Vec<u8>> {
         if !self.packing {
             self.rate = rate;
         }
@@ -72,7 +72,8 @@ impl Packer {
             return None;
         }
         let began = Instant::now();
-        let packed = compress_prepend_size(message);
+        let message = parts.concat();
+        let packed = compress_prepend_size(&message);
         self.packing = pays(message.len(), packed.len(), began.elapsed(), rate);
         if !self.packing {
             self.wait = AGAIN;
@@ -133,11 +134,11 @@ mod tests {
         let even = vec![7; 1 << 20];
         let mut packer = Packer::default();
         assert_eq!(
-            packer.pack(&even, None),
+            packer.pack(&[&even], None),
             None,
             "nothing is known of the way"
         );
-        let packed = packer.pack(&even, Some(1.0)).expect("a slow way");
+        let packed = packer.pack(&[&even], Some(1.0)).expect("a slow way");
         assert!(packed.len() < even.len() / 10);
         assert!(unpack(&packed) == Ok(even.clone()));
 
@@ -149,11 +150,11 @@ mod tests {
             state as u8
         });
         let noise: Vec<u8> = noise.take(1 << 16).collect();
-        assert_eq!(packer.pack(&noise, Some(1.0)), None);
+        assert_eq!(packer.pack(&[&noise], Some(1.0)), None);
         for _ in 0..AGAIN {
-            assert_eq!(packer.pack(&even, Some(1.0)), None, "not yet again");
+            assert_eq!(packer.pack(&[&even], Some(1.0)), None, "not yet again");
         }
-        assert!(packer.pack(&even, Some(1.0)).is_some());
+        assert!(packer.pack(&[&even], Some(1.0)).is_some());
     }
 
     #[test]

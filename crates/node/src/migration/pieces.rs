@@ -8,6 +8,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
+use holdfast_sys::process::image::{MESSAGE_MAX, Pages};
 use holdfast_wire::{MoveId, NodeId};
 
 use super::pack::{Pace, Packer};
@@ -184,19 +185,30 @@ impl Outgoing {
     }
 
     /// Sends memory, compressed where that is the faster way.
-    pub(super) fn send_pages(&mut self, pages: Vec<u8>) -> Result<(), String> {
-        match self.packer.pack(&pages, self.window.rate()) {
+    pub(super) fn send_pages(&mut self, pages: Pages) -> Result<(), String> {
+        let (front, content) = pages.into_message().map_err(|error| error.to_string())?;
+        match self.packer.pack(&[&front, &content], self.window.rate()) {
             Some(packed) => {
-                self.saved += (pages.len() - packed.len()) as u64;
+                self.saved += (front.len() + content.len() - packed.len()) as u64;
                 self.send(Kind::PackedPages, packed)
             }
-            None => self.send(Kind::Pages, pages),
+            None => {
+                self.send_some(Kind::Pages, !content.is_empty(), front.into())?;
+                match content.is_empty() {
+                    true => Ok(()),
+                    false => self.send(Kind::Pages, content),
+                }
+            }
         }
     }
 
     /// Sends a message, as soon as there is room for each of its pieces.
     pub(super) fn send(&mut self, kind: Kind, message: Vec<u8>) -> Result<(), String> {
-        let mut rest = Bytes::from(message);
+        self.send_some(kind, false, message.into())
+    }
+
+    /// Sends a message, or a part of it that is not its last.
+    fn send_some(&mut self, kind: Kind, more: bool, mut rest: Bytes) -> Result<(), String> {
         loop {
             let bytes = rest.split_to(rest.len().min(PIECE_BYTES));
             let mut room = self.window.wait(bytes.len())?;
@@ -204,15 +216,15 @@ impl Outgoing {
             room.pace.sends(Instant::now());
             drop(room);
             self.sent += bytes.len() as u64;
-            let more = !rest.is_empty();
+            let last = rest.is_empty();
             self.teller.tell(Told::Piece {
                 id: self.id,
                 to: self.to,
                 kind: kind as u8,
-                more,
+                more: more || !last,
                 bytes,
             });
-            if !more {
+            if last {
                 return Ok(());
             }
         }
@@ -228,7 +240,23 @@ impl Outgoing {
 #[derive(Debug, Default)]
 pub(super) struct Incoming {
     begun: Option<Kind>,
-    bytes: Vec<u8>,
+    pieces: Vec<Bytes>,
+    bytes: usize,
+}
+
+/// A message as it came: in pieces.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Message(pub(super) Vec<Bytes>);
+
+impl Message {
+    /// In one piece.
+    pub(super) fn whole(self) -> Bytes {
+        let Message(mut pieces) = self;
+        match pieces.len() {
+            1 => pieces.swap_remove(0),
+            _ => pieces.concat().into(),
+        }
+    }
 }
 
 impl Incoming {
@@ -237,22 +265,23 @@ impl Incoming {
         &mut self,
         number: u8,
         more: bool,
-        bytes: &[u8],
-    ) -> Result<Option<(Kind, Vec<u8>)>, String> {
+        bytes: Bytes,
+    ) -> Result<Option<(Kind, Message)>, String> {
         let kind = Kind::from_number(number)
             .ok_or("a piece of a kind that is not known: run the same release on both nodes")?;
         if *self.begun.get_or_insert(kind) != kind {
             return Err("pieces of two messages are mixed".to_owned());
         }
-        if self.bytes.len() + bytes.len() > holdfast_sys::process::image::MESSAGE_MAX {
+        self.bytes += bytes.len();
+        if self.bytes > MESSAGE_MAX {
             return Err("a message is too long".to_owned());
         }
-        self.bytes.extend_from_slice(bytes);
+        self.pieces.push(bytes);
         if more {
             return Ok(None);
         }
-        self.begun = None;
-        Ok(Some((kind, std::mem::take(&mut self.bytes))))
+        (self.begun, self.bytes) = (None, 0);
+        Ok(Some((kind, Message(std::mem::take(&mut self.pieces)))))
     }
 }
 
@@ -290,7 +319,7 @@ mod tests {
             };
             on_its_way += bytes.len();
             assert!(on_its_way <= WINDOW_BYTES);
-            if let Some(message) = incoming.take(kind, more, &bytes).expect("a piece") {
+            if let Some(message) = incoming.take(kind, more, bytes).expect("a piece") {
                 window.taken(on_its_way as u64, Duration::ZERO);
                 break message;
             }
@@ -299,7 +328,8 @@ mod tests {
                 on_its_way = 0;
             }
         };
-        assert!(received == (Kind::Pages, expected));
+        let (kind, message) = received;
+        assert!((kind, message.whole()) == (Kind::Pages, expected.into()));
         assert_eq!(sender.join().expect("it does not panic"), Ok(()));
     }
 
@@ -318,8 +348,9 @@ mod tests {
     #[test]
     fn pieces_that_do_not_fit_are_refused() {
         let mut incoming = Incoming::default();
-        assert!(incoming.take(99, false, b"").is_err());
-        assert_eq!(incoming.take(Kind::Tree as u8, true, b"a"), Ok(None));
-        assert!(incoming.take(Kind::Pages as u8, false, b"b").is_err());
+        assert!(incoming.take(99, false, Bytes::new()).is_err());
+        let mut take = |kind: Kind, more| incoming.take(kind as u8, more, Bytes::from("a"));
+        assert_eq!(take(Kind::Tree, true), Ok(None));
+        assert!(take(Kind::Pages, false).is_err());
     }
 }

@@ -191,8 +191,10 @@ pub struct RoundReport {
     pub copied: u64,
     /// Bytes more that they would have been without compression.
     pub saved: u64,
-    /// Bytes found changed at its end: the next round, or the freeze, would send these.
+    /// Bytes changed since memory was looked at last, about: the next round, or the freeze, would send these.
     pub dirty: u64,
+    /// In how long they were changed.
+    pub dirtied_in: Duration,
     /// How long it took, from the scan to the last byte's leaving.
     pub duration: Duration,
     /// As in [`CheckReport`], now.

@@ -137,13 +137,13 @@ impl Migration {
             return;
         };
         given.load = Load {
-            dirty: model.dirty_at_freeze(report.dirty, report.duration),
+            dirty: model.dirty_at_freeze(report.dirty, report.dirtied_in),
             sockets: given.options.sockets_in_freeze(report.sockets),
             threads: report.threads,
         };
         let predicted = model.predict(given.options.sockets, given.load);
         given.summary.predicted = predicted;
-        let seconds = report.duration.as_secs_f64().max(1e-6);
+        let seconds = report.dirtied_in.as_secs_f64().max(1e-6);
         self.core.event(Event::Round {
             id,
             round: given.rounds.count,

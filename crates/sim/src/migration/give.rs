@@ -115,6 +115,7 @@ impl World {
             copied: 1 << 20,
             saved: 1 << 18,
             dirty,
+            dirtied_in: duration,
             duration,
             threads: 1,
             sockets: of.image.flows.len() as u32,

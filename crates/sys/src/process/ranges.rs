@@ -62,6 +62,18 @@ impl Ranges {
         found
     }
 
+    /// The same with what lies between two ranges, where that is at most so much.
+    pub fn joined(&self, near: u64) -> Self {
+        let mut found = Self::default();
+        for (start, end) in self.iter() {
+            match found.0.last_mut() {
+                Some(last) if start - last.1 <= near => last.1 = end,
+                _ => found.push(start, end),
+            }
+        }
+        found
+    }
+
     /// What is in either.
     pub fn or(&self, other: &Self) -> Self {
         let mut all: Vec<(u64, u64)> = self.iter().chain(other.iter()).collect();
@@ -91,6 +103,13 @@ mod tests {
             .filter(|bit| bits & (1 << bit) != 0)
             .map(|bit| (bit, bit + 1))
             .collect()
+    }
+
+    #[test]
+    fn neighbours_are_joined() {
+        let some: Ranges = [(0, 2), (4, 5), (9, 10)].into_iter().collect();
+        assert_eq!(some.joined(2).0, [(0, 5), (9, 10)]);
+        assert_eq!(some.joined(1), some);
     }
 
     proptest! {

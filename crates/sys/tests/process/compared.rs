@@ -60,7 +60,7 @@ fn make(
     restorer.tree(stopped.tree())?;
     while let Some(mut pages) = stopped.read(1 << 20)? {
         on_pages(&mut pages);
-        restorer.pages(&pages)?;
+        restorer.pages(pages)?;
     }
     restorer.descriptors(first, &BTreeMap::new())?;
     restorer.last_descriptors(&stopped.descriptors()?, &BTreeMap::new())?;

@@ -95,7 +95,7 @@ fn move_measured(root: i32, from: &Host, to: &Host) -> Steps {
         .expect("made");
     steps.time("read and write pages", || {
         while let Some(pages) = stopped.read(1 << 20).expect("read") {
-            restorer.pages(&pages).expect("written");
+            restorer.pages(pages).expect("written");
         }
     });
     to.enter();
@@ -138,7 +138,7 @@ fn copy(
         let mut round = tracker.round().expect("a round");
         restorer.tree(&round.tree).expect("made");
         while let Some(pages) = tracker.read(&mut round, 1 << 20).expect("read") {
-            restorer.pages(&pages).expect("written");
+            restorer.pages(pages).expect("written");
         }
         let found = steps.time(name, || tracker.descriptors()).expect("looks");
         to.enter();

@@ -205,7 +205,7 @@ pub fn migrate_until(tree: Tree, to: &Host, last: Step) -> Result<Left, Error> {
     while last >= Step::LastPages
         && let Some(pages) = stopped.read(1 << 20)?
     {
-        acceptor.restorer.pages(&pages)?;
+        acceptor.restorer.pages(pages)?;
     }
     let memory = began.elapsed();
     if last >= Step::LastDescriptors {
@@ -256,12 +256,18 @@ fn copy(
             return Ok(false);
         }
         while let Some(pages) = tracker.read(&mut round, 1 << 20)? {
-            acceptor.restorer.pages(&pages)?;
+            acceptor.restorer.pages(pages)?;
         }
         if last < step(Step::FirstDescriptors) {
             return Ok(false);
         }
         acceptor.descriptors(from, &tracker.descriptors()?, false)?;
+        for _ in 0..2 {
+            let mut changed = tracker.touch_up();
+            while let Some(pages) = tracker.read(&mut changed, 1 << 20)? {
+                acceptor.restorer.pages(pages)?;
+            }
+        }
     }
     Ok(true)
 }

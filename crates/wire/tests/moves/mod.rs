@@ -5,7 +5,7 @@ use holdfast_wire::frame::AcceptorTimes;
 use holdfast_wire::migration::{
     FlowAt, MoveFrame, MoveId, Offer, PeerConnections, SocketStrategy, StepTime, TranslateStep,
 };
-use holdfast_wire::{Flow, Frame, NodeId, Protocol, encode};
+use holdfast_wire::{Flow, Frame, NodeId, Protocol, encode, encode_in_parts};
 use proptest::collection::vec;
 use proptest::prelude::*;
 
@@ -179,4 +179,15 @@ fn the_frames_of_a_move_stay_what_they_are() {
         0, 0, 0, 23, 1, 12, 2, 3, 4, 3, 1, 1, 0, 0, 10, 0, 0, 1, 80, 0, 10, 0, 1, 2, 0x92, 0x21, 7,
     ];
     assert_eq!(bytes[..], expected[..]);
+}
+
+proptest! {
+    #[test]
+    fn a_frame_in_parts_has_the_same_bytes(frame in of_a_move()) {
+        let mut whole = Vec::new();
+        encode(&frame, &mut whole).expect("small");
+        let (mut front, rest) = encode_in_parts(&frame).expect("small");
+        front.extend(rest);
+        prop_assert_eq!(front, whole);
+    }
 }

@@ -94,7 +94,7 @@ impl Giving {
         self.send_tree(stopped.tree())?;
         self.steps.done("tree");
         while let Some(pages) = stopped.read(PAGES_BYTES).map_err(text)? {
-            self.outgoing.send_pages(encode(&pages).map_err(text)?)?;
+            self.outgoing.send_pages(pages)?;
         }
         self.steps.done("memory");
         let state = stopped.state().map_err(text)?;

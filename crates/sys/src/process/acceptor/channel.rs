@@ -9,6 +9,9 @@ use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 
+/// Memory for messages that is not given back after each.
+const KEPT_MAX: usize = 4 << 20;
+
 /// What comes next on the channel. All but `Start` carry bytes of an image, to be decoded by who uses them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
@@ -76,17 +79,26 @@ impl Reply {
     }
 }
 
-/// Sends a piece of an image.
-pub(super) fn send(channel: &mut UnixStream, kind: Kind, bytes: &[u8]) -> io::Result<()> {
+/// Sends a piece of an image, which may lie in several places.
+pub(super) fn send<P>(channel: &mut UnixStream, kind: Kind, parts: &[P]) -> io::Result<()>
+where
+    P: AsRef<[u8]>,
+{
     let mut head = [0; 9];
     head[0] = kind as u8;
-    head[1..].copy_from_slice(&(bytes.len() as u64).to_le_bytes());
+    let length: usize = parts.iter().map(|part| part.as_ref().len()).sum();
+    head[1..].copy_from_slice(&(length as u64).to_le_bytes());
     channel.write_all(&head)?;
-    channel.write_all(bytes)
+    parts
+        .iter()
+        .try_for_each(|part| channel.write_all(part.as_ref()))
 }
 
-/// Receives a piece of an image; nothing at the end of the channel.
-pub(super) fn receive(channel: &mut UnixStream) -> io::Result<Option<(Kind, Vec<u8>)>> {
+/// Receives a piece of an image, in memory that is used again each time; nothing at the end of the channel.
+pub(super) fn receive<'a>(
+    channel: &mut UnixStream,
+    memory: &'a mut Vec<u8>,
+) -> io::Result<Option<(Kind, &'a [u8])>> {
     let mut head = [0; 9];
     match channel.read_exact(&mut head) {
         Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(None),
@@ -99,8 +111,11 @@ pub(super) fn receive(channel: &mut UnixStream) -> io::Result<Option<(Kind, Vec<
         .ok()
         .filter(|length| *length <= MESSAGE_MAX)
         .ok_or_else(wrong)?;
-    let mut bytes = vec![0; length];
-    channel.read_exact(&mut bytes)?;
+    if memory.len() < length || memory.len() > KEPT_MAX.max(length) {
+        *memory = vec![0; length];
+    }
+    let bytes = &mut memory[..length];
+    channel.read_exact(bytes)?;
     Ok(Some((kind, bytes)))
 }
 

@@ -7,7 +7,7 @@ use crate::priority::Hurry;
 use crate::process::donor::features;
 use crate::process::error::{Error, Result};
 use crate::process::files::Stock;
-use crate::process::image::{Content, Frozen, Pages, Process, Run, Space, Tree, each};
+use crate::process::image::{Content, Frozen, PagesIn, Process, Run, Space, Tree, each};
 use crate::process::procfs;
 use crate::process::trace::{Memory, Stop, wait_for};
 use std::collections::HashMap;
@@ -81,7 +81,7 @@ impl Restoration {
     }
 
     /// Writes memory.
-    pub fn pages(&mut self, pages: &Pages) -> Result<()> {
+    pub fn pages(&mut self, pages: &PagesIn<'_>) -> Result<()> {
         for (alike, bytes) in pages.alike() {
             match (alike[0].space, alike[0].content) {
                 (Space::Process(index), Content::Bytes) => {

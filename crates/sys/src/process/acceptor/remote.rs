@@ -170,8 +170,17 @@ impl Restorer {
     ///
     /// # Errors
     /// What the restorer says.
-    pub fn pages(&mut self, pages: &Pages) -> Result<()> {
-        self.ask(Kind::Pages, &encode(pages)?).map(drop)
+    pub fn pages(&mut self, pages: Pages) -> Result<()> {
+        let (front, content) = pages.into_message()?;
+        self.pages_message(&[front, content])
+    }
+
+    /// The same as a message, which may have come in parts. The restorer alone reads it.
+    ///
+    /// # Errors
+    /// What the restorer says, also of a message that makes no sense.
+    pub fn pages_message<P: AsRef<[u8]>>(&mut self, parts: &[P]) -> Result<()> {
+        self.ask_with(Kind::Pages, parts).map(drop)
     }
 
     /// Gives the processes their descriptors as they are while the original runs: what [`Tracker::descriptors`] gave, after the
@@ -216,7 +225,7 @@ impl Restorer {
         let fds: Vec<BorrowedFd<'_>> = sockets.values().copied().collect();
         let pid = self.pid;
         let talking = || format!("talking to restorer {pid}");
-        channel::send(&mut self.channel, kind, &bytes).context(talking)?;
+        channel::send(&mut self.channel, kind, &[bytes]).context(talking)?;
         channel::hand_over(&self.channel, &fds).context(talking)?;
         self.answer().map(drop)
     }
@@ -282,9 +291,13 @@ impl Restorer {
     }
 
     fn ask(&mut self, kind: Kind, bytes: &[u8]) -> Result<Reply> {
+        self.ask_with(kind, &[bytes])
+    }
+
+    fn ask_with<P: AsRef<[u8]>>(&mut self, kind: Kind, parts: &[P]) -> Result<Reply> {
         let pid = self.pid;
         let talking = || format!("talking to restorer {pid}");
-        channel::send(&mut self.channel, kind, bytes).context(talking)?;
+        channel::send(&mut self.channel, kind, parts).context(talking)?;
         self.answer()
     }
 

@@ -6,7 +6,7 @@ use super::plan::Restoration;
 use super::remote::{CHANNEL, ClockOffsets, RETURN};
 use crate::process::error::{Context, Error, Result, check_long};
 use crate::process::files::Stock;
-use crate::process::image::decode;
+use crate::process::image::{PagesIn, decode};
 use std::ffi::CStr;
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
@@ -43,8 +43,9 @@ fn way_back() -> Option<OwnedFd> {
 fn restore(channel: &mut UnixStream, back: Option<UnixListener>) -> Result<Option<Restoration>> {
     let mut restoration = Restoration::default();
     let talking = || "the channel".to_owned();
+    let mut memory = Vec::new();
     loop {
-        let Some((kind, bytes)) = received(channel).context(talking)? else {
+        let Some((kind, bytes)) = received(channel, &mut memory).context(talking)? else {
             match &back {
                 Some(back) if restoration.is_complete() => {
                     *channel = back.accept().context(talking)?.0
@@ -54,17 +55,17 @@ fn restore(channel: &mut UnixStream, back: Option<UnixListener>) -> Result<Optio
             continue;
         };
         let outcome = match kind {
-            Kind::Start => start(&bytes),
+            Kind::Start => start(bytes),
             Kind::Hurry => {
                 restoration.hurry();
                 Ok(())
             }
-            Kind::Tree => decode(&bytes).and_then(|tree| restoration.tree(tree)),
-            Kind::Pages => decode(&bytes).and_then(|pages| restoration.pages(&pages)),
-            Kind::Frozen => decode(&bytes).and_then(|frozen| restoration.frozen(frozen)),
-            Kind::Digest => decode(&bytes).and_then(|theirs| restoration.compare(&theirs)),
+            Kind::Tree => decode(bytes).and_then(|tree| restoration.tree(tree)),
+            Kind::Pages => PagesIn::read(bytes).and_then(|pages| restoration.pages(&pages)),
+            Kind::Frozen => decode(bytes).and_then(|frozen| restoration.frozen(frozen)),
+            Kind::Digest => decode(bytes).and_then(|theirs| restoration.compare(&theirs)),
             Kind::Descriptors | Kind::LastDescriptors => {
-                let handed: Result<Handed<'_>> = decode(&bytes);
+                let handed: Result<Handed<'_>> = decode(bytes);
                 let count = handed.as_ref().map_or(0, |handed| handed.sockets.len());
                 let sockets = channel::take_over(channel, count).context(talking)?;
                 let last = kind == Kind::LastDescriptors;
@@ -95,8 +96,11 @@ fn restore(channel: &mut UnixStream, back: Option<UnixListener>) -> Result<Optio
 }
 
 /// What comes next; nothing if the daemon has hung up, in whatever way.
-fn received(channel: &mut UnixStream) -> io::Result<Option<(Kind, Vec<u8>)>> {
-    match channel::receive(channel) {
+fn received<'a>(
+    channel: &mut UnixStream,
+    memory: &'a mut Vec<u8>,
+) -> io::Result<Option<(Kind, &'a [u8])>> {
+    match channel::receive(channel, memory) {
         Err(error) if hung_up(&error) => Ok(None),
         other => other,
     }

@@ -58,7 +58,7 @@ pub(super) fn add_content(
     {
         let (start, end) = (mapping.start, mapping.end);
         let mut checksum = 0;
-        for (from, to) in scan_own(&pagemap, mapping)? {
+        for (from, to) in scan_own(&pagemap, mapping)?.iter() {
             let mut at = from;
             while at < to {
                 let bytes = &mut buffer[..(to - at).min(CHUNK) as usize];

@@ -1,8 +1,7 @@
 //! What one look at a tree found to be sent.
 
 use super::tracker::Tracker;
-use super::userfault;
-use crate::process::error::{Context, Result};
+use crate::process::error::Result;
 use crate::process::image::{Content, Pages, Run, Space, Tree};
 use crate::process::ranges::Ranges;
 use std::collections::VecDeque;
@@ -122,34 +121,16 @@ impl Tracker {
         watched.is_some_and(|watched| watched.memory.read_places(&places, bytes))
     }
 
-    /// Bytes of memory that have changed since the last round, about: memory that nobody can watch is left out, and so is
-    /// shared memory.
-    ///
-    /// # Errors
-    /// What the kernel says.
-    pub fn dirty_bytes(&self) -> Result<u64> {
-        let mut bytes = 0;
-        for watched in self.processes.iter().filter_map(|of| of.watched.as_ref()) {
-            let looks = userfault::looks(&watched.mappings);
-            let regions = userfault::scan(&watched.pagemap, &looks, false)
-                .context(|| "PAGEMAP_SCAN (Linux 6.7)".to_owned())?;
-            let unsent = |region: &&userfault::Region| {
-                use userfault::{FILE, WRITTEN, ZERO};
-                region.categories & WRITTEN != 0 && region.categories & (FILE | ZERO) == 0
-            };
-            let changed: Ranges = regions
-                .iter()
-                .filter(unsent)
-                .map(|region| (region.start, region.end))
-                .collect();
-            let private: Ranges = (watched.mappings.iter())
-                .filter(|mapping| mapping.is_private())
-                .map(|mapping| (mapping.start, mapping.end))
-                .collect();
-            let changed = changed.and(&private);
-            bytes += changed.iter().map(|(start, end)| end - start).sum::<u64>();
+    /// What has changed since the last look of the memory that the acceptor has. A short look: only at private memory, and not
+    /// at what the tree is. What it finds is to be read before the next look.
+    pub fn touch_up(&mut self) -> Round {
+        let mut round = Round::default();
+        for (index, tracked) in self.processes.iter_mut().enumerate() {
+            if let Some(watched) = &mut tracked.watched {
+                watched.touch_up(index as u32, &mut round);
+            }
         }
-        Ok(bytes)
+        round
     }
 
     fn read_run(&mut self, run: Run, bytes: &mut [u8]) -> bool {

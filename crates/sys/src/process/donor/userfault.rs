@@ -2,6 +2,7 @@
 
 use crate::process::error::{Context, Result, check_long};
 use crate::process::image::{ADDRESS_END, Backing, Mapping};
+use crate::process::ranges::Ranges;
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
@@ -31,6 +32,7 @@ struct Register {
 }
 
 #[repr(C)]
+#[derive(Default)]
 struct ScanArgument {
     size: u64,
     flags: u64,
@@ -108,23 +110,30 @@ pub(super) struct Look {
 /// All pages that are the process's: those written since the last scan have [`WRITTEN`], and are protected again. With
 /// `protect`, ranges that nobody watches are left out.
 pub(super) fn scan(pagemap: &File, looks: &[Look], protect: bool) -> io::Result<Vec<Region>> {
+    scan_for(pagemap, looks, |look| ScanArgument {
+        flags: if protect { PROTECT } else { 0 },
+        category_anyof_mask: PRESENT | SWAPPED,
+        return_mask: WRITTEN | PRESENT | SWAPPED | ZERO | if look.files { FILE } else { 0 },
+        ..ScanArgument::default()
+    })
+}
+
+/// In order of addresses.
+fn scan_for(
+    pagemap: &File,
+    looks: &[Look],
+    what: impl Fn(&Look) -> ScanArgument,
+) -> io::Result<Vec<Region>> {
     let mut found = Vec::new();
     let mut buffer = vec![Region::default(); 8192];
     for look in looks {
-        let files = if look.files { FILE } else { 0 };
         let mut argument = ScanArgument {
             size: size_of::<ScanArgument>() as u64,
-            flags: if protect { PROTECT } else { 0 },
             start: look.start,
             end: look.end.min(ADDRESS_END),
-            walk_end: 0,
             vec: buffer.as_mut_ptr().addr() as u64,
             vec_len: buffer.len() as u64,
-            max_pages: 0,
-            category_inverted: 0,
-            category_mask: 0,
-            category_anyof_mask: PRESENT | SWAPPED,
-            return_mask: WRITTEN | PRESENT | SWAPPED | ZERO | files,
+            ..what(look)
         };
         while argument.start < argument.end {
             // SAFETY: `argument` has the kernel's layout, points to a buffer of `vec_len` regions, and both outlive the call.
@@ -133,17 +142,54 @@ pub(super) fn scan(pagemap: &File, looks: &[Look], protect: bool) -> io::Result<
             };
             let count = check_long(count.into())? as usize;
             found.extend_from_slice(&buffer[..count]);
+            // Where it stopped is only true if the buffer is full: else it has seen everything, but names the place where its own
+            // buffer was full last.
+            if count < buffer.len() {
+                break;
+            }
             if argument.walk_end <= argument.start {
                 return Err(io::Error::from(io::ErrorKind::InvalidData));
             }
             argument.start = argument.walk_end;
         }
     }
+    // Both may be full at the end: then that place is looked at twice.
+    found.sort_unstable_by_key(|region| region.start);
     Ok(found)
 }
 
+/// Pages in memory that were written since the last scan that protected; they are protected again. What nobody watches is left out.
+pub(super) fn scan_written(pagemap: &File, looks: &[Look]) -> io::Result<Ranges> {
+    let found = scan_for(pagemap, looks, |_| ScanArgument {
+        flags: PROTECT,
+        // Only those: where there is no page, a protected one would be noted, which later looks as if there were one.
+        category_mask: PRESENT | WRITTEN,
+        return_mask: WRITTEN,
+        ..ScanArgument::default()
+    })?;
+    Ok(of(&found))
+}
+
+/// Where something was written since the last scan that protected, or there is no page in memory. Nothing is protected.
+pub(super) fn scan_changed(pagemap: &File, looks: &[Look]) -> io::Result<Ranges> {
+    let found = scan_for(pagemap, looks, |_| ScanArgument {
+        category_inverted: PRESENT,
+        category_anyof_mask: PRESENT | WRITTEN,
+        return_mask: PRESENT | WRITTEN,
+        ..ScanArgument::default()
+    })?;
+    Ok(of(&found))
+}
+
+fn of(found: &[Region]) -> Ranges {
+    found
+        .iter()
+        .map(|region| (region.start, region.end))
+        .collect()
+}
+
 /// Where in a private mapping the process has pages of its own.
-pub(crate) fn scan_own(pagemap: &File, mapping: &Mapping) -> Result<Vec<(u64, u64)>> {
+pub(crate) fn scan_own(pagemap: &File, mapping: &Mapping) -> Result<Ranges> {
     let found = scan(pagemap, &looks(std::slice::from_ref(mapping)), false)
         .context(|| "PAGEMAP_SCAN (Linux 6.7)".to_owned())?;
     let own = found
@@ -170,6 +216,117 @@ pub(super) fn looks(mappings: &[Mapping]) -> Vec<Look> {
 mod tests {
     use super::*;
     use crate::process::image::PAGE;
+    use std::os::fd::{FromRawFd, OwnedFd};
+    use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+    /// Memory of this process that is watched.
+    struct Own {
+        _userfault: OwnedFd,
+        pagemap: File,
+        look: Look,
+    }
+
+    impl Own {
+        fn new(pages: u64) -> Self {
+            /// `UFFD_USER_MODE_ONLY`.
+            const USER_MODE_ONLY: i32 = 1;
+            // SAFETY: a new descriptor, or an error.
+            let userfault = unsafe {
+                let fd = libc::syscall(libc::SYS_userfaultfd, libc::O_CLOEXEC | USER_MODE_ONLY);
+                assert!(fd >= 0, "{}", io::Error::last_os_error());
+                OwnedFd::from_raw_fd(fd as i32)
+            };
+            super::start(userfault.as_fd()).expect("Linux 6.7");
+            let length = (pages * PAGE) as usize;
+            // SAFETY: a new mapping, which stays as long as the process: nothing else is there.
+            let start = unsafe {
+                let both = libc::PROT_READ | libc::PROT_WRITE;
+                let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+                let start = libc::mmap(std::ptr::null_mut(), length, both, flags, -1, 0);
+                assert_ne!(start, libc::MAP_FAILED);
+                libc::madvise(start, length, libc::MADV_NOHUGEPAGE);
+                start.addr() as u64
+            };
+            let end = start + pages * PAGE;
+            watch(userfault.as_fd(), start, end).expect("watched");
+            Self {
+                _userfault: userfault,
+                pagemap: File::open("/proc/self/pagemap").expect("there"),
+                look: Look {
+                    start,
+                    end,
+                    files: false,
+                },
+            }
+        }
+
+        /// The first word of each page.
+        fn words(&self) -> Vec<&'static AtomicU64> {
+            let pages = (self.look.start..self.look.end).step_by(PAGE as usize);
+            // SAFETY: mapped, never unmapped, and only reached as atomic words.
+            pages
+                .map(|at| unsafe { &*(at as *const AtomicU64) })
+                .collect()
+        }
+
+        fn written(&self) -> Vec<usize> {
+            let found = scan_written(&self.pagemap, &[self.look]).expect("a scan");
+            let pages = |(start, end)| (start..end).step_by(PAGE as usize);
+            let number = |at| ((at - self.look.start) / PAGE) as usize;
+            found.iter().flat_map(pages).map(number).collect()
+        }
+    }
+
+    /// More places than the kernel's own buffer takes, or ours.
+    #[test]
+    fn every_second_page_is_found_once() {
+        let own = Own::new(40_000);
+        let words = own.words();
+        words
+            .iter()
+            .for_each(|word| word.store(1, Ordering::Relaxed));
+        assert_eq!(own.written().len(), words.len());
+        assert_eq!(own.written(), []);
+        let even: Vec<usize> = (0..words.len()).step_by(2).collect();
+        even.iter()
+            .for_each(|number| words[*number].store(2, Ordering::Relaxed));
+        let all = scan(&own.pagemap, &[own.look], false).expect("a scan");
+        assert!(all.is_sorted_by(|a, b| a.end <= b.start));
+        assert_eq!(own.written(), even);
+    }
+
+    #[test]
+    fn nothing_is_missed_that_is_written_meanwhile() {
+        const LOOKS: u64 = 300;
+        let own = Own::new(4_096);
+        let (words, ends) = (own.words(), AtomicBool::new(false));
+        let mut copy = vec![0; words.len()];
+        let follow = |copy: &mut Vec<u64>| {
+            for number in own.written() {
+                copy[number] = words[number].load(Ordering::SeqCst);
+            }
+        };
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let mut state = 1_u64;
+                while !ends.load(Ordering::Relaxed) {
+                    state = state
+                        .wrapping_mul(6_364_136_223_846_793_005)
+                        .wrapping_add(1);
+                    let word = words[(state >> 33) as usize % words.len()];
+                    word.fetch_add(1, Ordering::SeqCst);
+                }
+            });
+            (0..LOOKS).for_each(|_| follow(&mut copy));
+            ends.store(true, Ordering::Relaxed);
+        });
+        follow(&mut copy);
+        let there: Vec<u64> = words
+            .iter()
+            .map(|word| word.load(Ordering::SeqCst))
+            .collect();
+        assert!(there == copy);
+    }
 
     #[test]
     fn neighbours_of_a_kind_are_looked_at_together() {

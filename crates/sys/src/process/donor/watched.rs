@@ -4,7 +4,7 @@ use super::attach::{Attachment, own_maps};
 use super::catalogue::Catalogue;
 use super::halt::Halted;
 use super::round::Round;
-use super::userfault::{self, Look};
+use super::userfault::{self, Look, Region};
 use crate::process::error::{Context, Error, Result};
 use crate::process::image::{ADDRESS_END, Content, Mapping, PAGE, Run, Space};
 use crate::process::procfs::MapLine;
@@ -13,7 +13,7 @@ use crate::process::system_v::attachments;
 use crate::process::trace::Memory;
 use std::collections::HashMap;
 use std::fs::File;
-use std::io::ErrorKind;
+use std::io::{self, ErrorKind};
 use std::os::fd::AsFd;
 
 /// How often mappings are looked at that are not what they were a moment ago.
@@ -124,19 +124,16 @@ impl Watched {
             .filter(|mapping| mapping.is_private())
             .map(|mapping| (mapping.start, mapping.end))
             .collect();
-        let unwatched = if protect { self.watch() } else { Vec::new() };
-        let scan = |looks: &[Look], protect| {
-            userfault::scan(&self.pagemap, looks, protect)
-                .context(|| "PAGEMAP_SCAN (Linux 6.7)".to_owned())
+        let there = self
+            .sent
+            .and(&Mapping::stable(&self.delivered, &self.mappings));
+        let looked = match protect {
+            true => self
+                .look_and_protect()
+                .map(|found| (found, Ranges::default())),
+            false => self.look_at_changes(&private, &there),
         };
-        let mut regions = scan(&userfault::looks(&self.mappings), protect)?;
-        // Nothing tells what was written here: all of it counts.
-        let more = scan(&unwatched, false)?;
-        regions.extend(more.into_iter().map(|region| userfault::Region {
-            categories: region.categories | userfault::WRITTEN,
-            ..region
-        }));
-        regions.sort_unstable_by_key(|region| region.start);
+        let (regions, same) = looked.context(|| "PAGEMAP_SCAN (Linux 6.7)".to_owned())?;
         let own = |region: &&userfault::Region| {
             region.categories & (userfault::FILE | userfault::ZERO) == 0
         };
@@ -152,10 +149,7 @@ impl Watched {
             .filter(written)
             .map(|region| (region.start, region.end))
             .collect();
-        let here = here.and(&private);
-        let there = self
-            .sent
-            .and(&Mapping::stable(&self.delivered, &self.mappings));
+        let here = here.or(&same).and(&private);
         let written = written.or(&self.owed).and(&here);
         let send = written.or(&here.minus(&there));
         let gone = there.minus(&here);
@@ -165,6 +159,62 @@ impl Watched {
         self.owed = send;
         self.next = here;
         Ok(())
+    }
+
+    fn look_and_protect(&self) -> io::Result<Vec<Region>> {
+        let unwatched = self.watch();
+        let mut regions = userfault::scan(&self.pagemap, &userfault::looks(&self.mappings), true)?;
+        // Nothing tells what was written here: all of it counts.
+        let more = userfault::scan(&self.pagemap, &unwatched, false)?;
+        regions.extend(more.into_iter().map(|region| Region {
+            categories: region.categories | userfault::WRITTEN,
+            ..region
+        }));
+        regions.sort_unstable_by_key(|region| region.start);
+        Ok(regions)
+    }
+
+    /// The same of a process that stands still, where little was changed: what was neither written nor dropped of the pages that
+    /// are `there` is given apart, and not looked at closely, which in large memory takes milliseconds.
+    fn look_at_changes(
+        &self,
+        private: &Ranges,
+        there: &Ranges,
+    ) -> io::Result<(Vec<Region>, Ranges)> {
+        /// Looking closely at so many bytes takes no longer than another call.
+        const NEAR: u64 = 64 * PAGE;
+        let (files, own): (Vec<Look>, Vec<Look>) =
+            (userfault::looks(&self.mappings).into_iter()).partition(|look| look.files);
+        let whole = |looks: &[Look]| -> Ranges {
+            looks.iter().map(|look| (look.start, look.end)).collect()
+        };
+        let changed = userfault::scan_changed(&self.pagemap, &own)?;
+        let unsure = changed.or(&self.owed).or(&private.minus(there));
+        // What lies between two of them may be a file's.
+        let own = whole(&own);
+        let closely = unsure.and(&own).joined(NEAR).and(&own);
+        let mut looks = files.clone();
+        looks.extend(closely.iter().map(|(start, end)| Look {
+            start,
+            end,
+            files: false,
+        }));
+        let regions = userfault::scan(&self.pagemap, &looks, false)?;
+        let same = there.minus(&closely).minus(&whole(&files));
+        Ok((regions, same))
+    }
+
+    /// Finds which pages that the acceptor has were changed, and protects them again. Mappings are not looked at: what else
+    /// has changed comes with the next look at everything.
+    pub fn touch_up(&mut self, index: u32, round: &mut Round) {
+        match userfault::scan_written(&self.pagemap, &userfault::looks(&self.mappings)) {
+            Ok(written) => {
+                let send = written.and(&self.sent);
+                round.add(Space::Process(index), &send, Content::Bytes);
+            }
+            // It has ended, or what of it was protected again is not known: all of it comes once more.
+            Err(_) => self.sent = Ranges::default(),
+        }
     }
 
     /// Has the kernel watch all private mappings; gives those that it cannot.

@@ -15,7 +15,7 @@ pub use frozen::{
     PosixTimer, Rseq, Scheduling, SignalInfo,
 };
 pub(crate) use pages::each;
-pub use pages::{Content, Pages, Run, Space};
+pub use pages::{Content, Pages, PagesIn, Run, Space};
 pub use tree::{Backing, BackingFile, Clocks, Mapping, Process, Segment, Shared, SharedKind, Tree};
 
 use super::error::{Error, Result};

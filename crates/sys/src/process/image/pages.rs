@@ -1,15 +1,26 @@
 //! Memory of a tree, in pieces.
 
+use super::{MESSAGE_MAX, validate};
+use crate::process::error::{Error, Result};
 use serde::{Deserialize, Serialize};
 
 /// Some pages.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Pages {
     /// Where, in the order of `bytes`.
     pub runs: Vec<Run>,
     /// Content of all runs that have one.
-    #[serde(with = "serde_bytes")]
     pub bytes: Vec<u8>,
+}
+
+/// The same as they are read: their content stays in the message in which it came.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PagesIn<'a> {
+    /// Where, in the order of `bytes`.
+    pub runs: Vec<Run>,
+    /// Content of all runs that have one.
+    #[serde(borrow, with = "serde_bytes")]
+    pub bytes: &'a [u8],
 }
 
 /// Neighbouring pages.
@@ -44,9 +55,39 @@ pub enum Content {
 }
 
 impl Pages {
+    /// A message for [`PagesIn::read`] in two parts, of which the second is what it is here: content is not copied.
+    ///
+    /// # Errors
+    /// [`Error::Image`] if there is too much.
+    pub fn into_message(self) -> Result<(Vec<u8>, Vec<u8>)> {
+        // In front of bytes stands how many they are.
+        let front = postcard::to_stdvec(&(&self.runs, self.bytes.len()));
+        let front = front.map_err(|_| Error::Image("it cannot be encoded"))?;
+        if front.len() + self.bytes.len() > MESSAGE_MAX {
+            return Err(Error::Image("too large"));
+        }
+        Ok((front, self.bytes))
+    }
+}
+
+impl<'a> PagesIn<'a> {
+    /// Reads a message from anybody.
+    ///
+    /// # Errors
+    /// [`Error::Image`] names what makes no sense.
+    pub fn read(message: &'a [u8]) -> Result<Self> {
+        let (pages, rest): (Self, _) =
+            postcard::take_from_bytes(message).map_err(|_| Error::Image("it does not parse"))?;
+        if !rest.is_empty() || message.len() > MESSAGE_MAX {
+            return Err(Error::Image("bytes behind its end"));
+        }
+        validate::check_pages(&pages.runs, pages.bytes.len())?;
+        Ok(pages)
+    }
+
     /// Neighbours in the list that are of one space and kind, with the content of all of them. Stops where bytes are missing.
-    pub fn alike(&self) -> impl Iterator<Item = (&[Run], &[u8])> {
-        let mut rest = self.bytes.as_slice();
+    pub fn alike(&self) -> impl Iterator<Item = (&[Run], &'a [u8])> {
+        let mut rest = self.bytes;
         let groups = (self.runs).chunk_by(|a, b| (a.space, a.content) == (b.space, b.content));
         groups.map_while(move |runs| {
             let lengths = runs.iter().map(Run::bytes);
@@ -107,7 +148,9 @@ mod tests {
             run(Space::Shared(0), 1, Content::Bytes),
         ];
         let bytes: Vec<u8> = (1..=4).flat_map(|number| vec![number; 1 << 12]).collect();
-        let pages = Pages { runs, bytes };
+        let (mut message, content) = Pages { runs, bytes }.into_message().unwrap();
+        message.extend(content);
+        let pages = PagesIn::read(&message).unwrap();
         let groups: Vec<(usize, Vec<u8>)> = pages
             .alike()
             .map(|(runs, bytes)| (runs.len(), bytes.iter().step_by(1 << 12).copied().collect()))
@@ -125,6 +168,13 @@ mod tests {
     fn what_has_too_few_bytes_ends_early() {
         let runs = vec![run(Space::Process(0), 1, Content::Bytes); 2];
         let bytes = vec![0; 1 << 12];
-        assert_eq!(Pages { runs, bytes }.alike().count(), 0);
+        let pages = PagesIn {
+            runs: runs.clone(),
+            bytes: &bytes,
+        };
+        assert_eq!(pages.alike().count(), 0);
+        let (mut message, content) = Pages { runs, bytes }.into_message().unwrap();
+        message.extend(content);
+        assert!(PagesIn::read(&message).is_err());
     }
 }

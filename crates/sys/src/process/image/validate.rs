@@ -2,7 +2,7 @@
 
 use super::{
     ADDRESS_END, Backing, Checked, Content, Frozen, FrozenProcess, FrozenThread, Mapping, PAGE,
-    Pages, Process, SharedKind, Tree,
+    Process, Run, SharedKind, Tree,
 };
 use crate::process::error::{Error, Result};
 use std::collections::HashSet;
@@ -153,26 +153,25 @@ impl Tree {
     }
 }
 
-impl Checked for Pages {
-    fn check(&self) -> Result<()> {
-        let mut bytes = 0u64;
-        for run in &self.runs {
-            ensure(
-                (run.start | run.length) % PAGE == 0 && run.length > 0,
-                "a page's place",
-            )?;
-            ensure(
-                run.start
-                    .checked_add(run.length)
-                    .is_some_and(|end| end <= ADDRESS_END),
-                "a page's place",
-            )?;
-            if run.content == Content::Bytes {
-                bytes = bytes.saturating_add(run.length);
-            }
+/// Checks where pages are to be, and that there is as much content as they have.
+pub(super) fn check_pages(runs: &[Run], content: usize) -> Result<()> {
+    let mut bytes = 0u64;
+    for run in runs {
+        ensure(
+            (run.start | run.length) % PAGE == 0 && run.length > 0,
+            "a page's place",
+        )?;
+        ensure(
+            run.start
+                .checked_add(run.length)
+                .is_some_and(|end| end <= ADDRESS_END),
+            "a page's place",
+        )?;
+        if run.content == Content::Bytes {
+            bytes = bytes.saturating_add(run.length);
         }
-        ensure(bytes == self.bytes.len() as u64, "bytes of pages")
     }
+    ensure(bytes == content as u64, "bytes of pages")
 }
 
 impl Checked for Frozen {
@@ -240,7 +239,7 @@ fn path(path: &[u8]) -> Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{decode, encode};
+    use super::super::{PagesIn, decode, encode};
     use super::*;
     use proptest::prelude::*;
 
@@ -301,7 +300,7 @@ mod tests {
         #[test]
         fn any_bytes_are_read_or_refused(bytes in proptest::collection::vec(any::<u8>(), 0..600)) {
             let _ = decode::<Tree>(&bytes);
-            let _ = decode::<Pages>(&bytes);
+            let _ = PagesIn::read(&bytes);
             let _ = decode::<Frozen>(&bytes);
         }
 
