@@ -1,7 +1,7 @@
 //! ASAP (RFC 5352): between pool elements or pool users and registrars, and, in the session layer, between each other.
 
 use super::cause::Cause;
-use super::element::{EncodedElement, PoolElement};
+use super::element::PoolElement;
 use super::id::{ElementId, PoolHandle, RegistrarId};
 use super::parameter::{self, Parameter};
 use super::policy::Policy;
@@ -10,6 +10,10 @@ use super::transport::Transport;
 use super::write::{self, EncodeError, Writer};
 use bytes::{Bytes, BytesMut};
 
+mod resolution;
+
+pub use resolution::ResolutionResponse;
+
 /// The payload protocol identifier in SCTP.
 pub const PPID: u32 = 11;
 
@@ -17,6 +21,10 @@ pub const PPID: u32 = 11;
 pub const PORT: u16 = 3863;
 
 const HANDLE_RESOLUTION_RESPONSE: u8 = 0x06;
+/// Ours, of those that nobody has: "00 - Stop processing this message and discard it, do not process any further", says RFC 5354
+/// section 4 of their two top bits, and not to report it. rsplib drops any type that it does not know.
+const PROBE: u8 = 0x3d;
+const PROBE_ANSWER: u8 = 0x3e;
 
 /// An ASAP message (RFC 5352 section 2.2).
 ///
@@ -100,6 +108,18 @@ pub enum Message {
     },
     /// Something was wrong with a message.
     Error(Vec<Cause>),
+    /// A pool user asks a pool element how busy it is. Not of the RFC.
+    Probe { handle: PoolHandle, id: ElementId },
+    /// How busy the element is.
+    ProbeAnswer {
+        handle: PoolHandle,
+        id: ElementId,
+        /// Requests in flight.
+        in_flight: u32,
+        /// What those take that come when it is as busy as it is, in microseconds; none if it cannot tell. The L flag says that it is
+        /// there.
+        latency_us: Option<u32>,
+    },
 }
 
 impl Message {
@@ -138,6 +158,8 @@ impl Message {
             Message::CookieEcho(_) => "COOKIE_ECHO",
             Message::BusinessCard { .. } => "BUSINESS_CARD",
             Message::Error(_) => "ERROR",
+            Message::Probe { .. } => "PROBE",
+            Message::ProbeAnswer { .. } => "PROBE_ANSWER",
         }
     }
 
@@ -157,6 +179,8 @@ impl Message {
             Message::CookieEcho(_) => 0x0c,
             Message::BusinessCard { .. } => 0x0d,
             Message::Error(_) => 0x0e,
+            Message::Probe { .. } => PROBE,
+            Message::ProbeAnswer { .. } => PROBE_ANSWER,
         }
     }
 
@@ -167,6 +191,7 @@ impl Message {
             Message::HandleResolution { updates, .. }
             | Message::HandleResolutionResponse { updates, .. } => *updates,
             Message::EndpointKeepAlive { home, .. } => *home,
+            Message::ProbeAnswer { latency_us, .. } => latency_us.is_some(),
             _ => false,
         })
     }
@@ -199,7 +224,19 @@ impl Message {
             | Message::RegistrationResponse { handle, id, .. }
             | Message::DeregistrationResponse { handle, id, .. }
             | Message::EndpointKeepAliveAck { handle, id }
-            | Message::EndpointUnreachable { handle, id } => {
+            | Message::EndpointUnreachable { handle, id }
+            | Message::Probe { handle, id } => {
+                writer.put(handle);
+                writer.put(id);
+            }
+            Message::ProbeAnswer {
+                handle,
+                id,
+                in_flight,
+                latency_us,
+            } => {
+                writer.u32(*in_flight);
+                writer.u32(latency_us.unwrap_or(0));
                 writer.put(handle);
                 writer.put(id);
             }
@@ -291,6 +328,16 @@ fn parse(number: u8, flags: u8, body: &mut Reader<'_>) -> Result<Message, ErrorK
             elements: body.list()?,
         },
         0x0e => Message::Error(body.expect()?),
+        PROBE => Message::Probe {
+            handle: body.expect()?,
+            id: body.expect()?,
+        },
+        PROBE_ANSWER => Message::ProbeAnswer {
+            in_flight: body.u32()?,
+            latency_us: Some(body.u32()?).filter(|_| flag),
+            handle: body.expect()?,
+            id: body.expect()?,
+        },
         _ => return Err(ErrorKind::UnknownMessage(number)),
     })
 }
@@ -317,48 +364,6 @@ fn parse_response(number: u8, flag: bool, body: &mut Reader<'_>) -> Result<Messa
             causes: body.optional()?.unwrap_or_default(),
         },
     })
-}
-
-/// Writes the answer to a handle resolution, a positive one, element by element.
-pub struct ResolutionResponse<'a> {
-    writer: Writer<'a>,
-}
-
-impl<'a> ResolutionResponse<'a> {
-    /// Begins an answer; see [`Message::HandleResolutionResponse`].
-    pub fn new(
-        buffer: &'a mut BytesMut,
-        updates: bool,
-        handle: &PoolHandle,
-        policy: &Policy,
-    ) -> ResolutionResponse<'a> {
-        let mut writer = Writer::begin(buffer, HANDLE_RESOLUTION_RESPONSE, u8::from(updates));
-        writer.put(handle);
-        writer.put(policy);
-        ResolutionResponse { writer }
-    }
-
-    /// Appends an element.
-    pub fn push(&mut self, element: &PoolElement) {
-        self.writer.put(element);
-    }
-
-    /// Appends an element that was encoded before.
-    #[inline]
-    pub fn push_encoded(&mut self, element: &EncodedElement) {
-        match &element.0 {
-            Ok(element) => self.writer.put_written(element),
-            Err(error) => self.writer.fail(*error),
-        }
-    }
-
-    /// Completes the answer.
-    ///
-    /// # Errors
-    /// It is too long, or an element has no encoding; the buffer is as it was before.
-    pub fn finish(self) -> Result<(), EncodeError> {
-        self.writer.finish()
-    }
 }
 
 /// rsplib's private parameter of a handle resolution.
