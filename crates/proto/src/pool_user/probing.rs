@@ -29,6 +29,8 @@ const IDLE: Duration = Duration::from_secs(30);
 pub(super) struct Voice {
     /// The probe under way: since when, and on which link.
     asked: Option<(Duration, Link)>,
+    /// It counts as lost. Its answer may still come.
+    is_late: bool,
     has_answered: bool,
     /// Probes lost in a row.
     lost: u32,
@@ -42,11 +44,11 @@ impl Voice {
     }
 
     fn may_be_asked(&self, now: Duration) -> bool {
-        self.asked.is_none() && self.again <= now
+        (self.asked.is_none() || self.is_late) && self.again <= now
     }
 
     fn lose(&mut self, now: Duration) {
-        self.asked = None;
+        self.is_late = true;
         if !self.has_answered {
             self.again = now + (MUTE_FOR * (1 << self.lost.min(16))).min(MUTE_MAX);
         }
@@ -143,7 +145,9 @@ impl PoolUser {
         };
         self.hunt.send(link, probe);
         if let Some(pool) = self.pools.get_mut(handle) {
-            pool.learnt.voices.entry(id).or_default().asked = Some((now, link));
+            let voice = pool.learnt.voices.entry(id).or_default();
+            voice.asked = Some((now, link));
+            voice.is_late = false;
         }
     }
 
@@ -187,7 +191,10 @@ impl PoolUser {
         for (handle, pool) in &mut self.pools {
             for voice in pool.learnt.voices.values_mut() {
                 if voice.asked.is_some_and(|(_, asked)| asked == link) {
-                    voice.lose(now);
+                    if !voice.is_late {
+                        voice.lose(now);
+                    }
+                    voice.asked = None;
                 }
             }
             if !pool.learnt.waiting.is_empty() {
@@ -251,8 +258,8 @@ impl Learnt {
     /// Probes that have had no answer for too long are lost.
     fn lose_late(&mut self, now: Duration) {
         for voice in self.voices.values_mut() {
-            let is_late = |(since, _)| since + PATIENCE <= now;
-            if voice.asked.is_some_and(is_late) {
+            let is_due = |(since, _)| since + PATIENCE <= now;
+            if !voice.is_late && voice.asked.is_some_and(is_due) {
                 voice.lose(now);
             }
         }

@@ -42,6 +42,8 @@ pub struct PoolConfig {
     pub registrars: Vec<RegistrarAt>,
     /// Who may be a registrar of elements here, besides `registrars`.
     pub allowed: Vec<Prefix>,
+    /// Who may probe elements here.
+    pub probers: Vec<Prefix>,
     /// What a registration's life is counted in.
     pub life_unit: LifeUnit,
     /// How long a registration holds, where a program does not say.
@@ -91,6 +93,10 @@ impl Default for PoolConfig {
             run_dir: PathBuf::from("/run/holdfast"),
             registrars: Vec::new(),
             allowed: Vec::new(),
+            probers: ["0.0.0.0/0", "::/0"]
+                .iter()
+                .filter_map(|all| all.parse().ok())
+                .collect(),
             life_unit: LifeUnit::Milliseconds,
             life: Duration::from_secs(300),
             update_interval: Duration::from_millis(250),
@@ -171,6 +177,12 @@ impl PoolConfig {
             known.iter().any(is_it) || self.allowed.iter().any(|prefix| prefix.contains(ip))
         };
         addresses.iter().any(admitted)
+    }
+
+    /// Whether a host with one of these addresses may ask elements here how busy they are.
+    pub fn admits_prober(&self, addresses: &[SocketAddr]) -> bool {
+        let admitted = |prefix: &Prefix| addresses.iter().any(|at| prefix.contains(at.ip()));
+        self.probers.iter().any(admitted)
     }
 
     /// Whether it makes sense as a whole; `path` is what errors name.

@@ -122,6 +122,10 @@ fn elements_that_never_answer_get_their_share_and_are_not_waited_for_again() {
     bench.pass(Duration::from_millis(1));
     bench.sent();
     assert!(chosen(&mut bench, session).is_some());
+    // The next one is not kept waiting.
+    let session = open(&mut bench);
+    bench.sent();
+    assert!(chosen(&mut bench, session).is_some());
     // Then one of them speaks: it gets no more than its share, though it is not busy at all.
     let mut speaks = 0;
     let mut seen = Vec::new();
@@ -140,6 +144,22 @@ fn elements_that_never_answer_get_their_share_and_are_not_waited_for_again() {
     assert!(speaks > 100, "{speaks}");
     let share = seen.iter().filter(|id| **id == 4).count();
     assert!((60..160).contains(&share), "{share} of {}", seen.len());
+}
+
+#[test]
+fn a_late_answer_is_one() {
+    let mut bench = resolved((1..3).map(|id| element_at(id, ASAP)).collect());
+    let session = open(&mut bench);
+    let asked = probes(bench.sent());
+    bench.pass(Duration::from_secs(5));
+    bench.sent();
+    chosen(&mut bench, session);
+    for (link, id) in asked {
+        answer(&mut bench, link, id, (id, None));
+    }
+    let session = open(&mut bench);
+    bench.sent();
+    assert_eq!(chosen(&mut bench, session), Some(1));
 }
 
 #[test]
