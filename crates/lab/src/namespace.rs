@@ -67,8 +67,11 @@ impl ProcessId {
     }
 }
 
-/// Field 22 of `/proc/<pid>/stat`, unless the process has ended.
+/// Field 22 of `/proc/<pid>/stat`, unless the process has ended, or is ending: a namespace's init process waits for all others
+/// then.
 fn start_time(pid: i32) -> Option<u64> {
+    /// `PF_EXITING` of field 9.
+    const EXITING: u64 = 4;
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     // The second field, the name, may contain anything; it ends with the last parenthesis.
     let (_, rest) = stat.rsplit_once(") ")?;
@@ -76,7 +79,11 @@ fn start_time(pid: i32) -> Option<u64> {
     if matches!(fields.next()?, "Z" | "X") {
         return None;
     }
-    fields.nth(18)?.parse().ok()
+    let flags: u64 = fields.nth(5)?.parse().ok()?;
+    if flags & EXITING != 0 {
+        return None;
+    }
+    fields.nth(12)?.parse().ok()
 }
 
 fn boot_id() -> Option<String> {

@@ -148,8 +148,8 @@ impl PoolUser {
     /// An element that nobody was sent to is ignored: "the ASAP Endpoint MUST NOT send an ASAP_ENDPOINT_UNREACHABLE message
     /// unless the user has made a previous request to send data to the PE" (RFC 5352 section 3.5).
     pub fn handle_unreachable(&mut self, now: Duration, handle: &PoolHandle, id: ElementId) {
-        let used = |pool: &Box<Pool>| pool.is_used(id);
-        if self.pools.get(handle).is_some_and(used) {
+        let pool = self.pools.get(handle);
+        if pool.is_some_and(|pool| pool.is_used(id)) {
             self.unreachable(now, handle, id);
         }
     }

@@ -16,6 +16,9 @@ use std::process::Child;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+/// For how long something of ours may be seen in a process that was left.
+const TRACES_MAX: Duration = Duration::from_secs(20);
+
 /// A network namespace.
 #[derive(Clone)]
 pub struct Host {
@@ -76,8 +79,21 @@ impl Tree {
         }
     }
 
-    /// Whether a tracer, a stub or a `userfaultfd` is left in the root.
+    /// Whether something of ours stays in the root. A program that another test starts has a copy of every descriptor of ours, and so of
+    /// a `userfaultfd`, until it has become that program.
     pub fn has_traces(&self) -> bool {
+        let began = Instant::now();
+        while self.shows_traces() {
+            if began.elapsed() > TRACES_MAX {
+                return true;
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        false
+    }
+
+    /// Whether a tracer, a stub or a `userfaultfd` is in the root.
+    fn shows_traces(&self) -> bool {
         let read = |name: &str| {
             std::fs::read_to_string(format!("/proc/{}/{name}", self.root)).expect("readable")
         };
