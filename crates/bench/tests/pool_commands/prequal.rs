@@ -117,8 +117,7 @@ fn command(lab: &PoolLab) {
     let mut command = lab.lab().command("c1").expect("a host");
     command
         .arg(find_program("holdfast").expect("holdfast"))
-        .args(["pool", "connect", "two", "--choose", "prequal", "--run-dir"])
-        .arg(lab.directory().join("nobody"))
+        .args(["pool", "connect", "two", "--choose", "prequal"])
         .args(lab.registrar_words(&["n1"]).expect("a host"))
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())

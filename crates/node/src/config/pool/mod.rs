@@ -24,7 +24,7 @@ use super::{ConfigError, IF_NONE_IS_NEEDED, LogConfig, LogFormat, TlsConfig, rea
 pub struct PoolConfig {
     /// Its addresses, all of one family; an unspecified one stands for all of the host.
     pub listen: Vec<IpAddr>,
-    /// SCTP port that registrars reach it at; 0 lets the system choose.
+    /// SCTP port that registrars, and users who probe, reach it at; 0 lets the system choose.
     pub port: u16,
     /// Whether SCTP goes over IP itself, where the process may.
     pub raw: bool,
