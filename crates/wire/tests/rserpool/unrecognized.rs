@@ -17,6 +17,7 @@ struct Place {
 fn fixed(message: &Message, number: u8) -> usize {
     match (message, number) {
         (Message::Asap(_), 0x07 | 0x0a) => 8,
+        (Message::Asap(_), 0x3e) => 12,
         (Message::Asap(_), _) => 4,
         (Message::Enrp(_), 0x04 | 0x07..=0x09) => 16,
         (Message::Enrp(_), _) => 12,
