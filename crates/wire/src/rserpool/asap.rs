@@ -3,16 +3,19 @@
 use super::cause::Cause;
 use super::element::PoolElement;
 use super::id::{ElementId, PoolHandle, RegistrarId};
-use super::parameter::{self, Parameter};
+use super::parameter;
 use super::policy::Policy;
 use super::read::{self, Error, ErrorKind, Parsed, Reader};
 use super::transport::Transport;
 use super::write::{self, EncodeError, Writer};
 use bytes::{Bytes, BytesMut};
 
+mod parameters;
 mod resolution;
 
 pub use resolution::ResolutionResponse;
+
+use parameters::{Busy, Cookie, Items};
 
 /// The payload protocol identifier in SCTP.
 pub const PPID: u32 = 11;
@@ -21,7 +24,7 @@ pub const PPID: u32 = 11;
 pub const PORT: u16 = 3863;
 
 const HANDLE_RESOLUTION_RESPONSE: u8 = 0x06;
-/// Ours, of those that nobody has: "00 - Stop processing this message and discard it, do not process any further", says RFC 5354
+/// Ours, of those that nobody has: "00 Stop processing this message and discard it", says RFC 5354
 /// section 4 of their two top bits, and not to report it. rsplib drops any type that it does not know.
 const PROBE: u8 = 0x3d;
 const PROBE_ANSWER: u8 = 0x3e;
@@ -116,8 +119,7 @@ pub enum Message {
         id: ElementId,
         /// Requests in flight.
         in_flight: u32,
-        /// What those take that come when it is as busy as it is, in microseconds; none if it cannot tell. The L flag says that it is
-        /// there.
+        /// What those take that come when it is as busy as it is, in microseconds; none if it cannot tell.
         latency_us: Option<u32>,
     },
 }
@@ -191,7 +193,6 @@ impl Message {
             Message::HandleResolution { updates, .. }
             | Message::HandleResolutionResponse { updates, .. } => *updates,
             Message::EndpointKeepAlive { home, .. } => *home,
-            Message::ProbeAnswer { latency_us, .. } => latency_us.is_some(),
             _ => false,
         })
     }
@@ -235,10 +236,9 @@ impl Message {
                 in_flight,
                 latency_us,
             } => {
-                writer.u32(*in_flight);
-                writer.u32(latency_us.unwrap_or(0));
                 writer.put(handle);
                 writer.put(id);
+                writer.put(&Busy(*in_flight, *latency_us));
             }
             Message::HandleResolution { handle, items, .. } => {
                 writer.put(handle);
@@ -332,12 +332,16 @@ fn parse(number: u8, flags: u8, body: &mut Reader<'_>) -> Result<Message, ErrorK
             handle: body.expect()?,
             id: body.expect()?,
         },
-        PROBE_ANSWER => Message::ProbeAnswer {
-            in_flight: body.u32()?,
-            latency_us: Some(body.u32()?).filter(|_| flag),
-            handle: body.expect()?,
-            id: body.expect()?,
-        },
+        PROBE_ANSWER => {
+            let (handle, id) = (body.expect()?, body.expect()?);
+            let Busy(in_flight, latency_us) = body.expect()?;
+            Message::ProbeAnswer {
+                handle,
+                id,
+                in_flight,
+                latency_us,
+            }
+        }
         _ => return Err(ErrorKind::UnknownMessage(number)),
     })
 }
@@ -364,36 +368,4 @@ fn parse_response(number: u8, flag: bool, body: &mut Reader<'_>) -> Result<Messa
             causes: body.optional()?.unwrap_or_default(),
         },
     })
-}
-
-/// rsplib's private parameter of a handle resolution.
-struct Items(u32);
-
-impl Parameter for Items {
-    const KINDS: &'static [u16] = &[parameter::ITEMS];
-
-    fn read(value: &mut Reader<'_>) -> Result<Items, ErrorKind> {
-        let items = value.u32()?;
-        value.end()?;
-        Ok(Items(items))
-    }
-
-    fn write(&self, writer: &mut Writer<'_>) {
-        writer.u32(self.0);
-    }
-}
-
-/// RFC 5354 section 3.13.
-struct Cookie(Bytes);
-
-impl Parameter for Cookie {
-    const KINDS: &'static [u16] = &[parameter::COOKIE];
-
-    fn read(value: &mut Reader<'_>) -> Result<Cookie, ErrorKind> {
-        Ok(Cookie(value.rest()))
-    }
-
-    fn write(&self, writer: &mut Writer<'_>) {
-        writer.bytes(&self.0);
-    }
 }

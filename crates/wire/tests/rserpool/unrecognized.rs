@@ -17,7 +17,6 @@ struct Place {
 fn fixed(message: &Message, number: u8) -> usize {
     match (message, number) {
         (Message::Asap(_), 0x07 | 0x0a) => 8,
-        (Message::Asap(_), 0x3e) => 12,
         (Message::Asap(_), _) => 4,
         (Message::Enrp(_), 0x04 | 0x07..=0x09) => 16,
         (Message::Enrp(_), _) => 12,
@@ -52,7 +51,10 @@ fn places(bytes: &[u8], mut at: usize, end: usize, inside: &[usize], places_: &m
 
 /// An unknown parameter, its padding not zero.
 fn unknown() -> impl Strategy<Value = (u16, Vec<u8>)> {
-    let kind = any::<u16>().prop_filter("known", |kind| !matches!(kind, 0x01..=0x10 | 0x803f));
+    let kind = any::<u16>().prop_filter(
+        "known",
+        |kind| !matches!(kind, 0x01..=0x10 | 0x803e..=0x803f),
+    );
     (kind, vec(any::<u8>(), 0..12))
 }
 
