@@ -204,11 +204,11 @@ impl Daemon {
         addresses: Vec<SocketAddr>,
         session: bool,
     ) {
-        // Two sessions need two associations; questions to a registrar may share one.
         if owner == Owner::User && !session && self.is_own(&addresses) {
             self.links.attach_own(owner, link);
             return self.inputs.push_back(Input::Connected(owner, link));
         }
+        // Two sessions need two associations; questions to a registrar, and probes, may share one.
         let found = match session {
             true => None,
             false => self.links.find(&addresses),
