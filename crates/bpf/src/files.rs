@@ -3,10 +3,10 @@
 
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 
+use libbpf_rs::ObjectBuilder;
 use libbpf_rs::libbpf_sys::{
     BPF_TRACE_ITER, bpf_iter_create, bpf_iter_link_info, bpf_link_create, bpf_link_create_opts,
 };
-use libbpf_rs::{Object, ObjectBuilder};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use crate::Error;
@@ -64,7 +64,7 @@ static OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/files.bpf.o"));
 
 /// Lists descriptors.
 pub struct Lister {
-    object: Object,
+    program: OwnedFd,
 }
 
 impl Lister {
@@ -78,7 +78,11 @@ impl Lister {
             .open_memory(OBJECT)
             .map_err(refused)?;
         let object = open.load().map_err(refused)?;
-        Ok(Self { object })
+        let program = object.progs().find(|one| one.name() == "list_files");
+        let program = program.ok_or_else(|| Error::Load("program list_files is missing".into()))?;
+        let program = program.as_fd().try_clone_to_owned();
+        let program = program.map_err(|error| Error::Load(error.to_string()))?;
+        Ok(Self { program })
     }
 
     /// All descriptors of a process, in the order of their numbers; then those of threads that have tables of their own.
@@ -95,8 +99,6 @@ impl Lister {
 
     /// The iterator for one process. The library has no options for that.
     fn attach(&self, pid: i32) -> Result<OwnedFd, Error> {
-        let program = self.object.progs().find(|one| one.name() == "list_files");
-        let program = program.ok_or_else(|| Error::Load("program list_files is missing".into()))?;
         let mut info = bpf_iter_link_info::default();
         info.task.pid = pid.cast_unsigned();
         let options = bpf_link_create_opts {
@@ -108,7 +110,7 @@ impl Lister {
         // SAFETY: the options and what they point to outlive the call.
         let link = unsafe {
             bpf_link_create(
-                program.as_fd().as_raw_fd(),
+                self.program.as_raw_fd(),
                 0,
                 BPF_TRACE_ITER,
                 &raw const options,

@@ -45,16 +45,21 @@ impl Engine {
         {
             self.judge_private(check, flows);
         }
+        let mut went = None;
         if let Told::Done { id, completion } = &mut told {
             let name = name_of_results(&completion.results);
             self.faults.at(name, Moment::After, 0);
             if let Some(id) = *id {
                 self.finish_of_a_move(id, &mut completion.results);
             }
+            went = id.filter(|_| matches!(completion.results, Results::Gone(Ok(_))));
         }
         let now = self.now();
         if let Some((to, frame)) = self.moves.handle_told(now, told) {
             self.send_of_a_move(to, &frame);
+        }
+        if let Some(id) = went {
+            self.flush_of_a_move(id);
         }
     }
 
@@ -72,9 +77,14 @@ impl Engine {
                 self.newcomers.remove(&id);
                 self.reserve_ports();
             }
-            Results::Gone(Ok(_)) => self.flush_fences(id),
             _ => {}
         }
+    }
+
+    /// What waited for a process comes when it runs. That it does is said first: none of this is part of its freeze.
+    fn flush_of_a_move(&mut self, id: MoveId) {
+        self.pump_moves();
+        self.flush_fences(id);
     }
 
     fn flows_of_a_round(&mut self, id: MoveId, report: &mut RoundReport) -> Result<(), String> {

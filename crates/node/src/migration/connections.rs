@@ -3,8 +3,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::AsFd;
+use std::sync::Arc;
+use std::sync::mpsc::{self, Receiver, Sender};
 
-use holdfast_sys::process::donor::{StoppedTree, Tracker};
+use holdfast_sys::priority::Hurry;
+use holdfast_sys::process::donor::{Described, Describer, StoppedTree, Tracker};
 use holdfast_sys::process::error::Error;
 use holdfast_sys::process::files::Copier;
 use holdfast_sys::process::files::image::FileId;
@@ -46,7 +49,7 @@ pub(super) struct Ways {
 /// See the module's text.
 pub(super) struct Connections {
     ways: Ways,
-    descriptors: Descriptors,
+    descriptors: Arc<Descriptors>,
     /// None where the kernel does not take it, and for the ways that do not look.
     followed: Option<Followed>,
     copier: Copier,
@@ -73,7 +76,7 @@ impl Connections {
         };
         Connections {
             ways,
-            descriptors: Descriptors::new(),
+            descriptors: Arc::new(Descriptors::new()),
             followed,
             copier: Copier::default(),
             sure: BTreeSet::new(),
@@ -140,18 +143,35 @@ impl Connections {
         (!states.is_empty()).then_some(States { at_us, states })
     }
 
-    /// What changed of the descriptors of a tree that stands still, and of its connections.
-    pub(super) fn stopped(&mut self, stopped: &mut StoppedTree) -> Result<Found, Error> {
+    /// For reading the descriptors of a tree that stands still, while other threads do the rest.
+    pub(super) fn reading(&self, stopped: &StoppedTree) -> Result<Reading, Error> {
+        Ok(Reading {
+            descriptors: Arc::clone(&self.descriptors),
+            describer: stopped.describer()?,
+            expected: self.sure.clone(),
+        })
+    }
+
+    /// Sees connections of a tree that stands still, when nothing comes to them any more.
+    pub(super) fn see(&mut self) {
         self.last_us = monotonic_ns() / 1000;
         self.last.clear();
         if let Some(Ok(look)) = self.followed.as_mut().map(Followed::look) {
             (self.last_us, self.last) = (look.at_us, look.states);
             self.last.retain(|id, _| self.sure.contains(id));
         }
-        let found = match self.descriptors.list(&stopped.pids()) {
-            Some(listings) => {
+    }
+
+    /// What changed of the descriptors of a tree that stands still, and of its connections, which were seen.
+    pub(super) fn stopped(
+        &mut self,
+        stopped: &mut StoppedTree,
+        described: Option<Described>,
+    ) -> Result<Found, Error> {
+        let found = match described {
+            Some(described) => {
                 let seen = self.last.keys().copied().collect();
-                stopped.listed_descriptors(listings, &seen)?
+                stopped.described(described, &seen)?
             }
             None => {
                 self.last.clear();
@@ -202,6 +222,62 @@ impl Connections {
             self.young.remove(id);
             self.last.remove(id);
         }
+    }
+}
+
+/// See [`Connections::reading`].
+pub(super) struct Reading {
+    descriptors: Arc<Descriptors>,
+    describer: Describer,
+    /// Connections whose state will be seen, as far as can be told before.
+    expected: BTreeSet<FileId>,
+}
+
+impl Reading {
+    /// None where they cannot be listed many at once.
+    fn read(&self) -> Result<Option<Described>, Error> {
+        let Some(listings) = self.descriptors.list(self.describer.pids()) else {
+            return Ok(None);
+        };
+        self.describer.read(listings, &self.expected).map(Some)
+    }
+}
+
+/// The thread that reads descriptors in a freeze. It waits for one, so that it needs no processor that others have then.
+pub(super) struct Reader {
+    readings: Sender<Reading>,
+    found: Receiver<Result<Option<Described>, Error>>,
+}
+
+impl Reader {
+    /// Starts it in the network namespace of the caller.
+    pub(super) fn start(hurries: bool) -> Result<Reader, String> {
+        let (readings, inbox) = mpsc::channel::<Reading>();
+        let (outbox, found) = mpsc::channel();
+        let run = move || {
+            let _hurry = hurries.then(Hurry::begin);
+            while let Ok(reading) = inbox.recv() {
+                if outbox.send(reading.read()).is_err() {
+                    return;
+                }
+            }
+        };
+        let named = std::thread::Builder::new().name("read".to_owned());
+        let started = named.spawn(run);
+        started.map_err(|error| format!("no thread for it: {error}"))?;
+        Ok(Reader { readings, found })
+    }
+
+    /// Has it read, see [`Reader::found`].
+    pub(super) fn begin(&self, reading: Reading) {
+        // Where it has ended nothing is found.
+        let _ = self.readings.send(reading);
+    }
+
+    /// What it has found.
+    pub(super) fn found(&self) -> Result<Option<Described>, Error> {
+        let found = self.found.recv();
+        found.unwrap_or_else(|_| Err(Error::Image("descriptors that nobody read")))
     }
 }
 

@@ -11,7 +11,7 @@ use holdfast_wire::Flow;
 use holdfast_wire::migration::FlowAt;
 use tokio::sync::oneshot;
 
-use super::super::connections::{self, Connections};
+use super::super::connections::{self, Connections, Reader};
 use super::super::pieces::Kind;
 use super::super::records::Entry;
 use super::super::state::{Last, State};
@@ -22,6 +22,9 @@ use super::{Giving, PAGES_BYTES, text};
 /// For how long it is tried to stop a tree where its descriptors can be saved, and between two times.
 const STOP_MAX: Duration = Duration::from_millis(300);
 const STOP_AGAIN: Duration = Duration::from_millis(1);
+
+/// So few connections that changed cost less in the freeze than to catch up with them once more.
+const FEW: usize = 32;
 
 impl Giving {
     pub(super) fn freeze(&mut self, state: State) -> (State, Result<FreezeReport, String>) {
@@ -129,13 +132,19 @@ impl Giving {
         Ok(())
     }
 
-    /// While it still runs: connections at the acceptor become what they are here, and it hears that the rest follows.
+    /// While it still runs: connections at the acceptor become what they are here, again as long as far fewer have changed
+    /// meanwhile, and it hears that the rest follows.
     fn catch_up(&mut self) -> Result<(), String> {
-        let seen = self.connections.as_mut().and_then(Connections::catch_up);
-        if let Some(seen) = seen {
+        let mut before = usize::MAX;
+        while let Some(seen) = self.connections.as_mut().and_then(Connections::catch_up) {
+            let changed = seen.states.len();
             self.outgoing
                 .send(Kind::Seen, connections::encode(&seen)?)?;
             self.outgoing.taken()?;
+            if changed < FEW || changed > before / 2 {
+                break;
+            }
+            before = changed;
         }
         self.outgoing.send(Kind::Freezing, Vec::new())
     }
@@ -158,6 +167,13 @@ impl Giving {
     /// only the program can read. What it sent until then has left; from then on packets wait at the acceptor. Sends memory,
     /// and gives the rest, and datagram flows that began here since the last round.
     fn stop(&mut self, mut tracker: Tracker) -> Result<Still, Unstopped> {
+        let reader = match Reader::start(self.ways.hurries) {
+            Ok(reader) => reader,
+            Err(why) => {
+                let tracker = Some(Box::new(tracker));
+                return Err(Unstopped { tracker, why });
+            }
+        };
         let began = Instant::now();
         loop {
             let mut stopped = match tracker.freeze() {
@@ -170,28 +186,9 @@ impl Giving {
                 }
             };
             self.steps.done("halt");
-            // The event loop does that meanwhile.
-            let turning = self.ask_to_turn(true);
-            let sent = self.send_memory(&mut stopped);
-            let turned = answer(turning);
-            self.steps.done("divert");
-            let turned = sent.and_then(|state| Ok((state, turned?)));
-            let look = match (turned, &mut self.connections) {
-                (Ok((state, newcomers)), Some(connections)) => {
-                    let passing =
-                        |error: &Error| matches!(error, Error::Blocked(_) | Error::Socket(_));
-                    let found = connections.stopped(&mut stopped);
-                    let found = found.map_err(|error| (passing(&error), text(error)));
-                    found.map(|descriptors| (Last { descriptors, state }, newcomers))
-                }
-                (Err(why), _) => Err((false, why)),
-                (_, None) => Err((false, "nothing was copied".to_owned())),
-            };
+            let look = self.look(&mut stopped, &reader);
             let (passing, why) = match look {
-                Ok((last, newcomers)) => {
-                    self.steps.done("descriptors");
-                    return Ok((stopped, last, newcomers));
-                }
+                Ok((last, newcomers)) => return Ok((stopped, last, newcomers)),
                 Err(failed) => failed,
             };
             // Before it runs: what it sends when it wakes must pass.
@@ -206,6 +203,50 @@ impl Giving {
             }
             std::thread::sleep(STOP_AGAIN);
         }
+    }
+
+    /// Sends memory of a tree that stands still, has its packets diverted, and reads the rest; its descriptors beside all that. Why
+    /// not, and whether that may pass.
+    fn look(
+        &mut self,
+        stopped: &mut StoppedTree,
+        reader: &Reader,
+    ) -> Result<(Last, Vec<Flow>), (bool, String)> {
+        let for_good = |why: String| (false, why);
+        let mut connections =
+            (self.connections.take()).ok_or_else(|| for_good("nothing was copied".to_owned()))?;
+        let found = self.look_at(stopped, &mut connections, reader);
+        self.connections = Some(connections);
+        found
+    }
+
+    fn look_at(
+        &mut self,
+        stopped: &mut StoppedTree,
+        connections: &mut Connections,
+        reader: &Reader,
+    ) -> Result<(Last, Vec<Flow>), (bool, String)> {
+        let for_good = |why: String| (false, why);
+        let failed = |error: Error| {
+            let passes = matches!(error, Error::Blocked(_) | Error::Socket(_));
+            (passes, text(error))
+        };
+        reader.begin(connections.reading(stopped).map_err(failed)?);
+        // The event loop does that meanwhile.
+        let turning = self.ask_to_turn(true);
+        let state = self.send_memory(stopped);
+        let turned = answer(turning);
+        self.steps.done("divert");
+        connections.see();
+        self.steps.done("look");
+        let described = reader.found();
+        let (state, newcomers) = state
+            .and_then(|state| Ok((state, turned?)))
+            .map_err(for_good)?;
+        let descriptors = described.and_then(|described| connections.stopped(stopped, described));
+        let descriptors = descriptors.map_err(failed)?;
+        self.steps.done("descriptors");
+        Ok((Last { descriptors, state }, newcomers))
     }
 
     /// Has the event loop divert packets of the process, or leave them here, and waits until it has. Gives the datagram flows

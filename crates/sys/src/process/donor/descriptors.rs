@@ -30,7 +30,7 @@ impl Tracker {
                 sockets: fresh(&draft.sockets, &BTreeMap::new()),
                 gone: BTreeSet::new(),
             };
-            self.draft = Some(draft);
+            self.draft = Some(Arc::new(draft));
             return Ok(found);
         };
         let draft = before.again(&pids, &limits)?;
@@ -40,7 +40,7 @@ impl Tracker {
             sockets: fresh(&draft.sockets, &before.sockets),
             gone: gone(before, &ids),
         };
-        self.draft = Some(draft);
+        self.draft = Some(Arc::new(draft));
         Ok(found)
     }
 
@@ -84,19 +84,28 @@ impl StoppedTree {
         self.changed(frozen)
     }
 
-    /// [`StoppedTree::descriptors`] from what was listed of all [`StoppedTree::pids`] since they stand still. Of sockets whose
-    /// state is `seen` from beside them no copies are made.
+    /// For reading the descriptors beside whatever else is done with the tree.
+    ///
+    /// # Errors
+    /// Nobody looked at them while it ran.
+    pub fn describer(&self) -> Result<Describer> {
+        Ok(Describer {
+            draft: Arc::clone(self.draft()?),
+            pids: self.pids(),
+        })
+    }
+
+    /// [`StoppedTree::descriptors`] from what [`Describer::read`] has found. Of sockets whose state is `seen` from beside them no
+    /// copies are made.
     ///
     /// # Errors
     /// As there.
-    pub fn listed_descriptors(
+    pub fn described(
         &mut self,
-        listings: Vec<Listing>,
+        Described(mut frozen): Described,
         seen: &BTreeSet<FileId>,
     ) -> Result<Descriptors> {
-        let frozen = self
-            .draft()?
-            .save_frozen_listed(&self.pids(), listings, seen)?;
+        self.draft()?.copy_unseen(&mut frozen, seen)?;
         self.changed(frozen)
     }
 
@@ -106,7 +115,7 @@ impl StoppedTree {
         self.tracker.living()
     }
 
-    fn draft(&self) -> Result<&Draft> {
+    fn draft(&self) -> Result<&Arc<Draft>> {
         let draft = self.tracker.draft.as_ref();
         draft.ok_or(Error::Image("descriptors that nobody looked at"))
     }
@@ -155,6 +164,37 @@ impl StoppedTree {
     /// As there.
     pub fn extract_one(&mut self, id: FileId) -> Result<BTreeMap<FileId, SocketState>> {
         Ok(self.sockets.extract_one(id)?)
+    }
+}
+
+/// Reads the descriptors of a tree that stands still.
+#[derive(Debug)]
+pub struct Describer {
+    draft: Arc<Draft>,
+    pids: Vec<i32>,
+}
+
+/// What it has found, for [`StoppedTree::described`].
+#[derive(Debug)]
+pub struct Described(Frozen);
+
+impl Describer {
+    /// The processes that have descriptors, as the caller sees them.
+    #[must_use]
+    pub fn pids(&self) -> &[i32] {
+        &self.pids
+    }
+
+    /// Reads them, from what was listed of all [`Describer::pids`] since they stand still. Sockets that are `expected` to be seen from
+    /// beside them cost least. To be called by a thread in the tree's network namespace.
+    ///
+    /// # Errors
+    /// As [`StoppedTree::descriptors`].
+    pub fn read(&self, listings: Vec<Listing>, expected: &BTreeSet<FileId>) -> Result<Described> {
+        let frozen = self
+            .draft
+            .save_frozen_listed(&self.pids, listings, expected)?;
+        Ok(Described(frozen))
     }
 }
 

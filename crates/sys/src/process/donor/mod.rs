@@ -24,6 +24,7 @@ mod userfault;
 mod watched;
 
 pub(crate) use attach::{remove as remove_stub, value};
+pub use descriptors::{Described, Describer};
 pub use freeze::{StoppedTree, Unfrozen};
 pub use hold::Held;
 pub(crate) use machine::{boot_id, features};

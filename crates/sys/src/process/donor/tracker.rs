@@ -15,6 +15,7 @@ use crate::process::inspect;
 use crate::process::procfs::{Stat, Status};
 use std::collections::HashMap;
 use std::marker::PhantomData;
+use std::sync::Arc;
 
 /// A tree that is watched. It runs, but for a moment at the start and whenever a process joins it.
 #[derive(Debug)]
@@ -24,7 +25,7 @@ pub struct Tracker {
     pub(super) catalogue: Catalogue,
     pub(super) shared: Vec<SharedContent>,
     /// Descriptors as they were when they were looked at last.
-    pub(super) draft: Option<Draft>,
+    pub(super) draft: Option<Arc<Draft>>,
     vdso: Vec<u8>,
     register_features: u64,
     generations: u64,

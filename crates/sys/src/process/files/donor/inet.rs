@@ -25,6 +25,15 @@ pub struct Found {
 }
 
 impl Found {
+    /// What was found before.
+    pub fn of(held: BTreeMap<FileId, OwnedFd>, fixed: BTreeMap<FileId, Arc<SocketStatic>>) -> Self {
+        Self {
+            held,
+            fixed,
+            ..Self::default()
+        }
+    }
+
     /// Keeps the copy of a socket. What the draft says of it may still hold.
     pub fn hold(&mut self, id: FileId, copy: OwnedFd, known: Option<&SocketStatic>) -> Saved<()> {
         if !known.is_some_and(|known| known.is_still(copy.as_fd())) {

@@ -9,13 +9,13 @@ mod saver;
 pub use copier::Copier;
 pub use saver::{Saved, Saver, Subject};
 
-use super::error::FilesError;
+use super::error::{At, Blocker, FilesError, Reason};
 use super::image::{FileId, Image, ObjectId};
 use super::kept::Kept;
 use super::listed::{self, Listing};
 use super::survey::{Key, Survey, survey};
 use crate::process::sockets::SocketStatic;
-use saver::Stage;
+use saver::{Stage, Stop};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -144,6 +144,33 @@ impl Draft {
         self.finish(pids, listed::survey(pids, listings, &self.kept)?, seen)
     }
 
+    /// Makes the copies that [`Self::save_frozen_listed`] has left out of sockets that were not seen after all.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn copy_unseen(
+        &self,
+        frozen: &mut Frozen,
+        seen: &BTreeSet<FileId>,
+    ) -> Result<(), FilesError> {
+        let held = std::mem::take(&mut frozen.sockets);
+        let mut found = inet::Found::of(held, std::mem::take(&mut frozen.fixed));
+        let mut copier = Copier::default();
+        for (id, place) in frozen.places.iter().filter(|(id, _)| !seen.contains(id)) {
+            if found.held.contains_key(id) {
+                continue;
+            }
+            let copy = copier.copy(*place).at("pidfd_getfd")?;
+            let known = self.sockets.get(id).map(|known| &**known);
+            found.hold(*id, copy, known).map_err(|stop| match stop {
+                Stop::Failed(error) => error,
+                Stop::Reason(reason) => FilesError::Blocked(vec![blocker(*place, reason)]),
+            })?;
+        }
+        (frozen.sockets, frozen.fixed) = (found.held, found.fixed);
+        Ok(())
+    }
+
     fn finish(
         &self,
         pids: &[i32],
@@ -159,5 +186,15 @@ impl Draft {
             places: inet.places,
             fixed: inet.fixed,
         })
+    }
+}
+
+fn blocker((pid, fd): Address, reason: Reason) -> Blocker {
+    let link = std::fs::read_link(format!("/proc/{pid}/fd/{fd}")).unwrap_or_default();
+    Blocker {
+        pid,
+        fd: Some(fd),
+        path: link.to_string_lossy().into_owned(),
+        reason,
     }
 }
