@@ -215,6 +215,18 @@ impl Message {
         }
     }
 
+    /// The figures of a probe's answer.
+    fn busy(&self) -> Option<Busy> {
+        match self {
+            Message::ProbeAnswer {
+                in_flight,
+                latency_us,
+                ..
+            } => Some(Busy(*in_flight, *latency_us)),
+            _ => None,
+        }
+    }
+
     fn write(&self, writer: &mut Writer<'_>) {
         match self {
             Message::Registration { handle, element } => {
@@ -226,19 +238,10 @@ impl Message {
             | Message::DeregistrationResponse { handle, id, .. }
             | Message::EndpointKeepAliveAck { handle, id }
             | Message::EndpointUnreachable { handle, id }
-            | Message::Probe { handle, id } => {
+            | Message::Probe { handle, id }
+            | Message::ProbeAnswer { handle, id, .. } => {
                 writer.put(handle);
                 writer.put(id);
-            }
-            Message::ProbeAnswer {
-                handle,
-                id,
-                in_flight,
-                latency_us,
-            } => {
-                writer.put(handle);
-                writer.put(id);
-                writer.put(&Busy(*in_flight, *latency_us));
             }
             Message::HandleResolution { handle, items, .. } => {
                 writer.put(handle);
@@ -281,6 +284,7 @@ impl Message {
             }
             Message::Error(_) => {}
         }
+        writer.put_all(&self.busy());
         writer.put_all(self.operation_error());
     }
 }
