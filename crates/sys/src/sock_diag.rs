@@ -14,12 +14,18 @@ const BY_FAMILY: u16 = 20;
 /// Attribute numbers of `linux/inet_diag.h`.
 const INET_DIAG_INFO: u16 = 2;
 const INET_DIAG_MD5SIG: u16 = 18;
+/// The extension that asks for `TCP_INFO`.
+const INFO: u8 = 1 << (INET_DIAG_INFO - 1);
 /// Bytes of `struct inet_diag_msg`.
 const DIAG_MESSAGE: usize = 72;
 /// `INET_DIAG_NOCOOKIE`.
 const NO_COOKIE: [u8; 8] = [0xff; 8];
-/// `TCP_LISTEN` as a state bit: a listener is not a connection.
-const LISTEN_BIT: u32 = 1 << 10;
+/// `TCP_ESTABLISHED`, `TCP_CLOSE_WAIT` and `TCP_LISTEN` of `net/tcp_states.h`.
+const ESTABLISHED: u8 = 1;
+const CLOSE_WAIT: u8 = 8;
+const LISTEN: u8 = 10;
+/// A listener is not a connection.
+const LISTEN_BIT: u32 = 1 << LISTEN;
 /// `SO_COOKIE` gives 8 bytes.
 type Cookie = [u8; 8];
 
@@ -48,15 +54,57 @@ pub struct Connection {
 /// # Errors
 /// What netlink gives.
 pub fn tcp_connections(address: Option<IpAddr>, port: u16) -> io::Result<Vec<Connection>> {
-    let mut netlink = Netlink::new(libc::NETLINK_SOCK_DIAG)?;
     let mut found = Vec::new();
+    list(port, !LISTEN_BIT, INFO, |_, one| {
+        if address.is_none_or(|ip| ip == one.local.ip()) {
+            found.push(one);
+        }
+    })?;
+    Ok(found)
+}
+
+/// How many connections the TCP service at `at` has whose other side may still be served: established ones, accepted or not, and those
+/// that only the other side has ended. None: nobody in this network namespace listens there.
+///
+/// # Errors
+/// What netlink gives.
+pub fn tcp_service(at: SocketAddr) -> io::Result<Option<u32>> {
+    let states = 1 << ESTABLISHED | 1 << CLOSE_WAIT | LISTEN_BIT;
+    let (mut here, mut everywhere) = (0, 0);
+    let (mut is_here, mut is_everywhere) = (false, false);
+    list(at.port(), states, 0, |state, one| {
+        let own = one.local.ip() == at.ip();
+        if state == LISTEN {
+            is_here |= own;
+            is_everywhere |= one.local.ip().is_unspecified();
+        } else {
+            here += u32::from(own);
+            everywhere += 1;
+        }
+    })?;
+    // One that listens everywhere is at all addresses but those where another does.
+    Ok(match (is_here, is_everywhere) {
+        (true, _) => Some(here),
+        (false, true) => Some(everywhere),
+        (false, false) => None,
+    })
+}
+
+/// Lists TCP sockets with this local port and one of these states (as bits), with what `extensions` ask for; a socket's state comes
+/// first.
+fn list(
+    port: u16,
+    states: u32,
+    extensions: u8,
+    mut take: impl FnMut(u8, Connection),
+) -> io::Result<()> {
+    let mut netlink = Netlink::new(libc::NETLINK_SOCK_DIAG)?;
     for family in [libc::AF_INET, libc::AF_INET6] {
-        let request = request(family, !LISTEN_BIT, &identity(port, NO_COOKIE));
+        let request = request(family, states, extensions, &identity(port, NO_COOKIE));
         let outcome = netlink.ask(request, libc::NLM_F_DUMP, |_, body| {
-            let wanted = parse(body).filter(|one| {
-                one.local.port() == port && address.is_none_or(|ip| ip == one.local.ip())
-            });
-            found.extend(wanted);
+            if let Some(one) = parse(body).filter(|one| one.local.port() == port) {
+                take(body[1], one);
+            }
         });
         match outcome {
             // A kernel without IPv6 has no handler for it.
@@ -64,15 +112,15 @@ pub fn tcp_connections(address: Option<IpAddr>, port: u16) -> io::Result<Vec<Con
             other => other?,
         }
     }
-    Ok(found)
+    Ok(())
 }
 
 /// `struct inet_diag_req_v2`.
-fn request(family: i32, states: u32, identity: &[u8; 48]) -> Message {
+fn request(family: i32, states: u32, extensions: u8, identity: &[u8; 48]) -> Message {
     let mut fixed = [0u8; 56];
     fixed[0] = family as u8;
     fixed[1] = libc::IPPROTO_TCP as u8;
-    fixed[2] = 1 << (INET_DIAG_INFO - 1);
+    fixed[2] = extensions;
     fixed[4..8].copy_from_slice(&states.to_ne_bytes());
     fixed[8..].copy_from_slice(identity);
     Message::new(BY_FAMILY, 0, &fixed)
@@ -136,7 +184,7 @@ pub(crate) fn check_md5(
     let device = get_int(fd, libc::SOL_SOCKET, libc::SO_BINDTOIFINDEX).map_err(kernel)?;
     identity[36..40].copy_from_slice(&device.to_ne_bytes());
     let mut signed = false;
-    let outcome = netlink.ask(request(family, u32::MAX, &identity), 0, |_, body| {
+    let outcome = netlink.ask(request(family, u32::MAX, INFO, &identity), 0, |_, body| {
         let list = body.get(DIAG_MESSAGE..).unwrap_or(&[]);
         signed = attributes(list).any(|(kind, _)| kind == INET_DIAG_MD5SIG);
     });

@@ -6,9 +6,9 @@ use common::{Net, SERVICE_V4, exchange, pattern, services};
 use holdfast_sys::net::{
     Interface, add_address, is_local, neighbour, remove_address, resolve_neighbour, route_to,
 };
-use holdfast_sys::sock_diag::tcp_connections;
+use holdfast_sys::sock_diag::{tcp_connections, tcp_service};
 use holdfast_sys::tcp_info::TcpState;
-use std::net::{IpAddr, UdpSocket};
+use std::net::{IpAddr, Shutdown, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::time::Duration;
 
 #[test]
@@ -102,4 +102,33 @@ fn all_connections_of_a_service_are_listed() {
             []
         );
     }
+}
+
+#[test]
+fn the_connections_of_a_service_are_counted_from_outside() {
+    let net = Net::new();
+    net.client.run(|| {
+        let any = TcpListener::bind("[::]:0").expect("a listener");
+        let port = any.local_addr().expect("an address").port();
+        let at = |ip: &str| SocketAddr::new(ip.parse().expect("an address"), port);
+        let count = |ip: &str| tcp_service(at(ip)).expect("told");
+        assert_eq!(count("127.0.0.1"), Some(0));
+        // Not accepted, accepted, and ended by the other side; over IPv4 and IPv6.
+        let waits = TcpStream::connect(at("127.0.0.1")).expect("connected");
+        let other = TcpStream::connect(at("::1")).expect("connected");
+        let (first, _) = any.accept().expect("one");
+        let (second, _) = any.accept().expect("another");
+        waits.shutdown(Shutdown::Write).expect("ended");
+        assert_eq!(count("127.0.0.1"), Some(2));
+        assert_eq!(count("::1"), Some(2), "it listens everywhere");
+        drop((first, second, other));
+        drop(waits);
+        let unserved = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let free = unserved.local_addr().expect("an address");
+        assert_eq!(tcp_service(free).expect("told"), Some(0));
+        let elsewhere = SocketAddr::new("127.0.0.2".parse().expect("an address"), free.port());
+        assert_eq!(tcp_service(elsewhere).expect("told"), None);
+        drop(unserved);
+        assert_eq!(tcp_service(free).expect("told"), None);
+    });
 }

@@ -1,11 +1,14 @@
 //! Reliable Server Pooling: messages, streams of them, a registrar's life, what programs and the pool daemon say.
 
 use crate::write;
+use bytes::BytesMut;
 use holdfast_api::app;
 use holdfast_api::control::PolicyDetail;
 use holdfast_api::pool::{
     Departure, ElementEvent, FromPool, Registration, Service, SessionEvent, ToPool,
 };
+use holdfast_wire::rserpool::asap::Message;
+use holdfast_wire::rserpool::{ElementId, PoolHandle};
 use std::path::Path;
 
 pub fn pool() -> std::io::Result<()> {
@@ -101,8 +104,25 @@ pub fn asap_stream() -> std::io::Result<()> {
     Ok(())
 }
 
-/// The first of each type, flags and length among rsplib's messages.
+/// The first of each type, flags and length among rsplib's messages; those of our own.
 pub fn rserpool() -> std::io::Result<()> {
+    let (handle, id) = (PoolHandle::from("web"), ElementId(0x1234_5678));
+    let answer = |latency_us| Message::ProbeAnswer {
+        handle: handle.clone(),
+        id,
+        in_flight: 3,
+        latency_us,
+    };
+    let probe = Message::Probe {
+        handle: handle.clone(),
+        id,
+    };
+    for message in [probe, answer(None), answer(Some(1500))] {
+        let mut bytes = BytesMut::new();
+        message.encode(&mut bytes).expect("small");
+        let name = format!("{:02x}-{}-{}", bytes[0], bytes[1], bytes.len());
+        write("asap", &name, &bytes)?;
+    }
     let vectors = include_str!("../../../crates/wire/tests/vectors/rserpool.jsonl");
     let mut seen = std::collections::HashSet::new();
     for line in vectors.lines() {

@@ -236,6 +236,9 @@ pub enum Choose {
     /// The user's daemon: of two elements drawn by chance the one that answers its users here sooner, a moving average of latencies
     /// times the requests under way (power of two choices).
     P2c,
+    /// The user's daemon: by what it is told by a few elements' daemons that it asks beside each choice, requests in flight and latency
+    /// (Prequal). Elements that do not answer get their share of the sessions, chosen as with [`Choose::P2c`].
+    Prequal,
 }
 
 impl Registration {

@@ -1,6 +1,7 @@
 //! `holdfast pool register`, `resolve` and `connect`, and `holdfast demo pool`, as a user runs them. In labs; needs root.
 
 mod connect;
+mod prequal;
 mod register;
 mod transports;
 

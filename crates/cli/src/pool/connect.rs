@@ -36,8 +36,8 @@ pub struct ConnectArgs {
     daemon: PoolDaemon,
     /// The pool's handle
     handle: String,
-    /// Who chooses the element: the registrar, by the pool's policy; or p2c, of two drawn by chance the one that has answered this
-    /// host's users sooner
+    /// Who chooses the element: the registrar, by the pool's policy; p2c, of two drawn by chance the one that has answered this
+    /// host's users sooner; or prequal, by what a few elements that are asked say of their requests in flight and latency
     #[arg(long, value_enum, default_value_t)]
     choose: Chooser,
     /// Seconds to wait for more of the element after the end of the input
@@ -50,6 +50,7 @@ enum Chooser {
     #[default]
     Registrar,
     P2c,
+    Prequal,
 }
 
 /// What the thread that reads the input and the one that hears the element share.
@@ -121,6 +122,7 @@ pub fn run(args: &ConnectArgs) -> Result<()> {
         choose: match args.choose {
             Chooser::Registrar => Choose::Registrar,
             Chooser::P2c => Choose::P2c,
+            Chooser::Prequal => Choose::Prequal,
         },
         ..SessionOptions::default()
     };

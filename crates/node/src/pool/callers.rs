@@ -1,4 +1,4 @@
-//! Who calls the daemon's own endpoint: registrars that may, and nobody else.
+//! Who calls the daemon's own endpoint: registrars that may, and users who probe ([`super::probes`]).
 //!
 //! RFC 9260 section 5.4: until a path was probed, its address may be anybody's. So only addresses that SCTP has confirmed say that a
 //! caller is a registrar. One that says it has a registrar's address waits for that, and so does what it says meanwhile.
@@ -74,10 +74,19 @@ impl Daemon {
         let waits = self.callers.0.get(&place);
         let waits = waits.is_some_and(|caller| now < caller.until);
         let claims = self.own.remote_addresses(place.assoc).unwrap_or_default();
-        if !waits || !self.config.admits_registrar(&claims) {
-            tracing::debug!(?claims, "nobody who may be a registrar");
-            self.callers.forget(place);
+        if waits && self.config.admits_registrar(&claims) {
+            return;
+        }
+        let caller = self.callers.0.remove(&place);
+        if !self.admit_guest(place) {
+            tracing::debug!(?claims, "nobody who may be a registrar, or probe");
             self.abort(place);
+            // What it has said already, and may be the next event, is nobody's either.
+            self.links.down(place);
+            return;
+        }
+        for bytes in caller.into_iter().flat_map(|caller| caller.parked) {
+            self.control_came(place, &bytes);
         }
     }
 

@@ -100,7 +100,7 @@ impl Daemon {
                     let _ = stream.send(Sent::Data(bytes.into(), room));
                 }
             }
-            Some(Target::Sctp(_)) | None => {}
+            Some(Target::Sctp(_) | Target::Own) | None => {}
         }
     }
 
@@ -124,6 +124,10 @@ impl Daemon {
         let link = Link::Theirs(session);
         let target = self.links.target(Owner::Service(number), link);
         if let Some(Target::Sctp(place)) = target.filter(|_| !bytes.is_empty()) {
+            let now = self.now();
+            if let Some(service) = self.service_of(number) {
+                service.sessions.handle_said(now, link);
+            }
             self.send(place, Packet::new(DATA_PPID, bytes.into()), room);
         }
     }
@@ -175,6 +179,10 @@ impl Daemon {
                 }
             }
             Owner::Service(number) => {
+                let now = self.now();
+                if let Some(service) = self.service_of(number) {
+                    service.sessions.handle_heard(now, link);
+                }
                 let session = session_number(link);
                 let event = ElementEvent::Data { session, bytes };
                 self.programs.tell(number, &FromPool::Element(event));

@@ -18,6 +18,7 @@ use super::elements::Element;
 use super::links::{Links, Owner, Place};
 use super::machines::Input;
 use super::names::Names;
+use super::probes::Probes;
 use super::requests::Request;
 use super::roles::Programs;
 use super::streams::StreamHandle;
@@ -52,6 +53,7 @@ pub(super) struct Daemon {
     pub(super) programs: Programs,
     pub(super) links: Links,
     pub(super) callers: Callers,
+    pub(super) probes: Probes,
     pub(super) streams: HashMap<u64, StreamHandle>,
     pub(super) streams_made: u64,
     /// Hosts that were not reached over IP itself, and whether that is to be tried again next.
@@ -105,6 +107,7 @@ impl Daemon {
             }
             self.wake_machines();
             self.end_callers();
+            self.end_guests();
             if ready.requests {
                 self.serve();
             }
@@ -122,7 +125,8 @@ impl Daemon {
             sooner(self.now() + RETRY);
         }
         self.ends_at.into_iter().for_each(&mut sooner);
-        self.callers.next().into_iter().for_each(sooner);
+        let looks = [self.callers.next(), self.probes.next()];
+        looks.into_iter().flatten().for_each(sooner);
         let timeout = until.map(|at| TimeSpec::from(at.saturating_sub(self.now())));
         let services: Vec<(u64, &dyn Endpoint)> = self
             .elements
@@ -187,6 +191,10 @@ impl Daemon {
                     self.control_came(place, &message.data);
                 }
             }
+            // A guest has no data for anybody.
+            Event::Message { assoc, .. } if self.probes.is_guest(at(assoc)) => {
+                self.abort(at(assoc))
+            }
             Event::Message { assoc, message } => self.data_came(at(assoc), &message.data),
             Event::Up { assoc, .. } => self.up(at(assoc)),
             Event::Restarted { assoc } => {
@@ -199,6 +207,7 @@ impl Daemon {
                 self.remember_way(place);
                 self.stalled.remove(&place);
                 self.callers.forget(place);
+                self.probes.forget(place);
                 let owners = self.links.down(place);
                 match reason {
                     DownReason::Shutdown => self.ended(owners),

@@ -36,6 +36,8 @@ pub(super) enum Target {
     Sctp(Place),
     /// A stream or a UDP socket, by its number.
     Stream(u64),
+    /// This daemon itself, whose user probes its elements.
+    Own,
 }
 
 /// A message that waits for room in an association's buffer, and the room that its program has used for it.
@@ -127,6 +129,11 @@ impl Links {
         self.streams.insert(stream, (owner, link));
     }
 
+    /// The link leads to this daemon itself.
+    pub(super) fn attach_own(&mut self, owner: Owner, link: Link) {
+        self.targets.insert((owner, link), Target::Own);
+    }
+
     /// A shared association with one of these addresses, and whether it is up.
     pub(super) fn find(&self, addresses: &[SocketAddr]) -> Option<(Place, bool)> {
         let known = |address: &SocketAddr| self.by_address.get(&(false, *address)).copied();
@@ -205,6 +212,7 @@ impl Links {
                 self.streams.remove(&stream);
                 return Some(Detached::Stream(stream));
             }
+            Target::Own => return None,
             Target::Sctp(place) => place,
         };
         let association = self.associations.get_mut(&place)?;

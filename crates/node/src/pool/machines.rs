@@ -204,7 +204,11 @@ impl Daemon {
         addresses: Vec<SocketAddr>,
         session: bool,
     ) {
-        // Two sessions need two associations; questions to a registrar may share one.
+        if owner == Owner::User && !session && self.is_own(&addresses) {
+            self.links.attach_own(owner, link);
+            return self.inputs.push_back(Input::Connected(owner, link));
+        }
+        // Two sessions need two associations; questions to a registrar, and probes, may share one.
         let found = match session {
             true => None,
             false => self.links.find(&addresses),
@@ -316,9 +320,19 @@ impl Daemon {
     }
 
     fn send_control(&mut self, owner: Owner, link: Link, message: &Message) {
-        let Some(Target::Sctp(place)) = self.links.target(owner, link) else {
-            return;
-        };
+        match (self.links.target(owner, link), message) {
+            (Some(Target::Sctp(place)), _) => self.say(place, message),
+            (Some(Target::Own), Message::Probe { handle, id }) => {
+                let answer = self.answer_to_probe(handle, *id);
+                let input = answer.map(|answer| Input::Message(owner, link, answer));
+                self.inputs.extend(input);
+            }
+            _ => {}
+        }
+    }
+
+    /// Sends a message of ASAP.
+    pub(super) fn say(&mut self, place: Place, message: &Message) {
         let mut bytes = BytesMut::new();
         match message.encode(&mut bytes) {
             Ok(()) => self.send(place, Packet::new(asap::PPID, bytes.freeze()), None),
@@ -332,6 +346,9 @@ impl Daemon {
             Ok(parsed) => parsed.message,
             Err(error) => {
                 tracing::debug!(?error, "a message that is none");
+                if self.probes.is_guest(place) {
+                    self.abort(place);
+                }
                 return;
             }
         };
@@ -339,7 +356,10 @@ impl Daemon {
             let owner = Owner::Service(place.endpoint);
             return self.for_owner(owner, place, message);
         }
+        let is_guest = self.probes.is_guest(place);
         match &message {
+            Message::Probe { handle, id } => self.probed(place, handle, *id),
+            other if is_guest && !matches!(other, Message::ProbeAnswer { .. }) => self.abort(place),
             Message::RegistrationResponse { handle, id, .. }
             | Message::DeregistrationResponse { handle, id, .. } => {
                 self.for_elements(place, handle, Some(*id), &message);

@@ -13,6 +13,7 @@ mod links;
 mod machines;
 mod names;
 mod policy;
+mod probes;
 mod programs;
 mod requests;
 mod roles;

@@ -18,6 +18,7 @@ use super::elements::hunt;
 use super::event_loop::Daemon;
 use super::links::Links;
 use super::names::Names;
+use super::probes::Probes;
 use super::requests::Request;
 use super::roles::Programs;
 use super::server::Server;
@@ -81,6 +82,7 @@ impl Daemon {
             programs: Programs::default(),
             links: Links::default(),
             callers: Callers::default(),
+            probes: Probes::default(),
             streams: HashMap::new(),
             streams_made: 0,
             ways: HashMap::new(),

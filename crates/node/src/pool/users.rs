@@ -148,6 +148,7 @@ impl Daemon {
         let choose = match options.choose {
             Choose::Registrar => ChosenBy::Registrar,
             Choose::P2c => ChosenBy::Latency,
+            Choose::Prequal => ChosenBy::Probes,
         };
         let id = self.user.handle_open_choosing(now, handle, None, choose);
         let session = Session {

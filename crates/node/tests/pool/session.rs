@@ -186,24 +186,63 @@ fn a_user_that_reads_late_slows_its_element_and_loses_nothing() {
     assert_eq!((last, rest.len()), (Some(SessionEvent::Finished), 0));
 }
 
-/// An element that answers each message with its name, after a while.
-fn answering(socket: &Path, name: &'static [u8], after: Duration) {
+/// An element that answers each message with its name, after a while, or never: then it tells of the first. Gives its number.
+fn answering(
+    socket: &Path,
+    name: &'static [u8],
+    after: Option<Duration>,
+) -> (String, Receiver<()>) {
     let addresses = Vec::new();
     let service = Service::Sessions { addresses, port: 0 };
     let element = Element::register(socket, Registration::new("two", service));
     let element = element.expect("a channel");
-    let registered =
-        || matches!(element.next(), Ok(Some(ElementEvent::Registered { .. }))).then_some(());
-    until("the registration", registered);
+    let id = until("the registration", || match element.next() {
+        Ok(Some(ElementEvent::Registered { id, .. })) => Some(id),
+        _ => None,
+    });
+    let (tell, told) = channel();
     std::thread::spawn(move || {
         while let Ok(Some(event)) = element.next() {
             if let ElementEvent::Data { session, .. } = event {
-                std::thread::sleep(after);
                 // The test may be over.
-                let _ = element.send(session, name);
+                let _ = match after {
+                    Some(after) => {
+                        std::thread::sleep(after);
+                        element.send(session, name).is_ok()
+                    }
+                    None => tell.send(()).is_ok(),
+                };
             }
         }
     });
+    (id, told)
+}
+
+/// A session that has asked something; with which element.
+fn asking(socket: &Path, choose: Choose) -> (PoolSession, String) {
+    let options = SessionOptions {
+        choose,
+        ..SessionOptions::default()
+    };
+    let session = PoolSession::open_with(socket, "two", options).expect("a channel");
+    match session.next().expect("a channel").expect("an event") {
+        SessionEvent::Up {
+            connection,
+            element,
+            ..
+        } => {
+            session.send(connection, b"who?").expect("sent");
+            (session, element)
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
+fn answer(session: &PoolSession) -> Vec<u8> {
+    match session.next().expect("a channel").expect("an event") {
+        SessionEvent::Data { bytes } => bytes,
+        other => panic!("{other:?}"),
+    }
 }
 
 #[test]
@@ -213,26 +252,40 @@ fn users_who_choose_stay_with_the_element_that_answers_sooner() {
     let daemon = Daemon::with_registrar(&at, udp);
     let socket = daemon.path("pool-app.sock");
     // Far more than what a busy machine adds to the quick one.
-    answering(&socket, b"slow", Duration::from_secs(4));
-    answering(&socket, b"quick", Duration::ZERO);
-    let options = SessionOptions {
-        choose: Choose::P2c,
-        ..SessionOptions::default()
-    };
-    let ask = |_| {
-        let session = PoolSession::open_with(&socket, "two", options).expect("a channel");
-        loop {
-            match session.next().expect("a channel").expect("an event") {
-                SessionEvent::Up { connection, .. } => {
-                    session.send(connection, b"who?").expect("sent")
-                }
-                SessionEvent::Data { bytes } => return bytes,
-                other => panic!("{other:?}"),
-            }
-        }
-    };
+    answering(&socket, b"slow", Some(Duration::from_secs(4)));
+    answering(&socket, b"quick", Some(Duration::ZERO));
+    let ask = |_| answer(&asking(&socket, Choose::P2c).0);
     let answers: Vec<Vec<u8>> = (0..8).map(ask).collect();
     // Each is tried once; by the pool's policy they would take turns.
     let slow = answers.iter().filter(|one| *one == b"slow").count();
     assert_eq!(slow, 1, "{answers:?}");
+}
+
+/// How long answers to probes are believed, and a little more.
+const TOO_OLD: Duration = Duration::from_millis(1_100);
+
+#[test]
+fn users_who_probe_leave_an_element_alone_that_has_work() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let (_registrar, at, udp) = registrar(directory.path());
+    let daemon = Daemon::with_registrar(&at, udp);
+    let socket = daemon.path("pool-app.sock");
+    let (stuck, has_work) = answering(&socket, b"stuck", None);
+    answering(&socket, b"free", Some(Duration::ZERO));
+    // Both are idle at first, so each is taken sooner or later.
+    let _waits = until("a session with the one that never answers", || {
+        let (session, element) = asking(&socket, Choose::Prequal);
+        if element == stuck {
+            return Some(session);
+        }
+        assert_eq!(answer(&session), b"free");
+        None
+    });
+    has_work.recv_timeout(PATIENCE).expect("its work");
+    std::thread::sleep(TOO_OLD);
+    for _ in 0..8 {
+        let (session, element) = asking(&socket, Choose::Prequal);
+        assert_ne!(element, stuck, "it has a request in flight");
+        assert_eq!(answer(&session), b"free");
+    }
 }

@@ -2,16 +2,19 @@
 //!
 //! - [`ByLatency`]: power of two choices over a moving average of each element's latency;
 //! - [`ByProbes`]: asks a few elements beside each request how busy they are, and keeps their answers (Prequal: Wydrowski,
-//!   Kleinberg, Rumble, Archer, "Load is not what you should balance", NSDI 2024); [`Served`] is the element's side of it.
+//!   Kleinberg, Rumble, Archer, "Load is not what you should balance", NSDI 2024); [`Served`] is the element's side of it, and
+//!   [`Allowance`] its limit.
 //!
 //! A chooser may serve one user or all users of a node: it learns the more, the more requests it sees. Elements are given as a
 //! list of candidates with each choice, and what is chosen is a place in that list. Chance is the caller's: `below(n)`
 //! draws a number from 0 to `n`, the latter excluded.
 
+mod allowance;
 mod latency;
 mod probes;
 mod served;
 
+pub use allowance::{Allowance, Verdict};
 pub use latency::ByLatency;
 pub use probes::{ByProbes, Probing};
 pub use served::Served;

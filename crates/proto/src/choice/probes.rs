@@ -40,7 +40,7 @@ impl Default for Probing {
 struct Answer {
     id: ElementId,
     in_flight: u32,
-    latency: Duration,
+    latency: Option<Duration>,
     at: Duration,
     /// How often it may still be used.
     uses: f64,
@@ -52,7 +52,7 @@ const RECENT: usize = 64;
 const ANSWERS_MIN: usize = 2;
 
 /// Chooses by the answers to probes: of the elements that are not hot the quickest, and where all are hot the one with the
-/// fewest requests in flight.
+/// fewest requests in flight. Where an answer has no latency, fewest in flight is all that counts: it can be neither quicker nor slower.
 #[derive(Debug, Clone)]
 pub struct ByProbes {
     probing: Probing,
@@ -105,12 +105,12 @@ impl ByProbes {
         asked
     }
 
-    /// An element has answered a probe. `latency` is what its requests take that come when it is as busy as it is.
+    /// An element has answered a probe. `latency` is what its requests take that come when it is as busy as it is, if it can tell.
     pub fn answered(
         &mut self,
         now: Duration,
         id: ElementId,
-        (in_flight, latency): (u32, Duration),
+        (in_flight, latency): (u32, Option<Duration>),
         elements: usize,
     ) {
         match self.recent.len() < RECENT {
@@ -156,10 +156,7 @@ impl ByProbes {
         candidates: &[ElementId],
         below: &mut impl FnMut(usize) -> usize,
     ) -> Option<usize> {
-        let age_max = self.probing.age_max;
-        self.answers.retain(|answer| {
-            now.saturating_sub(answer.at) <= age_max && candidates.contains(&answer.id)
-        });
+        self.forget_old(now, candidates);
         self.remove_some();
         if self.answers.len() < ANSWERS_MIN {
             return two(candidates.len(), below).map(|(place, _)| place);
@@ -179,24 +176,41 @@ impl ByProbes {
         candidates.iter().position(|other| *other == id)
     }
 
+    /// Whether answers, and not chance, would choose among the candidates.
+    pub fn is_informed(&mut self, now: Duration, candidates: &[ElementId]) -> bool {
+        self.forget_old(now, candidates);
+        self.answers.len() >= ANSWERS_MIN
+    }
+
+    /// Only answers of late, and of these elements, count.
+    fn forget_old(&mut self, now: Duration, candidates: &[ElementId]) {
+        let age_max = self.probing.age_max;
+        self.answers.retain(|answer| {
+            now.saturating_sub(answer.at) <= age_max && candidates.contains(&answer.id)
+        });
+    }
+
     /// Cold before hot; the cold by latency, the hot by requests in flight. The later answer first among equals.
-    fn rank(&self, place: usize, hot: u32) -> (bool, u128, std::cmp::Reverse<Duration>) {
+    fn rank(&self, place: usize, hot: Option<u32>) -> (bool, u128, std::cmp::Reverse<Duration>) {
         let answer = &self.answers[place];
-        let is_hot = answer.in_flight > hot;
-        let value = match is_hot {
-            true => u128::from(answer.in_flight),
-            false => answer.latency.as_nanos(),
+        let is_hot = hot.is_none_or(|hot| answer.in_flight > hot);
+        let value = match answer.latency.filter(|_| !is_hot) {
+            Some(latency) => latency.as_nanos(),
+            None => u128::from(answer.in_flight),
         };
         (is_hot, value, std::cmp::Reverse(answer.at))
     }
 
-    /// The requests in flight beyond which an element is hot.
-    fn hot(&self) -> u32 {
+    /// The requests in flight beyond which an element is hot; none: all are, since not every answer has a latency.
+    fn hot(&self) -> Option<u32> {
+        if self.answers.iter().any(|answer| answer.latency.is_none()) {
+            return None;
+        }
         let mut sorted = self.recent.clone();
         sorted.sort_unstable();
         let place = (self.probing.hot * sorted.len() as f64) as usize;
         let place = place.min(sorted.len().saturating_sub(1));
-        sorted.get(place).copied().unwrap_or(u32::MAX)
+        Some(sorted.get(place).copied().unwrap_or(u32::MAX))
     }
 
     /// "The worst" and the oldest in turn.
@@ -244,7 +258,7 @@ mod tests {
             ..Probing::default()
         });
         for (place, in_flight, latency_ms) in answers {
-            let answer = (*in_flight, ms(*latency_ms));
+            let answer = (*in_flight, Some(ms(*latency_ms)));
             chooser.answered(ms(0), IDS[*place], answer, elements);
         }
         chooser
@@ -284,11 +298,23 @@ mod tests {
     }
 
     #[test]
+    fn where_one_cannot_tell_its_latency_the_fewest_in_flight_win() {
+        let mut chooser = with(100, &[(0, 2, 10), (1, 1, 50)]);
+        assert_eq!(chooser.choose(ms(1), &IDS, &mut first), Some(0));
+        let mut chooser = with(100, &[(0, 2, 10), (1, 1, 50)]);
+        chooser.answered(ms(0), IDS[2], (3, None), 100);
+        assert_eq!(chooser.choose(ms(1), &IDS, &mut first), Some(1));
+    }
+
+    #[test]
     fn answers_grow_old_and_chance_takes_over() {
         let mut chooser = with(100, &[(0, 5, 50), (1, 1, 30)]);
         assert_eq!(chooser.choose(ms(1_001), &IDS, &mut |_| 2), Some(2));
         assert!(chooser.answers.is_empty());
         assert_eq!(chooser.choose(ms(1_001), &[], &mut first), None);
+        let mut chooser = with(100, &[(0, 5, 50), (1, 1, 30)]);
+        assert!(chooser.is_informed(ms(1_000), &IDS));
+        assert!(!chooser.is_informed(ms(1_000), &IDS[1..]));
     }
 
     #[test]
@@ -303,7 +329,7 @@ mod tests {
     fn removals_take_the_oldest_and_the_worst_in_turn() {
         let mut chooser = ByProbes::new(Probing::default());
         for (at, place) in [0, 1, 2, 3].into_iter().enumerate() {
-            let answer = (1, ms(10 * place as u64 + 10));
+            let answer = (1, Some(ms(10 * place as u64 + 10)));
             chooser.answered(ms(at as u64), IDS[place], answer, 1_000);
         }
         chooser.remove_some();

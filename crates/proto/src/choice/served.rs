@@ -37,16 +37,16 @@ impl Served {
         self.in_flight = self.in_flight.saturating_sub(1);
     }
 
-    /// The answer: requests in flight, and the median of what the requests took that met about as many; nothing if none has ended.
+    /// The answer: requests in flight, and the median of what the requests took that met about as many; none if none has ended.
     #[must_use]
-    pub fn report(&self) -> (u32, Duration) {
+    pub fn report(&self) -> (u32, Option<Duration>) {
         // Of those that met as many the latest are taken.
         let mut near: Vec<(u32, Duration)> = self.ended.iter().rev().copied().collect();
         near.sort_by_key(|(met, _)| met.abs_diff(self.in_flight));
         near.truncate(NEAREST);
         near.sort_by_key(|(_, took)| *took);
         let median = near.get(near.len() / 2).map(|(_, took)| *took);
-        (self.in_flight, median.unwrap_or_default())
+        (self.in_flight, median)
     }
 }
 
@@ -61,7 +61,7 @@ mod tests {
     #[test]
     fn the_estimate_is_of_requests_that_met_as_many() {
         let mut served = Served::default();
-        assert_eq!(served.report(), (0, Duration::ZERO));
+        assert_eq!(served.report(), (0, None));
         // Those that were alone took 1 s, those that met two 3 s.
         for _ in 0..10 {
             served.begin();
@@ -69,9 +69,9 @@ mod tests {
             served.begin();
             served.end(2, secs(3));
         }
-        assert_eq!(served.report(), (0, secs(1)));
+        assert_eq!(served.report(), (0, Some(secs(1))));
         assert_eq!((served.begin(), served.begin()), (0, 1));
-        assert_eq!(served.report(), (2, secs(3)));
+        assert_eq!(served.report(), (2, Some(secs(3))));
         served.lost();
         assert_eq!(served.report().0, 1);
     }
@@ -84,6 +84,6 @@ mod tests {
             served.end(met, took);
         }
         assert_eq!(served.ended.len(), REMEMBERED);
-        assert_eq!(served.report().1, secs(195));
+        assert_eq!(served.report().1, Some(secs(195)));
     }
 }

@@ -2,13 +2,18 @@
 //!
 //! A channel is the ASAP part of a link whose data goes straight between the daemon and the server program. Nothing
 //! waits here, so there are no timers.
+//!
+//! How busy the element is ([`Sessions::report`]) is known from that data: a request is a user's message and all until the program's next
+//! one to that user.
 
 use super::cookie::{self, CookieError, CookieKey};
+use crate::choice::Served;
 use crate::hunt::{self, Link};
 use bytes::Bytes;
 use holdfast_wire::rserpool::asap::Message;
 use holdfast_wire::rserpool::{Policy, PoolElement as Description, PoolHandle};
 use std::collections::{BTreeMap, VecDeque};
+use std::time::Duration;
 
 /// Something for the daemon to do: only `Send` and `Event`.
 pub type SessionOutput = hunt::Output<SessionEvent>;
@@ -62,6 +67,8 @@ pub enum SessionEvent {
 struct Channel {
     /// The user has brought its cookie, which is to be "the first message on the control channel".
     opened: bool,
+    /// A request under way: how many others it met, and since when.
+    request: Option<(u32, Duration)>,
 }
 
 /// The machine. See the module's text.
@@ -71,6 +78,7 @@ pub struct Sessions {
     channels: BTreeMap<Link, Channel>,
     /// Whom users are to fail over to.
     order: Vec<Description>,
+    served: Served,
     outputs: VecDeque<SessionOutput>,
 }
 
@@ -81,6 +89,7 @@ impl Sessions {
             config,
             channels: BTreeMap::new(),
             order: Vec::new(),
+            served: Served::default(),
             outputs: VecDeque::new(),
         }
     }
@@ -95,7 +104,33 @@ impl Sessions {
 
     /// A user is gone.
     pub fn handle_lost(&mut self, link: Link) {
-        self.channels.remove(&link);
+        let channel = self.channels.remove(&link);
+        if channel.is_some_and(|channel| channel.request.is_some()) {
+            self.served.lost();
+        }
+    }
+
+    /// A user has sent the program something.
+    pub fn handle_heard(&mut self, now: Duration, link: Link) {
+        if let Some(channel) = self.channels.get_mut(&link)
+            && channel.request.is_none()
+        {
+            channel.request = Some((self.served.begin(), now));
+        }
+    }
+
+    /// The program has sent a user something.
+    pub fn handle_said(&mut self, now: Duration, link: Link) {
+        let channel = self.channels.get_mut(&link);
+        if let Some((met, since)) = channel.and_then(|channel| channel.request.take()) {
+            self.served.end(met, now.saturating_sub(since));
+        }
+    }
+
+    /// The answer to a probe: requests in flight, and what those take that come when there are as many, if any has ended.
+    #[must_use]
+    pub fn report(&self) -> (u32, Option<Duration>) {
+        self.served.report()
     }
 
     /// A message on a user's control channel.

@@ -99,3 +99,27 @@ fn who_is_gone_gets_nothing() {
     element.handle_failover_order(Vec::new());
     assert!(outputs(&mut element).is_empty());
 }
+
+#[test]
+fn a_request_is_a_message_and_all_until_its_answer() {
+    let mut element = sessions(&[]);
+    let (other, ms) = (Link::Theirs(2), Duration::from_millis);
+    element.handle_connected(USER);
+    element.handle_connected(other);
+    assert_eq!(element.report(), (0, None));
+    // What the program says unasked, or who is not there, is none.
+    element.handle_said(ms(0), USER);
+    element.handle_heard(ms(0), Link::Theirs(3));
+    // Two messages, one answer in two.
+    element.handle_heard(ms(1), USER);
+    element.handle_heard(ms(2), USER);
+    element.handle_heard(ms(2), other);
+    assert_eq!(element.report(), (2, None));
+    element.handle_said(ms(21), USER);
+    element.handle_said(ms(22), USER);
+    assert_eq!(element.report(), (1, Some(ms(20))));
+    // Who goes without an answer teaches nothing.
+    element.handle_lost(other);
+    element.handle_lost(USER);
+    assert_eq!(element.report(), (0, Some(ms(20))));
+}

@@ -1,13 +1,16 @@
-//! Sessions that choose their element by what they see, not by the pool's policy.
+//! Sessions that choose their element by what they see, not by the pool's policy: by latencies ([`ByLatency`]), or by what elements
+//! answer to probes ([`super::probing`]).
 //!
-//! All sessions of a machine with one pool learn together ([`ByLatency`]). A request is a message to the element and its first
+//! All sessions of a machine with one pool learn together. A request is a message to the element and its first
 //! answer; a session's first one begins when the element is chosen, so that the way to it counts. A session that is not answered before
 //! it closes teaches nothing, one that loses its element teaches that it was slow.
 
 use super::pool::Pool;
+use super::probing::Voice;
 use super::{PoolUser, SessionId};
-use crate::choice::ByLatency;
-use holdfast_wire::rserpool::{ElementId, PoolElement};
+use crate::choice::{ByLatency, ByProbes, Probing};
+use holdfast_wire::rserpool::{ElementId, PoolElement, PoolHandle};
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 /// Who chooses the element of a session.
@@ -18,6 +21,8 @@ pub enum Choose {
     Registrar,
     /// This user: of two drawn by chance the one that answers sooner ([`ByLatency`]).
     Latency,
+    /// This user: by what elements answer to probes ([`ByProbes`]); among those that answer none as with [`Choose::Latency`].
+    Probes,
 }
 
 /// Elements that a registrar is asked for where the user chooses: as many as registrars give by default.
@@ -26,14 +31,30 @@ pub(super) const CANDIDATES: u32 = 64;
 const DECAY: Duration = Duration::from_secs(10);
 
 /// What a pool's sessions have learnt.
-#[derive(Debug, Clone)]
-pub(super) struct Learnt(ByLatency);
+#[derive(Debug)]
+pub(super) struct Learnt {
+    pub(super) latency: ByLatency,
+    pub(super) probes: ByProbes,
+    /// Elements that were probed.
+    pub(super) voices: BTreeMap<ElementId, Voice>,
+    /// Sessions that wait for answers to probes.
+    pub(super) waiting: Vec<SessionId>,
+}
 
 impl Default for Learnt {
     fn default() -> Learnt {
-        Learnt(ByLatency::new(DECAY))
+        Learnt {
+            latency: ByLatency::new(DECAY),
+            probes: ByProbes::new(Probing::default()),
+            voices: BTreeMap::new(),
+            waiting: Vec::new(),
+        }
     }
 }
+
+/// No element is chosen yet: answers to probes are on their way.
+#[derive(Debug)]
+pub(super) struct Later;
 
 /// A request under way.
 #[derive(Debug, Clone, Copy)]
@@ -48,7 +69,7 @@ impl PoolUser {
         let Some(session) = self.sessions.get(&id) else {
             return;
         };
-        if session.choose == Choose::Latency
+        if session.choose != Choose::Registrar
             && session.request.is_none()
             && let Some(element) = session.element()
         {
@@ -60,38 +81,57 @@ impl PoolUser {
     pub fn handle_heard(&mut self, now: Duration, id: SessionId) {
         self.end_request(id, |learnt, request| {
             let took = now.saturating_sub(request.since);
-            learnt.0.end(now, request.element, took);
+            learnt.latency.end(now, request.element, took);
         });
     }
 
     pub(super) fn request_failed(&mut self, now: Duration, id: SessionId) {
         self.end_request(id, |learnt, request| {
             let took = now.saturating_sub(request.since);
-            learnt.0.failed(now, request.element, took);
+            learnt.latency.failed(now, request.element, took);
         });
     }
 
     pub(super) fn request_abandoned(&mut self, id: SessionId) {
-        self.end_request(id, |learnt, request| learnt.0.abandon(request.element));
+        self.end_request(id, |learnt, request| {
+            learnt.latency.abandon(request.element)
+        });
     }
 
-    /// The element of a session that chooses for itself, by what is known: its place.
-    pub(super) fn chosen_by_latency(
+    /// The element of a session that has no preference. `is_late`: it has waited for answers to probes.
+    pub(super) fn chosen(
         &mut self,
         now: Duration,
         id: SessionId,
-    ) -> Option<PoolElement> {
-        let handle = &self.sessions.get(&id)?.handle;
+        is_late: bool,
+    ) -> Result<Option<PoolElement>, Later> {
+        let Some(session) = self.sessions.get(&id) else {
+            return Ok(None);
+        };
+        let (handle, choose) = (session.handle.clone(), session.choose);
+        let chosen = match choose {
+            Choose::Registrar => {
+                let pool = self.pools.get_mut(&handle);
+                let element = pool.and_then(|pool| pool.select(now, &mut self.hunt.random));
+                return Ok(element.cloned());
+            }
+            Choose::Latency => self.chosen_by_latency(now, &handle),
+            Choose::Probes => self.chosen_by_probes(now, &handle, id, is_late)?,
+        };
+        let pool = self.pools.get_mut(&handle);
+        let element = pool.and_then(|pool| pool.take(chosen?).cloned());
+        if let Some(element) = &element {
+            self.begin_request(now, id, element.id);
+        }
+        Ok(element)
+    }
+
+    fn chosen_by_latency(&mut self, now: Duration, handle: &PoolHandle) -> Option<ElementId> {
         let pool = self.pools.get_mut(handle)?;
         let candidates = pool.candidates(now);
-        let random = &mut self.hunt.random;
-        let place = pool
-            .learnt
-            .0
-            .choose(&candidates, &mut |end| random.below(end))?;
-        let element = pool.take(candidates[place])?.clone();
-        self.begin_request(now, id, element.id);
-        Some(element)
+        let (latency, random) = (&pool.learnt.latency, &mut self.hunt.random);
+        let place = latency.choose(&candidates, &mut |end| random.below(end))?;
+        Some(candidates[place])
     }
 
     fn begin_request(&mut self, now: Duration, id: SessionId, element: ElementId) {
@@ -103,7 +143,7 @@ impl PoolUser {
             since: now,
         });
         if let Some(pool) = self.pools.get_mut(&session.handle) {
-            pool.learnt.0.begin(element);
+            pool.learnt.latency.begin(element);
         }
     }
 
@@ -122,8 +162,8 @@ impl PoolUser {
 impl Pool {
     /// Elements that are not there any more are nothing to remember.
     pub(super) fn forget_others(&mut self) {
-        let there: std::collections::BTreeSet<ElementId> =
-            self.elements.iter().map(|element| element.id).collect();
-        self.learnt.0.retain(|id| there.contains(&id));
+        let there: BTreeSet<ElementId> = self.elements.iter().map(|element| element.id).collect();
+        self.learnt.latency.retain(|id| there.contains(&id));
+        self.learnt.voices.retain(|id, _| there.contains(id));
     }
 }

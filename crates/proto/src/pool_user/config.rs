@@ -1,6 +1,7 @@
 //! What a pool user is told when it starts.
 
 use crate::hunt::HuntConfig;
+use holdfast_wire::rserpool::{Policy, PoolElement, PoolHandle};
 use std::time::Duration;
 
 /// The settings of a [`super::PoolUser`]. [`Config::new`] has the defaults; each is documented at its field.
@@ -55,4 +56,15 @@ impl Config {
             seed,
         }
     }
+}
+
+/// What a user that is a pool element too says of itself on control channels.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct OwnCard {
+    /// Its own pool.
+    pub handle: PoolHandle,
+    /// That pool's policy.
+    pub policy: Policy,
+    /// Whom to fail over to, should this user fail.
+    pub elements: Vec<PoolElement>,
 }

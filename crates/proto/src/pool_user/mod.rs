@@ -15,6 +15,7 @@ mod choose;
 mod config;
 mod event;
 mod pool;
+mod probing;
 mod resolve;
 mod selection;
 mod session;
@@ -23,14 +24,14 @@ mod tests;
 
 pub use crate::hunt::{HuntConfig, Link, Output as LinkOutput};
 pub use choose::Choose;
-pub use config::Config;
+pub use config::{Config, OwnCard};
 pub use event::{Event, ResolveError};
-pub use session::OwnCard;
 
 use crate::hunt::{Change, Hunt, Reach};
 use holdfast_wire::rserpool::asap::Message;
 use holdfast_wire::rserpool::{ElementId, PoolHandle, RegistrarId, Transport};
 use pool::Pool;
+use probing::Ways;
 use resolve::{Pending, Waiting};
 use session::Session;
 use std::collections::{BTreeMap, BTreeSet};
@@ -55,6 +56,8 @@ enum Timer {
     /// What is known of a pool.
     Cache(PoolHandle),
     Session(SessionId),
+    /// A link that probes go by.
+    Way(Link),
 }
 
 /// The machine. See the module's text.
@@ -69,6 +72,7 @@ pub struct PoolUser {
     reports: BTreeSet<(PoolHandle, ElementId)>,
     sessions: BTreeMap<SessionId, Session>,
     links: BTreeMap<Link, SessionId>,
+    ways: Ways,
     timers: BTreeSet<(Duration, Timer)>,
     numbers: u64,
 }
@@ -84,6 +88,7 @@ impl PoolUser {
             reports: BTreeSet::new(),
             sessions: BTreeMap::new(),
             links: BTreeMap::new(),
+            ways: Ways::default(),
             timers: BTreeSet::new(),
             numbers: 0,
         }
@@ -154,6 +159,9 @@ impl PoolUser {
         if let Some(&session) = self.links.get(&link) {
             return self.session_connected(session);
         }
+        if self.ways.contains(link) {
+            return;
+        }
         let change = self.hunt.handle_connected(link);
         self.changed(now, change);
     }
@@ -162,6 +170,9 @@ impl PoolUser {
     pub fn handle_lost(&mut self, now: Duration, link: Link) {
         if let Some(&session) = self.links.get(&link) {
             return self.session_lost(now, session);
+        }
+        if self.ways.contains(link) {
+            return self.way_lost(now, link);
         }
         let change = self.hunt.handle_lost(now, link);
         self.changed(now, change);
@@ -189,10 +200,19 @@ impl PoolUser {
             .handle_announce(now, registrar, transports, source);
     }
 
-    /// A message from a registrar, or on a session's control channel.
+    /// A message from a registrar, from an element that was probed, or on a session's control channel.
     pub fn handle_message(&mut self, now: Duration, link: Link, message: Message) {
         if let Some(&session) = self.links.get(&link) {
             return self.session_message(now, session, message);
+        }
+        if let Message::ProbeAnswer {
+            handle,
+            id,
+            in_flight,
+            latency_us,
+        } = &message
+        {
+            return self.probe_answered(now, link, (handle, *id), (*in_flight, *latency_us));
         }
         if self.hunt.home() != Some(link) {
             return;
@@ -228,6 +248,7 @@ impl PoolUser {
                 Some((_, Timer::Answer(handle))) => self.answer_due(now, handle),
                 Some((_, Timer::Cache(handle))) => self.cache_due(now, handle),
                 Some((_, Timer::Session(session))) => self.session_due(now, session),
+                Some((_, Timer::Way(link))) => self.way_due(now, link),
                 None => {}
             }
         }

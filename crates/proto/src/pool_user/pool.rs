@@ -3,7 +3,7 @@
 use super::choose::Learnt;
 use super::selection::Selection;
 use crate::hunt::{Link, Random};
-use holdfast_wire::rserpool::{ElementId, PolicyKind, PoolElement};
+use holdfast_wire::rserpool::{ElementId, PolicyKind, PoolElement, SctpTransport};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
@@ -140,6 +140,12 @@ impl Pool {
     pub(super) fn take(&mut self, id: ElementId) -> Option<&PoolElement> {
         self.used.insert(id);
         self.elements.get(*self.positions.get(&id)?)
+    }
+
+    /// Where the element's registrar reaches it, if that is known.
+    pub(super) fn asap_transport(&self, id: ElementId) -> Option<&SctpTransport> {
+        let element = self.elements.get(*self.positions.get(&id)?)?;
+        element.asap_transport.as_ref()
     }
 
     /// Somebody was sent to whichever of the elements they choose.

@@ -1,31 +1,23 @@
 //! The user's side of the session layer (RFC 5352 sections 3.8 and 3.9): one link at a time, the latest cookie, and the
 //! element to take next.
 
-use super::choose::{Choose, Request};
+use super::choose::{Choose, Later, Request};
+use super::config::OwnCard;
 use super::event::{Event, ResolveError};
 use super::resolve::Waiting;
 use super::{Link, PoolUser, SessionId, Timer};
 use bytes::Bytes;
 use holdfast_wire::rserpool::asap::Message;
 use holdfast_wire::rserpool::{ElementId, PoolElement, PoolHandle};
-use holdfast_wire::rserpool::{Policy, SctpTransport, Transport, TransportUse};
+use holdfast_wire::rserpool::{SctpTransport, Transport, TransportUse};
 use std::time::Duration;
-
-/// What a user that is a pool element too says of itself on control channels.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct OwnCard {
-    /// Its own pool.
-    pub handle: PoolHandle,
-    /// That pool's policy.
-    pub policy: Policy,
-    /// Whom to fail over to, should this user fail.
-    pub elements: Vec<PoolElement>,
-}
 
 #[derive(Debug)]
 enum Phase {
     /// Waits for a registrar's answer.
     Waiting,
+    /// Waits for answers to probes.
+    Probing,
     /// Waits before it asks again.
     Pausing,
     Connecting {
@@ -138,7 +130,7 @@ impl PoolUser {
     fn session_link(&self, id: SessionId) -> Option<Link> {
         match self.sessions.get(&id)?.phase {
             Phase::Connecting { link, .. } | Phase::Up { link, .. } => Some(link),
-            Phase::Waiting | Phase::Pausing => None,
+            Phase::Waiting | Phase::Probing | Phase::Pausing => None,
         }
     }
 
@@ -183,23 +175,41 @@ impl PoolUser {
         if self.session_link(id).is_some() {
             return true;
         }
-        let choose = session.choose;
+        let is_late = matches!(session.phase, Phase::Probing);
         let Some(pool) = self.pools.get_mut(&session.handle) else {
             return false;
         };
         let mut preferred = session.preferred.iter();
         let preferred = preferred.find(|element| !pool.is_missed(now, element.id));
-        let element = match (preferred.cloned(), choose) {
-            (Some(element), _) => Some(element),
-            (None, Choose::Registrar) => pool.select(now, &mut self.hunt.random).cloned(),
-            (None, Choose::Latency) => self.chosen_by_latency(now, id),
+        let chosen = match preferred.cloned() {
+            Some(element) => Ok(Some(element)),
+            None => self.chosen(now, id, is_late),
         };
-        let Some(element) = element else {
-            return false;
-        };
-        let (element, transport) = (element.id, element.user_transport);
-        self.session_connects(now, id, element, transport);
+        match chosen {
+            Ok(Some(element)) => {
+                self.session_connects(now, id, element.id, element.user_transport);
+            }
+            Ok(None) => return false,
+            Err(Later) => self.session_awaits_answers(now, id),
+        }
         true
+    }
+
+    fn session_awaits_answers(&mut self, now: Duration, id: SessionId) {
+        if let Some(session) = self.sessions.get_mut(&id) {
+            session.phase = Phase::Probing;
+            self.arm(id, Some(PoolUser::answers_until(now)));
+        }
+    }
+
+    /// What elements answer to probes is known as far as it will be.
+    pub(super) fn session_has_answers(&mut self, now: Duration, id: SessionId) {
+        if let Some(session) = self.sessions.get(&id)
+            && matches!(session.phase, Phase::Probing)
+        {
+            let handle = session.handle.clone();
+            self.session_moves(now, id, handle);
+        }
     }
 
     fn session_connects(
@@ -295,7 +305,7 @@ impl PoolUser {
                 });
                 (link, element)
             }
-            Phase::Waiting | Phase::Pausing => return None,
+            Phase::Waiting | Phase::Probing | Phase::Pausing => return None,
         };
         session.phase = Phase::Waiting;
         session.error = ResolveError::NoElement;
@@ -340,6 +350,7 @@ impl PoolUser {
         }
         match session.phase {
             Phase::Connecting { .. } => self.handle_failed(now, id),
+            Phase::Probing => self.session_has_answers(now, id),
             Phase::Pausing => {
                 session.phase = Phase::Waiting;
                 self.arm(id, None);

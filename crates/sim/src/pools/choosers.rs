@@ -107,11 +107,13 @@ impl World<'_> {
         else {
             return;
         };
+        let (in_flight, latency) = self.elements[element].served.report();
+        // Who has nothing to tell yet is tried.
         let answer = Letter::Probed {
             id,
             sent,
             elements,
-            report: self.elements[element].served.report(),
+            report: (in_flight, latency.unwrap_or_default()),
         };
         let from = self.nodes.element(element);
         self.post_if_possible(from, user, answer);
@@ -133,7 +135,7 @@ impl World<'_> {
                 true => now.since(sent).into(),
                 false => Duration::ZERO,
             };
-            let report = (in_flight, latency + way);
+            let report = (in_flight, Some(latency + way));
             probes.answered(now.into(), id, report, elements as usize);
         }
     }

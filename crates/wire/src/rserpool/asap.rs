@@ -1,14 +1,21 @@
 //! ASAP (RFC 5352): between pool elements or pool users and registrars, and, in the session layer, between each other.
 
 use super::cause::Cause;
-use super::element::{EncodedElement, PoolElement};
+use super::element::PoolElement;
 use super::id::{ElementId, PoolHandle, RegistrarId};
-use super::parameter::{self, Parameter};
+use super::parameter;
 use super::policy::Policy;
 use super::read::{self, Error, ErrorKind, Parsed, Reader};
 use super::transport::Transport;
 use super::write::{self, EncodeError, Writer};
 use bytes::{Bytes, BytesMut};
+
+mod parameters;
+mod resolution;
+
+pub use resolution::ResolutionResponse;
+
+use parameters::{Busy, Cookie, Items};
 
 /// The payload protocol identifier in SCTP.
 pub const PPID: u32 = 11;
@@ -17,6 +24,10 @@ pub const PPID: u32 = 11;
 pub const PORT: u16 = 3863;
 
 const HANDLE_RESOLUTION_RESPONSE: u8 = 0x06;
+/// Ours, of those that nobody has: "00 Stop processing this message and discard it", says RFC 5354
+/// section 4 of their two top bits, and not to report it. rsplib drops any type that it does not know.
+const PROBE: u8 = 0x3d;
+const PROBE_ANSWER: u8 = 0x3e;
 
 /// An ASAP message (RFC 5352 section 2.2).
 ///
@@ -100,6 +111,17 @@ pub enum Message {
     },
     /// Something was wrong with a message.
     Error(Vec<Cause>),
+    /// A pool user asks a pool element how busy it is. Not of the RFC.
+    Probe { handle: PoolHandle, id: ElementId },
+    /// How busy the element is.
+    ProbeAnswer {
+        handle: PoolHandle,
+        id: ElementId,
+        /// Requests in flight.
+        in_flight: u32,
+        /// What those take that come when it is as busy as it is, in microseconds; none if it cannot tell.
+        latency_us: Option<u32>,
+    },
 }
 
 impl Message {
@@ -138,6 +160,8 @@ impl Message {
             Message::CookieEcho(_) => "COOKIE_ECHO",
             Message::BusinessCard { .. } => "BUSINESS_CARD",
             Message::Error(_) => "ERROR",
+            Message::Probe { .. } => "PROBE",
+            Message::ProbeAnswer { .. } => "PROBE_ANSWER",
         }
     }
 
@@ -157,6 +181,8 @@ impl Message {
             Message::CookieEcho(_) => 0x0c,
             Message::BusinessCard { .. } => 0x0d,
             Message::Error(_) => 0x0e,
+            Message::Probe { .. } => PROBE,
+            Message::ProbeAnswer { .. } => PROBE_ANSWER,
         }
     }
 
@@ -189,6 +215,18 @@ impl Message {
         }
     }
 
+    /// The figures of a probe's answer.
+    fn busy(&self) -> Option<Busy> {
+        match self {
+            Message::ProbeAnswer {
+                in_flight,
+                latency_us,
+                ..
+            } => Some(Busy(*in_flight, *latency_us)),
+            _ => None,
+        }
+    }
+
     fn write(&self, writer: &mut Writer<'_>) {
         match self {
             Message::Registration { handle, element } => {
@@ -199,7 +237,9 @@ impl Message {
             | Message::RegistrationResponse { handle, id, .. }
             | Message::DeregistrationResponse { handle, id, .. }
             | Message::EndpointKeepAliveAck { handle, id }
-            | Message::EndpointUnreachable { handle, id } => {
+            | Message::EndpointUnreachable { handle, id }
+            | Message::Probe { handle, id }
+            | Message::ProbeAnswer { handle, id, .. } => {
                 writer.put(handle);
                 writer.put(id);
             }
@@ -244,6 +284,7 @@ impl Message {
             }
             Message::Error(_) => {}
         }
+        writer.put_all(&self.busy());
         writer.put_all(self.operation_error());
     }
 }
@@ -291,6 +332,20 @@ fn parse(number: u8, flags: u8, body: &mut Reader<'_>) -> Result<Message, ErrorK
             elements: body.list()?,
         },
         0x0e => Message::Error(body.expect()?),
+        PROBE => Message::Probe {
+            handle: body.expect()?,
+            id: body.expect()?,
+        },
+        PROBE_ANSWER => {
+            let (handle, id) = (body.expect()?, body.expect()?);
+            let Busy(in_flight, latency_us) = body.expect()?;
+            Message::ProbeAnswer {
+                handle,
+                id,
+                in_flight,
+                latency_us,
+            }
+        }
         _ => return Err(ErrorKind::UnknownMessage(number)),
     })
 }
@@ -317,78 +372,4 @@ fn parse_response(number: u8, flag: bool, body: &mut Reader<'_>) -> Result<Messa
             causes: body.optional()?.unwrap_or_default(),
         },
     })
-}
-
-/// Writes the answer to a handle resolution, a positive one, element by element.
-pub struct ResolutionResponse<'a> {
-    writer: Writer<'a>,
-}
-
-impl<'a> ResolutionResponse<'a> {
-    /// Begins an answer; see [`Message::HandleResolutionResponse`].
-    pub fn new(
-        buffer: &'a mut BytesMut,
-        updates: bool,
-        handle: &PoolHandle,
-        policy: &Policy,
-    ) -> ResolutionResponse<'a> {
-        let mut writer = Writer::begin(buffer, HANDLE_RESOLUTION_RESPONSE, u8::from(updates));
-        writer.put(handle);
-        writer.put(policy);
-        ResolutionResponse { writer }
-    }
-
-    /// Appends an element.
-    pub fn push(&mut self, element: &PoolElement) {
-        self.writer.put(element);
-    }
-
-    /// Appends an element that was encoded before.
-    #[inline]
-    pub fn push_encoded(&mut self, element: &EncodedElement) {
-        match &element.0 {
-            Ok(element) => self.writer.put_written(element),
-            Err(error) => self.writer.fail(*error),
-        }
-    }
-
-    /// Completes the answer.
-    ///
-    /// # Errors
-    /// It is too long, or an element has no encoding; the buffer is as it was before.
-    pub fn finish(self) -> Result<(), EncodeError> {
-        self.writer.finish()
-    }
-}
-
-/// rsplib's private parameter of a handle resolution.
-struct Items(u32);
-
-impl Parameter for Items {
-    const KINDS: &'static [u16] = &[parameter::ITEMS];
-
-    fn read(value: &mut Reader<'_>) -> Result<Items, ErrorKind> {
-        let items = value.u32()?;
-        value.end()?;
-        Ok(Items(items))
-    }
-
-    fn write(&self, writer: &mut Writer<'_>) {
-        writer.u32(self.0);
-    }
-}
-
-/// RFC 5354 section 3.13.
-struct Cookie(Bytes);
-
-impl Parameter for Cookie {
-    const KINDS: &'static [u16] = &[parameter::COOKIE];
-
-    fn read(value: &mut Reader<'_>) -> Result<Cookie, ErrorKind> {
-        Ok(Cookie(value.rest()))
-    }
-
-    fn write(&self, writer: &mut Writer<'_>) {
-        writer.bytes(&self.0);
-    }
 }

@@ -21,6 +21,8 @@ pub(super) const CHECKSUM: u16 = 0x000f;
 pub(super) const OPAQUE_TRANSPORT: u16 = 0x0010;
 /// rsplib's own, in a handle resolution: how many elements are wanted.
 pub(super) const ITEMS: u16 = 0x803f;
+/// Ours, in the answer to a probe: how busy an element is.
+pub(super) const BUSY: u16 = 0x803e;
 
 /// A value that travels as a parameter: type, length, value (RFC 5354 section 3).
 pub(super) trait Parameter: Sized {

@@ -207,6 +207,19 @@ fn of_users() -> impl Strategy<Value = asap::Message> {
             }
         }),
         causes(0).prop_map(Message::Error),
+        (handle(), element_id()).prop_map(|(handle, id)| Message::Probe { handle, id }),
+        (
+            handle(),
+            element_id(),
+            any::<u32>(),
+            option::of(any::<u32>())
+        )
+            .prop_map(|(handle, id, in_flight, latency_us)| Message::ProbeAnswer {
+                handle,
+                id,
+                in_flight,
+                latency_us
+            }),
     ]
 }
 

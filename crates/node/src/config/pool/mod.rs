@@ -24,7 +24,7 @@ use super::{ConfigError, IF_NONE_IS_NEEDED, LogConfig, LogFormat, TlsConfig, rea
 pub struct PoolConfig {
     /// Its addresses, all of one family; an unspecified one stands for all of the host.
     pub listen: Vec<IpAddr>,
-    /// SCTP port that registrars reach it at; 0 lets the system choose.
+    /// SCTP port that registrars, and users who probe, reach it at; 0 lets the system choose.
     pub port: u16,
     /// Whether SCTP goes over IP itself, where the process may.
     pub raw: bool,
@@ -42,6 +42,8 @@ pub struct PoolConfig {
     pub registrars: Vec<RegistrarAt>,
     /// Who may be a registrar of elements here, besides `registrars`.
     pub allowed: Vec<Prefix>,
+    /// Who may probe elements here.
+    pub probers: Vec<Prefix>,
     /// What a registration's life is counted in.
     pub life_unit: LifeUnit,
     /// How long a registration holds, where a program does not say.
@@ -91,6 +93,10 @@ impl Default for PoolConfig {
             run_dir: PathBuf::from("/run/holdfast"),
             registrars: Vec::new(),
             allowed: Vec::new(),
+            probers: ["0.0.0.0/0", "::/0"]
+                .iter()
+                .filter_map(|all| all.parse().ok())
+                .collect(),
             life_unit: LifeUnit::Milliseconds,
             life: Duration::from_secs(300),
             update_interval: Duration::from_millis(250),
@@ -171,6 +177,12 @@ impl PoolConfig {
             known.iter().any(is_it) || self.allowed.iter().any(|prefix| prefix.contains(ip))
         };
         addresses.iter().any(admitted)
+    }
+
+    /// Whether a host with one of these addresses may ask elements here how busy they are.
+    pub fn admits_prober(&self, addresses: &[SocketAddr]) -> bool {
+        let admitted = |prefix: &Prefix| addresses.iter().any(|at| prefix.contains(at.ip()));
+        self.probers.iter().any(admitted)
     }
 
     /// Whether it makes sense as a whole; `path` is what errors name.

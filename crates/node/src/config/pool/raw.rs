@@ -44,6 +44,7 @@ struct RawPool {
 #[serde(deny_unknown_fields, default)]
 struct RawAccess {
     registrar: Vec<Spanned<String>>,
+    probe: Option<Vec<Spanned<String>>>,
 }
 
 #[derive(Deserialize, Default)]
@@ -81,6 +82,9 @@ impl Raw {
             .iter()
             .map(prefix)
             .collect::<Result<_, _>>()?;
+        if let Some(probe) = &self.access.probe {
+            config.probers = probe.iter().map(prefix).collect::<Result<_, _>>()?;
+        }
         self.pool.apply(&mut config);
         self.sctp.apply(&mut config.failure, &mut config.path_mtu);
         config.tls = self.tls.map(|tls| tls.beside(path));

@@ -2,16 +2,16 @@
 
 use std::collections::HashMap;
 use std::io;
-use std::net::SocketAddr;
+use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 
-use bytes::BytesMut;
+use bytes::{Bytes, BytesMut};
 use holdfast_api::pool::{Registration, Service};
 use holdfast_sys::transport::{AssocId, Endpoint, Event, Message, PathState};
 use holdfast_wire::rserpool::asap::{self, Message as Asap};
-use holdfast_wire::rserpool::{PoolHandle, RegistrarId};
+use holdfast_wire::rserpool::{ElementId, PoolHandle, RegistrarId, Transport, TransportUse};
 use nix::sys::eventfd::EventFd;
 use tokio::runtime::{Builder, Runtime};
 
@@ -27,6 +27,7 @@ struct Known {
     said: HashMap<AssocId, Vec<SocketAddr>>,
     begun: Vec<(AssocId, Vec<SocketAddr>)>,
     aborted: Vec<AssocId>,
+    sent: Vec<(AssocId, Bytes)>,
 }
 
 struct Faked {
@@ -43,7 +44,9 @@ impl Endpoint for Faked {
         Ok(())
     }
 
-    fn send(&mut self, _: AssocId, _: &Message) -> io::Result<()> {
+    fn send(&mut self, assoc: AssocId, message: &Message) -> io::Result<()> {
+        let mut known = self.known.lock().expect("no panic");
+        known.sent.push((assoc, message.data.clone()));
         Ok(())
     }
 
@@ -117,7 +120,12 @@ struct Bench {
 
 impl Bench {
     fn new() -> Bench {
-        let text = format!("[pool]\nregistrars = {REGISTRARS:?}\n");
+        Bench::with("")
+    }
+
+    /// The same, with more in the configuration.
+    fn with(more: &str) -> Bench {
+        let text = format!("[pool]\nregistrars = {REGISTRARS:?}\n{more}");
         let config = PoolConfig::parse(Path::new("pool.toml"), &text).expect("a configuration");
         let runtime = Builder::new_current_thread().build().expect("a runtime");
         let known = Arc::new(Mutex::new(Known::default()));
@@ -162,18 +170,49 @@ impl Bench {
         self.daemon.settle();
     }
 
+    fn said(&mut self, assoc: AssocId, message: &Asap) {
+        let mut bytes = BytesMut::new();
+        message.encode(&mut bytes).expect("it fits");
+        let message = Message::new(asap::PPID, bytes.freeze());
+        self.happens(Event::Message { assoc, message });
+    }
+
     /// A keep-alive comes that wants to be the home of the element.
     fn asked_to_follow(&mut self, assoc: AssocId, registrar: RegistrarId) {
-        let mut bytes = BytesMut::new();
         let message = Asap::EndpointKeepAlive {
             home: true,
             registrar,
             handle: PoolHandle(b"web".as_slice().into()),
             id: None,
         };
-        message.encode(&mut bytes).expect("it fits");
-        let message = Message::new(asap::PPID, bytes.freeze());
-        self.happens(Event::Message { assoc, message });
+        self.said(assoc, &message);
+    }
+
+    /// So many probes of the element come, or of one that is not there.
+    fn probed(&mut self, assoc: AssocId, times: usize, is_there: bool) {
+        let own = self.daemon.elements[&ELEMENT].machine.id();
+        let probe = Asap::Probe {
+            handle: PoolHandle::from("web"),
+            id: ElementId(own.0 ^ u32::from(!is_there)),
+        };
+        for _ in 0..times {
+            self.said(assoc, &probe);
+        }
+    }
+
+    /// Answers to probes that have left.
+    fn answers(&self, assoc: AssocId) -> Vec<(u32, Option<u32>)> {
+        let known = self.known.lock().expect("no panic");
+        let sent = known.sent.iter().filter(|(to, _)| *to == assoc);
+        let answer = |bytes: &Bytes| match Asap::parse(bytes).expect("ours").message {
+            Asap::ProbeAnswer {
+                in_flight,
+                latency_us,
+                ..
+            } => (in_flight, latency_us),
+            other => panic!("{other:?}"),
+        };
+        sent.map(|(_, bytes)| answer(bytes)).collect()
     }
 
     fn home(&self) -> Option<RegistrarId> {
@@ -236,8 +275,99 @@ fn a_registrar_is_one_when_its_address_is_confirmed() {
 
 #[test]
 fn somebody_else_is_not_let_in_at_all() {
-    let mut bench = Bench::new();
+    let mut bench = Bench::with("[access]\nprobe = [\"10.0.0.8\"]\n");
+    let before = bench.home();
     let own = at("10.0.0.9:3863");
     bench.up(CALLER, &[own], &[own, at("10.0.0.8:3863")]);
     assert_eq!(bench.aborted(), [CALLER]);
+    // What came with it is not heard either.
+    bench.asked_to_follow(CALLER, THIEF);
+    bench.probed(CALLER, 1, true);
+    assert_eq!((bench.home(), bench.answers(CALLER)), (before, vec![]));
+}
+
+/// An element at a port of this host, so that its connections can be seen, and a guest.
+fn guest() -> (Bench, TcpListener) {
+    let mut bench = Bench::new();
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let own = listener.local_addr().expect("an address");
+    let element = bench
+        .daemon
+        .elements
+        .get_mut(&ELEMENT)
+        .expect("it is there");
+    element.at = Transport::Tcp {
+        port: own.port(),
+        usage: TransportUse::DataOnly,
+        address: own.ip(),
+    };
+    let guest = at("10.0.0.9:3863");
+    bench.up(CALLER, &[guest], &[guest]);
+    assert_eq!(bench.aborted(), []);
+    (bench, listener)
+}
+
+#[test]
+fn a_guest_is_told_how_many_connections_a_server_has() {
+    let (mut bench, listener) = guest();
+    let _users = [(); 3].map(|()| TcpStream::connect(listener.local_addr().expect("it has")));
+    bench.probed(CALLER, 1, true);
+    bench.probed(CALLER, 1, false);
+    assert_eq!(bench.answers(CALLER), [(3, None)]);
+    // Where nobody listens here, nothing can be told; when the last look is too old.
+    drop(listener);
+    bench.daemon.started -= Duration::from_secs(60);
+    bench.probed(CALLER, 1, true);
+    assert_eq!(bench.answers(CALLER), [(3, None)]);
+}
+
+#[test]
+fn a_guest_that_says_anything_else_or_far_too_much_goes() {
+    let before = {
+        let (mut bench, _listener) = guest();
+        let mut probes = 0;
+        while bench.aborted().is_empty() {
+            bench.probed(CALLER, 1_000, true);
+            probes += 1_000;
+        }
+        // Ten seconds' worth was borne, of which the first second's was answered.
+        let answers = bench.answers(CALLER).len();
+        assert!(
+            probes > 10_000 && answers < probes - 9_000,
+            "{answers} of {probes}"
+        );
+        bench.home()
+    };
+    for is_data in [false, true] {
+        let (mut bench, _listener) = guest();
+        match is_data {
+            false => bench.asked_to_follow(CALLER, THIEF),
+            true => bench.happens(Event::Message {
+                assoc: CALLER,
+                message: Message::new(0, Bytes::from_static(b"data")),
+            }),
+        }
+        assert_eq!((bench.aborted(), bench.home()), (vec![CALLER], before));
+        // Nor is heard what it says until it is gone.
+        bench.asked_to_follow(CALLER, THIEF);
+        assert_eq!(bench.home(), before);
+    }
+}
+
+#[test]
+fn guests_are_limited_and_idle_ones_go() {
+    let (mut bench, _listener) = guest();
+    let guest = at("10.0.0.9:3863");
+    for number in 1..100 {
+        bench.up(AssocId(CALLER.0 + number), &[guest], &[guest]);
+    }
+    assert_eq!(bench.aborted().len(), 100 - 64);
+    bench.known.lock().expect("no panic").aborted.clear();
+    bench.daemon.started -= Duration::from_secs(40);
+    bench.probed(CALLER, 1, true);
+    bench.daemon.started -= Duration::from_secs(40);
+    bench.daemon.end_guests();
+    let aborted = bench.aborted();
+    assert_eq!(aborted.len(), 63);
+    assert!(!aborted.contains(&CALLER));
 }

@@ -1,5 +1,6 @@
 //! Resolution, rule by rule, with one registrar at hand.
 
+mod probing;
 mod session;
 
 use super::*;
