@@ -13,7 +13,7 @@ pub struct ResolutionResponse<'a> {
 }
 
 impl<'a> ResolutionResponse<'a> {
-    /// Begins an answer; see [`Message::HandleResolutionResponse`].
+    /// Begins an answer; see [`Message::HandleResolutionResponse`](super::Message::HandleResolutionResponse).
     pub fn new(
         buffer: &'a mut BytesMut,
         updates: bool,
