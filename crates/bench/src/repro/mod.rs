@@ -159,6 +159,13 @@ pub fn run(args: &ReproArgs) -> Result<()> {
         "{} is not measured live",
         experiment.name
     );
+    let tables = [&lu_dpf::table1::EXPERIMENT, &lu_dpf::rivals::EXPERIMENT];
+    let is_table = tables.iter().any(|each| each.name == experiment.name);
+    ensure!(
+        args.plot.is_none() || !is_table,
+        "{} is a table: --json has its numbers",
+        experiment.name
+    );
     // Before some minutes of measurement, not after.
     for path in [&args.json, &args.plot].into_iter().flatten() {
         let opened = OpenOptions::new().create(true).append(true).open(path);
@@ -177,7 +184,7 @@ pub fn run(args: &ReproArgs) -> Result<()> {
     }
     if let Some(path) = &args.plot {
         let figure = outcome.figure.as_ref();
-        let figure = figure.context("this experiment is a table: --json has its numbers")?;
+        let figure = figure.context("this experiment has no curves")?;
         let wrote = figure.write(path);
         wrote.with_context(|| format!("write {}", path.display()))?;
     }
