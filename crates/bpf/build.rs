@@ -6,7 +6,14 @@ use std::process::Command;
 fn main() {
     let out = std::env::var("OUT_DIR").expect("cargo sets OUT_DIR");
     let arch = std::env::var("CARGO_CFG_TARGET_ARCH").expect("cargo sets the architecture");
-    for object in ["holdfast", "congestion", "observe", "files", "traffic"] {
+    for object in [
+        "holdfast",
+        "congestion",
+        "observe",
+        "files",
+        "queue",
+        "traffic",
+    ] {
         compile(object, Path::new(&out), &arch);
     }
     println!("cargo:rerun-if-changed=c");

@@ -76,7 +76,7 @@ static __always_inline int translate(struct __sk_buff *skb, struct config *confi
 	/* The node where the address is forwards it. */
 	if (!node)
 		return NEXT;
-	__u32 why = address_to(skb, config, p, node);
+	__u32 why = address_to(skb, config, p, node, 0);
 	if (why)
 		return drop(why);
 	/* A redirect to this very interface would come here again. */

@@ -4,6 +4,7 @@
 #ifndef HOLDFAST_INGRESS_H
 #define HOLDFAST_INGRESS_H
 
+#include "awaited.h"
 #include "encap.h"
 #include "neighbour.h"
 
@@ -62,14 +63,17 @@ static __always_inline int hold(struct config *config, struct flow_value *flow)
 	return bpf_redirect(config->hold_ifindex, 0);
 }
 
-/* Gives a packet the headers that lead it to a node. 0, or why it is dropped. */
+/* Gives a packet the headers that lead it to a node, encapsulated where that is the way there or `wrapped`. 0, or why it is
+ * dropped.
+ */
 static __always_inline __u32 address_to(struct __sk_buff *skb, struct config *config, const struct packet *p,
-					const struct node *node)
+					const struct node *node, int wrapped)
 {
+	int encap = wrapped || node->flags & NODE_ENCAP;
 	struct node *self = node_of(config->self);
 	if (!self)
 		return DROP_NO_NODE;
-	if (node->flags & NODE_ENCAP) {
+	if (encap) {
 		/* What the stack put together from segments (GSO) is taken apart into smaller ones. */
 		if (!skb->gso_size && config->mtu && p->l3_length + encap_size(node) > config->mtu)
 			return DROP_TOO_BIG;
@@ -90,20 +94,20 @@ static __always_inline __u32 address_to(struct __sk_buff *skb, struct config *co
 	struct ethhdr link;
 	__u16 outer = node->flags & NODE_V6 ? bpf_htons(ETH_P_IPV6) : bpf_htons(ETH_P_IP);
 	__u16 inner = p->v6 ? bpf_htons(ETH_P_IPV6) : bpf_htons(ETH_P_IP);
-	link_header(&link, node, node->flags & NODE_ENCAP ? outer : inner);
+	link_header(&link, node, encap ? outer : inner);
 	bpf_skb_store_bytes(skb, 0, &link, sizeof(link), 0);
 	return 0;
 }
 
 /* A straggler: it came here on an old route; the flow is, or is about to be, at another node. */
-static __always_inline int forward(struct __sk_buff *skb, struct config *config, const struct packet *p, __u16 to)
+static __always_inline int forward(struct __sk_buff *skb, struct config *config, const struct packet *p, __u16 to, int wrapped)
 {
 	struct node *node = node_of(to);
 	if (!node)
 		return drop(DROP_NO_NODE);
 	if (!age(skb, p))
 		return drop(DROP_HOPS_USED_UP);
-	__u32 why = address_to(skb, config, p, node);
+	__u32 why = address_to(skb, config, p, node, wrapped);
 	if (why)
 		return drop(why);
 	count(COUNT_FORWARDED_STRAGGLER);
@@ -116,28 +120,14 @@ static __always_inline int forward_straggler(struct __sk_buff *skb, struct confi
 	/* With broadcast every node has its own copy. */
 	if (config->reach == REACH_BROADCAST)
 		return drop(DROP_TRANSIT_ELSEWHERE);
-	return forward(skb, config, p, to);
+	return forward(skb, config, p, to, 0);
 }
 
-static __always_inline struct bpf_sock *lookup_socket(struct __sk_buff *skb, const struct packet *p, int any)
+/* What begins a flow with a server that has gone from here. The holder would send it here again if it were not wrapped. */
+static __always_inline int follow_server(struct __sk_buff *skb, struct config *config, const struct packet *p, __u16 to)
 {
-	struct bpf_sock_tuple tuple;
-	__u32 size;
-	if (p->v6) {
-		__builtin_memcpy(tuple.ipv6.saddr, p->flow.remote, 16);
-		__builtin_memcpy(tuple.ipv6.daddr, p->flow.local, 16);
-		tuple.ipv6.sport = p->flow.remote_port;
-		tuple.ipv6.dport = p->flow.local_port;
-		size = sizeof(tuple.ipv6);
-	} else {
-		tuple.ipv4.saddr = unmap_v4(p->flow.remote);
-		tuple.ipv4.daddr = unmap_v4(p->flow.local);
-		tuple.ipv4.sport = p->flow.remote_port;
-		tuple.ipv4.dport = p->flow.local_port;
-		size = sizeof(tuple.ipv4);
-	}
-	return any ? bpf_skc_lookup_tcp(skb, &tuple, size, BPF_F_CURRENT_NETNS, 0)
-		   : bpf_sk_lookup_tcp(skb, &tuple, size, BPF_F_CURRENT_NETNS, 0);
+	struct node *node = node_of(to);
+	return forward(skb, config, p, to, node && node->flags & NODE_HOLDER);
 }
 
 /* The kernel gives up no out-of-order queue, so from prepare on what joins it is copied for the acceptor. */
@@ -157,47 +147,6 @@ static __always_inline void copy_out_of_order(struct __sk_buff *skb, struct conf
 	}
 }
 
-#define TCP_LISTEN_STATE 10
-#define TCP_NEW_SYN_RECV_STATE 12
-
-enum awaited {
-	AWAITED_BY_NOBODY,
-	AWAITED_BY_LISTENER, /* the end of a handshake: a half-open connection, or a SYN cookie */
-	AWAITED_BY_SOCKET,
-};
-
-static __always_inline int is_cookie(struct __sk_buff *skb, const struct packet *p, struct bpf_sock *listener)
-{
-	void *data = (void *)(long)skb->data, *end = (void *)(long)skb->data_end;
-	if (!p->tcp_ack || p->tcp_rst || p->fragment)
-		return 0;
-	if (p->v6) {
-		struct ipv6hdr *ip = data + sizeof(struct ethhdr);
-		struct tcphdr *tcp = (void *)(ip + 1);
-		return (void *)(tcp + 1) <= end && ip->nexthdr == IPPROTO_TCP &&
-		       !bpf_tcp_check_syncookie(listener, ip, sizeof(*ip), tcp, sizeof(*tcp));
-	}
-	struct iphdr *ip = data + sizeof(struct ethhdr);
-	struct tcphdr *tcp = (void *)(ip + 1);
-	return (void *)(tcp + 1) <= end && ip->ihl == 5 &&
-	       !bpf_tcp_check_syncookie(listener, ip, sizeof(*ip), tcp, sizeof(*tcp));
-}
-
-/* Who waits for a TCP packet that is no SYN. */
-static __noinline enum awaited awaited(struct __sk_buff *skb, const struct packet *p)
-{
-	struct bpf_sock *socket = lookup_socket(skb, p, 1);
-	if (!socket)
-		return AWAITED_BY_NOBODY;
-	enum awaited by = AWAITED_BY_SOCKET;
-	if (socket->state == TCP_LISTEN_STATE)
-		by = is_cookie(skb, p, socket) ? AWAITED_BY_LISTENER : AWAITED_BY_NOBODY;
-	else if (socket->state == TCP_NEW_SYN_RECV_STATE)
-		by = AWAITED_BY_LISTENER;
-	bpf_sk_release(socket);
-	return by;
-}
-
 /* A packet of no known flow that is not a SYN: only a socket that waits for it may see it. */
 static __always_inline int unknown(struct __sk_buff *skb, struct config *config, struct service *service,
 				   const struct packet *p)
@@ -215,6 +164,9 @@ static __always_inline int unknown(struct __sk_buff *skb, struct config *config,
 			return forward_straggler(skb, config, p, before);
 		}
 	}
+	__u16 to = server_went_to(skb, config, p);
+	if (to)
+		return follow_server(skb, config, p, to);
 	emit(&p->flow, 0, EVENT_NO_SOCKET, 0);
 	return drop(DROP_NO_SOCKET);
 }
@@ -273,16 +225,24 @@ static __always_inline int is_mine(struct config *config, struct service *servic
 	return owner == config->self;
 }
 
+/* A packet that may begin a flow: the server's, wherever that is. */
+static __always_inline int newcomer(struct __sk_buff *skb, struct config *config, struct service *service,
+				    const struct packet *p, int what)
+{
+	if (!is_mine(config, service, p))
+		return drop(DROP_OTHER_OWNER);
+	__u16 to = what == PARSE_FLOW ? server_went_to(skb, config, p) : 0;
+	return to ? follow_server(skb, config, p, to) : NEXT;
+}
+
 static __always_inline int decide(struct __sk_buff *skb, struct config *config, struct service *service,
 				  struct packet *p, int what)
 {
 	struct flow_value *flow = bpf_map_lookup_elem(&flows, &p->flow);
 	if (flow)
 		return known(skb, config, flow, p, what);
-	if (what == PARSE_ICMP || p->flow.protocol == IPPROTO_UDP)
-		return is_mine(config, service, p) ? NEXT : drop(DROP_OTHER_OWNER);
-	if (p->tcp_syn && !p->tcp_ack)
-		return is_mine(config, service, p) ? NEXT : drop(DROP_OTHER_OWNER);
+	if (what == PARSE_ICMP || p->flow.protocol == IPPROTO_UDP || (p->tcp_syn && !p->tcp_ack))
+		return newcomer(skb, config, service, p, what);
 	return unknown(skb, config, service, p);
 }
 
@@ -304,7 +264,7 @@ static __always_inline int private_ingress(struct __sk_buff *skb, struct config 
 	switch (flow->state) {
 	case FLOW_TRANSIT_OUT:
 	case FLOW_MOVED:
-		return forward(skb, config, p, flow->peer);
+		return forward(skb, config, p, flow->peer, 0);
 	case FLOW_TRANSIT_IN:
 		return hold(config, flow);
 	case FLOW_FLUSHING: {

@@ -3,6 +3,7 @@
 #define HOLDFAST_MAPS_H
 
 #include "shared.h"
+#include "waiting.h"
 
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
@@ -17,6 +18,14 @@ struct {
 	__type(key, struct service_key);
 	__type(value, struct service);
 } services SEC(".maps");
+
+/* Where servers have gone that listened here: what begins a flow with one goes after it. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, MAX_SERVICES);
+	__type(key, struct service_key);
+	__type(value, struct successor);
+} successors SEC(".maps");
 
 /* Node of each slot: [service][generation][slot]. */
 struct {

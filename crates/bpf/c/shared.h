@@ -10,6 +10,7 @@
 #define MAX_SERVICES 64
 #define PLACEMENT_SLOTS 1024
 #define MAX_HOLD_SLOTS 65536
+#define MAX_WAITING 65536
 
 /* A flow; local is the service's side. IPv4 as mapped IPv6. Ports in network order. */
 struct flow_key {
@@ -75,6 +76,13 @@ enum node_flags {
 	NODE_KNOWN = 1,
 	NODE_ENCAP = 2, /* reached by encapsulation, not by link address */
 	NODE_V6 = 4,    /* its address is IPv6 */
+	NODE_HOLDER = 8, /* it steers: what begins a flow it would send on, but for what was encapsulated for it */
+};
+
+/* Where a server has gone. */
+struct successor {
+	__u16 node;
+	__u16 drains; /* what listens here still does so only for those whose handshakes had begun */
 };
 
 struct node {
@@ -167,6 +175,22 @@ struct event {
 	__u8 pad[2];
 };
 
+/* What a handshake has left, for a connection that is put into a listener's queue. */
+struct handshake {
+	__u32 peer_timestamp; /* the last that came; 0: not known */
+	__u32 timestamp;      /* the next of ours */
+	__u16 mss;            /* the peer's */
+	__u8 receive_scale;
+	__u8 send_scale;
+	__u8 ecn;
+	__u8 scales;
+	__u8 sack;
+	__u8 timestamps;
+	__u8 microseconds; /* the unit of our timestamps */
+	__u8 pad[3];
+	__u32 sequence; /* of the packet that ends the handshake */
+};
+
 /* Congestion state given to a restored socket. */
 struct congestion {
 	__u32 cwnd;
@@ -181,8 +205,10 @@ _Static_assert(sizeof(struct record) == 12, "record");
 _Static_assert(sizeof(struct service_key) == 20, "service_key");
 _Static_assert(sizeof(struct service) == 8, "service");
 _Static_assert(sizeof(struct node) == 36, "node");
+_Static_assert(sizeof(struct successor) == 4, "successor");
 _Static_assert(sizeof(struct translation) == 8, "translation");
 _Static_assert(sizeof(struct config) == 24, "config");
 _Static_assert(sizeof(struct event) == 48, "event");
+_Static_assert(sizeof(struct handshake) == 24, "handshake");
 
 #endif

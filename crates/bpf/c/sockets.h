@@ -72,7 +72,9 @@ int holdfast_sockets(struct bpf_sock_ops *ops)
 		flow_of(&flow, ops);
 		if (!service_of(&flow))
 			return 1;
-		established(&flow);
+		/* One that was put into the queue here is known already. */
+		if (bpf_map_delete_elem(&waiting, &flow))
+			established(&flow);
 		bpf_sock_ops_cb_flags_set(ops, BPF_SOCK_OPS_STATE_CB_FLAG);
 		return 1;
 	case BPF_SOCK_OPS_ACTIVE_ESTABLISHED_CB:

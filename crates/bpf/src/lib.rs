@@ -9,6 +9,7 @@ pub mod files;
 mod holds;
 mod link;
 pub mod observe;
+mod queue;
 mod records;
 pub mod shared;
 mod steering;
@@ -25,9 +26,10 @@ use zerocopy::{FromBytes, IntoBytes};
 
 pub use holds::Holds;
 pub use link::Hook;
+pub use queue::Queue;
 use shared::{
     COUNTER_NAMES, Config, Congestion, Event, FlowKey, FlowValue, Node, PLACEMENT_SLOTS, Service,
-    ServiceKey, Translation,
+    ServiceKey, Successor, Translation,
 };
 pub use steering::Steering;
 pub use table::Table;
@@ -108,6 +110,8 @@ pub struct Dataplane {
     pub steering: Steering,
     /// Services by address and port.
     pub services: Table<ServiceKey, Service>,
+    /// The nodes to which servers of services have gone from here.
+    pub successors: Table<ServiceKey, Successor>,
     /// Nodes by id.
     pub nodes: Table<u32, Node>,
     /// Addresses from which encapsulated packets are accepted.
@@ -121,9 +125,10 @@ pub struct Dataplane {
 static OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/holdfast.bpf.o"));
 static CONGESTION: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/congestion.bpf.o"));
 
-const PINNED_MAPS: [&str; 12] = [
+const PINNED_MAPS: [&str; 14] = [
     "config",
     "services",
+    "successors",
     "placement",
     "nodes",
     "peers",
@@ -134,6 +139,7 @@ const PINNED_MAPS: [&str; 12] = [
     "translations",
     "holds",
     "counters",
+    "waiting",
 ];
 
 impl Dataplane {
@@ -169,6 +175,7 @@ impl Dataplane {
                 &Table::new(table("seed")?, "seed"),
             )?,
             services: Table::new(table("services")?, "services"),
+            successors: Table::new(table("successors")?, "successors"),
             nodes: Table::new(table("nodes")?, "nodes"),
             peers: Table::new(table("peers")?, "peers"),
             holds,
@@ -194,7 +201,7 @@ impl Dataplane {
         }
         for (program, hook) in hooks {
             let pin = self.pins.join(format!("link-{program}-{ifindex}"));
-            let link = link::attach(self.program(program)?, hook, &pin)?;
+            let link = link::attach(self::program(&self.object, program)?, hook, &pin)?;
             self.links.push(link);
         }
         Ok(())
@@ -206,7 +213,7 @@ impl Dataplane {
     /// The kernel's refusal.
     pub fn attach_cgroup(&mut self, cgroup: &Path) -> Result<(), Error> {
         let pin = self.pins.join("link-holdfast_sockets");
-        let link = link::attach_cgroup(self.program("holdfast_sockets")?, cgroup, &pin)?;
+        let link = link::attach_cgroup(program(&self.object, "holdfast_sockets")?, cgroup, &pin)?;
         self.links.push(link);
         Ok(())
     }
@@ -299,16 +306,24 @@ impl Dataplane {
         let _ = std::fs::remove_dir_all(&self.pins);
     }
 
-    fn program(&self, name: &str) -> Result<BorrowedFd<'_>, Error> {
-        self.object
-            .progs()
-            .find(|program| program.name() == name)
-            // SAFETY: the descriptor belongs to `self.object`, which outlives the borrow.
-            .map(|program| unsafe {
-                BorrowedFd::borrow_raw(std::os::fd::AsRawFd::as_raw_fd(&program.as_fd()))
-            })
-            .ok_or_else(|| Error::Load(format!("program {name} is missing")))
+    /// Attaches the way into the queues of listeners to a TUN.
+    ///
+    /// # Errors
+    /// As [`Queue::attach`].
+    pub fn attach_queue(&self, ifindex: u32) -> Result<Queue, Error> {
+        Queue::attach(&self.pins, ifindex)
     }
+}
+
+fn program<'a>(object: &'a Object, name: &str) -> Result<BorrowedFd<'a>, Error> {
+    let mut programs = object.progs();
+    programs
+        .find(|program| program.name() == name)
+        // SAFETY: the descriptor belongs to `object`, which outlives the borrow.
+        .map(|program| unsafe {
+            BorrowedFd::borrow_raw(std::os::fd::AsRawFd::as_raw_fd(&program.as_fd()))
+        })
+        .ok_or_else(|| Error::Load(format!("program {name} is missing")))
 }
 
 fn load_object(bytes: &[u8], pins: &Path, flows_max: u32) -> Result<Object, Error> {

@@ -43,6 +43,36 @@ shared!(
 );
 
 shared!(
+    /// What a handshake has left, for a connection that is put into a listener's queue.
+    Handshake {
+        /// The peer's last timestamp; 0: not known.
+        peer_timestamp: u32,
+        /// Our next timestamp.
+        timestamp: u32,
+        /// The peer's MSS.
+        mss: u16,
+        /// Our window scale.
+        receive_scale: u8,
+        /// The peer's window scale.
+        send_scale: u8,
+        /// Not 0: ECN was negotiated.
+        ecn: u8,
+        /// Not 0: window scales were negotiated.
+        scales: u8,
+        /// Not 0: selective acknowledgements were negotiated.
+        sack: u8,
+        /// Not 0: timestamps were negotiated.
+        timestamps: u8,
+        /// Not 0: our timestamps count microseconds.
+        microseconds: u8,
+        /// Zero.
+        pad: [u8; 3],
+        /// Sequence number of the packet that ends the handshake.
+        sequence: u32,
+    }
+);
+
+shared!(
     /// Where packets of a connection go whose other end has left its host.
     Translation {
         /// To this node.
@@ -126,6 +156,16 @@ shared!(
 );
 
 shared!(
+    /// Where a server has gone.
+    Successor {
+        /// To this node.
+        node: u16,
+        /// Not 0: what listens here still does so only for those whose handshakes had begun.
+        drains: u16,
+    }
+);
+
+shared!(
     /// How a node is reached.
     Node {
         /// Node address, mapped when IPv4.
@@ -136,7 +176,7 @@ shared!(
         own_link: [u8; 6],
         /// Interface towards it.
         ifindex: u32,
-        /// [`NODE_KNOWN`], [`NODE_ENCAP`], [`NODE_V6`].
+        /// [`NODE_KNOWN`], [`NODE_ENCAP`], [`NODE_V6`], [`NODE_HOLDER`].
         flags: u16,
         /// Zero.
         pad: u16,
@@ -149,6 +189,8 @@ pub const NODE_KNOWN: u16 = 1;
 pub const NODE_ENCAP: u16 = 2;
 /// [`Node::flags`]: its address is IPv6.
 pub const NODE_V6: u16 = 4;
+/// [`Node::flags`]: it holds the steering table.
+pub const NODE_HOLDER: u16 = 8;
 
 shared!(
     /// What the programs need to know of their node.
@@ -330,4 +372,6 @@ const _: () = {
     assert!(size_of::<Translation>() == 8);
     assert!(size_of::<Config>() == 24);
     assert!(size_of::<Event>() == 48);
+    assert!(size_of::<Handshake>() == 24);
+    assert!(size_of::<Successor>() == 4);
 };

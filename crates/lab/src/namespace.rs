@@ -3,6 +3,7 @@
 use std::{
     fs::{self, File},
     io::{self, BufRead, BufReader, Write},
+    os::unix::fs::MetadataExt,
     path::Path,
     process::{Child, Command, Stdio},
     thread,
@@ -21,7 +22,12 @@ pub(crate) struct ProcessId {
     started: u64,
     /// Which boot.
     boot: String,
+    /// The PID namespace in which the id counts, by its inode.
+    namespace: u64,
 }
+
+/// The inode of the first PID namespace, from which all others are seen.
+const FIRST_NAMESPACE: u64 = 0xefff_fffc;
 
 impl ProcessId {
     /// The calling process.
@@ -32,24 +38,48 @@ impl ProcessId {
     /// A process that is alive.
     pub(crate) fn of(pid: u32) -> Result<ProcessId> {
         let pid = pid as i32;
-        let identify = || Some((start_time(pid)?, boot_id()?));
-        let (started, boot) =
-            identify().ok_or_else(|| Error::Machine(format!("process {pid} has ended")))?;
-        Ok(ProcessId { pid, started, boot })
+        let identify = || {
+            Some(ProcessId {
+                pid,
+                started: start_time(pid)?,
+                boot: boot_id()?,
+                namespace: pid_namespace("self")?,
+            })
+        };
+        identify().ok_or_else(|| Error::Machine(format!("process {pid} has ended")))
     }
 
-    /// Whether it still runs; a zombie does not.
+    /// Whether it still runs; a zombie does not. One of another PID namespace does as far as is known here, while anybody of that does.
     pub(crate) fn alive(&self) -> bool {
-        start_time(self.pid) == Some(self.started) && boot_id().as_deref() == Some(&self.boot)
+        boot_id().as_deref() == Some(&self.boot)
+            && match pid_namespace("self") {
+                Some(own) if own == self.namespace => start_time(self.pid) == Some(self.started),
+                Some(FIRST_NAMESPACE) => is_peopled(self.namespace),
+                _ => true,
+            }
+    }
+
+    /// Whether it runs, and its id is one here.
+    fn is_here(&self) -> bool {
+        pid_namespace("self") == Some(self.namespace) && self.alive()
     }
 
     /// Opens one of its namespaces: `net`, `mnt`, `pid`, …. The identity is checked after the opening, so that the answer is
     /// about this very process.
     pub(crate) fn namespace(&self, kind: &str) -> Result<File> {
         let path = format!("/proc/{}/ns/{kind}", self.pid);
-        let gone = || Error::Machine(format!("process {} has ended", self.pid));
+        let gone = || {
+            let pid = self.pid;
+            Error::Machine(format!(
+                "process {pid} has ended, or is of another container"
+            ))
+        };
         let file = File::open(&path).map_err(|_| gone())?;
-        if self.alive() { Ok(file) } else { Err(gone()) }
+        if self.is_here() {
+            Ok(file)
+        } else {
+            Err(gone())
+        }
     }
 
     /// Moves the calling thread into its network namespace.
@@ -84,6 +114,19 @@ fn start_time(pid: i32) -> Option<u64> {
         return None;
     }
     fields.nth(12)?.parse().ok()
+}
+
+/// The PID namespace of a process.
+fn pid_namespace(process: &str) -> Option<u64> {
+    let namespace = fs::metadata(format!("/proc/{process}/ns/pid"));
+    Some(namespace.ok()?.ino())
+}
+
+/// Whether a process that is seen here is of this PID namespace.
+fn is_peopled(namespace: u64) -> bool {
+    let processes = fs::read_dir("/proc").into_iter().flatten().flatten();
+    let mut names = processes.filter_map(|entry| entry.file_name().into_string().ok());
+    names.any(|name| pid_namespace(&name) == Some(namespace))
 }
 
 fn boot_id() -> Option<String> {
@@ -198,4 +241,43 @@ pub(crate) fn run_program(program: &str, arguments: &[&str], input: &str) -> Res
         status: output.status,
         output: String::from_utf8_lossy(&output.stderr).trim().to_owned(),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A lab's owner in a container is not taken for dead by a lab outside.
+    #[test]
+    fn who_is_of_another_pid_namespace_is_alive_while_that_is_peopled() {
+        let mut child = Command::new("unshare")
+            .args(["--pid", "--fork", "--kill-child", "sleep", "infinity"])
+            .spawn()
+            .expect("unshare");
+        let parent = format!("/proc/{0}/task/{0}/children", child.id());
+        let inside = loop {
+            let children = fs::read_to_string(&parent).expect("its children");
+            match children.trim() {
+                "" => thread::yield_now(),
+                inside => break inside.to_owned(),
+            }
+        };
+        let own = ProcessId::own().expect("this process");
+        let namespace = pid_namespace(&inside).expect("its namespace");
+        assert_ne!(namespace, own.namespace);
+        let elsewhere = ProcessId {
+            pid: 1,
+            namespace,
+            ..own.clone()
+        };
+        assert!(own.alive() && own.is_here());
+        assert!(elsewhere.alive() && !elsewhere.is_here());
+        assert!(elsewhere.namespace("net").is_err());
+        child.kill().expect("it is ended");
+        child.wait().expect("it has ended");
+        // Only the first namespace sees that nobody is left.
+        while own.namespace == FIRST_NAMESPACE && elsewhere.alive() {
+            thread::yield_now();
+        }
+    }
 }

@@ -140,6 +140,13 @@ impl Network {
         self.line(from, to).link = link;
     }
 
+    /// No link loses packets any more.
+    pub fn lose_nothing(&mut self) {
+        for line in &mut self.lines {
+            line.link.loss = 0.0;
+        }
+    }
+
     /// How long a packet takes there and its answer back, where nothing waits and nothing is lost.
     pub fn round_trip(&mut self, random: &mut Random, (from, to): (Zone, Zone)) -> Time {
         let there = self.line(from, to).link.delay.draw(random);

@@ -124,6 +124,7 @@ impl Text {
         config.load_per_request = self.load_per_request;
         config.update_interval = Duration::from_secs_f64(self.update_interval_ms.max(0.0) / 1e3);
         config.overhead = Time::from_ms_f64(self.overhead_ms);
+        config.delivery = Time::from_ms_f64(self.delivery_ms);
         config.setup_round_trips = self.setup_round_trips;
         config.runtime = Time::from_secs_f64(self.runtime_s);
         if let Some(step) = self.distance_step_ms {

@@ -20,8 +20,10 @@ const INFO: u8 = 1 << (INET_DIAG_INFO - 1);
 const DIAG_MESSAGE: usize = 72;
 /// `INET_DIAG_NOCOOKIE`.
 const NO_COOKIE: [u8; 8] = [0xff; 8];
-/// `TCP_ESTABLISHED`, `TCP_CLOSE_WAIT` and `TCP_LISTEN` of `net/tcp_states.h`.
+/// `TCP_ESTABLISHED` and so on, of `net/tcp_states.h`.
 const ESTABLISHED: u8 = 1;
+const SYN_RECEIVED: u8 = 3;
+const NEW_SYN_RECEIVED: u8 = 12;
 const CLOSE_WAIT: u8 = 8;
 const LISTEN: u8 = 10;
 /// A listener is not a connection.
@@ -88,6 +90,21 @@ pub fn tcp_service(at: SocketAddr) -> io::Result<Option<u32>> {
         (false, true) => Some(everywhere),
         (false, false) => None,
     })
+}
+
+/// Whether handshakes of a TCP service with this port are under way.
+///
+/// # Errors
+/// What netlink gives.
+pub fn tcp_half_open(port: u16) -> io::Result<bool> {
+    let mut any = false;
+    list(
+        port,
+        1 << SYN_RECEIVED | 1 << NEW_SYN_RECEIVED,
+        0,
+        |_, _| any = true,
+    )?;
+    Ok(any)
 }
 
 /// Lists TCP sockets with this local port and one of these states (as bits), with what `extensions` ask for; a socket's state comes

@@ -12,6 +12,7 @@ use std::net::{SocketAddr, TcpStream};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
+use std::time::Duration;
 
 use fake::{Daemon, Peer, client, flow_of};
 use holdfast_api::app::{FromDaemon, ToDaemon};
@@ -113,8 +114,22 @@ fn go_round(servers: &[Server; 2], flow: FlowText, stop: &AtomicBool) -> usize {
             acceptor.peer.say(&FromDaemon::Go { ids: vec![id] });
             moves += 1;
         }
+        // Asked together with `Go`, it would go on before it has done anything, again and again.
+        thread::sleep(PAUSE);
     }
     moves
+}
+
+/// Between two moves.
+const PAUSE: Duration = Duration::from_millis(3);
+
+/// Says when it is dropped that it is time to stop: also when a test fails, which would wait for ever otherwise.
+struct Stop<'a>(&'a AtomicBool);
+
+impl Drop for Stop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Release);
+    }
 }
 
 /// Runs `transfer` on a new connection that goes round meanwhile.
@@ -129,8 +144,9 @@ fn while_moving<R>(more: &[&str], transfer: impl FnOnce(&mut TcpStream) -> R) ->
     let stop = AtomicBool::new(false);
     thread::scope(|scope| {
         let moving = scope.spawn(|| go_round(&servers, flow, &stop));
+        let stopping = Stop(&stop);
         let result = transfer(&mut client);
-        stop.store(true, Ordering::Release);
+        drop(stopping);
         (result, moving.join().unwrap())
     })
 }

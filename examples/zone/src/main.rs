@@ -39,8 +39,9 @@ struct Args {
 
 fn main() -> Result<()> {
     let args = Args::parse();
-    let counts = status::serve(args.status).context("the status socket")?;
     let clients = clients::Clients::listen(args.listen).context("the clients' socket")?;
+    // Who has an answer here can connect there.
+    let counts = status::serve(args.status).context("the status socket")?;
     let memory = memory::Memory::new(args.memory_mib);
     spawn(move || memory.keep_writing(args.dirty_mib_per_s, counts));
     if let Some(address) = args.database {

@@ -8,6 +8,8 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use holdfast_sys::transport::{self, Provider};
 use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
+use nix::sys::prctl::set_pdeathsig;
+use nix::sys::signal::Signal;
 use nix::time::clock_getcpuclockid;
 use nix::unistd::Pid;
 
@@ -43,12 +45,13 @@ pub(super) fn pin(processor: usize) -> Result<()> {
         .with_context(|| format!("pin to processor {processor}"))
 }
 
-/// Becomes another program on one processor: so are all its threads.
+/// Becomes another program on one processor: so are all its threads. It ends with who has started it.
 ///
 /// # Errors
 /// There is no such processor or program; otherwise it does not return.
 pub(super) fn become_pinned(processor: usize, words: &[String]) -> Result<()> {
     pin(processor)?;
+    set_pdeathsig(Signal::SIGTERM)?;
     let (program, arguments) = words.split_first().context("no program named")?;
     let error = Command::new(program).args(arguments).exec();
     Err(error).with_context(|| format!("run {program}"))

@@ -21,8 +21,13 @@ pub const CLIENTS: usize = 8;
 /// For how long a move is held up before the freeze: long enough to connect.
 const LATE_MS: u32 = 600;
 
-/// A group that serves echoes at n2, by a program without a session.
+/// A group that serves echoes at n2 over IPv4, by a program without a session.
 pub fn serving(name: &str) -> Result<(World, tempfile::TempDir)> {
+    serving_over(name, Family::V4)
+}
+
+/// The same over one family.
+pub fn serving_over(name: &str, family: Family) -> Result<(World, tempfile::TempDir)> {
     let mut spec = ClusterSpec::new(format!("m-{name}-{}", std::process::id()));
     spec.migration = true;
     spec.daemon_environment = [("HOLDFAST_TEST_FAULTS".to_owned(), "1".to_owned())].into();
@@ -38,7 +43,7 @@ pub fn serving(name: &str) -> Result<(World, tempfile::TempDir)> {
     let cluster = Cluster::up(spec)?;
     let folder = tempfile::tempdir()?;
     let world = World { cluster };
-    let address = world.cluster.service_address(Family::V4).to_string();
+    let address = world.cluster.service_address(family).to_string();
     let mut command = world.cluster.lab().command("n2")?;
     command
         .args([
@@ -106,6 +111,10 @@ pub fn datagrams(name: &str) -> Result<()> {
     load.all_answered_again();
     round(&world, &folder, || {
         load.all_answered_again();
+        let new = Datagrams::start(&world.cluster, Family::V4, CLIENTS);
+        new.all_answered_again();
+        let counts = new.end(name);
+        ensure!(counts.lost.is_empty(), "of new clients: {counts:?}");
         Ok(())
     })?;
     let counts = load.end(name);
@@ -118,7 +127,13 @@ pub fn connections(name: &str) -> Result<()> {
     let (world, folder) = serving(name)?;
     let load = connected(&world, CLIENTS)?;
     all_go_on(&world, &load)?;
-    round(&world, &folder, || all_go_on(&world, &load))?;
+    round(&world, &folder, || {
+        all_go_on(&world, &load)?;
+        // New clients find it too: the weights name the node where it began.
+        let new = connected(&world, CLIENTS).context("new clients")?;
+        all_go_on(&world, &new).context("new clients")?;
+        new.stop()
+    })?;
     load.stop()
 }
 

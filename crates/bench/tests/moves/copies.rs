@@ -53,8 +53,15 @@ fn both_go_on(world: &World, counter: &Counter, at: &str) -> Result<()> {
 /// The original counted as if nothing had been, and each copy from some count of it on; all under one PID.
 fn check(counter: &Counter) -> Result<()> {
     let counts = counter.counts()?;
-    let (original, copies): (Vec<Count>, Vec<Count>) =
+    let (mut original, mut copies): (Vec<Count>, Vec<Count>) =
         counts.into_iter().partition(|count| count.host == DONOR);
+    // A copy of a program that had asked for the host's name, and had not written it yet, writes the original's once.
+    let strange = (1..)
+        .zip(&original)
+        .position(|(expected, count)| count.number != expected);
+    if let Some(strange) = strange {
+        copies.insert(0, original.remove(strange));
+    }
     in_order(&original, 1)?;
     let Some(first) = copies.first() else {
         return Ok(());

@@ -1,19 +1,24 @@
-/* Echoes datagrams and bytes of connections: a server that knows nothing of moves. */
+/* Echoes datagrams and bytes of connections: a server that knows nothing of moves. A datagram "wait" has it accept no connections, one
+ * "accept" has it accept them again.
+ */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/epoll.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
 static int bound(int kind, const char *address, int port) {
     struct sockaddr_in at = { .sin_family = AF_INET, .sin_port = htons(port) };
-    inet_pton(AF_INET, address, &at.sin_addr);
-    int fd = socket(AF_INET, kind, 0), one = 1;
+    struct sockaddr_in6 at6 = { .sin6_family = AF_INET6, .sin6_port = htons(port) };
+    int v6 = inet_pton(AF_INET, address, &at.sin_addr) != 1;
+    if (v6 && inet_pton(AF_INET6, address, &at6.sin6_addr) != 1) exit(2);
+    int fd = socket(v6 ? AF_INET6 : AF_INET, kind, 0), one = 1;
     setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one);
-    if (fd < 0 || bind(fd, (struct sockaddr *)&at, sizeof at)) exit(3);
+    if (fd < 0 || (v6 ? bind(fd, (struct sockaddr *)&at6, sizeof at6) : bind(fd, (struct sockaddr *)&at, sizeof at))) exit(3);
     return fd;
 }
 
@@ -44,10 +49,12 @@ int main(int words, char **word) {
             int connection = accept(listener, NULL, NULL);
             if (connection >= 0) watch(epoll, connection);
         } else if (fd == datagrams) {
-            struct sockaddr_in from;
+            struct sockaddr_storage from;
             socklen_t length = sizeof from;
             /* That it can be read is a hint, as ever: a copy has nothing of what the original was just told of. */
             long got = recvfrom(fd, bytes, sizeof bytes, MSG_DONTWAIT, (struct sockaddr *)&from, &length);
+            if (got == 4 && !memcmp(bytes, "wait", 4)) epoll_ctl(epoll, EPOLL_CTL_DEL, listener, NULL);
+            if (got == 6 && !memcmp(bytes, "accept", 6)) watch(epoll, listener);
             if (got >= 0) sendto(fd, bytes, got, 0, (struct sockaddr *)&from, length);
         } else {
             long got = read(fd, bytes, sizeof bytes);

@@ -13,12 +13,14 @@ mod loaded;
 mod numbered;
 mod session;
 mod units;
+mod waiting;
 mod world;
 
 use std::sync::{Mutex, PoisonError};
 
 use anyhow::{Result, ensure};
 use holdfast_api::control::MigrationOutcome;
+use holdfast_bench::cluster::Family;
 use holdfast_bench::migrate::topology;
 
 use faults::{ACCEPTOR, DONOR, Fault, HOLDER, Point, STEPS, point};
@@ -54,7 +56,9 @@ fn a_process_moves_there_and_back() {
                 status.freeze_us, status.phases_us
             );
             world.wait("it is left", || Ok(world.runs_on(from)? == 0))?;
-            ensure!(world.residents(from)?.is_empty(), "{from} still lists it");
+            // It has ended before its daemon has heard of that.
+            let is_listed = || Ok(world.residents(from)?.is_empty());
+            world.wait("it is still listed", is_listed)?;
         }
         let residents = world.residents("n3")?;
         ensure!(
@@ -214,6 +218,17 @@ fn connections_of_clients_go_on_while_their_server_moves() {
 #[test]
 fn a_connection_that_begins_in_the_last_moment_goes_along() {
     alone(|| clients::late("late"));
+}
+
+#[test]
+fn connections_that_nobody_has_accepted_follow() {
+    alone(|| waiting::follow("waiting", Family::V4));
+    alone(|| waiting::follow("waiting6", Family::V6));
+}
+
+#[test]
+fn connections_that_nobody_has_accepted_survive_a_daemon() {
+    alone(|| waiting::survive("survive"));
 }
 
 #[test]

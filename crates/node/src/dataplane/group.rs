@@ -5,7 +5,8 @@ use std::net::SocketAddr;
 
 use holdfast_bpf::Error;
 use holdfast_bpf::shared::{
-    MAX_SERVICES, NODE_ENCAP, NODE_KNOWN, NODE_V6, Node, Service, ServiceKey, mapped,
+    MAX_SERVICES, NODE_ENCAP, NODE_HOLDER, NODE_KNOWN, NODE_V6, Node, Service, ServiceKey,
+    Successor, mapped,
 };
 use holdfast_wire::{NodeId, Protocol};
 
@@ -33,10 +34,11 @@ impl Dataplane {
     ///
     /// # Errors
     /// The kernel refuses.
-    pub fn set_node(&self, id: NodeId, path: &NodePath) -> Result<(), Error> {
+    pub fn set_node(&self, id: NodeId, path: &NodePath, is_holder: bool) -> Result<(), Error> {
         let mut flags = NODE_KNOWN;
         flags |= if path.routed { NODE_ENCAP } else { 0 };
         flags |= if path.address.is_ipv6() { NODE_V6 } else { 0 };
+        flags |= if is_holder { NODE_HOLDER } else { 0 };
         let node = Node {
             address: mapped(path.address),
             link: path.link,
@@ -72,6 +74,29 @@ impl Dataplane {
         self.programs
             .services
             .set(&service_key(service.protocol, bare), &value)
+    }
+
+    /// Where the server of a service has gone from here.
+    #[must_use]
+    pub fn successor(&self, service: &ServiceConfig) -> Option<Successor> {
+        let key = service_key(service.protocol, service.address);
+        self.programs.successors.get(&key).ok()?
+    }
+
+    /// Says where the server of a service has gone from here, or that it has not.
+    ///
+    /// # Errors
+    /// The kernel refuses.
+    pub fn set_successor(
+        &self,
+        service: &ServiceConfig,
+        to: Option<Successor>,
+    ) -> Result<(), Error> {
+        let key = service_key(service.protocol, service.address);
+        match to {
+            Some(to) => self.programs.successors.set(&key, &to),
+            None => self.programs.successors.remove(&key),
+        }
     }
 
     /// Changes where new flows of a service go. Flows that exist stay: those without an entry yet find their way by the

@@ -51,6 +51,8 @@ pub struct Arrival {
 pub enum Socket {
     /// A flow of the program's shared UDP socket.
     Shared,
+    /// None yet: it is made in the queue of who listens.
+    Queued,
     /// Bound, in repair mode.
     Prepared(PreparedSocket),
     /// Connected, in repair mode.
@@ -101,13 +103,9 @@ impl Engine {
         of: &PrepareFlow,
     ) -> Result<(Entry, Vec<u8>), String> {
         let blob: StaticBlob = decode(&of.static_state)?;
-        let (session, service) = self.programs.taker(&of.flow).ok_or_else(|| {
-            format!(
-                "no server program on node {} serves {}; start one there",
-                self.config.node.name, of.flow.local
-            )
-        })?;
+        let (session, service) = self.taker(&of.flow, blob.unaccepted)?;
         let socket = match &blob.tcp {
+            _ if blob.unaccepted => Socket::Queued,
             Some(fixed) if fixed.local == of.flow.local && fixed.remote == of.flow.remote => {
                 Socket::Prepared(
                     self.preparer
@@ -128,7 +126,7 @@ impl Engine {
         let arrival = Arrival {
             session,
             id,
-            received: false,
+            received: blob.unaccepted,
             socket,
             fixed: blob.tcp,
             state: DynamicBlob::default(),
@@ -243,7 +241,7 @@ impl Engine {
                     continue;
                 }
                 match self.arrivals.get(flow) {
-                    Some(arrival) if self.programs.get(arrival.session).is_none() => {
+                    Some(arrival) if self.has_ended(arrival.session) => {
                         *result = Err("the server program that was to take it has ended".into());
                     }
                     Some(arrival) if !arrival.received && preparing.until <= now => {
@@ -292,13 +290,12 @@ impl Engine {
     }
 
     fn restore_one(&mut self, of: &RestoreFlow) -> Result<(), String> {
-        let arrival = self
-            .arrivals
-            .get_mut(&of.flow)
-            .ok_or("it was never prepared")?;
-        if self.programs.get(arrival.session).is_none() {
+        let session = self.arrivals.get(&of.flow).map(|arrival| arrival.session);
+        if self.has_ended(session.ok_or("it was never prepared")?) {
             return Err("the server program that was to take it has ended".into());
         }
+        let arrival = self.arrivals.get_mut(&of.flow);
+        let arrival = arrival.ok_or("it was never prepared")?;
         arrival.state = decode(&of.dynamic)?;
         match std::mem::replace(&mut arrival.socket, Socket::Gone) {
             Socket::Prepared(prepared) => {
@@ -312,6 +309,12 @@ impl Engine {
                 arrival.socket = Socket::Restored(socket);
             }
             Socket::Shared => arrival.socket = Socket::Shared,
+            Socket::Queued => {
+                let fixed = arrival.fixed.as_ref().ok_or("it has no options")?;
+                let state = arrival.state.tcp.as_ref().ok_or("it has no state")?;
+                tcp_repair::queued(fixed, state).map_err(|error| error.to_string())?;
+                arrival.socket = Socket::Queued;
+            }
             Socket::Restored(_) | Socket::Reclaimed(_) | Socket::Live(_) | Socket::Gone => {
                 return Err("it was restored before".into());
             }
@@ -387,7 +390,7 @@ pub(super) fn silence(socket: &Socket) {
         Socket::Prepared(socket) => Some(socket.as_fd()),
         Socket::Restored(socket) => Some(socket.as_fd()),
         Socket::Live(socket) | Socket::Reclaimed(socket) => Some(socket.as_fd()),
-        Socket::Shared | Socket::Gone => None,
+        Socket::Shared | Socket::Queued | Socket::Gone => None,
     };
     if let Some(Err(error)) = descriptor.map(tcp_repair::abandon) {
         tracing::warn!(%error, "a socket that is not to live could not be ended");

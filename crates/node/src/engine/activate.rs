@@ -35,11 +35,16 @@ impl Engine {
 
     fn entries(&self, flows: &[FlowEpoch], slot: impl Fn(&Arrival) -> u32) -> Vec<Entry> {
         let entry = |of: &FlowEpoch| {
+            let arrival = self.arrivals.get(&of.flow)?;
+            // What has no socket yet gets no packets.
+            if matches!(arrival.socket, Socket::Queued) {
+                return None;
+            }
             Some(Entry {
                 flow: of.flow,
                 epoch: of.epoch,
                 peer: NodeId(0),
-                hold_slot: slot(self.arrivals.get(&of.flow)?),
+                hold_slot: slot(arrival),
             })
         };
         flows.iter().filter_map(entry).collect()
@@ -55,8 +60,10 @@ impl Engine {
             .set_flows(&entries, FlowState::Flushing)
             .map_err(|error| error.to_string())?;
         let activate = |of: &FlowEpoch| {
-            if !self.arrivals.contains_key(&of.flow) {
-                return self.decided_ours(of);
+            match self.arrivals.get(&of.flow).map(|arrival| &arrival.socket) {
+                None => return self.decided_ours(of),
+                Some(Socket::Queued) => return self.queue_up(of),
+                Some(_) => {}
             }
             self.activate_one(&of.flow)?;
             self.taken_at_ns.insert(of.flow, monotonic_ns());
@@ -104,7 +111,7 @@ impl Engine {
                     self.hold.inject_datagram(flow, datagram);
                 }
             }
-            Socket::Prepared(_) => return Err("it was never restored".into()),
+            Socket::Prepared(_) | Socket::Queued => return Err("it was never restored".into()),
             live @ (Socket::Live(_) | Socket::Gone) => arrival.socket = live,
         }
         Ok(())

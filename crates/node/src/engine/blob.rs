@@ -13,6 +13,8 @@ pub struct StaticBlob {
     pub tcp: Option<TcpStatic>,
     /// What the server program wants its successor to know.
     pub application: ByteBuf,
+    /// No program has it: it waits to be accepted.
+    pub unaccepted: bool,
 }
 
 /// What is taken in the freeze.

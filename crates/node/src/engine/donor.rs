@@ -50,6 +50,25 @@ pub struct Donation {
     pub told: bool,
 }
 
+impl Donation {
+    /// One that begins.
+    pub(super) fn new(session: SessionId, socket: Option<OwnedFd>, application: Vec<u8>) -> Self {
+        Self {
+            session,
+            socket,
+            application,
+            fixed: None,
+            out_of_order: Vec::new(),
+            pieces: Vec::new(),
+            unread: None,
+            frozen_at_ns: None,
+            queued: 0,
+            in_doubt: false,
+            told: false,
+        }
+    }
+}
+
 /// A `Drain` under way.
 pub struct Draining {
     token: Token,

@@ -82,6 +82,11 @@ impl Journal {
         self.found.contains_key(flow)
     }
 
+    /// What an earlier daemon wrote of a flow, which stays.
+    pub fn peek(&self, flow: &Flow) -> Option<&Journaled> {
+        self.found.get(flow)
+    }
+
     /// What an earlier daemon wrote of a flow.
     pub fn take(&mut self, flow: &Flow) -> Journaled {
         self.found.remove(flow).unwrap_or_default()

@@ -21,6 +21,7 @@ mod operations;
 mod private;
 mod programs;
 mod query;
+mod queued;
 mod read;
 mod reclaim;
 mod recover;
@@ -29,7 +30,9 @@ mod sessions;
 mod settling;
 mod setup;
 mod slots;
+mod successors;
 mod tombstones;
+mod unaccepted;
 mod upkeep;
 mod work;
 
@@ -63,10 +66,12 @@ use journal::Journal;
 use operations::Operations;
 use private::Private;
 use programs::Programs;
+use queued::NOBODY;
 use recover::Recovered;
 use settling::Settling;
 use slots::Slots;
 use tombstones::Tombstones;
+use unaccepted::Unaccepted;
 use work::Work;
 
 /// The daemon's state.
@@ -104,6 +109,7 @@ pub struct Engine {
     preparing: Vec<Preparing>,
     draining: Vec<Draining>,
     collecting: Vec<Collecting>,
+    unaccepted: Unaccepted,
     /// `Gone` messages of the command under way, sent together.
     gone: BTreeMap<(SessionId, String), Vec<FlowText>>,
     /// `Asked` messages of the input under way, likewise.
@@ -224,6 +230,9 @@ impl Engine {
     }
 
     fn tell(&mut self, session: SessionId, message: &FromDaemon, descriptors: Vec<OwnedFd>) {
+        if session == NOBODY {
+            return self.tell_leftovers(message);
+        }
         if let Err(error) = self.apps.send(session, message, descriptors) {
             tracing::debug!(?session, %error, "a server program was not told");
         }

@@ -38,6 +38,10 @@ impl Engine {
                 let _ = reply.send(self.owned(flows));
                 return;
             }
+            Told::Drained { to, places } => return self.servers_drained(to, &places),
+            Told::Unaccepted { of, socket, reply } => {
+                return self.give_unaccepted(of, socket, reply);
+            }
             other => other,
         };
         if let Told::Inspected { check, flows, .. } = &mut told
@@ -73,6 +77,7 @@ impl Engine {
                     *result = Err(why);
                 }
             }
+            Results::Gone(Ok(_)) => self.servers_came(id),
             Results::Thawed(Ok(())) | Results::Released(Ok(())) => {
                 self.newcomers.remove(&id);
                 self.reserve_ports();
@@ -119,6 +124,7 @@ impl Engine {
             }
             Command::Release { id, to, flows, .. } => {
                 self.leaving.remove(id);
+                self.servers_left(*id, *to);
                 let failed = self.moved_away(*to, flows).err()?;
                 Some(Results::Released(Err(failed)))
             }

@@ -32,7 +32,8 @@ pub(super) fn configure(
 ) -> Result<(), SetupError> {
     let paths = paths(config, interface);
     for (id, path) in &paths {
-        dataplane.set_node(*id, path).map_err(other)?;
+        let is_holder = *id == config.group.contact;
+        dataplane.set_node(*id, path, is_holder).map_err(other)?;
     }
     if ready {
         for (index, service) in (0u16..).zip(&config.services) {
@@ -122,7 +123,8 @@ fn path_to(address: IpAddr) -> std::io::Result<NodePath> {
 pub(super) fn refresh(config: &Config, dataplane: &Dataplane) {
     for peer in &config.peers {
         if let Ok(Some(path)) = known_path(peer.address.ip())
-            && let Err(error) = dataplane.set_node(peer.id, &path)
+            && let is_holder = peer.id == config.group.contact
+            && let Err(error) = dataplane.set_node(peer.id, &path, is_holder)
         {
             tracing::warn!(peer = peer.name, %error, "its path is not known to the filters");
         }

@@ -12,6 +12,7 @@ use serde_bytes::ByteBuf;
 
 use super::Engine;
 use super::blob::{StaticBlob, encode};
+use super::queued::NOBODY;
 use crate::dataplane::Entry;
 
 impl Engine {
@@ -69,6 +70,7 @@ impl Engine {
         let blob = StaticBlob {
             tcp: donation.fixed.clone(),
             application: ByteBuf::from(std::mem::take(&mut donation.application)),
+            unaccepted: donation.session == NOBODY,
         };
         let static_state = encode(&blob).map_err(unmovable)?;
         donation.application = blob.application.into_vec();

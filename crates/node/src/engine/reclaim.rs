@@ -192,17 +192,10 @@ fn reclaimed(session: SessionId, socket: Option<OwnedFd>) -> Donation {
         .as_ref()
         .and_then(|socket| tcp_repair::read_static(socket.as_fd()).ok());
     Donation {
-        session,
-        socket,
-        application: Vec::new(),
         fixed,
-        out_of_order: Vec::new(),
-        pieces: Vec::new(),
         unread: Some(Vec::new()),
         // The socket may be in repair mode: resuming it is harmless if it is not.
         frozen_at_ns: Some(0),
-        queued: 0,
-        in_doubt: false,
-        told: false,
+        ..Donation::new(session, socket, Vec::new())
     }
 }

@@ -185,6 +185,9 @@ impl Engine {
         if self.recovered.get(&of.flow).is_some_and(|of| of.in_use) {
             return self.use_recovered(of);
         }
+        if self.queue_up_recovered(of) {
+            return Ok(());
+        }
         self.decided(&of.flow, Verdict::Ours(of.epoch));
         Ok(())
     }

@@ -181,19 +181,7 @@ impl Engine {
                 self.keep(session, &[flow], why);
                 continue;
             }
-            let donation = Donation {
-                session,
-                socket,
-                application: item.application_state,
-                fixed: None,
-                out_of_order: Vec::new(),
-                pieces: Vec::new(),
-                unread: None,
-                frozen_at_ns: None,
-                queued: 0,
-                in_doubt: false,
-                told: false,
-            };
+            let donation = Donation::new(session, socket, item.application_state);
             self.donations.insert(flow, donation);
             flows.push(flow);
         }
@@ -209,7 +197,7 @@ impl Engine {
     }
 
     /// Why a program's handoff of a flow does not begin, if so.
-    fn not_to_give(
+    pub(super) fn not_to_give(
         &mut self,
         session: SessionId,
         flow: &Flow,
@@ -258,7 +246,7 @@ impl Engine {
         }
     }
 
-    fn request(&mut self, session: SessionId, flows: Vec<Flow>, to: &str, drain: Drain) {
+    pub(super) fn request(&mut self, session: SessionId, flows: Vec<Flow>, to: &str, drain: Drain) {
         if flows.is_empty() {
             return;
         }
@@ -294,7 +282,7 @@ impl Engine {
         self.keep(session, flows, why);
     }
 
-    fn keep(&mut self, session: SessionId, flows: &[Flow], why: &str) {
+    pub(super) fn keep(&mut self, session: SessionId, flows: &[Flow], why: &str) {
         let flows = flows.iter().map(text_of).collect();
         self.tell(
             session,

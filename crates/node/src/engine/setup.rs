@@ -26,6 +26,7 @@ use super::run::{Inputs, run};
 use super::settling::Settling;
 use super::slots::Slots;
 use super::tombstones::Tombstones;
+use super::unaccepted::Unaccepted;
 use super::work::Work;
 use crate::app::AppServer;
 use crate::channel::{Channel, Options};
@@ -104,6 +105,7 @@ pub(super) fn other(error: impl std::error::Error + 'static) -> SetupError {
 pub async fn start(config: Config) -> Result<(), SetupError> {
     let (mut engine, inputs) = assemble(config)?;
     engine.recover();
+    engine.all_servers_drained();
     let now = engine.now();
     engine.moves.recover(now);
     engine.pump();
@@ -174,7 +176,6 @@ fn assemble(config: Config) -> Result<(Engine, Inputs), SetupError> {
     let holder = config
         .is_holder()
         .then(|| Holder::new(&dataplane.programs, floor));
-    let weights = weights(&config);
     let engine = Engine {
         machine: Handoff::new(machine),
         moves,
@@ -186,9 +187,11 @@ fn assemble(config: Config) -> Result<(Engine, Inputs), SetupError> {
         static_reader: StaticReader::new().map_err(other)?,
         settling: Settling::default(),
         drain_poll_at: None,
+        weights: weights(&config),
         config,
         started: Instant::now(),
         congestion: Congestion::new(&dataplane),
+        unaccepted: Unaccepted::new(&dataplane, &hold),
         dataplane,
         hold,
         holder,
@@ -211,7 +214,6 @@ fn assemble(config: Config) -> Result<(Engine, Inputs), SetupError> {
         tombstones: Tombstones::default(),
         private: Private::default(),
         recovered: HashMap::new(),
-        weights,
         placement_epoch: 0,
         counts: HandoffCounts::default(),
         taken_at_ns: HashMap::new(),

@@ -30,6 +30,7 @@ impl Engine {
             .set_in_transit(self.donations.len(), self.arrivals.len());
         self.metrics.set_hold_slots(self.slots.in_use());
         self.give_up_asked();
+        self.poll_queues();
         self.moves.upkeep();
         for (name, count) in self.dataplane.programs.counters() {
             if let Some(reason) = name.strip_prefix("drop_") {

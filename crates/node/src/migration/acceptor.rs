@@ -21,6 +21,7 @@ use rustix::time::ClockId;
 use super::connections::{self, States};
 use super::pack::unpack;
 use super::pieces::{Incoming, Kind, Message};
+use super::places::servers;
 use super::policy::Policy;
 use super::records::{Entry, Record};
 use super::residents::Came;
@@ -355,6 +356,7 @@ impl Taking {
                 restorer,
                 held,
                 came: std::mem::take(&mut self.came),
+                servers: servers(self.sockets.as_ref()),
             });
         }
         Ok(())

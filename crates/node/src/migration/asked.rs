@@ -37,6 +37,17 @@ impl Moves {
         let _ = reply.send(Err(off()));
     }
 
+    pub(super) fn with_prediction(
+        &self,
+        check: Result<ProcessCheck, ErrorBody>,
+    ) -> Result<ProcessCheck, ErrorBody> {
+        let check = check?;
+        Ok(ProcessCheck {
+            predicted_freeze_us: self.predicted(&check),
+            ..check
+        })
+    }
+
     /// The freeze that is added to what was found of a process.
     pub(super) fn predicted(&self, check: &ProcessCheck) -> f64 {
         let load = Load {

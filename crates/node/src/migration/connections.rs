@@ -18,7 +18,7 @@ use holdfast_wire::migration::SocketStrategy;
 use serde::{Deserialize, Serialize};
 
 use super::pieces::{Kind, Outgoing};
-use crate::dataplane::{Descriptors, Followed, monotonic_ns};
+use crate::dataplane::{Descriptors, Followed, Look, monotonic_ns};
 
 /// Threads that read the state of sockets.
 const EXTRACTORS: usize = 1;
@@ -128,38 +128,50 @@ impl Connections {
         }
         let known = |id: &FileId| self.sure.contains(id) || self.young.contains(id);
         look.states.retain(|id, _| known(id));
-        let states = self.told.changes(look.states);
-        let at_us = look.at_us;
-        Ok((!states.is_empty()).then_some(States { at_us, states }))
+        Ok(self.untold(look))
     }
 
     /// What the acceptor does not know of connections that were followed before: packets of them come no more, so that what is
     /// seen now is all but what they will be when their program stands still.
     pub(super) fn catch_up(&mut self) -> Option<States> {
+        let look = self.look_at_sure()?;
+        self.untold(look)
+    }
+
+    /// Those whose options are known are seen; none where that cannot be.
+    fn look_at_sure(&mut self) -> Option<Look> {
         let mut look = self.followed.as_mut()?.look().ok()?;
         look.states.retain(|id, _| self.sure.contains(id));
-        let states = self.told.changes(look.states);
-        let at_us = look.at_us;
+        Some(look)
+    }
+
+    /// What the acceptor does not know of what was seen, if there is anything.
+    fn untold(&mut self, look: Look) -> Option<States> {
+        let (at_us, states) = (look.at_us, self.told.changes(look.states));
         (!states.is_empty()).then_some(States { at_us, states })
     }
 
-    /// For reading the descriptors of a tree that stands still, while other threads do the rest.
-    pub(super) fn reading(&self, stopped: &StoppedTree) -> Result<Reading, Error> {
-        Ok(Reading {
-            descriptors: Arc::clone(&self.descriptors),
-            describer: stopped.describer()?,
-            expected: self.sure.clone(),
+    /// Starts the thread that reads descriptors in a freeze, in the network namespace of the caller.
+    pub(super) fn reader(&self) -> Result<Reader, String> {
+        let descriptors = Arc::clone(&self.descriptors);
+        // Connections whose state will be seen, as far as can be told before.
+        let expected = self.sure.clone();
+        Reader::start(self.ways.hurries, move |describer| {
+            let Some(listings) = descriptors.list(describer.pids()) else {
+                return Ok(None);
+            };
+            describer.read(listings, &expected).map(Some)
         })
     }
 
     /// Sees connections of a tree that stands still, when nothing comes to them any more.
     pub(super) fn see(&mut self) {
-        self.last_us = monotonic_ns() / 1000;
-        self.last.clear();
-        if let Some(Ok(look)) = self.followed.as_mut().map(Followed::look) {
-            (self.last_us, self.last) = (look.at_us, look.states);
-            self.last.retain(|id, _| self.sure.contains(id));
-        }
+        let nothing = || Look {
+            at_us: monotonic_ns() / 1000,
+            ..Look::default()
+        };
+        let look = self.look_at_sure().unwrap_or_else(nothing);
+        (self.last_us, self.last) = (look.at_us, look.states);
     }
 
     /// What changed of the descriptors of a tree that stands still, and of its connections, which were seen.
@@ -227,39 +239,26 @@ impl Connections {
     }
 }
 
-/// See [`Connections::reading`].
-pub(super) struct Reading {
-    descriptors: Arc<Descriptors>,
-    describer: Describer,
-    /// Connections whose state will be seen, as far as can be told before.
-    expected: BTreeSet<FileId>,
-}
-
-impl Reading {
-    /// None where they cannot be listed many at once.
-    fn read(&self) -> Result<Option<Described>, Error> {
-        let Some(listings) = self.descriptors.list(self.describer.pids()) else {
-            return Ok(None);
-        };
-        self.describer.read(listings, &self.expected).map(Some)
-    }
-}
+/// What came of reading; none where descriptors cannot be listed many at once.
+type Read = Result<Option<Described>, Error>;
 
 /// The thread that reads descriptors in a freeze. It waits for one, so that it needs no processor that others have then.
 pub(super) struct Reader {
-    readings: Sender<Reading>,
-    found: Receiver<Result<Option<Described>, Error>>,
+    describers: Sender<Describer>,
+    found: Receiver<Read>,
 }
 
 impl Reader {
-    /// Starts it in the network namespace of the caller.
-    pub(super) fn start(hurries: bool) -> Result<Reader, String> {
-        let (readings, inbox) = mpsc::channel::<Reading>();
+    fn start(
+        hurries: bool,
+        read: impl Fn(&Describer) -> Read + Send + 'static,
+    ) -> Result<Reader, String> {
+        let (describers, inbox) = mpsc::channel::<Describer>();
         let (outbox, found) = mpsc::channel();
         let run = move || {
             let _hurry = hurries.then(Hurry::begin);
-            while let Ok(reading) = inbox.recv() {
-                if outbox.send(reading.read()).is_err() {
+            while let Ok(describer) = inbox.recv() {
+                if outbox.send(read(&describer)).is_err() {
                     return;
                 }
             }
@@ -267,17 +266,17 @@ impl Reader {
         let named = std::thread::Builder::new().name("read".to_owned());
         let started = named.spawn(run);
         started.map_err(|error| format!("no thread for it: {error}"))?;
-        Ok(Reader { readings, found })
+        Ok(Reader { describers, found })
     }
 
-    /// Has it read, see [`Reader::found`].
-    pub(super) fn begin(&self, reading: Reading) {
+    /// Has it read a tree that stands still, see [`Reader::found`].
+    pub(super) fn begin(&self, describer: Describer) {
         // Where it has ended nothing is found.
-        let _ = self.readings.send(reading);
+        let _ = self.describers.send(describer);
     }
 
     /// What it has found.
-    pub(super) fn found(&self) -> Result<Option<Described>, Error> {
+    pub(super) fn found(&self) -> Read {
         let found = self.found.recv();
         found.unwrap_or_else(|_| Err(Error::Image("descriptors that nobody read")))
     }

@@ -14,6 +14,7 @@ use holdfast_sys::process::image::{Tree, encode};
 use holdfast_wire::{Flow, MoveId, NodeId};
 
 use super::connections::{self, Connections, Ways};
+use super::leftovers::Leftovers;
 use super::pieces::{Kind, Outgoing, Window};
 use super::places::{Addresses, Places};
 use super::records::Record;
@@ -63,6 +64,7 @@ impl Donor {
         let giving = Giving {
             id,
             root,
+            to,
             outgoing,
             record,
             addresses,
@@ -105,6 +107,7 @@ impl Donor {
 struct Giving {
     id: MoveId,
     root: i32,
+    to: NodeId,
     outgoing: Outgoing,
     record: Record,
     addresses: Addresses,
@@ -136,7 +139,10 @@ impl Giving {
                     (next, token, Results::Frozen(result))
                 }
                 Job::Thaw(token) => (State::Ended, token, Results::Thawed(state.thaw())),
-                Job::Release(token) => (State::Ended, token, Results::Released(state.release())),
+                Job::Release(token) => {
+                    let released = state.release().map(|leftovers| self.leave(leftovers));
+                    (State::Ended, token, Results::Released(released))
+                }
             };
             state = next;
             self.teller
@@ -145,6 +151,12 @@ impl Giving {
                 return;
             }
         }
+    }
+
+    /// What nobody has accepted goes after it.
+    fn leave(&self, leftovers: Leftovers) {
+        let with = (self.addresses.clone(), self.teller.clone());
+        leftovers.follow(self.id, self.to, with);
     }
 
     fn round(&mut self, state: State) -> (State, Result<RoundReport, String>) {

@@ -12,6 +12,7 @@ mod check;
 mod connections;
 mod donor;
 mod left;
+mod leftovers;
 mod operations;
 mod pack;
 mod pieces;
@@ -27,7 +28,7 @@ mod units;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use holdfast_api::control::{ErrorBody, ProcessCheck, ResidentProcess};
+use holdfast_api::control::ResidentProcess;
 use holdfast_proto::migration::{
     Completion, Config as MachineConfig, Event, Migration, Output, RecoveredRole,
 };
@@ -64,7 +65,7 @@ pub(crate) struct Moves {
     armed: BTreeMap<MoveId, Vec<FlowAt>>,
     /// Bytes of pieces that acceptors' threads have not taken yet.
     untaken: BTreeMap<MoveId, usize>,
-    /// The sockets of processes on their way from here.
+    /// The sockets of processes that move.
     places: BTreeMap<MoveId, Vec<Place>>,
     /// For this node's stack, before sockets of processes that come act.
     packets: BTreeMap<MoveId, Vec<Vec<u8>>>,
@@ -284,14 +285,14 @@ impl Moves {
                 self.done(now, completion);
                 None
             }
-            // The owner's, which has the filters; it hangs up here, which the thread takes for a refusal.
-            Told::Stops { .. } | Told::Late { .. } => None,
             Told::Runs {
                 id,
                 restorer,
                 held,
                 came,
+                servers,
             } => {
+                self.places.insert(id, servers);
                 self.came(id, held, Some(restorer), came);
                 None
             }
@@ -307,18 +308,9 @@ impl Moves {
                 let _ = reply.send(self.with_prediction(*check));
                 None
             }
+            // The rest is the owner's, which has the filters; it hangs up here, which the thread takes for a refusal.
+            _ => None,
         }
-    }
-
-    fn with_prediction(
-        &self,
-        check: Result<ProcessCheck, ErrorBody>,
-    ) -> Result<ProcessCheck, ErrorBody> {
-        let check = check?;
-        Ok(ProcessCheck {
-            predicted_freeze_us: self.predicted(&check),
-            ..check
-        })
     }
 
     /// The acceptor's thread has taken so many bytes of pieces.
@@ -333,9 +325,14 @@ impl Moves {
         &self.addresses
     }
 
-    /// The sockets of a process on its way from here, as last seen.
+    /// The sockets of a process that moves, as last seen.
     pub(crate) fn places(&self, id: MoveId) -> &[Place] {
         self.places.get(&id).map_or(&[], Vec::as_slice)
+    }
+
+    /// Those of one that has come.
+    pub(crate) fn take_places(&mut self, id: MoveId) -> Vec<Place> {
+        self.places.remove(&id).unwrap_or_default()
     }
 
     /// What is to be given to the stack before the sockets of a process that comes act.

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use holdfast_sys::process::files::image::FileId;
 use holdfast_sys::process::image::Descriptors;
-use holdfast_sys::process::sockets::SocketStatic;
+use holdfast_sys::process::sockets::{SocketStatic, Sockets};
 use holdfast_wire::{Flow, NodeId, Protocol};
 
 /// A socket of a process, as far as flows go.
@@ -26,6 +26,14 @@ impl Place {
     pub(crate) fn flow(&self) -> Option<Flow> {
         let plain = |address: SocketAddr| SocketAddr::new(canonical(address.ip()), address.port());
         Flow::new(self.protocol, plain(self.local), plain(self.remote?)).ok()
+    }
+
+    /// Whether what begins a flow with this address comes to this socket.
+    pub(crate) fn begins(&self, protocol: Protocol, address: SocketAddr) -> bool {
+        let ip = self.local.ip();
+        self.remote.is_none()
+            && (self.protocol, self.local.port()) == (protocol, address.port())
+            && (ip.is_unspecified() || canonical(ip) == address.ip())
     }
 
     /// Whether packets of a flow come to this socket.
@@ -54,17 +62,22 @@ fn canonical(address: IpAddr) -> IpAddr {
 pub(super) struct Places(BTreeMap<FileId, Place>);
 
 impl Places {
-    /// Takes what a look found.
-    pub(super) fn follow(&mut self, found: &Descriptors) {
+    /// Takes what a look found; whether any of it is no connection.
+    pub(super) fn follow(&mut self, found: &Descriptors) -> bool {
+        let mut any = false;
+        let begins = |place: Option<Place>| place.is_some_and(|place| place.remote.is_none());
         for id in &found.gone {
-            self.0.remove(id);
+            any |= begins(self.0.remove(id));
         }
         for (id, socket) in &found.sockets {
-            match place(socket) {
+            let place = place(socket);
+            any |= begins(place);
+            any |= begins(match place {
                 Some(place) => self.0.insert(*id, place),
                 None => self.0.remove(id),
-            };
+            });
         }
+        any
     }
 
     /// Whether packets of a flow come to one of these sockets.
@@ -77,6 +90,13 @@ impl Places {
     }
 }
 
+/// Those among sockets that are no connections.
+pub(super) fn servers(sockets: Option<&Sockets>) -> Vec<Place> {
+    let sockets = sockets.into_iter().flat_map(Sockets::iter);
+    let places = sockets.filter_map(|(.., fixed)| place(fixed));
+    places.filter(|place| place.remote.is_none()).collect()
+}
+
 /// The connections among sockets.
 pub(super) fn connections(sockets: &[Arc<SocketStatic>]) -> Vec<Flow> {
     let places = sockets.iter().filter_map(|socket| place(socket));
@@ -84,7 +104,7 @@ pub(super) fn connections(sockets: &[Arc<SocketStatic>]) -> Vec<Flow> {
 }
 
 /// None of a socket that is not bound, or whose connection was reset.
-fn place(socket: &SocketStatic) -> Option<Place> {
+pub(super) fn place(socket: &SocketStatic) -> Option<Place> {
     let place = match socket {
         SocketStatic::Connection(fixed) => Place {
             protocol: Protocol::Tcp,
@@ -127,6 +147,26 @@ impl Addresses {
     /// The node that has this address.
     pub(crate) fn node_at(&self, address: IpAddr) -> Option<NodeId> {
         self.nodes.get(&address).copied()
+    }
+
+    /// Whether connections that wait to be accepted at these addresses can follow their program. The group's do; others it has to take
+    /// first.
+    pub(super) fn may_follow(&self, waiting: &[SocketAddr]) -> Result<(), String> {
+        let follows = |at: &SocketAddr| {
+            let ip = canonical(at.ip());
+            ip.is_unspecified() || self.services.contains(&ip)
+        };
+        match waiting.iter().find(|at| !follows(at)) {
+            None => Ok(()),
+            Some(at) => Err(format!(
+                "connections wait at {at} to be accepted: try again when the program has taken them"
+            )),
+        }
+    }
+
+    /// Whether the group has this address.
+    pub(super) fn is_service(&self, address: IpAddr) -> bool {
+        self.services.contains(&address)
     }
 
     /// Whether it is a connection at a node's own address.
@@ -217,6 +257,24 @@ mod tests {
             "it listens"
         );
     }
+
+    #[test]
+    fn what_begins_a_flow_comes_to_who_listens() {
+        let place = |local: &str, remote: Option<&str>| Place {
+            protocol: Protocol::Tcp,
+            local: local.parse().expect("an address"),
+            remote: remote.map(|remote| remote.parse().expect("an address")),
+        };
+        let begins = |place: Place| place.begins(Protocol::Tcp, "10.0.0.1:80".parse().unwrap());
+        assert!(begins(place("10.0.0.1:80", None)));
+        assert!(begins(place("0.0.0.0:80", None)));
+        assert!(begins(place("[::]:80", None)));
+        assert!(begins(place("[::ffff:10.0.0.1]:80", None)));
+        assert!(!begins(place("10.0.0.1:81", None)));
+        assert!(!begins(place("10.0.0.2:80", None)));
+        assert!(!begins(place("10.0.0.1:80", Some("10.0.1.2:4242"))));
+    }
+
     #[test]
     fn connections_from_a_nodes_own_address_may_go() {
         let ip = |text: &str| text.parse::<IpAddr>().expect("an address");

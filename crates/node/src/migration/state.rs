@@ -4,6 +4,8 @@ use holdfast_sys::process::donor::{StoppedTree, Tracker};
 use holdfast_sys::process::error::Error;
 use holdfast_sys::process::image::{Descriptors, Frozen};
 
+use super::leftovers::Leftovers;
+
 /// How far it is.
 pub(super) enum State {
     New,
@@ -48,10 +50,14 @@ impl State {
         (State::Copied, result.and_then(|of| goes_on.map(|()| of)))
     }
 
-    /// It runs elsewhere.
-    pub(super) fn release(self) -> Result<(), String> {
+    /// It runs elsewhere. Gives what nobody has accepted of it.
+    pub(super) fn release(self) -> Result<Leftovers, String> {
         match self {
-            State::Stopped(stopped) => unless_gone(stopped.release()),
+            State::Stopped(stopped) => {
+                let leftovers = Leftovers::of(&stopped);
+                unless_gone(stopped.release())?;
+                Ok(leftovers)
+            }
             _ => Err("it was not stopped".to_owned()),
         }
     }

@@ -1,5 +1,7 @@
 //! What the threads that carry moves out tell the event loop.
 
+use std::os::fd::OwnedFd;
+
 use bytes::Bytes;
 use holdfast_api::control::{ErrorBody, ProcessCheck};
 use holdfast_proto::migration::Completion;
@@ -50,12 +52,22 @@ pub(crate) enum Told {
         flows: Vec<Flow>,
         reply: oneshot::Sender<Vec<FlowAt>>,
     },
+    /// A connection that a program which has left had not accepted, and where the program is.
+    Unaccepted {
+        of: (Flow, NodeId),
+        socket: OwnedFd,
+        reply: oneshot::Sender<Result<(), String>>,
+    },
+    /// Nothing is left here of what a program listened at that has gone to a node.
+    Drained { to: NodeId, places: Vec<Place> },
     /// A process runs here from now on: who put it together, and what was known of it.
     Runs {
         id: MoveId,
         restorer: Restorer,
         held: Held,
         came: Came,
+        /// Its sockets that are no connections.
+        servers: Vec<Place>,
     },
     /// What the operator wanted to know of a process, but for the freeze.
     Inspected {

@@ -2,7 +2,7 @@
 
 use super::associations::endpoints;
 use super::dial::Purpose;
-use super::entry::{Entry, Probe};
+use super::entry::{Claim, Entry, Probe};
 use super::{AssociationId, Gone, Protocol, Registrar};
 use holdfast_handlespace::{ElementKey, TimerKind};
 use holdfast_wire::rserpool::{ElementId, PoolHandle, asap};
@@ -19,10 +19,24 @@ impl Registrar {
             let key = expired.key;
             match expired.kind {
                 TimerKind::RegistrationExpiry => self.withdraw(key, Gone::Expired),
-                TimerKind::KeepAliveTransmission => self.ask(now, key),
+                TimerKind::KeepAliveTransmission => self.ask_again(now, key),
                 TimerKind::KeepAliveTimeout => self.given_up(key, Gone::Silent),
             }
         }
+    }
+
+    /// An own element that ended its association, and has not registered anywhere since as far as is known, may have another
+    /// registrar for its home that does not know so: it is asked to be this one's.
+    fn ask_again(&mut self, now: Duration, key: ElementKey) {
+        let own = self.is_own(key);
+        if let Some(entry) = self.space.payload_mut(key)
+            && own
+            && !entry.agreed
+            && !entry.adopting
+        {
+            (entry.adopting, entry.courted) = (true, None);
+        }
+        self.ask(now, key);
     }
 
     /// Sends an element a keep-alive. An element may have no association with this registrar: then one is made.
@@ -55,8 +69,9 @@ impl Registrar {
             return;
         };
         let named = self.config.settings.keep_alive_names_element;
+        let adopting = element.payload().adopting;
         let message = asap::Message::EndpointKeepAlive {
-            home: element.payload().adopting,
+            home: adopting,
             registrar: self.config.id,
             handle: element.handle().clone(),
             id: named.then(|| element.id()),
@@ -66,6 +81,9 @@ impl Registrar {
             self.remember_asked(to, key);
         }
         let _ = self.out.asap(to, &message);
+        if adopting && let Some(entry) = self.space.payload_mut(key) {
+            entry.courted = Some(to);
+        }
     }
 
     /// An element answered.
@@ -83,18 +101,34 @@ impl Registrar {
             return self.ignored(Some(from), Protocol::Asap, "another element's keep-alive");
         }
         let next = now + self.spread_interval();
+        let claim = self.space.get(key).map(|view| view.payload().claim);
+        let follows = claim == Some(Claim::Asked(from));
+        if follows {
+            // It follows, though another has said meanwhile that it is its home.
+            self.adopt(now, key, now);
+        }
         let own = self.is_own(key);
         let Some(entry) = self.space.payload_mut(key) else {
             return;
         };
         entry.reporters.clear();
         entry.heard = now;
+        if entry.adopting && entry.courted != Some(from) && !follows {
+            // It answers an earlier keep-alive, without the H flag.
+            return;
+        }
         entry.probe = if own { Probe::Due(next) } else { Probe::None };
         let adopted = std::mem::take(&mut entry.adopting);
+        if adopted {
+            // As good as a registration: what others said until then may have crossed it.
+            entry.registered = now;
+            entry.agreed = true;
+        }
+        let agreed = entry.agreed;
         let came = entry.link.map(|(linked, _)| linked) != Some(from);
         self.arm(key);
         let mut moved = false;
-        if own {
+        if own && agreed {
             self.link(key, Some(from));
             let delay = self.associations.get(from).map(|from| from.delay_ms);
             moved = came && delay.is_some_and(|delay| self.set_way(key, None, delay));
@@ -197,7 +231,7 @@ impl Registrar {
     pub(super) fn association_lost(&mut self, now: Duration, keys: Vec<ElementKey>) {
         for key in keys {
             if let Some(entry) = self.space.payload_mut(key) {
-                entry.link = None;
+                (entry.link, entry.agreed) = (None, false);
                 self.ask(now, key);
             }
         }
@@ -223,7 +257,7 @@ impl Registrar {
         let keys = match (id, self.associations.get_mut(association)) {
             (Some(id), _) => Vec::from_iter(self.key(&handle, id)),
             // Whichever of the pool's it meant: the others are where it did not arrive too.
-            (None, Some(known)) => std::mem::take(&mut known.asked),
+            (None, Some(known)) => std::mem::take(&mut known.probed),
             (None, None) => Vec::new(),
         };
         for key in keys {
@@ -243,10 +277,10 @@ impl Registrar {
         let Some(known) = self.associations.get_mut(association) else {
             return;
         };
-        known.asked.push(key);
+        known.probed.push(key);
         // Those that have answered are forgotten whenever the list has doubled.
-        if known.asked.len() > ASKED && known.asked.len().is_power_of_two() {
-            let mut asked = std::mem::take(&mut known.asked);
+        if known.probed.len() > ASKED && known.probed.len().is_power_of_two() {
+            let mut asked = std::mem::take(&mut known.probed);
             asked.sort_unstable();
             asked.dedup();
             asked.retain(|key| {
@@ -254,7 +288,7 @@ impl Registrar {
                 matches!(probe, Some(Probe::Asked(_)))
             });
             if let Some(known) = self.associations.get_mut(association) {
-                known.asked = asked;
+                known.probed = asked;
             }
         }
     }

@@ -17,11 +17,11 @@ impl Registrar {
             return;
         };
         let (host, spoke) = (known.host, known.spoke);
-        let again = known.granted.is_again(bytes);
+        let (again, asked) = (known.granted.is_again(bytes), known.asked.is_again(bytes));
         if !self.admits_message(now, from, host) {
             return;
         }
-        if again && self.register_again(now, from) {
+        if again && self.register_again(now, from) || asked && self.resolve_again(from) {
             return;
         }
         match Message::parse(bytes) {
@@ -33,6 +33,7 @@ impl Registrar {
                 self.asap_message(now, from, parsed.message, bytes);
                 if !is_error && !parsed.reports.is_empty() {
                     self.forget_granted(from);
+                    self.forget_asked(from);
                     self.asap_report(from, parsed.reports);
                 }
             }
@@ -92,7 +93,7 @@ impl Registrar {
                 updates,
                 handle,
                 items,
-            } => self.resolve(from, handle, items, updates),
+            } => self.resolve(from, handle, items, updates, bytes),
             Message::Deregistration { handle, id } => self.deregister(from, handle, id),
             Message::EndpointKeepAliveAck { handle, id } => self.alive(now, from, &handle, id),
             Message::EndpointUnreachable { handle, id } => {
@@ -158,6 +159,7 @@ impl Registrar {
         handle: PoolHandle,
         items: Option<u32>,
         updates: bool,
+        bytes: &[u8],
     ) {
         let association = self.associations.get(from);
         let Some(association) = association.filter(|a| a.may_resolve) else {
@@ -170,7 +172,12 @@ impl Registrar {
             && self.space.pool(&handle).is_some()
             && self.subscribe(from, &handle, items, updates);
         match self.answer(from, &handle, items, noted) {
-            Ok(()) => self.counters.resolutions += 1,
+            Ok(head_len) => {
+                self.counters.resolutions += 1;
+                if !noted {
+                    self.keep_asked(from, bytes, (&handle, items), head_len);
+                }
+            }
             Err(cause) => {
                 self.counters.resolutions_refused += 1;
                 self.refuse(from, handle, cause);
@@ -178,7 +185,7 @@ impl Registrar {
         }
     }
 
-    /// Sends some elements of a pool, as its policy chooses.
+    /// Sends some elements of a pool, as its policy chooses. Returns the answer's length without them.
     ///
     /// # Errors
     /// Nothing was sent: there is no such pool, or its element is too long for a message. RFC 5352 section 3.3: "MUST respond".
@@ -189,17 +196,16 @@ impl Registrar {
         handle: &PoolHandle,
         items: Option<u32>,
         updates: bool,
-    ) -> Result<(), CauseCode> {
-        let settings = &self.config.settings;
-        let items = items.map_or(settings.resolution_items, |items| items as usize);
-        let mut items = items.min(settings.resolution_items_max);
+    ) -> Result<usize, CauseCode> {
+        let mut items = self.items(items);
         let pool = self.space.pool(handle);
         let policy = pool.ok_or(CauseCode::UNKNOWN_POOL_HANDLE)?.policy.zeroed();
-        let (space, step) = (&mut self.space, settings.distance_step);
+        let (space, step) = (&mut self.space, self.config.settings.distance_step);
         loop {
-            let mut found = 0;
+            let (mut found, mut head_len) = (0, 0);
             let sent = self.out.asap_with(to, |buffer| {
                 let mut answer = ResolutionResponse::new(buffer, updates, handle, &policy);
+                head_len = answer.length();
                 space.resolve(handle, items, |element| {
                     found += 1;
                     element.payload().tell(step, &mut answer);
@@ -207,12 +213,20 @@ impl Registrar {
                 answer.finish()
             });
             match sent {
-                Ok(()) => return Ok(()),
+                Ok(()) => return Ok(head_len),
                 // Elements that describe themselves at length: fewer of them fit.
                 Err(_) if found > 1 => items = found / 2,
                 Err(_) => return Err(CauseCode::LACK_OF_RESOURCES),
             }
         }
+    }
+
+    /// How many elements a resolution is answered with at most.
+    #[inline]
+    pub(super) fn items(&self, asked: Option<u32>) -> usize {
+        let settings = &self.config.settings;
+        let items = asked.map_or(settings.resolution_items, |items| items as usize);
+        items.min(settings.resolution_items_max)
     }
 
     /// Answers a resolution with a cause.

@@ -1,6 +1,7 @@
 //! The associations of elements, users and registrars.
 
 use super::access::{Access, Allow};
+use super::asked::Asked;
 use super::config::{Limits, Settings};
 use super::distance::Moving;
 use super::granted::Granted;
@@ -42,7 +43,7 @@ pub(super) struct Association {
     /// How many of its elements have a distance.
     pub(super) distant: usize,
     /// Elements that were asked over it without being named.
-    pub(super) asked: Vec<ElementKey>,
+    pub(super) probed: Vec<ElementKey>,
     /// The elements that registered over it, each with its place in its [`Entry`](super::entry::Entry).
     pub(super) elements: Vec<ElementKey>,
     /// The pools that it wants to hear of.
@@ -52,6 +53,7 @@ pub(super) struct Association {
     pub(super) malformed: u32,
     pub(super) download: Option<Download>,
     pub(super) granted: Granted,
+    pub(super) asked: Asked,
 }
 
 impl Association {
@@ -66,6 +68,7 @@ impl Association {
     /// Sets what it may do. Any of its addresses says who it is, since it is reached at all of them, and so does its certificate.
     pub(super) fn admit(&mut self, settings: &Settings, mentors: &[Vec<SocketAddr>]) {
         self.granted.forget();
+        self.asked.forget();
         let own = &self.transport.addresses;
         let any = |may: &dyn Fn(IpAddr) -> bool| own.iter().any(|address| may(*address));
         let named = |who: &Allow| self.name.as_deref().is_some_and(|name| who.names(name));
@@ -147,13 +150,14 @@ impl Associations {
             moved_ms: 0,
             moving: None,
             distant: 0,
-            asked: Vec::new(),
+            probed: Vec::new(),
             elements: Vec::new(),
             pools: Vec::new(),
             peer: None,
             malformed: 0,
             download: None,
             granted: Granted::default(),
+            asked: Asked::default(),
         };
         self.by_id.insert(id, association);
         Ok(())

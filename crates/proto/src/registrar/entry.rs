@@ -1,7 +1,8 @@
 //! What the registrar keeps with an element, and how elements change: the one place where the handlespace is written.
 
+use super::associations::endpoints;
 use super::distance::{is_distant, rounded};
-use super::{AssociationId, Event, Gone, Registrar, Settings};
+use super::{AssociationId, Event, Gone, Protocol, Registrar, Settings};
 use bytes::Bytes;
 use holdfast_handlespace::{ElementKey, TimerKind};
 use holdfast_wire::rserpool::asap::{self, ResolutionResponse};
@@ -37,8 +38,26 @@ pub(super) struct Entry {
     pub(super) expires: Duration,
     /// This registrar became its home without being asked: keep-alives have the H flag until it answers.
     pub(super) adopting: bool,
+    /// Where the last of those keep-alives was sent: an answer from there is meant.
+    pub(super) courted: Option<AssociationId>,
+    /// It registered here, or answered a keep-alive with the H flag, and that association is there. Else it may have gone to another
+    /// registrar: an answer says only that it is alive. Only of own elements.
+    pub(super) agreed: bool,
+    /// What is left of it, where it is another's.
+    pub(super) claim: Claim,
     /// Who reported it since it last registered or answered.
     pub(super) reporters: Vec<IpAddr>,
+}
+
+/// What is left of an element's having been this registrar's until its home said that it is the home's.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Claim {
+    /// Nothing.
+    None,
+    /// Both may have yielded to each other.
+    Yielded,
+    /// The same, and it was asked there to be this registrar's: its answer is newer than what its home said.
+    Asked(AssociationId),
 }
 
 /// Is it alive?
@@ -73,6 +92,9 @@ impl Entry {
             heard: Duration::ZERO,
             expires: NEVER,
             adopting: false,
+            courted: None,
+            agreed: false,
+            claim: Claim::None,
             reporters: Vec::new(),
         }
     }
@@ -84,6 +106,7 @@ impl Entry {
         self.expires = expires.max(now + LIFE_MIN);
         self.probe = Probe::Due(now + settings.keep_alive_interval);
         (self.registered, self.heard) = (now, now);
+        self.agreed = true;
         self.reporters.clear();
     }
 
@@ -229,7 +252,7 @@ impl Registrar {
         let asked_for = why == Gone::Deregistered;
         if !asked_for
             && why != Gone::Reported
-            && let Some((association, _)) = entry.link
+            && let Some(association) = self.way_to(&entry)
         {
             // RFC 5352 section 3.2: "an ASAP_DEREGISTRATION_RESPONSE message is sent to the PE's ASAP Endpoint". One whose answers
             // to keep-alives were late or lost learns so too that it is to register again; one that users cannot reach is not
@@ -252,6 +275,16 @@ impl Registrar {
         self.out.event(Event::Removed { handle, id, why });
     }
 
+    /// The association of an element that registered here, or was asked over it.
+    fn way_to(&self, entry: &Entry) -> Option<AssociationId> {
+        let linked = entry.link.map(|(association, _)| association);
+        linked.or_else(|| {
+            let transport = entry.element.asap_transport.as_ref()?;
+            let addresses: Vec<_> = endpoints(transport).collect();
+            self.associations.find(Protocol::Asap, &addresses)
+        })
+    }
+
     /// Makes a registrar the element's home, as its own word or another's has it.
     pub(super) fn rehome(&mut self, key: ElementKey, home: RegistrarId) {
         let stamp = self.stamp_of(home);
@@ -262,17 +295,22 @@ impl Registrar {
         self.space.set_home(key, home);
     }
 
-    /// Another registrar is the element's home: it is no longer this one's to watch.
-    pub(super) fn yield_to(&mut self, key: ElementKey, home: RegistrarId) {
+    /// Another registrar is the element's home: it is no longer this one's to watch. Returns what is left of its having been.
+    pub(super) fn yield_to(&mut self, key: ElementKey, home: RegistrarId) -> Claim {
         self.link(key, None);
         self.contested.remove(&key);
+        self.rehome(key, home);
+        let mut claim = Claim::Yielded;
         if let Some(entry) = self.space.payload_mut(key) {
+            let asked = entry.courted.filter(|_| entry.adopting);
+            claim = asked.map_or(claim, Claim::Asked);
+            entry.claim = claim;
             entry.probe = Probe::None;
-            entry.adopting = false;
+            (entry.adopting, entry.agreed) = (false, false);
             entry.expires = NEVER;
         }
-        self.rehome(key, home);
         self.arm(key);
+        claim
     }
 
     /// This registrar is the element's home, without the element's having asked: it is told so, and asked for an answer, at
@@ -282,7 +320,8 @@ impl Registrar {
         self.rehome(key, id);
         let unit = self.config.settings.life_unit;
         if let Some(entry) = self.space.payload_mut(key) {
-            entry.adopting = true;
+            (entry.adopting, entry.courted) = (true, None);
+            entry.claim = Claim::None;
             entry.probe = Probe::Due(at);
             entry.expires = ends(now, entry.element.registration_life, unit);
         }

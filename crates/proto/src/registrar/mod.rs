@@ -13,10 +13,15 @@
 //! its sender's. But two updates may cross, and a handle table says nothing about time: then the registrar with
 //! the lower number asks the element to be its own (a keep-alive with the H flag), and announces it when that is
 //! answered; the other does nothing.
+//!
+//! Two may so yield an element to each other, and an element may follow one that has yielded it. Hence who has yielded an element
+//! remembers that: it asks the element when its home does not list it, and takes an answer to its own keep-alive with the H flag as
+//! newer than what the home said. And a home whose element has ended its association asks it so with the next keep-alive.
 
 mod access;
 mod alive;
 mod asap;
+mod asked;
 mod associations;
 mod config;
 mod dial;

@@ -4,7 +4,7 @@
 //! are marked, what is written removes the mark.
 
 use super::distance::{distance_mut, is_distant};
-use super::entry::{Entry, class, detach};
+use super::entry::{Claim, Entry, class, detach};
 use super::peers::Peer;
 use super::schedule::Timer;
 use super::start::Start;
@@ -112,6 +112,12 @@ impl Registrar {
                 marked.push(element.key());
             }
         });
+        // Yielded to a registrar that yielded it too: it is nobody's, unless it is asked.
+        let yielded = |key: &ElementKey| {
+            let view = self.space.get(*key);
+            view.is_some_and(|view| view.payload().claim != Claim::None)
+        };
+        let (disputed, marked): (Vec<_>, Vec<_>) = marked.into_iter().partition(yielded);
         sweep.removed += marked.len();
         if shown == max {
             peer.sweep = Some(sweep);
@@ -126,6 +132,9 @@ impl Registrar {
         }
         for key in marked {
             self.forget(key);
+        }
+        for key in disputed {
+            self.adopt(now, key, now);
         }
     }
 
@@ -226,13 +235,17 @@ impl Registrar {
         if !self.know(now, home) {
             return;
         }
+        let mut claim = Claim::None;
         if let Some(key) = known
-            && self.is_own(key)
+            && let Some(view) = self.space.get(key)
         {
-            if self.contests(now, key, home, fresh) {
-                return;
+            claim = view.payload().claim;
+            if view.home() == own {
+                if self.contests(now, key, home, fresh) {
+                    return;
+                }
+                claim = self.yield_to(key, home);
             }
-            self.yield_to(key, home);
         }
         let teller = self.associations.get(from);
         let way_ms = teller.map_or(0, |from| from.delay_ms);
@@ -243,7 +256,14 @@ impl Registrar {
                 peer.hearsay = true;
             }
         }
+        let id = element.id;
         self.write(home, handle, element, way_ms);
+        if claim != Claim::None
+            && let Some(key) = self.key(handle, id)
+            && let Some(entry) = self.space.payload_mut(key)
+        {
+            entry.claim = claim;
+        }
     }
 
     #[inline]

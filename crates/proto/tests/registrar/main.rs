@@ -4,6 +4,7 @@
 //! `HOLDFAST_SEED=n` runs that seed alone; `HOLDFAST_SEEDS=n` runs so many; `HOLDFAST_TRACE=1` prints all.
 
 mod addresses;
+mod asked;
 mod distances;
 mod element;
 mod enrp_rules;

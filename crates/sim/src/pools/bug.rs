@@ -18,8 +18,8 @@ pub enum Bug {
     NoAdditions,
     /// Nobody says that it is there, nor asks.
     NoPresence,
-    /// No takeover is announced to the other registrars.
-    SecretTakeover,
+    /// Who asks for a registrar's own elements gets all that it knows.
+    AllElements,
     /// Elements' answers to keep-alives do not count.
     Deaf,
     /// Elements are not asked whether they live, and registrations do not end.
@@ -40,7 +40,7 @@ impl Bug {
         Bug::NoRemovals,
         Bug::NoAdditions,
         Bug::NoPresence,
-        Bug::SecretTakeover,
+        Bug::AllElements,
         Bug::Deaf,
         Bug::Careless,
         Bug::NoRegistrarTimers,
@@ -75,8 +75,8 @@ impl Bug {
         let mut message = Message::parse(&bytes).ok()?.message;
         match (self, &mut message.body) {
             (Bug::NoTables, Body::HandleTableRequest { .. })
-            | (Bug::NoPresence, Body::Presence { .. })
-            | (Bug::SecretTakeover, Body::TakeoverServer { .. }) => return None,
+            | (Bug::NoPresence, Body::Presence { .. }) => return None,
+            (Bug::AllElements, Body::HandleTableRequest { own_only }) => *own_only = false,
             (Bug::OneBlock, Body::HandleTableResponse { more, .. }) => *more = false,
             (Bug::NoRemovals, Body::HandleUpdate { action, .. })
                 if *action == UpdateAction::Delete =>

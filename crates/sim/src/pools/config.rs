@@ -2,6 +2,7 @@
 
 use super::{Bug, Demands};
 use crate::net::Link;
+use crate::random::Random;
 use crate::time::Time;
 use holdfast_proto::registrar::{Limits, Settings};
 use holdfast_wire::rserpool::Policy;
@@ -20,6 +21,8 @@ pub struct Config {
     pub choice: Choice,
     /// What users ask for.
     pub workload: Workload,
+    /// Whose requests users make: those of [`Requests`] with this seed. None: whatever the run draws.
+    pub requests: Option<u64>,
     /// By how much one request raises the load that an element reports, as a share of the whole.
     pub load_per_request: f64,
     /// The least time between two reports of load.
@@ -28,6 +31,8 @@ pub struct Config {
     pub setup_round_trips: u32,
     /// What a user's host takes for each request before it asks for an element.
     pub overhead: Time,
+    /// What hosts take for each request from an element's being named to its having the request, beside what the network takes.
+    pub delivery: Time,
     /// What the registrars are told.
     pub registrar: Settings,
     /// How long an association is kept when nothing arrives.
@@ -144,6 +149,29 @@ impl Workload {
     }
 }
 
+/// One user's requests, the same in each run.
+#[derive(Debug, Clone)]
+pub struct Requests {
+    workload: Workload,
+    random: Random,
+}
+
+impl Requests {
+    /// Those of the user with this number in a zone.
+    #[must_use]
+    pub fn new(workload: Workload, seed: u64, zone: u16, user: u32) -> Requests {
+        let random = Random::new(seed << 32 | u64::from(zone) << 16 | u64::from(user));
+        Requests { workload, random }
+    }
+
+    /// How long after the one before the next is made, and its size.
+    pub fn draw(&mut self) -> (Time, f64) {
+        let interval = self.random.exponential(self.workload.request_interval);
+        let size = self.random.exponential(self.workload.request_size);
+        (Time::from_secs_f64(interval), size)
+    }
+}
+
 /// Something that happens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Action {
@@ -176,6 +204,8 @@ pub enum Action {
     Cut(u16, u16),
     /// They are joined again.
     Mend(u16, u16),
+    /// No packet is lost any more.
+    Reliable,
 }
 
 impl Config {
@@ -196,11 +226,13 @@ impl Config {
             zones,
             choice,
             workload,
+            requests: None,
             slow: None,
             load_per_request: 0.01,
             update_interval: Duration::ZERO,
             setup_round_trips: 0,
             overhead: Time::ZERO,
+            delivery: Time::ZERO,
             registrar: Settings {
                 resolution_items: 1,
                 distance_step: 1,

@@ -18,7 +18,7 @@ mod users;
 mod world;
 
 pub use bug::Bug;
-pub use config::{Action, Choice, Config, Sharing, Workload, Zone};
+pub use config::{Action, Choice, Config, Requests, Sharing, Workload, Zone};
 pub use measure::{Outcome, Window};
 pub use oracle::Demands;
 

@@ -3,6 +3,7 @@
 use super::world::World;
 use crate::Violation;
 use crate::time::Time;
+use holdfast_proto::registrar::Registrar;
 use holdfast_wire::rserpool::{ElementId, RegistrarId};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -71,60 +72,59 @@ impl World<'_> {
         }
     }
 
-    /// All is well: views are equal, each live element is in all of them with a home that lives, no dead one is in any,
-    /// and every user's requests have been done since the calm began.
+    /// All is well: the registrars' views are, and every user's requests have been done since the calm began.
     fn rest(&mut self, calm: Time) {
-        let there = self
-            .elements
-            .iter()
-            .filter_map(|node| node.machine.as_ref());
-        let live: BTreeSet<ElementId> = there.map(|element| element.id()).collect();
-        let machines = || {
-            self.registrars
-                .iter()
-                .filter_map(|node| node.machine.as_ref())
-        };
-        let registrars: BTreeSet<RegistrarId> = machines().map(|machine| machine.id()).collect();
+        // Live elements, with the home that each takes for its own, as far as it knows.
+        let elements = self.elements.iter();
+        let live: BTreeMap<ElementId, Option<RegistrarId>> = elements
+            .filter_map(|node| node.machine.as_ref())
+            .map(|element| (element.id(), element.home()))
+            .collect();
+        let nodes = self.registrars.iter();
+        let machines: Vec<&Registrar> = nodes.filter_map(|node| node.machine.as_ref()).collect();
+        let homes: BTreeSet<RegistrarId> = machines.iter().map(|machine| machine.id()).collect();
         let mut wrong = Vec::new();
-        for registrar in machines() {
-            let own = registrar.id().0;
-            let mut seen = BTreeSet::new();
-            registrar.each_element(|_, element| {
-                seen.insert(element.id);
-                if !registrars.contains(&element.home) {
-                    wrong.push(format!(
-                        "registrar {own}: element {} has a dead home",
-                        element.id.0
-                    ));
-                }
-            });
-            let lost = live.difference(&seen).next();
-            wrong.extend(lost.map(|id| format!("registrar {own} does not know element {}", id.0)));
-            let dead = seen.difference(&live).next();
-            wrong.extend(
-                dead.map(|id| format!("registrar {own} knows element {}, which is dead", id.0)),
-            );
-            for home in &registrars {
-                let views: BTreeSet<u16> =
-                    machines().map(|machine| machine.checksum(*home)).collect();
-                if views.len() > 1 {
-                    wrong.push(format!("views of registrar {}'s elements differ", home.0));
-                }
+        for machine in &machines {
+            view(machine, &live, &homes, &mut wrong);
+        }
+        for home in homes {
+            let views: BTreeSet<u16> = machines.iter().map(|view| view.checksum(home)).collect();
+            if views.len() > 1 {
+                wrong.push(format!("views of registrar {}'s elements differ", home.0));
             }
         }
-        for index in 0..self.users.len() {
-            if self.users[index]
-                .waits_since()
-                .is_some_and(|since| since < calm)
-            {
-                wrong.push(format!(
-                    "user {index} has waited since {} s",
-                    calm.as_secs_f64()
-                ));
+        for (index, user) in self.users.iter().enumerate() {
+            if user.waits_since().is_some_and(|since| since < calm) {
+                let calm = calm.as_secs_f64();
+                wrong.push(format!("user {index} has waited since {calm} s"));
             }
         }
         if let Some(what) = wrong.into_iter().next() {
             self.violated(what);
         }
     }
+}
+
+/// Each live element is in a registrar's view with a home that lives and that it takes for its own; no dead one is.
+fn view(
+    registrar: &Registrar,
+    live: &BTreeMap<ElementId, Option<RegistrarId>>,
+    homes: &BTreeSet<RegistrarId>,
+    wrong: &mut Vec<String>,
+) {
+    let own = registrar.id().0;
+    let mut seen = BTreeSet::new();
+    registrar.each_element(|_, element| {
+        let (id, home) = (element.id.0, element.home.0);
+        seen.insert(element.id);
+        let what = match live.get(&element.id) {
+            None => "is dead".to_owned(),
+            Some(_) if !homes.contains(&element.home) => format!("has a dead home, {home}"),
+            Some(Some(own)) if *own != element.home => format!("is of {}, not of {home}", own.0),
+            Some(_) => return,
+        };
+        wrong.push(format!("registrar {own}: element {id} {what}"));
+    });
+    let lost = live.keys().find(|id| !seen.contains(*id));
+    wrong.extend(lost.map(|id| format!("registrar {own} does not know element {}", id.0)));
 }

@@ -25,6 +25,7 @@ impl World<'_> {
                 self.network.set_cut(a, b, false);
                 self.send_held();
             }
+            Action::Reliable => self.network.lose_nothing(),
         }
     }
 

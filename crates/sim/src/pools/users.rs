@@ -95,8 +95,10 @@ impl World<'_> {
 
     /// A user has a new request, and some time later the next.
     pub(super) fn generate(&mut self, index: usize) {
-        let workload = self.config.workload;
-        let size = self.random.exponential(workload.request_size);
+        let size = match self.requests.get(index) {
+            Some((_, size)) => *size,
+            None => self.random.exponential(self.config.workload.request_size),
+        };
         self.users[index].queue.push_back((self.now, size));
         self.schedule_request(index);
         if self.users[index].current.is_none() {
@@ -105,16 +107,19 @@ impl World<'_> {
     }
 
     pub(super) fn schedule_request(&mut self, index: usize) {
-        let wait = self
-            .random
-            .exponential(self.config.workload.request_interval);
-        let at = self.now + Time::from_secs_f64(wait);
-        self.queue.push(
-            at,
-            Event::Generate {
-                index: index as u32,
-            },
-        );
+        let wait = match self.requests.get_mut(index) {
+            Some((requests, next)) => {
+                let (wait, size) = requests.draw();
+                *next = size;
+                wait
+            }
+            None => {
+                let mean = self.config.workload.request_interval;
+                Time::from_secs_f64(self.random.exponential(mean))
+            }
+        };
+        let index = index as u32;
+        self.queue.push(self.now + wait, Event::Generate { index });
     }
 
     fn begin(&mut self, index: usize) {
@@ -213,7 +218,7 @@ impl World<'_> {
         current.attempts += 1;
         current.sent = self.now;
         let (request, size) = (current.request, current.size);
-        let mut at = Some(self.now);
+        let mut at = Some(self.now + self.config.delivery);
         for _ in 0..self.config.setup_round_trips {
             at = at
                 .and_then(|at| self.way_at(at, node, to))

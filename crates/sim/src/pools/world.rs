@@ -2,7 +2,7 @@
 
 use super::associations::{Association, Side};
 use super::choosers::{Chooser, choosers};
-use super::config::{Action, Config};
+use super::config::{Action, Config, Requests};
 use super::elements::ElementNode;
 use super::measure::{Finished, Outcome, Window};
 use super::node::{Node, Nodes, Role};
@@ -104,6 +104,8 @@ pub(super) struct World<'a> {
     pub(super) registrars: Vec<RegistrarNode>,
     pub(super) elements: Vec<ElementNode>,
     pub(super) users: Vec<UserNode>,
+    /// What each user is to ask, with the size of what is next, where that is given.
+    pub(super) requests: Vec<(Requests, f64)>,
     pub(super) associations: Vec<Association>,
     /// The registrars' associations that are up, by both ends. It is never walked in its own order.
     pub(super) directory: HashMap<(Node, Node, Protocol), (u32, Side)>,
@@ -114,6 +116,17 @@ pub(super) struct World<'a> {
     windows: Vec<(Time, Time, Window)>,
     events: u64,
     digest: u64,
+}
+
+/// Of all users, where they are given.
+fn requests(config: &Config) -> Vec<(Requests, f64)> {
+    let Some(seed) = config.requests else {
+        return Vec::new();
+    };
+    let zones = (0..).zip(&config.zones);
+    let users = zones.flat_map(|(zone, of)| (0..of.users).map(move |user| (zone, user)));
+    let of = |(zone, user)| (Requests::new(config.workload, seed, zone, user), 0.0);
+    users.map(of).collect()
 }
 
 impl<'a> World<'a> {
@@ -138,6 +151,7 @@ impl<'a> World<'a> {
             registrars: Vec::new(),
             elements: Vec::new(),
             users: Vec::new(),
+            requests: requests(config),
             associations: Vec::new(),
             directory: HashMap::new(),
             choosers: choosers(config.choice, config.zones.len(), config.users() as usize),

@@ -88,6 +88,8 @@ pub(super) struct Text {
     #[serde(default)]
     pub(super) overhead_ms: f64,
     #[serde(default)]
+    pub(super) delivery_ms: f64,
+    #[serde(default)]
     pub(super) update_interval_ms: f64,
     #[serde(default)]
     pub(super) zone: Vec<ZoneText>,

@@ -29,6 +29,7 @@ mod error;
 mod inject;
 mod options;
 mod queue;
+mod queued;
 mod reclaim;
 mod restore;
 mod seen;
@@ -44,6 +45,7 @@ pub use error::{RepairError, Unmovable};
 pub use inject::injection;
 pub use options::{Linger, SocketOptions};
 pub use queue::{Queue, send_queue, set_congestion_control};
+pub use queued::{Handshake, Queued, queued};
 pub use reclaim::activate_again;
 pub use restore::{
     PreparedSocket, Preparer, RestoredSocket, WindowProbe, activate, prepare, restore,

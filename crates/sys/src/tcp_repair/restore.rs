@@ -68,8 +68,8 @@ impl Preparer {
     /// # Errors
     /// What the kernel says to making and reading a socket.
     pub fn new() -> Result<Self, RepairError> {
-        let v4 = stream_socket(false).at("socket")?;
-        let fresh_v6 = match stream_socket(true) {
+        let v4 = stream_socket(false, false).at("socket")?;
+        let fresh_v6 = match stream_socket(true, false) {
             Ok(fd) => Some(SocketOptions::read(fd.as_fd(), true)?),
             Err(_) => None,
         };
@@ -92,7 +92,8 @@ impl Preparer {
     /// # Errors
     /// [`RepairError::Unmovable`] when this host lacks a device or congestion control; else the kernel's refusal.
     pub fn prepare(&self, fixed: &TcpStatic) -> Result<PreparedSocket, RepairError> {
-        let fd = stream_socket(fixed.v6_socket).at("socket")?;
+        // A program may have it, and use it, the moment it acts: nothing can be put right about its mode then.
+        let fd = stream_socket(fixed.v6_socket, fixed.options.nonblocking).at("socket")?;
         let socket = fd.as_fd();
         // Before bind, so that bind succeeds beside a listener of the same address.
         set_int(socket, IPPROTO_TCP, libc::TCP_REPAIR, REPAIR_ON).at("TCP_REPAIR")?;
@@ -150,9 +151,10 @@ fn bind_local(socket: BorrowedFd<'_>, fixed: &TcpStatic) -> Result<(), RepairErr
     }
 }
 
-fn stream_socket(v6: bool) -> io::Result<OwnedFd> {
+fn stream_socket(v6: bool, nonblocking: bool) -> io::Result<OwnedFd> {
     let family = if v6 { libc::AF_INET6 } else { libc::AF_INET };
-    let kind = libc::SOCK_STREAM | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
+    let mode = if nonblocking { libc::SOCK_NONBLOCK } else { 0 };
+    let kind = libc::SOCK_STREAM | libc::SOCK_CLOEXEC | mode;
     // SAFETY: no pointers are passed.
     let fd = unsafe { libc::socket(family, kind, libc::IPPROTO_TCP) };
     check(fd)?;

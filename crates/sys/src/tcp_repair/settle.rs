@@ -5,7 +5,6 @@ use super::static_state::TcpStatic;
 use crate::sockopt::{TCP_RTO_MAX_MS, check, set_int};
 use crate::tcp_info::{TcpInfo, TcpState};
 use libc::{IPPROTO_TCP, SOL_SOCKET};
-use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 
 /// Whether [`settle`] has to be called again.
@@ -18,8 +17,9 @@ pub enum Settled {
 }
 
 /// Sets what could not be set before [`super::activate`] and nothing waits for: `SO_REUSEADDR` (which leaving repair mode
-/// clears), `SO_KEEPALIVE` (whose timer repair mode does not stop), `TCP_NOTSENT_LOWAT` (which would have kept the queue from being filled), `SHUT_RD`, `O_NONBLOCK`, and, if
-/// the new socket has measured a round trip, the longest retransmission timeout. If not, [`uncap_timeout`] does it later.
+/// clears), `SO_KEEPALIVE` (whose timer repair mode does not stop), `TCP_NOTSENT_LOWAT` (which would have kept the queue
+/// from being filled), `SHUT_RD`, and, if the new socket has measured a round trip, the longest retransmission timeout. If
+/// not, [`uncap_timeout`] does it later.
 ///
 /// # Errors
 /// What the kernel refuses.
@@ -47,9 +47,6 @@ pub fn settle_options(socket: BorrowedFd<'_>, fixed: &TcpStatic) -> Result<(), R
     if fixed.receive_shut {
         // SAFETY: no pointers are passed.
         check(unsafe { libc::shutdown(socket.as_raw_fd(), libc::SHUT_RD) }).at("shutdown")?;
-    }
-    if !options.nonblocking {
-        set_blocking(socket).at("F_SETFL")?;
     }
     Ok(())
 }
@@ -83,12 +80,4 @@ pub fn uncap_timeout(
     }
     set_int(socket, IPPROTO_TCP, TCP_RTO_MAX_MS, longest).at("TCP_RTO_MAX_MS")?;
     Ok(Settled::Done)
-}
-
-fn set_blocking(socket: BorrowedFd<'_>) -> io::Result<()> {
-    // SAFETY: F_GETFL takes no argument and touches no memory.
-    let flags = unsafe { libc::fcntl(socket.as_raw_fd(), libc::F_GETFL) };
-    check(flags)?;
-    // SAFETY: F_SETFL takes an int and touches no memory.
-    check(unsafe { libc::fcntl(socket.as_raw_fd(), libc::F_SETFL, flags & !libc::O_NONBLOCK) })
 }

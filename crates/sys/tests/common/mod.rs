@@ -304,9 +304,10 @@ pub fn hand_off(net: &Net, server: TcpStream) -> Moved {
     net.route(To::B);
     abandon(server.as_fd()).expect("abandoned");
     let fd = activate(restored, &fixed, &frozen, WindowProbe::No).expect("active");
-    settle(fd.as_fd(), &fixed).expect("settled");
+    // Its program may use it from here on.
     // SAFETY: F_GETFL takes no argument and touches no memory.
     let flags = unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_GETFL) };
+    settle(fd.as_fd(), &fixed).expect("settled");
     Moved {
         socket: stream(fd),
         nonblocking: flags & libc::O_NONBLOCK != 0,

@@ -76,6 +76,12 @@ fn written<P: Parameter>(parameter: &P) -> (Bytes, Option<EncodeError>) {
 impl<'a> Writer<'a> {
     /// Starts a message; [`Writer::finish`] completes it.
     pub(super) fn begin(buffer: &'a mut BytesMut, kind: u8, flags: u8) -> Writer<'a> {
+        Writer::go_on(buffer, &[kind, flags, 0, 0])
+    }
+
+    /// Starts a message with its first bytes.
+    #[inline]
+    pub(super) fn go_on(buffer: &'a mut BytesMut, first: &[u8]) -> Writer<'a> {
         let start = buffer.len();
         let mut writer = Writer {
             buffer,
@@ -83,7 +89,7 @@ impl<'a> Writer<'a> {
             at: start,
             error: None,
         };
-        writer.array([kind, flags, 0, 0]);
+        writer.bytes(first);
         writer
     }
 

@@ -74,7 +74,9 @@ impl Giving {
     /// began since the last round what comes to its sockets.
     fn late(&mut self, last: &Last, newcomers: Vec<Flow>) -> Result<Vec<FlowAt>, String> {
         self.addresses.check(&last.descriptors)?;
-        self.places.follow(&last.descriptors);
+        if self.places.follow(&last.descriptors) {
+            self.tell_sockets();
+        }
         let mut late = self.addresses.connections(&last.descriptors);
         late.extend(newcomers.into_iter().filter(|flow| self.places.has(flow)));
         late.retain(|flow| !self.fenced.contains(flow));
@@ -168,7 +170,8 @@ impl Giving {
     /// only the program can read. What it sent until then has left; from then on packets wait at the acceptor. Sends memory,
     /// and gives the rest, and datagram flows that began here since the last round.
     fn stop(&mut self, mut tracker: Tracker) -> Result<Still, Unstopped> {
-        let reader = match Reader::start(self.ways.hurries) {
+        let reader = (self.connections.as_ref()).ok_or_else(|| "nothing was copied".to_owned());
+        let reader = match reader.and_then(Connections::reader) {
             Ok(reader) => reader,
             Err(why) => {
                 let tracker = Some(Box::new(tracker));
@@ -232,7 +235,7 @@ impl Giving {
             let passes = matches!(error, Error::Blocked(_) | Error::Socket(_));
             (passes, text(error))
         };
-        reader.begin(connections.reading(stopped).map_err(failed)?);
+        reader.begin(stopped.describer().map_err(failed)?);
         // The event loop does that meanwhile.
         let turning = self.ask_to_turn(true);
         let state = self.send_memory(stopped);
@@ -246,6 +249,11 @@ impl Giving {
             .map_err(for_good)?;
         let descriptors = described.and_then(|described| connections.stopped(stopped, described));
         let descriptors = descriptors.map_err(failed)?;
+        if !self.ways.copy {
+            let waiting = stopped.unaccepted().map_err(failed)?;
+            let may_follow = self.addresses.may_follow(&waiting);
+            may_follow.map_err(|why| (true, why))?;
+        }
         self.steps.done("descriptors");
         Ok((Last { descriptors, state }, newcomers))
     }

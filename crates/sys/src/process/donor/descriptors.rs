@@ -8,6 +8,7 @@ use crate::process::files::{Address, Draft, Frozen, Limits, Listing, shared_tabl
 use crate::process::image::{Descriptors, Files, Process};
 use crate::process::sockets::{Held, SocketState, SocketStatic};
 use std::collections::{BTreeMap, BTreeSet};
+use std::net::SocketAddr;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
@@ -137,12 +138,17 @@ impl StoppedTree {
             let fixed = fixed.ok_or(Error::Image("a socket that nobody looked at"))?;
             held.insert(id, (copy, Arc::clone(fixed)));
         }
-        let held = Held::new(held);
-        // The program takes them when it runs on.
-        held.check_accepted()?;
-        self.sockets = held;
+        self.sockets = Held::new(held);
         self.seen = seen;
         Ok(found)
+    }
+
+    /// The addresses of listeners that have connections which wait to be accepted: they do not move with the tree.
+    ///
+    /// # Errors
+    /// The kernel's refusal.
+    pub fn unaccepted(&self) -> Result<Vec<SocketAddr>> {
+        Ok(self.sockets.unaccepted()?)
     }
 
     /// The tree's TCP and UDP sockets.

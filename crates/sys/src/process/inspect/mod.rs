@@ -64,7 +64,11 @@ pub fn inspect(root: i32) -> Result<Report> {
 
 impl Report {
     fn block(&mut self, pid: i32, obstacle: Obstacle) {
-        self.blockers.push(Blocker { pid, obstacle });
+        let blocker = Blocker { pid, obstacle };
+        // A library is mapped in several pieces, one behind the other.
+        if self.blockers.last() != Some(&blocker) {
+            self.blockers.push(blocker);
+        }
     }
 }
 

@@ -92,12 +92,13 @@ impl Sockets {
             // The number may stand for another socket with the same address.
             self.made.remove(id);
             let phase = self.make(fixed).map_err(|error| error.of(*id))?;
-            let mut fixed = fixed.clone();
-            if let SocketStatic::Connection(fixed) = &mut fixed {
-                // Flags are the open file's, which is given them with the other files.
-                fixed.options.nonblocking = true;
-            }
-            self.made.insert(*id, Made { fixed, phase });
+            self.made.insert(
+                *id,
+                Made {
+                    fixed: fixed.clone(),
+                    phase,
+                },
+            );
             self.fresh.insert(*id);
         }
         Ok(())

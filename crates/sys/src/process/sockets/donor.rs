@@ -9,6 +9,7 @@ use crate::tcp_repair::{
 };
 use crate::udp::{self, Groups};
 use std::collections::{BTreeMap, BTreeSet};
+use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
@@ -77,18 +78,22 @@ impl Held {
         all.map(|(id, (fd, fixed))| (*id, fd.as_fd(), &**fixed))
     }
 
-    /// No connection waits to be accepted.
+    /// The addresses of listeners that have connections which wait to be accepted.
     ///
     /// # Errors
-    /// [`SocketError::Unaccepted`] of a listener; the kernel's refusal.
-    pub fn check_accepted(&self) -> Result<(), SocketError> {
+    /// The kernel's refusal.
+    pub fn unaccepted(&self) -> Result<Vec<SocketAddr>, SocketError> {
+        let mut found = Vec::new();
         for (id, (fd, fixed)) in &self.sockets {
-            if matches!(**fixed, SocketStatic::Unconnected(_)) {
-                let looked = fixed.look(fd.as_fd(), &Groups::default());
-                looked.map_err(|error| error.of(*id))?;
+            let SocketStatic::Unconnected(fixed) = &**fixed else {
+                continue;
+            };
+            let waiting = TcpUnconnected::unaccepted(fd.as_fd());
+            if waiting.map_err(|error| SocketError::from(error).of(*id))? > 0 {
+                found.extend(fixed.local);
             }
         }
-        Ok(())
+        Ok(found)
     }
 
     /// Takes the state of all sockets, connections by `threads` threads. Their packets must be held, ingress and egress
@@ -209,10 +214,7 @@ impl SocketStatic {
                 let joined = udp::joined(fd, fixed.v6_socket, groups)?;
                 Ok(SocketState::Datagrams(queue, joined))
             }
-            _ => match TcpUnconnected::unaccepted(fd)? {
-                0 => Ok(SocketState::Unconnected),
-                some => Err(SocketError::Unaccepted(some)),
-            },
+            _ => Ok(SocketState::Unconnected),
         }
     }
 

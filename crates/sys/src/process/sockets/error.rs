@@ -14,9 +14,6 @@ pub enum SocketError {
     /// UDP.
     #[error("{0}")]
     Udp(#[from] UdpError),
-    /// Connections wait to be accepted.
-    #[error("{0} connections wait to be accepted: try again when the program has taken them")]
-    Unaccepted(u32),
     /// The state of a socket that is not there, or another kind of socket's.
     #[error("state of another socket than was prepared")]
     Unknown,

@@ -11,8 +11,8 @@
 //! Connections whose state can be seen from beside them ([`Told`]) are restored ahead of the freeze ([`Sockets::inject`]);
 //! in the freeze only those that went on since then are restored again.
 //!
-//! Connections that wait to be accepted do not move: a listener that has some is [`SocketError::Unaccepted`], and the
-//! freeze is to be tried again when the program has taken them.
+//! Connections that wait to be accepted do not move with their listener: see [`Held::unaccepted`] and
+//! [`queued`](crate::tcp_repair::queued()).
 
 mod acceptor;
 mod donor;

@@ -26,6 +26,19 @@ impl<'a> ResolutionResponse<'a> {
         ResolutionResponse { writer }
     }
 
+    /// Begins an answer as one before began: with what [`ResolutionResponse::new`] wrote of that.
+    #[inline]
+    pub fn again(buffer: &'a mut BytesMut, head: &[u8]) -> ResolutionResponse<'a> {
+        ResolutionResponse {
+            writer: Writer::go_on(buffer, head),
+        }
+    }
+
+    /// Bytes of the answer so far.
+    pub fn length(&self) -> usize {
+        self.writer.length()
+    }
+
     /// Appends an element.
     pub fn push(&mut self, element: &PoolElement) {
         self.writer.put(element);

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, anyhow, ensure};
 use holdfast_api::control::PolicyDetail;
 use holdfast_sim::Time;
-use holdfast_sim::pools::{Action, Config};
+use holdfast_sim::pools::{Action, Config, Requests};
 
 use super::DPF;
 use crate::repro::{Outcome, Settings};
@@ -46,6 +46,7 @@ impl Experiment {
     fn config(&self, dpf: f64, seed: u64) -> Config {
         let mut config = (self.config)(dpf, seed);
         config.setup_round_trips = SETUP_ROUND_TRIPS;
+        config.requests = Some(seed);
         config
     }
 }
@@ -162,8 +163,7 @@ impl Players<'_> {
                     socket: socket.clone(),
                     handle: POOLS[pool].0.to_owned(),
                     pool,
-                    workload: self.config.workload,
-                    seed: seed << 32 | (zone as u64) << 16 | u64::from(number),
+                    requests: Requests::new(self.config.workload, seed, zone as u16, number),
                     end: self.config.runtime,
                 };
                 let (clock, done) = (self.clock, done.clone());

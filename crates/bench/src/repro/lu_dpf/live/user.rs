@@ -5,8 +5,8 @@ use std::sync::mpsc::Sender;
 
 use anyhow::{Result, bail};
 use holdfast_api::pool::{PoolSession, SessionEvent, SessionOptions};
-use holdfast_sim::pools::Workload;
-use holdfast_sim::{Random, Time};
+use holdfast_sim::Time;
+use holdfast_sim::pools::Requests;
 
 use super::clock::{Clock, hurry};
 use super::element::{ACCEPTED, DONE};
@@ -19,9 +19,7 @@ pub(super) struct Plan {
     pub(super) handle: String,
     /// Which of the pools that is.
     pub(super) pool: usize,
-    pub(super) workload: Workload,
-    /// Of intervals and sizes.
-    pub(super) seed: u64,
+    pub(super) requests: Requests,
     /// When it makes no more requests.
     pub(super) end: Time,
 }
@@ -44,12 +42,11 @@ pub(super) struct Done {
 /// The pool daemon is gone, or found no element for too long.
 pub(super) fn run(plan: &Plan, clock: Clock, done: &Sender<Done>) -> Result<()> {
     hurry();
-    let mut random = Random::new(plan.seed);
+    let mut requests = plan.requests.clone();
     let mut generated = Time::ZERO;
     loop {
-        let interval = random.exponential(plan.workload.request_interval);
-        let size = random.exponential(plan.workload.request_size);
-        generated = generated + Time::from_secs_f64(interval);
+        let (interval, size) = requests.draw();
+        generated = generated + interval;
         if generated >= plan.end {
             return Ok(());
         }

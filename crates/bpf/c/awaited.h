@@ -1,0 +1,109 @@
+/* SPDX-License-Identifier: (MIT OR GPL-2.0-only)
+ * Who waits for a packet at this node, and where its server has gone if nobody does.
+ */
+#ifndef HOLDFAST_AWAITED_H
+#define HOLDFAST_AWAITED_H
+
+#include "parse.h"
+
+/* Fills in the tuple of a packet's socket; gives its size. */
+static __always_inline __u32 tuple_of(struct bpf_sock_tuple *tuple, const struct packet *p)
+{
+	if (p->v6) {
+		__builtin_memcpy(tuple->ipv6.saddr, p->flow.remote, 16);
+		__builtin_memcpy(tuple->ipv6.daddr, p->flow.local, 16);
+		tuple->ipv6.sport = p->flow.remote_port;
+		tuple->ipv6.dport = p->flow.local_port;
+		return sizeof(tuple->ipv6);
+	}
+	tuple->ipv4.saddr = unmap_v4(p->flow.remote);
+	tuple->ipv4.daddr = unmap_v4(p->flow.local);
+	tuple->ipv4.sport = p->flow.remote_port;
+	tuple->ipv4.dport = p->flow.local_port;
+	return sizeof(tuple->ipv4);
+}
+
+static __always_inline struct bpf_sock *lookup_socket(struct __sk_buff *skb, const struct packet *p, int any)
+{
+	struct bpf_sock_tuple tuple;
+	__u32 size = tuple_of(&tuple, p);
+	return any ? bpf_skc_lookup_tcp(skb, &tuple, size, BPF_F_CURRENT_NETNS, 0)
+		   : bpf_sk_lookup_tcp(skb, &tuple, size, BPF_F_CURRENT_NETNS, 0);
+}
+
+#define TCP_LISTEN_STATE 10
+#define TCP_NEW_SYN_RECV_STATE 12
+
+enum awaited {
+	AWAITED_BY_NOBODY,
+	AWAITED_BY_LISTENER, /* the end of a handshake: a half-open connection, or a SYN cookie */
+	AWAITED_BY_SOCKET,
+};
+
+static __always_inline int is_cookie(struct __sk_buff *skb, const struct packet *p, struct bpf_sock *listener)
+{
+	void *data = (void *)(long)skb->data, *end = (void *)(long)skb->data_end;
+	if (!p->tcp_ack || p->tcp_rst || p->fragment)
+		return 0;
+	if (p->v6) {
+		struct ipv6hdr *ip = data + sizeof(struct ethhdr);
+		struct tcphdr *tcp = (void *)(ip + 1);
+		return (void *)(tcp + 1) <= end && ip->nexthdr == IPPROTO_TCP &&
+		       !bpf_tcp_check_syncookie(listener, ip, sizeof(*ip), tcp, sizeof(*tcp));
+	}
+	struct iphdr *ip = data + sizeof(struct ethhdr);
+	struct tcphdr *tcp = (void *)(ip + 1);
+	return (void *)(tcp + 1) <= end && ip->ihl == 5 &&
+	       !bpf_tcp_check_syncookie(listener, ip, sizeof(*ip), tcp, sizeof(*tcp));
+}
+
+/* Who waits for a TCP packet that is no SYN. */
+static __noinline enum awaited awaited(struct __sk_buff *skb, const struct packet *p)
+{
+	struct bpf_sock *socket = lookup_socket(skb, p, 1);
+	if (!socket)
+		return AWAITED_BY_NOBODY;
+	enum awaited by = AWAITED_BY_SOCKET;
+	if (socket->state == TCP_LISTEN_STATE)
+		by = is_cookie(skb, p, socket) ? AWAITED_BY_LISTENER : AWAITED_BY_NOBODY;
+	else if (socket->state == TCP_NEW_SYN_RECV_STATE)
+		by = AWAITED_BY_LISTENER;
+	bpf_sk_release(socket);
+	return by;
+}
+
+/* Whether what begins a flow has a socket here. */
+static __noinline int is_served_here(struct __sk_buff *skb, const struct packet *p)
+{
+	struct bpf_sock *socket;
+	if (p->flow.protocol == IPPROTO_UDP) {
+		struct bpf_sock_tuple tuple;
+		__u32 size = tuple_of(&tuple, p);
+		socket = bpf_sk_lookup_udp(skb, &tuple, size, BPF_F_CURRENT_NETNS, 0);
+		if (!socket)
+			return 0;
+		bpf_sk_release(socket);
+		return 1;
+	}
+	socket = lookup_socket(skb, p, 1);
+	if (!socket)
+		return 0;
+	int listens = socket->state == TCP_LISTEN_STATE;
+	bpf_sk_release(socket);
+	return listens;
+}
+
+/* Where the server has gone that a packet is for; 0 if it is here, or was never. With broadcast every node sees the packet,
+ * and the table alone says whose it is.
+ */
+static __always_inline __u16 server_went_to(struct __sk_buff *skb, struct config *config, const struct packet *p)
+{
+	struct service_key key = {.port = p->flow.local_port, .protocol = p->flow.protocol};
+	__builtin_memcpy(key.address, p->flow.local, 16);
+	struct successor *to = bpf_map_lookup_elem(&successors, &key);
+	if (!to || config->reach == REACH_BROADCAST)
+		return 0;
+	return to->drains || !is_served_here(skb, p) ? to->node : 0;
+}
+
+#endif

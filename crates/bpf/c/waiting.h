@@ -1,0 +1,17 @@
+/* SPDX-License-Identifier: (MIT OR GPL-2.0-only)
+ * Connections that nobody has accepted yet, on their way into the queue of a listener here.
+ */
+#ifndef HOLDFAST_WAITING_H
+#define HOLDFAST_WAITING_H
+
+#include "shared.h"
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, MAX_WAITING);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, struct flow_key);
+	__type(value, struct handshake);
+} waiting SEC(".maps");
+
+#endif

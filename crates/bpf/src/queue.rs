@@ -1,0 +1,38 @@
+//! Connections into the queue of a listener (`c/queue.bpf.c`).
+
+use std::os::fd::OwnedFd;
+use std::path::Path;
+
+use libbpf_rs::Object;
+
+use crate::shared::{FlowKey, Handshake};
+use crate::{Error, Hook, Table, handle, link, load_object, program};
+
+static OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/queue.bpf.o"));
+
+/// The way into queues, for packets that come in at one interface. A flow that is set in [`Queue::waiting`] gets its connection when a
+/// packet that ends its handshake comes, and is then no longer in there.
+pub struct Queue {
+    /// What the handshakes of connections have left.
+    pub waiting: Table<FlowKey, Handshake>,
+    _object: Object,
+    _link: OwnedFd,
+}
+
+impl Queue {
+    /// Attaches the program to a TUN; the map is that of the programs pinned below `pins`.
+    ///
+    /// # Errors
+    /// The kernel's refusal: it needs `bpf_sk_assign_tcp_reqsk` (Linux 6.9 with SYN cookies).
+    pub fn attach(pins: &Path, ifindex: u32) -> Result<Self, Error> {
+        let object = load_object(OBJECT, pins, 1)?;
+        let waiting = Table::new(handle(&object, "waiting")?, "waiting");
+        let hook = Hook::Ingress(ifindex);
+        let link = link::attach_unpinned(program(&object, "holdfast_queue")?, hook)?;
+        Ok(Self {
+            waiting,
+            _object: object,
+            _link: link,
+        })
+    }
+}

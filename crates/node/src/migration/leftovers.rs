@@ -1,0 +1,147 @@
+//! What waits to be accepted when a program has left: its listeners stay here until all handshakes have ended that began with them, and
+//! their connections go after the program, each into the queue of its listener there.
+
+use std::net::{SocketAddr, TcpListener};
+use std::os::fd::{AsFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use holdfast_sys::process::donor::StoppedTree;
+use holdfast_sys::process::sockets::SocketStatic;
+use holdfast_sys::sock_diag;
+use holdfast_wire::{Flow, MoveId, NodeId, Protocol};
+use tokio::sync::oneshot;
+
+use super::places::{Addresses, Place, place};
+use super::told::{Teller, Told};
+
+/// How long handshakes may take, how often is looked, and when one that was refused is tried again.
+const PATIENCE: Duration = Duration::from_secs(10);
+const PAUSE: Duration = Duration::from_millis(5);
+const AGAIN: Duration = Duration::from_millis(200);
+
+/// The listeners of a program that leaves.
+pub(super) struct Leftovers {
+    listeners: Vec<TcpListener>,
+    places: Vec<Place>,
+}
+
+/// One on its way.
+struct Going {
+    flow: Flow,
+    socket: OwnedFd,
+    answer: oneshot::Receiver<Result<(), String>>,
+}
+
+/// One that the other node did not take just then.
+type Refused = (Instant, Flow, OwnedFd);
+
+impl Leftovers {
+    /// Those of a tree that stands still.
+    pub(super) fn of(stopped: &StoppedTree) -> Leftovers {
+        let listens = |(_, fd, socket): (_, _, &SocketStatic)| match socket {
+            SocketStatic::Unconnected(fixed) if fixed.waiting.is_some() => {
+                let listener: std::os::fd::BorrowedFd<'_> = fd;
+                let listener = listener.try_clone_to_owned().ok().map(TcpListener::from)?;
+                Some((listener, place(socket)?))
+            }
+            _ => None,
+        };
+        let (listeners, places) = stopped.sockets().filter_map(listens).unzip();
+        Leftovers { listeners, places }
+    }
+
+    /// Sends after the program what it has not accepted, by a thread that ends when there is nothing left.
+    pub(super) fn follow(self, id: MoveId, to: NodeId, (addresses, teller): (Addresses, Teller)) {
+        if self.listeners.is_empty() {
+            return;
+        }
+        let run = move || {
+            let lost = self.give_all(to, &addresses, &teller);
+            if lost > 0 {
+                tracing::warn!(%id, lost, "connections that nobody accepted have ended");
+            }
+            let Leftovers { listeners, places } = self;
+            // First: who came to them now would be reset.
+            drop(listeners);
+            teller.tell(Told::Drained { to, places });
+        };
+        let named = std::thread::Builder::new().name("leftovers".to_owned());
+        if let Err(error) = named.spawn(run) {
+            tracing::warn!(%id, %error, "connections that nobody accepted end: no thread for them");
+        }
+    }
+
+    /// Says how many could not go.
+    fn give_all(&self, to: NodeId, addresses: &Addresses, teller: &Teller) -> usize {
+        let began = Instant::now();
+        for listener in &self.listeners {
+            // One that blocks would hold up the others; nobody else uses it any more.
+            let _ = listener.set_nonblocking(true);
+        }
+        let (mut refused, mut going) = (Vec::new(), Vec::new());
+        loop {
+            // Asked before it is accepted: what ends its handshake in between is seen in the next turn.
+            let half_open = self.is_half_open();
+            let due = refused.extract_if(.., |(at, ..): &mut Refused| at.elapsed() > AGAIN);
+            let due: Vec<_> = due.map(|(_, flow, socket)| (flow, socket)).collect();
+            for (flow, socket) in due.into_iter().chain(self.accept_all(addresses)) {
+                going.extend(give(flow, socket, to, teller));
+            }
+            if going.is_empty() && refused.is_empty() && !half_open {
+                return 0;
+            }
+            if began.elapsed() > PATIENCE {
+                return going.len() + refused.len();
+            }
+            std::thread::sleep(PAUSE);
+            for mut one in std::mem::take(&mut going) {
+                match one.answer.try_recv() {
+                    Ok(Err(why)) => {
+                        tracing::debug!(flow = %one.flow, why, "not yet");
+                        refused.push((Instant::now(), one.flow, one.socket));
+                    }
+                    Err(oneshot::error::TryRecvError::Empty) => going.push(one),
+                    // It has gone, or the daemon ends.
+                    Ok(Ok(())) | Err(oneshot::error::TryRecvError::Closed) => {}
+                }
+            }
+        }
+    }
+
+    fn accept_all(&self, addresses: &Addresses) -> Vec<(Flow, OwnedFd)> {
+        let mut found = Vec::new();
+        for listener in &self.listeners {
+            while let Ok((socket, remote)) = listener.accept() {
+                let flow = socket.local_addr().ok().and_then(|local| {
+                    let plain = |at: SocketAddr| SocketAddr::new(at.ip().to_canonical(), at.port());
+                    Flow::new(Protocol::Tcp, plain(local), plain(remote)).ok()
+                });
+                // Others cannot be at another host: they end.
+                if let Some(flow) = flow.filter(|flow| addresses.is_service(flow.local.ip())) {
+                    found.push((flow, OwnedFd::from(socket)));
+                }
+            }
+        }
+        found
+    }
+
+    fn is_half_open(&self) -> bool {
+        let mut ports = self.places.iter().map(|place| place.local.port());
+        ports.any(|port| sock_diag::tcp_half_open(port).unwrap_or(false))
+    }
+}
+
+fn give(flow: Flow, socket: OwnedFd, to: NodeId, teller: &Teller) -> Option<Going> {
+    let (reply, answer) = oneshot::channel();
+    let copy = socket.as_fd().try_clone_to_owned().ok()?;
+    teller.tell(Told::Unaccepted {
+        of: (flow, to),
+        socket: copy,
+        reply,
+    });
+    Some(Going {
+        flow,
+        socket,
+        answer,
+    })
+}

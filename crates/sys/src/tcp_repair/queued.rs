@@ -1,0 +1,175 @@
+//! A connection that nobody has accepted yet, as what makes it anew in a listener's queue: what its handshake has left, and packets as
+//! if from the peer.
+
+use super::dynamic_state::TcpDynamic;
+use super::error::RepairError;
+use super::static_state::TcpStatic;
+use crate::packet::{Segment, flags, tcp_packet};
+use crate::tcp_info::TcpState;
+
+/// Bytes of unread data in one packet: what every path takes.
+const CHUNK: usize = 1200;
+
+/// Unread bytes that surely fit the window of a new connection.
+const UNREAD_MAX: usize = 48 * 1024;
+
+/// The smallest MSS that the kernel takes here.
+const MSS_MIN: u16 = 1220;
+const MSS_MIN_V4: u16 = 536;
+
+/// What a handshake has left.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Handshake {
+    /// The sequence number of the packet that ends it.
+    pub sequence: u32,
+    /// Our next timestamp.
+    pub timestamp: u32,
+    /// The peer's MSS.
+    pub mss: u16,
+    /// Window scales, if negotiated, as [`TcpStatic::window_scale`].
+    pub window_scale: Option<(u8, u8)>,
+    /// Selective acknowledgements were negotiated.
+    pub sack: bool,
+    /// Timestamps were negotiated.
+    pub timestamps: bool,
+    /// Our timestamps count microseconds.
+    pub microseconds: bool,
+    /// ECN was negotiated.
+    pub ecn: bool,
+}
+
+/// See the module's text.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Queued {
+    /// What its listener's host is to know before the packets come.
+    pub handshake: Handshake,
+    /// Whole IP packets: the end of the handshake, unread data, the peer's FIN. To be delivered in this order.
+    pub packets: Vec<Vec<u8>>,
+}
+
+/// Makes it from a connection's state.
+///
+/// # Errors
+/// [`RepairError::Inconsistent`] if a program has used it, or it cannot wait in a queue.
+pub fn queued(fixed: &TcpStatic, state: &TcpDynamic) -> Result<Queued, RepairError> {
+    let no = |why| Err(RepairError::Inconsistent(why));
+    if !matches!(state.state, TcpState::Established | TcpState::CloseWait) {
+        return no("a connection that waits to be accepted has ended");
+    }
+    if !state.outgoing.is_empty() || state.fin_unsent {
+        return no("a program has used a connection that waits to be accepted");
+    }
+    if state.unread.len() > UNREAD_MAX {
+        return no("more than 48 KiB wait to be read of a connection that waits to be accepted");
+    }
+    let first = (state.received_data_end()).wrapping_sub(state.unread.len() as u32);
+    let scale = fixed.window_scale.map_or(0, |(send, _)| send.min(14));
+    let mut packets = Vec::with_capacity(2 + state.unread.len() / CHUNK);
+    let mut sequence = first;
+    let mut add = |flag: u8, payload: &[u8]| {
+        let segment = Segment {
+            sequence,
+            acknowledgement: state.write_seq,
+            flags: flag | flags::ACK,
+            window: u16::try_from(state.window.snd_wnd >> scale).unwrap_or(u16::MAX),
+        };
+        packets.extend(tcp_packet(fixed.remote, fixed.local, &segment, payload));
+        sequence = sequence.wrapping_add(payload.len() as u32);
+    };
+    add(0, &[]);
+    for chunk in state.unread.chunks(CHUNK) {
+        add(flags::PSH, chunk);
+    }
+    if state.state.received_fin() {
+        add(flags::FIN, &[]);
+    }
+    let mss_min = if fixed.local.is_ipv4() {
+        MSS_MIN_V4
+    } else {
+        MSS_MIN
+    };
+    let handshake = Handshake {
+        sequence: first,
+        // As in `restore`: certainly not less than what the peer has seen.
+        timestamp: state.timestamp.wrapping_add(2),
+        mss: state.mss.max(mss_min),
+        window_scale: fixed.window_scale,
+        sack: fixed.sack,
+        timestamps: fixed.timestamps,
+        microseconds: state.timestamp & 1 != 0,
+        ecn: fixed.ecn,
+    };
+    Ok(Queued { handshake, packets })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tcp_repair::SocketOptions;
+
+    fn fixed(local: &str, remote: &str) -> TcpStatic {
+        TcpStatic {
+            local: local.parse().expect("an address"),
+            remote: remote.parse().expect("an address"),
+            v6_socket: false,
+            window_scale: Some((7, 8)),
+            sack: true,
+            timestamps: true,
+            ecn: false,
+            segment_size: 1460,
+            receive_shut: false,
+            options: SocketOptions::default(),
+        }
+    }
+
+    fn state(unread: usize) -> TcpDynamic {
+        TcpDynamic {
+            state: TcpState::CloseWait,
+            write_seq: 77,
+            // The unread bytes begin just before numbers begin anew, and the FIN counts.
+            rcv_nxt: (unread as u32).wrapping_sub(9),
+            mss: 100,
+            timestamp: 1001,
+            unread: vec![7; unread],
+            ..TcpDynamic::default()
+        }
+    }
+
+    #[test]
+    fn packets_follow_each_other() {
+        for unread in [0, 1, CHUNK, CHUNK + 1, UNREAD_MAX] {
+            let (of, state) = (fixed("10.0.0.1:80", "10.0.1.2:4242"), state(unread));
+            let made = queued(&of, &state).expect("it can wait");
+            let mut next = made.handshake.sequence;
+            assert_eq!(next, 10u32.wrapping_neg());
+            for packet in &made.packets {
+                let number = |at: usize| u32::from_be_bytes(packet[at..at + 4].try_into().unwrap());
+                assert_eq!((number(24), number(28)), (next, 77));
+                next = next.wrapping_add((packet.len() - 40) as u32);
+            }
+            assert_eq!(next, state.received_data_end());
+            let fin = made.packets.last().expect("a packet")[33] & flags::FIN;
+            assert_eq!(fin, flags::FIN);
+            let handshake = made.handshake;
+            assert_eq!((handshake.mss, handshake.timestamp), (MSS_MIN_V4, 1003));
+            assert!(handshake.microseconds);
+        }
+    }
+
+    #[test]
+    fn what_was_used_or_is_too_much_is_refused() {
+        let of = fixed("[fd00::1]:80", "[fd00::2]:4242");
+        assert!(queued(&of, &state(UNREAD_MAX)).is_ok());
+        assert!(queued(&of, &state(UNREAD_MAX + 1)).is_err());
+        let used = TcpDynamic {
+            outgoing: vec![1],
+            ..state(0)
+        };
+        assert!(queued(&of, &used).is_err());
+        let ended = TcpDynamic {
+            state: TcpState::FinWait2,
+            ..state(0)
+        };
+        assert!(queued(&of, &ended).is_err());
+    }
+}
