@@ -257,7 +257,8 @@ pub fn list() -> Result<Vec<(String, bool)>> {
         .collect())
 }
 
-/// Removes what killed processes left of their labs. Labs that are up, or being brought up, stay. The names of those removed.
+/// Removes what killed processes left of their labs. Labs that are up or being brought up stay, and those whose owner lives though a
+/// host does not. The names of those removed.
 ///
 /// # Errors
 /// What the system answers for the first that cannot be removed.
@@ -269,7 +270,7 @@ pub fn prune() -> Result<Vec<String>> {
         let Ok(_lock) = Lock::create(&name) else {
             continue;
         };
-        if State::load(&name).is_ok_and(|state| state.alive()) {
+        if State::load(&name).is_ok_and(|state| state.wanted()) {
             continue;
         }
         up::remove_all(&name, &cgroup::base()?.join(&name), &mut Vec::new())?;

@@ -245,6 +245,8 @@ pub(crate) fn run_program(program: &str, arguments: &[&str], input: &str) -> Res
 
 #[cfg(test)]
 mod tests {
+    use std::time::{Duration, Instant};
+
     use super::*;
 
     /// A lab's owner in a container is not taken for dead by a lab outside.
@@ -255,13 +257,14 @@ mod tests {
             .spawn()
             .expect("unshare");
         let parent = format!("/proc/{0}/task/{0}/children", child.id());
-        let inside = loop {
-            let children = fs::read_to_string(&parent).expect("its children");
-            match children.trim() {
-                "" => thread::yield_now(),
-                inside => break inside.to_owned(),
-            }
+        // Before it is `sleep`, it does not end with its parent.
+        let children = || fs::read_to_string(&parent).expect("its children");
+        let is_sleep = |pid: &str| {
+            let name = fs::read_to_string(format!("/proc/{pid}/comm"));
+            name.is_ok_and(|name| name.trim() == "sleep")
         };
+        until(|| is_sleep(children().trim()));
+        let inside = children().trim().to_owned();
         let own = ProcessId::own().expect("this process");
         let namespace = pid_namespace(&inside).expect("its namespace");
         assert_ne!(namespace, own.namespace);
@@ -276,8 +279,14 @@ mod tests {
         child.kill().expect("it is ended");
         child.wait().expect("it has ended");
         // Only the first namespace sees that nobody is left.
-        while own.namespace == FIRST_NAMESPACE && elsewhere.alive() {
-            thread::yield_now();
+        until(|| own.namespace != FIRST_NAMESPACE || !elsewhere.alive());
+    }
+
+    fn until(is_so: impl Fn() -> bool) {
+        let deadline = Instant::now() + Duration::from_secs(60);
+        while !is_so() {
+            assert!(Instant::now() < deadline, "it takes too long");
+            thread::sleep(Duration::from_millis(1));
         }
     }
 }

@@ -79,6 +79,14 @@ impl State {
         self.ready && (self.keep || self.owner.alive()) && self.inits.values().all(ProcessId::alive)
     }
 
+    /// Whether somebody will want it yet: its owner is there, or, of a lab that has none, a host.
+    pub(crate) fn wanted(&self) -> bool {
+        match self.keep {
+            true => self.ready && self.inits.values().any(ProcessId::alive),
+            false => self.owner.alive(),
+        }
+    }
+
     pub(crate) fn counters_path(&self) -> PathBuf {
         directory(&self.name).join("links.json")
     }

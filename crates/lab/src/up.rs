@@ -3,7 +3,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     fs,
-    io::ErrorKind,
+    io::{Error as IoError, ErrorKind},
     net::{IpAddr, UdpSocket},
     path::{Path, PathBuf},
     process::{Child, Command},
@@ -133,7 +133,14 @@ fn raise(state: &mut State, children: &mut Vec<Child>) -> Result<()> {
         .into_iter()
         .map(|host| (host.clone(), state.links.contains_key(&host.name)))
         .collect();
-    fs::create_dir_all(&state.cgroup).context(|| format!("create {}", state.cgroup.display()))?;
+    // Whoever removed the last lab removed the group above between the two were made.
+    let make = || fs::create_dir_all(&state.cgroup);
+    let is_missing = |error: &IoError| error.kind() == ErrorKind::NotFound;
+    let mut made = make();
+    while made.as_ref().is_err_and(is_missing) {
+        made = make();
+    }
+    made.context(|| format!("create {}", state.cgroup.display()))?;
     let switch = start_init(state, SWITCH, wiring::switch_settings(), None)?;
     record(state, children, SWITCH, switch)?;
     let started = each(&hosts, |(host, _)| {
