@@ -1,5 +1,7 @@
 //! Reach `broadcast`: every node receives every packet, exactly one answers.
 
+use std::time::Duration;
+
 use holdfast_bpf::shared::{
     FlowState, PLACEMENT_SLOTS, REACH_BROADCAST, RECORD_OWNED, Record, Service,
 };
@@ -93,12 +95,10 @@ fn connections_and_datagrams_work_by_hash_and_by_port() {
         );
         let fragments = Datagrams::new(host, any(v6));
         let owner = fragments.ask(&pattern(4000));
-        assert_eq!(fragments.ask(&pattern(4000)), owner);
-        assert_eq!(
-            fragments.answer(&pattern(4000), std::time::Duration::from_millis(50)),
-            None,
-            "one answer only"
-        );
+        let attempt = fragments.send(&pattern(4000)).expect("send");
+        let answer = |ms| fragments.answer(&pattern(4000), attempt, Duration::from_millis(ms));
+        assert_eq!(answer(60_000), Some(owner));
+        assert_eq!(answer(50), None, "one answer only");
     }
     let by_port = Service {
         by_port: 1,
@@ -224,6 +224,7 @@ fn stragglers_are_not_forwarded() {
     pool.place_all(2);
     let donor = pool.node("n2");
     let mut client = Client::connect(pool.lab.host("c1"), false);
+    donor.server.settle(client.address());
     let acceptor = pool.node("n3");
     acceptor.set_state(&client.key(), FlowState::TransitIn, 2, 5);
     donor.set_state(&client.key(), FlowState::TransitOut, 3, 0);

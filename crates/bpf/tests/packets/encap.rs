@@ -95,18 +95,21 @@ fn datagrams_that_do_not_fit_are_answered_too() {
         } else {
             (libc::IPPROTO_IP, libc::IP_MTU_DISCOVER)
         };
-        set_option(&datagrams.0, level, name, libc::IP_PMTUDISC_DO);
+        set_option(&datagrams.socket, level, name, libc::IP_PMTUDISC_DO);
         let full = pattern(1500 - if v6 { 48 } else { 28 });
-        datagrams.0.send(&full).expect("send");
+        datagrams.socket.send(&full).expect("send");
         eventually("told", || contact.count("too_big_sent") == told + 1);
-        eventually("learnt", || path_mtu(&datagrams.0, v6) == 1480);
-        let refused = datagrams.0.send(&full).or_else(|_| datagrams.0.send(&full));
+        eventually("learnt", || path_mtu(&datagrams.socket, v6) == 1480);
+        let refused = datagrams
+            .socket
+            .send(&full)
+            .or_else(|_| datagrams.socket.send(&full));
         assert_eq!(
             refused.expect_err("too long now").raw_os_error(),
             Some(libc::EMSGSIZE)
         );
         // What may be fragmented is, to the size that fits.
-        set_option(&datagrams.0, level, name, libc::IP_PMTUDISC_WANT);
+        set_option(&datagrams.socket, level, name, libc::IP_PMTUDISC_WANT);
         assert_eq!(datagrams.ask(&pattern(4000)), 2);
     }
 }

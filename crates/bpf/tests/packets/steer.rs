@@ -30,8 +30,9 @@ fn a_connection_lives_at_its_owner_from_syn_to_close() {
             assert_eq!(event.epoch, entry.epoch);
             assert!(entry.epoch > 0);
             drop(client);
-            eventually("closing", || node.state(&key) == Some(FlowState::Closing));
-            assert!(node.has_event(EVENT_CLOSED, &key));
+            // The state changes before the event.
+            eventually("closed", || node.has_event(EVENT_CLOSED, &key));
+            assert_eq!(node.state(&key), Some(FlowState::Closing));
         }
     }
     let contact = pool.node("n1");

@@ -1,6 +1,7 @@
 //! Flows on their way: held at the acceptor, forwarded by the donor, copied where the order is broken.
 
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use holdfast_bpf::shared::FlowState;
 
@@ -43,6 +44,7 @@ fn a_flow_in_transit_is_held_whole_and_released_in_order() {
         ));
         let mut client = Client::connect(client_host, v6);
         assert_eq!(client.owner, 2);
+        node.server.settle(client.address());
         let key = client.key();
         let held_before = node.count("held");
         node.set_state(&key, FlowState::TransitIn, 1, SLOT);
@@ -78,14 +80,14 @@ fn datagrams_in_transit_are_held_too() {
     let node = pool.node("n2");
     for v6 in [false, true] {
         let datagrams = Datagrams::new(pool.lab.host("c1"), any(v6));
-        assert_eq!(datagrams.ask(b"before"), 2);
+        assert_eq!(datagrams.ask_once(b"before"), 2);
         node.set_state(&datagrams.key(), FlowState::TransitIn, 1, SLOT);
-        datagrams.0.send(&pattern(4000)).expect("send");
+        let attempt = datagrams.send(&pattern(4000)).expect("send");
         eventually("all three fragments", || node.held(SLOT) == 3);
         node.set_state(&datagrams.key(), FlowState::Flushing, 0, SLOT);
         replay(node, &AtomicBool::new(true));
         assert_eq!(
-            datagrams.answer(&pattern(4000), std::time::Duration::from_secs(60)),
+            datagrams.answer(&pattern(4000), attempt, Duration::from_secs(60)),
             Some(2)
         );
         assert_eq!(datagrams.ask(b"after"), 2);
@@ -116,6 +118,7 @@ fn stragglers_follow_the_flow() {
         for v6 in [false, true] {
             for state in [FlowState::TransitOut, FlowState::Moved] {
                 let mut client = Client::connect(pool.lab.host("c1"), v6);
+                donor.server.settle(client.address());
                 let forwarded = donor.count("forwarded_straggler");
                 acceptor.set_state(&client.key(), FlowState::TransitIn, 2, SLOT);
                 donor.set_state(&client.key(), state, 3, 0);
@@ -200,7 +203,7 @@ fn a_new_connection_begins_beside_a_tombstone() {
 fn segments_out_of_order_are_copied_from_prepare_on() {
     let pool = Pool::new(&[&["n1", "n2", "c1"]], Options::default());
     pool.place_all(2);
-    let node = pool.node("n2");
+    let (node, host) = (pool.node("n2"), pool.lab.host("n2"));
     for v6 in [false, true] {
         let number = if v6 { 150 } else { 151 };
         let mut peer = RawPeer::new(&pool, "c1", number, v6, pool.lab.place("n1").link());
@@ -208,7 +211,10 @@ fn segments_out_of_order_are_copied_from_prepare_on() {
         let key = flow(TCP, service(v6), peer.address(5000));
         eventually("owned", || node.state(&key) == Some(FlowState::Owned));
         let copied = node.count("copied_out_of_order");
+        let queued = host.snmp("TcpExt", "TCPOFOQueue");
         peer.segment(5000, ACK, 20, b"before prepare");
+        // One that is still on its way would be copied.
+        eventually("queued", || host.snmp("TcpExt", "TCPOFOQueue") > queued);
         node.set_state(&key, FlowState::Prepared, 1, 0);
         peer.segment(5000, ACK, 0, b"in order");
         peer.segment(5000, ACK, 40, b"out of order");

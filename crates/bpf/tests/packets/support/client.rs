@@ -1,8 +1,11 @@
 //! Real client sockets.
 
+use std::collections::HashSet;
 use std::io::{Read, Write};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream, UdpSocket};
 use std::os::fd::AsRawFd;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use holdfast_bpf::shared::FlowKey;
@@ -74,56 +77,74 @@ pub fn flow(protocol: u8, local: SocketAddr, remote: SocketAddr) -> FlowKey {
 }
 
 /// A UDP socket of a client, connected to the service.
-pub struct Datagrams(pub UdpSocket);
+pub struct Datagrams {
+    pub socket: UdpSocket,
+    /// The number behind the next datagram: one that is late is told from the answer to another attempt.
+    next: AtomicU32,
+    /// Of which numbers there was an answer: each has one.
+    answered: Mutex<HashSet<u32>>,
+}
 
 impl Datagrams {
     pub fn new(host: &Host, own: IpAddr) -> Self {
         let socket = host.run(|| UdpSocket::bind((own, 0)).expect("bind"));
         host.run(|| socket.connect(service(own.is_ipv6())).expect("connect"));
-        Self(socket)
+        Self {
+            socket,
+            next: AtomicU32::new(0),
+            answered: Mutex::default(),
+        }
     }
 
     pub fn key(&self) -> FlowKey {
-        let peer = self.0.peer_addr().expect("peer");
-        flow(UDP, peer, self.0.local_addr().expect("local"))
+        let peer = self.socket.peer_addr().expect("peer");
+        flow(UDP, peer, self.socket.local_addr().expect("local"))
+    }
+
+    /// Sends `bytes` and the number of this attempt, which it returns.
+    pub fn send(&self, bytes: &[u8]) -> std::io::Result<u32> {
+        let number = self.next.fetch_add(1, Ordering::Relaxed);
+        let numbered = [bytes, &number.to_be_bytes()].concat();
+        self.socket.send(&numbered)?;
+        Ok(number)
     }
 
     /// Asks until an answer comes; returns who answered. Datagrams may be lost where the test says so.
     pub fn ask(&self, bytes: &[u8]) -> u8 {
+        let first = self.next.load(Ordering::Relaxed);
         for _ in 0..60 {
             // Too big or refused: the next attempt goes by what the stack has learnt.
-            let _ = self.0.send(bytes);
-            if let Some(owner) = self.answer(bytes, Duration::from_secs(1)) {
+            let _ = self.send(bytes);
+            if let Some(owner) = self.answer(bytes, first, Duration::from_secs(1)) {
                 return owner;
             }
         }
         panic!("no answer to a datagram of {} bytes", bytes.len());
     }
 
-    /// As [`Datagrams::ask`], where answers to earlier datagrams may still come.
-    pub fn ask_again(&self, bytes: &[u8]) -> u8 {
-        let wait = Some(Duration::from_secs(1));
-        self.0.set_read_timeout(wait).expect("timeout");
-        let mut buffer = [0; 64];
-        for _ in 0..60 {
-            // Full queues lose datagrams: without an answer, it is asked once more.
-            self.0.send(bytes).expect("send");
-            while let Ok(length) = self.0.recv(&mut buffer) {
-                if buffer[1..length] == *bytes {
-                    return buffer[0];
-                }
-            }
-        }
-        panic!("no answer among many");
+    /// Asks once, where nothing may be lost: afterwards nothing of it is on its way.
+    pub fn ask_once(&self, bytes: &[u8]) -> u8 {
+        let attempt = self.send(bytes).expect("send");
+        let owner = self.answer(bytes, attempt, PATIENCE);
+        owner.expect("an answer to the only attempt")
     }
 
-    /// Who answered with `bytes` within `wait`.
-    pub fn answer(&self, bytes: &[u8], wait: Duration) -> Option<u8> {
-        self.0.set_read_timeout(Some(wait)).expect("timeout");
+    /// Who answered attempt `first` or a later one, with `bytes`; each answer comes within `wait` of the one before. What
+    /// answers earlier attempts is late, and skipped.
+    pub fn answer(&self, bytes: &[u8], first: u32, wait: Duration) -> Option<u8> {
+        self.socket.set_read_timeout(Some(wait)).expect("timeout");
         let mut buffer = vec![0; 65536];
-        let length = self.0.recv(&mut buffer).ok()?;
-        assert_eq!(&buffer[1..length], bytes, "the echo differs");
-        Some(buffer[0])
+        loop {
+            let length = self.socket.recv(&mut buffer).ok()?;
+            let (echo, number) = buffer[1..length].split_last_chunk().expect("a number");
+            let number = u32::from_be_bytes(*number);
+            let new = self.answered.lock().expect("lock").insert(number);
+            assert!(new, "two answers to attempt {number}");
+            if number >= first {
+                assert_eq!(echo, bytes, "the echo differs");
+                return Some(buffer[0]);
+            }
+        }
     }
 }
 

@@ -25,6 +25,11 @@ impl Host {
         host.sysctl("net/ipv6/conf/default/accept_dad", "0");
         host.sysctl("net/ipv4/conf/all/rp_filter", "0");
         host.sysctl("net/ipv4/conf/default/rp_filter", "0");
+        // A redirect would lead past the router, and its share of the hop limit, sooner or later.
+        for conf in ["all", "default"] {
+            host.sysctl(&format!("net/ipv4/conf/{conf}/accept_redirects"), "0");
+            host.sysctl(&format!("net/ipv6/conf/{conf}/accept_redirects"), "0");
+        }
         host
     }
 
@@ -115,10 +120,11 @@ impl Host {
         self.run(|| unsafe { libc::if_nametoindex(name.as_ptr()) })
     }
 
-    /// A counter of `/proc/net/snmp`, for instance `Tcp`, `OutRsts`.
+    /// A counter of `/proc/net/snmp`, for instance `Tcp`, `OutRsts`, or, in the group `TcpExt`, of `/proc/net/netstat`.
     pub fn snmp(&self, group: &str, name: &str) -> u64 {
-        let text =
-            self.run(|| std::fs::read_to_string("/proc/thread-self/net/snmp").expect("snmp"));
+        let file = if group == "TcpExt" { "netstat" } else { "snmp" };
+        let path = format!("/proc/thread-self/net/{file}");
+        let text = self.run(|| std::fs::read_to_string(&path).expect(file));
         let mut rows = text
             .lines()
             .filter_map(|line| line.strip_prefix(&format!("{group}: ")));

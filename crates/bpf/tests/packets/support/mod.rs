@@ -13,3 +13,4 @@ pub use client::{Client, Datagrams, any, flow, open, path_mtu, pattern, set_opti
 pub use lab::{Place, eventually};
 pub use pool::{Options, Pool, TCP, UDP, service};
 pub use raw::RawPeer;
+pub use server::unsent;

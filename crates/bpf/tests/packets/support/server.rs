@@ -2,12 +2,14 @@
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::os::fd::AsRawFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 use super::host::Host;
+use super::lab::eventually;
 
 const TURN: Duration = Duration::from_millis(20);
 
@@ -63,6 +65,14 @@ impl Server {
         let found = accepted.iter().find(of_client).expect("accepted here");
         found.try_clone().expect("clone")
     }
+
+    /// Waits until `client` has acknowledged all it was sent: a late acknowledgement would be held before its data.
+    pub fn settle(&self, client: SocketAddr) {
+        let connection = self.connection(client);
+        eventually("all acknowledged", || {
+            waiting(&connection, libc::TIOCOUTQ) == 0
+        });
+    }
 }
 
 impl Drop for Server {
@@ -85,6 +95,26 @@ impl Drop for Server {
             let _ = thread.join();
         }
     }
+}
+
+/// Data that TCP has been given and has not sent.
+pub fn unsent(socket: &impl AsRawFd) -> i32 {
+    const SIOCOUTQNSD: libc::c_ulong = 0x894b;
+    waiting(socket, SIOCOUTQNSD)
+}
+
+/// Bytes in a queue of a socket.
+fn waiting(socket: &impl AsRawFd, request: libc::c_ulong) -> i32 {
+    let mut bytes = 0i32;
+    // SAFETY: the requests used here write one int.
+    let asked = unsafe { libc::ioctl(socket.as_raw_fd(), request, &raw mut bytes) };
+    assert_eq!(
+        asked,
+        0,
+        "ioctl {request:#x}: {}",
+        std::io::Error::last_os_error()
+    );
+    bytes
 }
 
 fn accept(listener: &TcpListener, shared: &Arc<Shared>, node: u8) {
