@@ -11,6 +11,7 @@ use holdfast_sys::transport::{
     AssocId, Config, ENCAPSULATION_PORT, Endpoint, Event, Failure, Message, PathState, open,
 };
 use sctp::{Peer, at, is_peer, turn, two_links};
+use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 /// The peer's address on the link that goes down.
@@ -48,51 +49,70 @@ fn peer() {
     }
 }
 
-/// What every association shall tell.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Sign {
-    Up,
-    Answer,
-    PathLost,
+/// Our end: its associations, and those that said last that [`LOST`] is unreachable.
+struct Ours {
+    endpoint: Box<dyn Endpoint>,
+    assocs: [AssocId; 2],
+    cut_off: BTreeSet<AssocId>,
 }
 
-/// Waits until every association has given every sign, in whatever order.
-fn each(
-    endpoint: &mut dyn Endpoint,
-    assocs: &[AssocId],
-    signs: &[Sign],
-    read: impl Fn(&Event) -> Option<(AssocId, Sign)>,
-) {
-    let deadline = Instant::now() + PATIENCE;
-    let pairs = |&assoc: &AssocId| signs.iter().map(move |&sign| (assoc, sign));
-    let mut missing: Vec<_> = assocs.iter().flat_map(pairs).collect();
-    while !missing.is_empty() {
-        assert!(Instant::now() < deadline, "{missing:?} did not come");
-        for event in turn(endpoint) {
-            if let Event::Down { reason, .. } = event {
-                panic!("an association is lost: {reason:?}");
+impl Ours {
+    /// Runs until `done`, which sees what happens meanwhile.
+    fn until(&mut self, what: &str, mut done: impl FnMut(&Self, &[Event]) -> bool) {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            let events = turn(self.endpoint.as_mut());
+            events.iter().for_each(|event| self.note(event));
+            if done(self, &events) {
+                return;
             }
-            let found = read(&event);
-            missing.retain(|&pair| Some(pair) != found);
+            assert!(Instant::now() < deadline, "in vain: {what}");
         }
     }
-}
 
-/// Sends `text` on all and waits for it to come back, and for the other signs.
-fn exchange(endpoint: &mut dyn Endpoint, assocs: &[AssocId], text: &'static str, signs: &[Sign]) {
-    let message = Message::new(11, Bytes::from_static(text.as_bytes()));
-    let mut taken = Vec::new();
-    endpoint.send_bundles(assocs, &[message], &mut taken);
-    assert_eq!(taken, vec![1; assocs.len()]);
-    each(endpoint, assocs, signs, |event| match event {
-        Event::Message { assoc, message } if message.data == text => Some((*assoc, Sign::Answer)),
-        Event::Path {
-            assoc,
-            address,
-            state: PathState::Unreachable,
-        } if *address == at(LOST) => Some((*assoc, Sign::PathLost)),
-        _ => None,
-    });
+    fn note(&mut self, event: &Event) {
+        match event {
+            Event::Down { reason, .. } => panic!("an association is lost: {reason:?}"),
+            Event::Path {
+                assoc,
+                address,
+                state,
+            } if *address == at(LOST) => match state {
+                PathState::Unreachable => {
+                    self.cut_off.insert(*assoc);
+                }
+                PathState::Reachable | PathState::Confirmed => {
+                    self.cut_off.remove(assoc);
+                }
+                _ => {}
+            },
+            _ => {}
+        }
+    }
+
+    /// Waits until every association has given the sign.
+    fn each(&mut self, what: &str, sign: impl Fn(&Event) -> Option<AssocId>) {
+        let mut missing = BTreeSet::from(self.assocs);
+        self.until(what, |_, events| {
+            for assoc in events.iter().filter_map(&sign) {
+                missing.remove(&assoc);
+            }
+            missing.is_empty()
+        });
+    }
+
+    /// Sends `text` on all and waits for it to come back.
+    fn exchange(&mut self, text: &'static str) {
+        let message = Message::new(11, Bytes::from_static(text.as_bytes()));
+        let mut taken = Vec::new();
+        self.endpoint
+            .send_bundles(&self.assocs, &[message], &mut taken);
+        assert_eq!(taken, [1; 2]);
+        self.each(text, |event| match event {
+            Event::Message { assoc, message } if message.data == text => Some(*assoc),
+            _ => None,
+        });
+    }
 }
 
 #[test]
@@ -101,23 +121,28 @@ fn an_association_outlives_a_path() {
     let _peer = Peer::start(&theirs);
     ours.run(|| {
         let mut endpoint = open(&config(["10.1.0.1", "10.2.0.1"])).expect("an endpoint");
-        let endpoint = endpoint.as_mut();
         let remote = [at(LOST), at("10.2.0.2")];
         let raw = endpoint.connect(&remote, None).expect("asked");
         let inside_udp = endpoint.connect_apart(&remote, Some(ENCAPSULATION_PORT));
-        let assocs = [raw, inside_udp.expect("asked")];
-        each(endpoint, &assocs, &[Sign::Up], |event| match event {
-            Event::Up { assoc, .. } => Some((*assoc, Sign::Up)),
+        let mut ours = Ours {
+            endpoint,
+            assocs: [raw, inside_udp.expect("asked")],
+            cut_off: BTreeSet::new(),
+        };
+        ours.each("up", |event| match event {
+            Event::Up { assoc, .. } => Some(*assoc),
             _ => None,
         });
-        for assoc in assocs {
-            let mut known = endpoint.remote_addresses(assoc).expect("an association");
+        for assoc in ours.assocs {
+            let mut known = ours.endpoint.remote_addresses(assoc).expect("known");
             known.sort();
             assert_eq!(known, remote);
         }
-        exchange(endpoint, &assocs, "both paths", &[Sign::Answer]);
+        ours.exchange("both paths");
+        // A peer that was held up is not the link's end.
+        ours.until("both links", |ours, _| ours.cut_off.is_empty());
         theirs.ip("link set left down");
-        let signs = [Sign::Answer, Sign::PathLost];
-        exchange(endpoint, &assocs, "one path", &signs);
+        ours.exchange("one path");
+        ours.until("a lost path", |ours, _| ours.cut_off.len() == 2);
     });
 }

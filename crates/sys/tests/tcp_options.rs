@@ -12,6 +12,7 @@ use libc::{IPPROTO_IP, IPPROTO_IPV6, IPPROTO_TCP, SOL_SOCKET};
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+use std::time::{Duration, Instant};
 
 /// Level, option, and a value that is not the default.
 const OPTIONS: &[(i32, i32, i32)] = &[
@@ -117,11 +118,17 @@ fn a_corked_socket_stays_corked_and_keeps_its_data() {
     let net = Net::new();
     let (mut client, mut server) = net.connection(services()[0]);
     set_int(server.as_fd(), IPPROTO_TCP, libc::TCP_CORK, 1).expect("cork");
+    let written = Instant::now();
     server.write_all(b"kept back").expect("write");
     let moved = hand_off(&net, server);
+    // The kernel lets a cork go after 200 ms (less a tick): then it may have been sent, and acknowledged.
+    let late = written.elapsed() >= Duration::from_millis(190);
     assert_eq!(int(&moved.socket, IPPROTO_TCP, libc::TCP_CORK), 1);
-    // The kernel lets a cork go after 200 ms, so whether the data was sent before the move depends on the machine.
-    assert_eq!(moved.state.outgoing.len() as u32, moved.state.unsent);
+    match (&moved.state.outgoing[..], moved.state.unsent) {
+        (b"kept back", 9) => {}
+        (b"kept back" | b"", 0) if late => {}
+        other => panic!("{other:?}, late: {late}"),
+    }
     set_int(moved.socket.as_fd(), IPPROTO_TCP, libc::TCP_CORK, 0).expect("uncork");
     let mut words = [0; 9];
     client.read_exact(&mut words).expect("read");

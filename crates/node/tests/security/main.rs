@@ -64,7 +64,7 @@ associations_per_host = 20
 elements_per_host = 5
 pools_per_host = 3
 messages_per_second = 500
-first_message_ms = 1500
+first_message_ms = 15000
 malformed = 4
 registration_bytes = 300
 [sctp]

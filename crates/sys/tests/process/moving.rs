@@ -19,6 +19,9 @@ use std::time::{Duration, Instant};
 /// For how long something of ours may be seen in a process that was left.
 const TRACES_MAX: Duration = Duration::from_secs(20);
 
+/// For how long something of a tree may be in the way of its stop.
+const BLOCKED_MAX: Duration = Duration::from_secs(60);
+
 /// A network namespace.
 #[derive(Clone)]
 pub struct Host {
@@ -303,16 +306,20 @@ fn stop(mut tracker: Tracker, last: Step) -> Result<Stopped, Error> {
         };
         Ok((found, states))
     };
-    for tries in (0..100).rev() {
+    let deadline = Instant::now() + BLOCKED_MAX;
+    let mut pause = Duration::from_millis(1);
+    loop {
         let mut stopped = tracker.freeze().map_err(|unfrozen| unfrozen.error)?;
         match look(&mut stopped) {
             Ok((found, states)) => return Ok((stopped, found, states)),
-            Err(Error::Blocked(_) | Error::Socket(_)) if tries > 0 => tracker = stopped.thaw()?,
+            Err(Error::Blocked(_) | Error::Socket(_)) if Instant::now() < deadline => {
+                tracker = stopped.thaw()?;
+            }
             Err(error) => return Err(error),
         }
-        std::thread::sleep(Duration::from_millis(1));
+        std::thread::sleep(pause);
+        pause = (pause * 2).min(Duration::from_millis(50));
     }
-    unreachable!("the last try ends in a return");
 }
 
 /// Who takes a tree.

@@ -9,6 +9,7 @@ use std::collections::BTreeMap;
 use std::fs::File;
 use std::net::{TcpListener, UdpSocket};
 use std::os::fd::OwnedFd;
+use std::time::{Duration, Instant};
 
 #[test]
 fn processes_that_share_a_table_have_one() {
@@ -32,12 +33,14 @@ fn processes_that_share_a_table_have_one() {
         }
         stop();
     });
-    // The second child stops when it has opened its file.
+    // The second child stops when it has its file, and only there.
     let pids = donor.pids();
     assert_eq!(pids.len(), 3);
-    let own = format!("/proc/{}/fd/12", pids[2]);
-    while !std::path::Path::new(&own).exists() {
-        std::thread::yield_now();
+    let deadline = Instant::now() + Duration::from_secs(60);
+    let status = format!("/proc/{}/status", pids[2]);
+    while !std::fs::read_to_string(&status).is_ok_and(|text| text.contains("State:\tT")) {
+        assert!(Instant::now() < deadline, "the child does not stop");
+        std::thread::sleep(Duration::from_millis(1));
     }
     let saved = donor.save();
     let tables: Vec<_> = saved.frozen.tables.values().collect();

@@ -149,13 +149,7 @@ pub fn check_threads(pid: i32) -> Result<(), FilesError> {
 
 /// Whether a thread is on its way out, or has gone.
 fn is_ending(thread: i32) -> bool {
-    /// `PF_EXITING`.
-    const EXITING: u64 = 4;
-    /// Where `/proc/PID/stat` has the flags.
-    const FLAGS: usize = 9;
-    Stat::read(thread).map_or(true, |stat| {
-        matches!(stat.state, 'Z' | 'X') || stat.field(FLAGS) & EXITING != 0
-    })
+    Stat::read(thread).map_or(true, |stat| stat.is_ending())
 }
 
 /// All descriptors of a process; what is closed meanwhile is left out.

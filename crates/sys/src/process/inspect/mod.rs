@@ -152,8 +152,8 @@ fn look_at_program(pid: i32, report: &mut Report) -> Result<()> {
     let read = std::fs::File::open(format!("/proc/{pid}/exe"))
         .and_then(|mut file| std::io::Read::read_exact(&mut file, &mut header));
     if read.is_err() {
-        // It may have ended meanwhile.
-        if matches!(Stat::read(pid)?.state, 'Z' | 'X') {
+        // It may be ending: what has no memory any more has no executable either.
+        if Stat::read(pid)?.is_ending() {
             return Ok(());
         }
         let message = procfs::link(pid, "exe").unwrap_or_else(|_| "no executable".to_owned());

@@ -39,6 +39,16 @@ impl Stat {
             .unwrap_or(0)
     }
 
+    /// Whether it has ended, or is on its way out: then it has no memory and no files any more, or will have none in a moment.
+    #[must_use]
+    pub fn is_ending(&self) -> bool {
+        /// `PF_EXITING`.
+        const EXITING: u64 = 4;
+        /// Which field has the flags.
+        const FLAGS: usize = 9;
+        matches!(self.state, 'Z' | 'X') || self.field(FLAGS) & EXITING != 0
+    }
+
     fn parse(text: &str) -> Option<Self> {
         let (_, rest) = text.rsplit_once(')')?;
         let words: Vec<&str> = rest.split_whitespace().collect();
