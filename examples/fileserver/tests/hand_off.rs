@@ -10,9 +10,9 @@ mod synthetic;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::process::{Child, Command, Stdio};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use fake::{Daemon, Peer, client, flow_of};
 use holdfast_api::app::{FromDaemon, ToDaemon};
@@ -87,8 +87,8 @@ fn bring_over(donor: &Server, acceptor: &Server, flow: FlowText, id: u64) -> Opt
     Some(())
 }
 
-/// Sends the flow round until `stop`; says how often it went. Every third attempt it stays.
-fn go_round(servers: &[Server; 2], flow: FlowText, stop: &AtomicBool) -> usize {
+/// Sends the flow round until `stop`; `moved` says how often it went. Every third attempt it stays.
+fn go_round(servers: &[Server; 2], flow: FlowText, stop: &AtomicBool, moved: &AtomicUsize) {
     servers[0].peer.hear_accepted(1);
     let mut moves = 0;
     for id in 0.. {
@@ -113,15 +113,17 @@ fn go_round(servers: &[Server; 2], flow: FlowText, stop: &AtomicBool) -> usize {
             });
             acceptor.peer.say(&FromDaemon::Go { ids: vec![id] });
             moves += 1;
+            moved.store(moves, Ordering::Release);
         }
         // Asked together with `Go`, it would go on before it has done anything, again and again.
         thread::sleep(PAUSE);
     }
-    moves
 }
 
 /// Between two moves.
 const PAUSE: Duration = Duration::from_millis(3);
+/// How long it may take until there was one.
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Says when it is dropped that it is time to stop: also when a test fails, which would wait for ever otherwise.
 struct Stop<'a>(&'a AtomicBool);
@@ -132,8 +134,11 @@ impl Drop for Stop<'_> {
     }
 }
 
-/// Runs `transfer` on a new connection that goes round meanwhile.
-fn while_moving<R>(more: &[&str], transfer: impl FnOnce(&mut TcpStream) -> R) -> (R, usize) {
+/// Runs `transfer` on a new connection that goes round meanwhile; it sees how often it went.
+fn while_moving<R>(
+    more: &[&str],
+    transfer: impl FnOnce(&mut TcpStream, &AtomicUsize) -> R,
+) -> (R, usize) {
     let daemon = Daemon::new();
     let servers = [
         Server::start(&daemon, "n1", more),
@@ -141,14 +146,13 @@ fn while_moving<R>(more: &[&str], transfer: impl FnOnce(&mut TcpStream) -> R) ->
     ];
     let mut client = client(servers[0].address);
     let flow = flow_of(&client);
-    let stop = AtomicBool::new(false);
-    thread::scope(|scope| {
-        let moving = scope.spawn(|| go_round(&servers, flow, &stop));
-        let stopping = Stop(&stop);
-        let result = transfer(&mut client);
-        drop(stopping);
-        (result, moving.join().unwrap())
-    })
+    let (stop, moved) = (AtomicBool::new(false), AtomicUsize::new(0));
+    let result = thread::scope(|scope| {
+        scope.spawn(|| go_round(&servers, flow, &stop, &moved));
+        let _stopping = Stop(&stop);
+        transfer(&mut client, &moved)
+    });
+    (result, moved.into_inner())
 }
 
 /// A response's head and body. Fails the test when either is cut off.
@@ -183,7 +187,7 @@ fn expected(offset: u64, length: usize) -> Vec<u8> {
 #[test]
 fn downloads_go_on_wherever_they_are() {
     // The rate makes the transfer long enough to be moved: nothing is measured by it.
-    let (bodies, moves) = while_moving(&["--rate-mbit", "40"], |client| {
+    let (bodies, moves) = while_moving(&["--rate-mbit", "40"], |client, _| {
         write!(client, "GET /synthetic/{SIZE} HTTP/1.1\r\n\r\n").unwrap();
         write!(
             client,
@@ -201,28 +205,37 @@ fn downloads_go_on_wherever_they_are() {
 fn uploads_go_on_wherever_they_are() {
     let root = tempfile::tempdir().unwrap();
     let body = expected(0, SIZE);
-    let (answers, moves) = while_moving(&["--root", root.path().to_str().unwrap()], |client| {
-        let mut reader = BufReader::new(client.try_clone().unwrap());
-        write!(
-            client,
-            "PUT /digest HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n"
-        )
-        .unwrap();
-        for chunk in body.chunks(4_001) {
-            write!(client, "{:x}\r\n", chunk.len()).unwrap();
-            client.write_all(chunk).unwrap();
-            client.write_all(b"\r\n").unwrap();
-        }
-        client.write_all(b"0\r\n\r\n").unwrap();
-        let first = response(&mut reader, true).1;
-        write!(
-            client,
-            "PUT /file HTTP/1.1\r\nContent-Length: {SIZE}\r\n\r\n"
-        )
-        .unwrap();
-        client.write_all(&body).unwrap();
-        [first, response(&mut reader, true).1]
-    });
+    let (answers, moves) = while_moving(
+        &["--root", root.path().to_str().unwrap()],
+        |client, moved| {
+            let mut reader = BufReader::new(client.try_clone().unwrap());
+            write!(
+                client,
+                "PUT /digest HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n"
+            )
+            .unwrap();
+            for chunk in body.chunks(4_001) {
+                write!(client, "{:x}\r\n", chunk.len()).unwrap();
+                client.write_all(chunk).unwrap();
+                client.write_all(b"\r\n").unwrap();
+            }
+            client.write_all(b"0\r\n\r\n").unwrap();
+            let first = response(&mut reader, true).1;
+            let deadline = Instant::now() + PATIENCE;
+            while moved.load(Ordering::Acquire) < 3 {
+                assert!(Instant::now() < deadline, "it does not move");
+                write!(client, "PUT /digest HTTP/1.1\r\nContent-Length: 1\r\n\r\nx").unwrap();
+                response(&mut reader, true);
+            }
+            write!(
+                client,
+                "PUT /file HTTP/1.1\r\nContent-Length: {SIZE}\r\n\r\n"
+            )
+            .unwrap();
+            client.write_all(&body).unwrap();
+            [first, response(&mut reader, true).1]
+        },
+    );
     let answer = format!("{}  {SIZE}\n", synthetic::sha256(SIZE as u64));
     for got in answers {
         assert_eq!(String::from_utf8(got).unwrap(), answer);
@@ -233,7 +246,7 @@ fn uploads_go_on_wherever_they_are() {
         1,
         "nothing but the file"
     );
-    assert!(moves >= 1, "moved {moves} times");
+    assert!(moves >= 3, "moved {moves} times");
 }
 
 #[test]

@@ -2,6 +2,7 @@
 
 pub mod calm;
 mod config;
+mod late;
 mod ready;
 mod spec;
 mod supervise;
@@ -17,6 +18,7 @@ use holdfast_lab::{Kind, Lab, Spec};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
+pub use late::{LATE_MAX, was_late};
 pub use spec::{ClusterSpec, Family, Program, Service};
 use supervise::{Order, Supervised};
 

@@ -19,6 +19,8 @@ const PIECE_BYTES: usize = 64 * 1024;
 /// What waits for the one who reads `curl`'s output, bytes: the most that an ordinary user may ask for, and 15 ms of the
 /// demonstration's rate.
 const PIPE_BYTES: i32 = 1 << 20;
+/// What an upload that was kept up makes up for, as the file server does with downloads.
+const MISSED_MAX: Duration = Duration::from_millis(20);
 /// How often progress is told.
 const TOLD_EVERY: Duration = Duration::from_millis(150);
 /// A transfer that does not come on for so long has failed (seconds).
@@ -155,6 +157,7 @@ impl Begun {
         let mut buffer = vec![0; PIECE_BYTES];
         let mut progress = Progress::new(self.started, self.total);
         let mut sent: u64 = 0;
+        let mut due = Instant::now();
         while sent < self.total {
             let left = self.total - sent;
             let length = usize::try_from(left).map_or(PIECE_BYTES, |left| left.min(PIECE_BYTES));
@@ -162,8 +165,9 @@ impl Begun {
             stdin.write_all(&buffer[..length])?;
             sent += length as u64;
             progress.tell(sent, watch);
-            let due =
-                self.started + Duration::from_secs_f64(sent as f64 / self.rate_bytes_per_s as f64);
+            // What was missed for longer is not made up for: the transfer takes as long as its handoffs.
+            due = due.max(Instant::now() - MISSED_MAX)
+                + Duration::from_secs_f64(length as f64 / self.rate_bytes_per_s as f64);
             thread::sleep(due.saturating_duration_since(Instant::now()));
         }
         stdin.flush()

@@ -105,7 +105,7 @@ fn wire(
     expect(
         seen.client_probes <= probes_max,
         format!(
-            "{} tail-loss probes of the client in {which}, where {probes_max} handoffs paused for 4 ms",
+            "segments sent again in {which}: {} of the client as tail-loss probes, where {probes_max} handoffs paused for 4 ms",
             seen.client_probes
         ),
     );

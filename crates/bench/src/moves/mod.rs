@@ -13,7 +13,7 @@ use holdfast_api::control::{
     ClientError, MigrationOutcome, MigrationRequest, MigrationStatus, SocketsWay,
 };
 
-use crate::cluster::{Cluster, ClusterSpec, Service};
+use crate::cluster::{Cluster, ClusterSpec, LATE_MAX, Service, was_late};
 
 /// The nodes between which they go; the holder is a third one, so that every frame takes its full way.
 pub const HOMES: [&str; 2] = ["n2", "n3"];
@@ -85,11 +85,21 @@ impl Group {
         self.until("the program starts", pid)
     }
 
-    /// Moves a process and waits until it runs there.
+    /// Moves a process and waits until it runs there. Where it stayed since a node was late it is asked for again.
     ///
     /// # Errors
     /// It stayed, and why; or the move does not end.
     pub fn migrate(&self, pid: i32, number: usize, sockets: SocketsWay) -> Result<Move> {
+        for _ in 0..LATE_MAX {
+            match self.migrate_once(pid, number, sockets) {
+                Err(error) if was_late(&error.to_string()) => {}
+                outcome => return outcome,
+            }
+        }
+        self.migrate_once(pid, number, sockets)
+    }
+
+    fn migrate_once(&self, pid: i32, number: usize, sockets: SocketsWay) -> Result<Move> {
         let (from, to) = (HOMES[number % 2], HOMES[(number + 1) % 2]);
         let donor = self.cluster.control_blocking(from)?;
         let request = MigrationRequest {

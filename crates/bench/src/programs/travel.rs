@@ -10,6 +10,8 @@ use holdfast_api::control::{
     ResidentProcess, SocketsWay,
 };
 
+use crate::cluster::{LATE_MAX, was_late};
+
 use super::Scene;
 
 /// The nodes, in the order in which a program comes to them.
@@ -75,10 +77,17 @@ impl Scene {
         let mut next = self.place;
         next.moves += 1;
         let to = next.node();
-        let status = self.migrate(self.place.pid, from, to)?;
-        if status.outcome != MigrationOutcome::Moved {
-            bail!("{from} to {to}: {:?}", status.outcome);
-        }
+        let mut late = 0;
+        let status = loop {
+            let status = self.migrate(self.place.pid, from, to)?;
+            match &status.outcome {
+                MigrationOutcome::Moved => break status,
+                MigrationOutcome::Kept { reason } if was_late(reason) && late < LATE_MAX => {
+                    late += 1;
+                }
+                other => bail!("{from} to {to}: {other:?}"),
+            }
+        };
         self.until(&format!("it is at {to} alone"), || {
             let left = self.processes(from)? == 0 && self.residents(from)?.is_empty();
             let [there] = &self.residents(to)?[..] else {

@@ -13,7 +13,7 @@ use holdfast_api::control::{
     HandoffStatus, Selection,
 };
 use holdfast_api::{Drain, FlowText, Protocol};
-use holdfast_bench::cluster::{Cluster, ClusterSpec, Family, Program, Service};
+use holdfast_bench::cluster::{Cluster, ClusterSpec, Family, LATE_MAX, Program, Service, was_late};
 use holdfast_bench::load::{Load, connect};
 use holdfast_sys::process::procfs::{Stat, threads};
 use nix::sys::signal::{Signal, kill};
@@ -173,9 +173,16 @@ impl World {
     /// Hands one flow off, which must move.
     #[track_caller]
     pub fn moves(&self, node: &str, flow: FlowText, to: &str) {
-        let id = self.hand_off(node, &[flow], to).unwrap().id;
-        let results = self.ended(node, id).results;
-        assert_eq!(results[0].outcome, FlowOutcome::Moved, "{results:#?}");
+        let mut late = 0;
+        loop {
+            let id = self.hand_off(node, &[flow], to).unwrap().id;
+            let results = self.ended(node, id).results;
+            match &results[0].outcome {
+                FlowOutcome::Moved => return,
+                FlowOutcome::Kept { reason } if was_late(reason) && late < LATE_MAX => late += 1,
+                _ => panic!("{results:#?}"),
+            }
+        }
     }
 
     /// Hands one flow off, which must stay; gives why.

@@ -92,11 +92,15 @@ fn disturb(world: &World, way: Way, at: Point, fault: Fault) -> Result<()> {
         false => format!("pause {PAUSE_MS}"),
     };
     world.set_fault(at.node, &format!("{} {what} with {TOGETHER}", at.command))?;
+    if let Fault::KillTwice(node) = fault {
+        world.cluster.restart_daemon(node, false);
+    }
     world.start_handoff(way.donor, way.acceptor)?;
     world.wait_fault(at.node)?;
     if let Fault::KillTwice(node) = fault {
         // Its successor comes to the same point when it finishes what was begun.
         world.set_fault(node, &format!("{} die", at.command))?;
+        world.cluster.restart_daemon(node, true);
         world.wait_fault(node)?;
     }
     for node in victims.iter().filter(|node| **node != at.node) {

@@ -19,7 +19,7 @@ use crate::world::{World, compile};
 pub const CLIENTS: usize = 8;
 
 /// For how long a move is held up before the freeze: long enough to connect.
-const LATE_MS: u32 = 600;
+const LATE_MS: u32 = 300;
 
 /// A group that serves echoes at n2 over IPv4, by a program without a session.
 pub fn serving(name: &str) -> Result<(World, tempfile::TempDir)> {
@@ -74,13 +74,9 @@ fn round(world: &World, folder: &tempfile::TempDir, well: impl Fn() -> Result<()
         ("n1", "n3", SocketsWay::Iterative),
         ("n3", "n2", SocketsWay::Incremental),
     ] {
-        let id = world.begin_by(pid, from, to, way)?;
-        let status = world.ended(from, id)?;
-        ensure!(
-            status.outcome == MigrationOutcome::Moved,
-            "from {from} to {to}, {way:?}: {:?}",
-            status.outcome
-        );
+        let status = world
+            .move_by(pid, from, to, way)
+            .with_context(|| format!("{way:?}"))?;
         eprintln!(
             "{from} to {to}, {way:?}: {:?} us, {} bytes, {:?}",
             status.freeze_us, status.freeze_bytes, status.phases_us
@@ -225,16 +221,10 @@ pub fn measure(name: &str) -> Result<()> {
         for turn in 0..6 {
             let (from, to) = [("n2", "n3"), ("n3", "n2")][turn % 2];
             all_go_on(&world, &load)?;
-            let id = world.begin_by(pid, from, to, way)?;
-            let status = world.ended(from, id)?;
+            let status = world.move_by(pid, from, to, way)?;
             eprintln!(
                 "{count} {way:?}: {:.0?} us, predicted {:.0?}, {} bytes, {:.0?}",
                 status.freeze_us, status.predicted_freeze_us, status.freeze_bytes, status.phases_us
-            );
-            ensure!(
-                status.outcome == MigrationOutcome::Moved,
-                "{:?}",
-                status.outcome
             );
             world.wait("it is left", || Ok(world.residents(from)?.is_empty()))?;
             pid = world.residents(to)?[0].pid;

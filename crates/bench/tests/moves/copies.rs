@@ -18,9 +18,7 @@ pub fn beside(world: &World) -> Result<()> {
     copy(world, &counter, ACCEPTOR)?;
     both_go_on(world, &counter, ACCEPTOR)?;
     let pid = world.pid_on(ACCEPTOR, &counter)?;
-    let id = world.begin(pid, ACCEPTOR, HOLDER)?;
-    let status = world.ended(ACCEPTOR, id)?;
-    ensure!(status.outcome == MigrationOutcome::Moved, "{status:?}");
+    world.move_to(pid, ACCEPTOR, HOLDER)?;
     both_go_on(world, &counter, HOLDER)?;
     world.end(&counter)
 }

@@ -6,7 +6,7 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use holdfast_api::control::{FlowQuery, FlowState, MigrationOutcome, MigrationStatus};
+use holdfast_api::control::{FlowQuery, FlowState, MigrationStatus};
 use holdfast_bench::cluster::Family;
 
 use crate::clients::pid;
@@ -169,13 +169,9 @@ pub fn both_ends(world: &World) -> Result<()> {
             "client" => client_at,
             _ => database_at,
         };
-        let id = world.begin(pid, from, to)?;
-        let status = world.ended(from, id)?;
-        ensure!(
-            status.outcome == MigrationOutcome::Moved,
-            "the {who} from {from} to {to}: {:?}",
-            status.outcome
-        );
+        let status = world
+            .move_to(pid, from, to)
+            .with_context(|| format!("the {who}"))?;
         match who {
             "client" => client_at = (to, resident(world, to, "session")?),
             _ => database_at = (to, resident(world, to, "echo")?),

@@ -30,9 +30,7 @@ pub fn follow(world: &World) -> Result<()> {
             pid == world.pid_on(from, &counter)?,
             "{pid} is not its process"
         );
-        let id = world.begin(pid, from, to)?;
-        let status = world.ended(from, id)?;
-        ensure!(status.outcome == MigrationOutcome::Moved, "{status:?}");
+        world.move_to(pid, from, to)?;
         world.goes_on(&counter, to)?;
         let there = unit(world, to)?;
         ensure!(there.group == "system.slice/game.service", "{there:?}");

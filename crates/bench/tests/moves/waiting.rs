@@ -24,9 +24,7 @@ pub fn follow(name: &str, family: Family) -> Result<()> {
     for (from, to) in [("n2", "n3"), ("n3", "n1")] {
         tell(&world, service, b"wait")?;
         let mut early = clients(&world, service)?;
-        let id = world.begin(pid, from, to)?;
-        let status = world.ended(from, id)?;
-        ensure!(status.outcome == MigrationOutcome::Moved, "{status:?}");
+        world.move_to(pid, from, to)?;
         let mut late = clients(&world, service).context("new clients")?;
         tell(&world, service, b"accept")?;
         for (number, client) in early.iter_mut().chain(&mut late).enumerate() {

@@ -12,7 +12,7 @@ use anyhow::{Context, Result, bail, ensure};
 use holdfast_api::control::{
     MigrationOutcome, MigrationRequest, MigrationStatus, ResidentProcess, SocketsWay,
 };
-use holdfast_bench::cluster::{Cluster, ClusterSpec};
+use holdfast_bench::cluster::{Cluster, ClusterSpec, LATE_MAX, was_late};
 use holdfast_lab::Topology;
 
 /// Whatever is waited for; the machine may be very busy.
@@ -166,15 +166,43 @@ impl World {
     /// Moves the program, which must succeed and be what it was.
     pub fn migrate(&self, counter: &Counter, from: &str, to: &str) -> Result<MigrationStatus> {
         let pid = self.pid_on(from, counter)?;
-        let id = self.ask(pid, from, to, SocketsWay::default(), (false, true))?;
-        let status = self.ended(from, id)?;
-        ensure!(
-            status.outcome == MigrationOutcome::Moved,
-            "from {from} to {to}: {:?}",
-            status.outcome
-        );
+        let begin = || self.ask(pid, from, to, SocketsWay::default(), (false, true));
+        let status = self.moved(from, to, begin)?;
         self.goes_on(counter, to)?;
         Ok(status)
+    }
+
+    /// Moves a process.
+    pub fn move_to(&self, pid: i32, from: &str, to: &str) -> Result<MigrationStatus> {
+        self.move_by(pid, from, to, SocketsWay::default())
+    }
+
+    /// The same, with its sockets in one of the three ways.
+    pub fn move_by(
+        &self,
+        pid: i32,
+        from: &str,
+        to: &str,
+        sockets: SocketsWay,
+    ) -> Result<MigrationStatus> {
+        self.moved(from, to, || self.begin_by(pid, from, to, sockets))
+    }
+
+    fn moved(
+        &self,
+        from: &str,
+        to: &str,
+        begin: impl Fn() -> Result<u64>,
+    ) -> Result<MigrationStatus> {
+        for late in 0.. {
+            let status = self.ended(from, begin()?)?;
+            match &status.outcome {
+                MigrationOutcome::Moved => return Ok(status),
+                MigrationOutcome::Kept { reason } if was_late(reason) && late < LATE_MAX => {}
+                other => bail!("from {from} to {to}: {other:?}"),
+            }
+        }
+        unreachable!()
     }
 
     /// Waits until the program has counted some more on this node, and checks all that it wrote.

@@ -10,6 +10,7 @@ use holdfast_bench::cluster::find_program;
 use holdfast_bench::pools::{PoolLab, words};
 use holdfast_sys::sock_diag::tcp_service;
 
+use super::connect::LONG;
 use super::{PATIENCE, alone, echo, text};
 
 const ELEMENTS: [&str; 2] = ["n2", "n3"];
@@ -118,6 +119,7 @@ fn command(lab: &PoolLab) {
     command
         .arg(find_program("holdfast").expect("holdfast"))
         .args(["pool", "connect", "two", "--choose", "prequal"])
+        .args(["--linger", LONG])
         .args(lab.registrar_words(&["n1"]).expect("a host"))
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())

@@ -3,6 +3,7 @@
 use std::io::{BufRead, Write};
 use std::process::Stdio;
 
+use super::connect::LONG;
 use super::{Host, echo, terminate, text};
 
 #[test]
@@ -23,7 +24,7 @@ fn a_program_is_an_element_as_long_as_it_runs() {
 
     // A session with it.
     let mut session = host
-        .command(&["pool", "connect", "echo"])
+        .command(&["pool", "connect", "echo", "--linger", LONG])
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())

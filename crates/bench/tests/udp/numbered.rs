@@ -15,6 +15,11 @@ use crate::common::{PORT, eventually};
 const NUMBERS: usize = 20_000;
 /// Each client sends one so often.
 const INTERVAL: Duration = Duration::from_millis(10);
+/// The most of a client's that wait for their answers: those of all clients fit into a socket's buffer, however long its program stands
+/// still.
+const WAITING_MAX: u64 = 4;
+/// After which one that waits may be lost, and keeps up no other.
+const LOST_AFTER: Duration = Duration::from_secs(1);
 /// Bytes of a datagram.
 const SIZE: usize = 200;
 
@@ -37,6 +42,7 @@ struct Client {
     sent: AtomicU64,
     /// Answers to each number.
     answers: Vec<AtomicU8>,
+    /// How many have one.
     answered: AtomicU64,
     /// Answers that came after a later one.
     overtaken: AtomicU64,
@@ -48,7 +54,8 @@ pub struct Datagrams {
     clients: Arc<Vec<Client>>,
     stop: Arc<AtomicBool>,
     finish: Arc<AtomicBool>,
-    threads: Vec<JoinHandle<()>>,
+    sender: JoinHandle<()>,
+    receivers: Vec<JoinHandle<()>>,
 }
 
 impl Datagrams {
@@ -71,24 +78,25 @@ impl Datagrams {
             Arc::new(AtomicBool::new(false)),
             Arc::new(AtomicBool::new(false)),
         );
-        let mut threads = Vec::new();
+        let mut receivers = Vec::new();
         for (number, socket) in sockets.iter().cloned().enumerate() {
             let (clients, finish) = (clients.clone(), finish.clone());
-            threads.push(std::thread::spawn(move || {
+            receivers.push(std::thread::spawn(move || {
                 receive(&socket, number, &clients[number], &finish);
             }));
         }
         let flows = sockets.iter().map(flow).collect();
-        threads.push(std::thread::spawn({
+        let sender = std::thread::spawn({
             let (clients, stop) = (clients.clone(), stop.clone());
             move || send(&sockets, &clients, &stop)
-        }));
+        });
         Self {
             flows,
             clients,
             stop,
             finish,
-            threads,
+            sender,
+            receivers,
         }
     }
 
@@ -119,8 +127,10 @@ impl Datagrams {
     /// Stops, and counts what has not exactly one answer.
     pub fn end(self, name: &str) -> Counts {
         self.stop.store(true, Ordering::Relaxed);
-        let total: u64 = (0..self.clients.len())
-            .map(|client| self.sent(client))
+        self.sender.join().expect("everything was sent");
+        let clients = self.clients.iter();
+        let total: u64 = clients
+            .map(|client| client.sent.load(Ordering::Relaxed))
             .sum();
         let answered = || -> u64 {
             let clients = self.clients.iter();
@@ -137,8 +147,8 @@ impl Datagrams {
             std::thread::sleep(Duration::from_millis(10));
         }
         self.finish.store(true, Ordering::Relaxed);
-        for thread in self.threads {
-            thread.join().expect("every answer is to something sent");
+        for receiver in self.receivers {
+            receiver.join().expect("every answer is to something sent");
         }
         let mut counts = Counts {
             total,
@@ -181,9 +191,15 @@ pub struct Counts {
 }
 
 fn send(sockets: &[Arc<UdpSocket>], clients: &[Client], stop: &AtomicBool) {
+    let mut last = vec![Instant::now(); clients.len()];
     while !stop.load(Ordering::Relaxed) {
         for (number, (socket, client)) in sockets.iter().zip(clients).enumerate() {
             let next = client.sent.load(Ordering::Relaxed);
+            let waiting = next - client.answered.load(Ordering::Relaxed);
+            if waiting >= WAITING_MAX && last[number].elapsed() < LOST_AFTER {
+                continue;
+            }
+            last[number] = Instant::now();
             assert!((next as usize) < NUMBERS, "the test takes too long");
             // Counted first: the answer may be faster than the count.
             client.sent.store(next + 1, Ordering::Relaxed);
@@ -206,8 +222,10 @@ fn receive(socket: &UdpSocket, number: usize, client: &Client, finish: &AtomicBo
         let turn = u64::from_be_bytes(buffer[..8].try_into().unwrap());
         assert_eq!(buffer[..length], datagram(number, turn)[..]);
         assert!(turn < client.sent.load(Ordering::Relaxed));
-        client.answers[turn as usize].fetch_add(1, Ordering::Relaxed);
-        client.answered.fetch_add(1, Ordering::Relaxed);
+        let before = client.answers[turn as usize].fetch_add(1, Ordering::Relaxed);
+        client
+            .answered
+            .fetch_add(u64::from(before == 0), Ordering::Relaxed);
         client
             .overtaken
             .fetch_add(u64::from(turn < latest), Ordering::Relaxed);
