@@ -57,6 +57,17 @@ pub(crate) fn destroy(group: &Path) -> Result<()> {
     }
 }
 
+/// Makes a group, and the directory for all labs above it.
+pub(crate) fn make(group: &Path) -> Result<()> {
+    loop {
+        match fs::create_dir_all(group) {
+            // Whoever removed the last lab removed the directory above between the two were made.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            made => return made.context(|| format!("create {}", group.display())),
+        }
+    }
+}
+
 /// Removes the directory for all labs if no lab is left.
 pub(crate) fn remove_base_if_empty() {
     if let Ok(base) = base() {

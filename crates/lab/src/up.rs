@@ -3,7 +3,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     fs,
-    io::{Error as IoError, ErrorKind},
+    io::ErrorKind,
     net::{IpAddr, UdpSocket},
     path::{Path, PathBuf},
     process::{Child, Command},
@@ -133,14 +133,7 @@ fn raise(state: &mut State, children: &mut Vec<Child>) -> Result<()> {
         .into_iter()
         .map(|host| (host.clone(), state.links.contains_key(&host.name)))
         .collect();
-    // Whoever removed the last lab removed the group above between the two were made.
-    let make = || fs::create_dir_all(&state.cgroup);
-    let is_missing = |error: &IoError| error.kind() == ErrorKind::NotFound;
-    let mut made = make();
-    while made.as_ref().is_err_and(is_missing) {
-        made = make();
-    }
-    made.context(|| format!("create {}", state.cgroup.display()))?;
+    cgroup::make(&state.cgroup)?;
     let switch = start_init(state, SWITCH, wiring::switch_settings(), None)?;
     record(state, children, SWITCH, switch)?;
     let started = each(&hosts, |(host, _)| {

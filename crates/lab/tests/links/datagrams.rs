@@ -1,0 +1,120 @@
+//! Numbered datagrams over a link, and what its counters say of them.
+
+use std::{
+    net::UdpSocket,
+    thread,
+    time::{Duration, Instant},
+};
+
+use holdfast_lab::{Lab, link::PathCounters};
+use nix::sys::socket::{setsockopt, sockopt};
+
+use crate::common::ask;
+
+/// A socket in c1 that sends to one in n1. From then on c1 sends nothing else, so the link's counters are about these
+/// datagrams.
+pub fn datagrams(lab: &Lab) -> (UdpSocket, UdpSocket) {
+    let (target, _) = lab.address("n1").unwrap();
+    let mac = lab.host("n1").unwrap().mac;
+    ask(
+        lab,
+        "c1",
+        &format!(
+            "sysctl -qw net.ipv6.conf.eth0.disable_ipv6=1; ip neigh replace {target} lladdr {mac} dev eth0 nud permanent"
+        ),
+    );
+    let receiver = lab
+        .in_net("n1", || UdpSocket::bind((target, 7)))
+        .unwrap()
+        .unwrap();
+    setsockopt(&receiver, sockopt::RcvBufForce, &(64 << 20)).unwrap();
+    receiver
+        .set_read_timeout(Some(Duration::from_secs(30)))
+        .unwrap();
+    let sender = lab
+        .in_net("c1", || UdpSocket::bind("0.0.0.0:0"))
+        .unwrap()
+        .unwrap();
+    sender.connect((target, 7)).unwrap();
+    settled(lab);
+    (sender, receiver)
+}
+
+pub fn up(lab: &Lab) -> PathCounters {
+    let status = lab.status().unwrap();
+    let c1 = status
+        .hosts
+        .iter()
+        .find(|host| host.host.name == "c1")
+        .unwrap();
+    c1.counters.unwrap().up
+}
+
+/// The counters of the upward direction when nothing moves any more.
+pub fn settled(lab: &Lab) -> PathCounters {
+    settled_after(lab, 0)
+}
+
+/// The same, once so many packets have entered since the lab is up.
+pub fn settled_after(lab: &Lab, entered: u64) -> PathCounters {
+    let deadline = Instant::now() + Duration::from_secs(60);
+    let (mut last, mut same) = (up(lab), 0);
+    // The counters are written within 100 ms of a change; looked at so often, as they were not if the machine stood still.
+    while last.link.entered < entered || last.link.inside > 0 || same < 25 {
+        assert!(
+            Instant::now() < deadline,
+            "the link does not come to rest: {last:?}"
+        );
+        thread::sleep(Duration::from_millis(20));
+        let seen = up(lab);
+        same = if seen == last { same + 1 } else { 0 };
+        last = seen;
+    }
+    last
+}
+
+/// Receives numbered datagrams until one numbered `last` or more: the numbers, and when each came.
+pub fn receive(receiver: &UdpSocket, last: u32) -> Vec<(u32, Instant)> {
+    let mut buffer = [0; 2048];
+    let mut seen = Vec::new();
+    loop {
+        receiver
+            .recv(&mut buffer)
+            .expect("a datagram within the limit");
+        let number = u32::from_be_bytes([buffer[0], buffer[1], buffer[2], buffer[3]]);
+        seen.push((number, Instant::now()));
+        if number >= last {
+            return seen;
+        }
+    }
+}
+
+/// The numbers of so many datagrams that have left the link; there are no more.
+pub fn received(receiver: &UdpSocket, count: usize) -> Vec<u32> {
+    let mut buffer = [0; 2048];
+    let mut number = || {
+        receiver.recv(&mut buffer)?;
+        let bytes = [buffer[0], buffer[1], buffer[2], buffer[3]];
+        std::io::Result::Ok(u32::from_be_bytes(bytes))
+    };
+    let numbers = (0..count).map(|_| number().expect("a datagram within the limit"));
+    let numbers = numbers.collect();
+    receiver.set_nonblocking(true).unwrap();
+    assert!(number().is_err(), "more came than {count}");
+    numbers
+}
+
+/// Waits until so many packets have entered the upward direction since the lab is up.
+pub fn entered(lab: &Lab, count: u64) {
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while up(lab).link.entered < count {
+        assert!(Instant::now() < deadline, "not all enter: {:?}", up(lab));
+        thread::sleep(Duration::from_millis(5));
+    }
+}
+
+pub fn numbered(number: u32, size: usize) -> Vec<u8> {
+    let mut datagram = vec![0; size];
+    datagram[..4].copy_from_slice(&number.to_be_bytes());
+    datagram
+}
