@@ -5,7 +5,7 @@ use std::{net::UdpSocket, process::Command, time::Duration};
 use holdfast_lab::{Lab, LinkEntry, Topology};
 
 mod common;
-use common::{ask, is_root, spec};
+use common::{ask, is_root, receive, spec};
 
 #[test]
 fn a_program_at_the_interface_can_send_back() {
@@ -57,7 +57,7 @@ fn a_program_at_the_interface_can_send_back() {
         for length in [4usize, 500, 1472] {
             let sent = vec![length as u8; length];
             socket.send(&sent).unwrap();
-            let received = socket.recv(&mut back).unwrap();
+            let received = receive(&socket, &mut back).unwrap();
             assert_eq!(back[..received], sent);
         }
     }

@@ -1,6 +1,8 @@
 //! What the lab's tests share.
 #![allow(dead_code)]
 
+use std::io;
+use std::net::UdpSocket;
 use std::process::{Command, Output};
 
 use holdfast_lab::{Lab, Spec};
@@ -51,4 +53,14 @@ pub fn runs(text: &str) -> bool {
     String::from_utf8_lossy(&output.stdout)
         .lines()
         .any(|line| line.contains(text))
+}
+
+/// What comes to a socket that has a limit of time. One that is stopped for a while and goes on has not reached it.
+pub fn receive(socket: &UdpSocket, buffer: &mut [u8]) -> io::Result<usize> {
+    loop {
+        match socket.recv(buffer) {
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            received => return received,
+        }
+    }
 }

@@ -9,7 +9,7 @@ use std::{
 use holdfast_lab::{Lab, link::PathCounters};
 use nix::sys::socket::{setsockopt, sockopt};
 
-use crate::common::ask;
+use crate::common::{self, ask};
 
 /// A socket in c1 that sends to one in n1. From then on c1 sends nothing else, so the link's counters are about these
 /// datagrams.
@@ -78,9 +78,7 @@ pub fn receive(receiver: &UdpSocket, last: u32) -> Vec<(u32, Instant)> {
     let mut buffer = [0; 2048];
     let mut seen = Vec::new();
     loop {
-        receiver
-            .recv(&mut buffer)
-            .expect("a datagram within the limit");
+        common::receive(receiver, &mut buffer).expect("a datagram within the limit");
         let number = u32::from_be_bytes([buffer[0], buffer[1], buffer[2], buffer[3]]);
         seen.push((number, Instant::now()));
         if number >= last {
@@ -93,7 +91,7 @@ pub fn receive(receiver: &UdpSocket, last: u32) -> Vec<(u32, Instant)> {
 pub fn received(receiver: &UdpSocket, count: usize) -> Vec<u32> {
     let mut buffer = [0; 2048];
     let mut number = || {
-        receiver.recv(&mut buffer)?;
+        common::receive(receiver, &mut buffer)?;
         let bytes = [buffer[0], buffer[1], buffer[2], buffer[3]];
         std::io::Result::Ok(u32::from_be_bytes(bytes))
     };
