@@ -6,9 +6,11 @@ use std::path::Path;
 /// Chunk types and lengths of headers (RFC 9260 section 3).
 const DATA: u8 = 0;
 const INIT: u8 = 1;
+/// SACK, HEARTBEAT, HEARTBEAT ACK: what the stacks say to each other when time has passed, for which nobody waits.
+const ASIDE: std::ops::RangeInclusive<u8> = 3..=5;
 const COMMON_HEADER: usize = 12;
 
-/// An SCTP packet, by its first chunk.
+/// An SCTP packet, by the first chunk that is not [`ASIDE`]; there is one.
 struct Packet {
     from: IpAddr,
     to: IpAddr,
@@ -68,9 +70,14 @@ fn parse(frame: &[u8]) -> Option<Packet> {
         UDP => sctp = sctp.get(8..)?,
         _ => return None,
     }
-    let chunk = *sctp.get(COMMON_HEADER)?;
-    let at = COMMON_HEADER + 12;
-    let ppid = sctp.get(at..at + 4).filter(|_| chunk == DATA);
+    let mut at = COMMON_HEADER;
+    while ASIDE.contains(sctp.get(at)?) {
+        let length = sctp.get(at + 2..at + 4)?;
+        let length = usize::from(u16::from_be_bytes([length[0], length[1]]));
+        at += length.max(4).next_multiple_of(4);
+    }
+    let chunk = *sctp.get(at)?;
+    let ppid = sctp.get(at + 12..at + 16).filter(|_| chunk == DATA);
     Some(Packet {
         from: address(12),
         to: address(16),
