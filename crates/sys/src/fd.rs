@@ -73,9 +73,20 @@ pub fn send_with_fds(
         }
     }
     // SAFETY: `message` points to `part` and `control`, which outlive the call.
-    let outcome =
-        unsafe { libc::sendmsg(socket.as_raw_fd(), &raw const message, libc::MSG_NOSIGNAL) };
-    check_length(outcome).map(|_| ())
+    let sent = again(|| unsafe {
+        libc::sendmsg(socket.as_raw_fd(), &raw const message, libc::MSG_NOSIGNAL)
+    });
+    sent.map(|_| ())
+}
+
+/// Who is stopped and goes on while it waits at a socket with a timeout is told so by an error (`signal(7)`), and waits again.
+fn again(mut call: impl FnMut() -> libc::ssize_t) -> io::Result<usize> {
+    loop {
+        match check_length(call()) {
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            outcome => return outcome,
+        }
+    }
 }
 
 /// Receives one message into `buffer`; zero bytes mean that the other side has closed.
@@ -89,8 +100,7 @@ pub fn recv_with_fds(socket: BorrowedFd<'_>, buffer: &mut [u8]) -> io::Result<Re
     let mut message = message_header(&mut part, &mut control);
     let flags = libc::MSG_CMSG_CLOEXEC;
     // SAFETY: `message` points to `part` (over `buffer`) and `control`, which are writable and outlive the call.
-    let outcome = unsafe { libc::recvmsg(socket.as_raw_fd(), &raw mut message, flags) };
-    let length = check_length(outcome)?;
+    let length = again(|| unsafe { libc::recvmsg(socket.as_raw_fd(), &raw mut message, flags) })?;
     let fds = take_fds(&message);
     if message.msg_flags & (libc::MSG_TRUNC | libc::MSG_CTRUNC) != 0 {
         return Err(io::Error::new(
@@ -145,6 +155,8 @@ mod tests {
     use std::io::{Read, Write};
     use std::os::fd::AsFd;
     use std::os::unix::net::UnixStream;
+    use std::os::unix::thread::JoinHandleExt;
+    use std::time::Duration;
 
     #[test]
     fn descriptors_arrive_in_order_and_close_on_exec() {
@@ -166,6 +178,32 @@ mod tests {
             (&streams[at].1).read_exact(&mut byte).expect("read");
             assert_eq!(usize::from(byte[0]), at);
         }
+    }
+
+    extern "C" fn nothing(_: libc::c_int) {}
+
+    #[test]
+    fn who_is_interrupted_waits_again() {
+        let (left, right) = UnixStream::pair().expect("a pair");
+        right
+            .set_read_timeout(Some(Duration::from_secs(60)))
+            .expect("a timeout");
+        // SAFETY: the handler does nothing, and no other test uses this signal.
+        unsafe {
+            let mut action: libc::sigaction = std::mem::zeroed();
+            action.sa_sigaction = nothing as *const () as libc::sighandler_t;
+            libc::sigaction(libc::SIGUSR2, &raw const action, std::ptr::null_mut());
+        }
+        let waiting = std::thread::spawn(move || recv_with_fds(right.as_fd(), &mut [0; 4]));
+        for _ in 0..20 {
+            // SAFETY: the thread is not joined yet.
+            unsafe { libc::pthread_kill(waiting.as_pthread_t(), libc::SIGUSR2) };
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        assert!(!waiting.is_finished(), "it was told of the signal");
+        send_with_fds(left.as_fd(), b"now", &[]).expect("sent");
+        let received = waiting.join().expect("ended").expect("received");
+        assert_eq!(received.length, 3);
     }
 
     #[test]
