@@ -123,7 +123,7 @@ fn series(traces: &[&Trace], moves: &[GameMove], interval: Duration) -> Result<S
     let point = |slot: usize| {
         let values: Vec<f64> = curves.iter().map(|curve| curve[slot]).collect();
         Point {
-            x: slot as f64 * interval.as_secs_f64() * 1e3,
+            x: (interval * slot as u32).as_micros() as f64 / 1e3,
             ours: Estimate::of(&values),
             paper: (slot == AROUND).then_some(PAPER_DELAY_MS),
         }
