@@ -13,7 +13,7 @@ static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 /// TCP sends again what was not acknowledged for 4 ms, with or without handoffs; where the machine does not run client or
 /// server for so long, nothing can be said. So a run in which that alone went wrong is repeated: a fault of ours would
 /// show in every one.
-const ATTEMPTS: u32 = 8;
+const ATTEMPTS: u32 = 4;
 
 /// How such a problem is told.
 const SENT_AGAIN: &str = "segments sent again";

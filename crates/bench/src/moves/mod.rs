@@ -85,14 +85,16 @@ impl Group {
         self.until("the program starts", pid)
     }
 
-    /// Moves a process and waits until it runs there. Where it stayed since a node was late it is asked for again.
+    /// Moves a process and waits until it runs there. Where it stayed since a node was late it is asked for again, and says so.
     ///
     /// # Errors
     /// It stayed, and why; or the move does not end.
     pub fn migrate(&self, pid: i32, number: usize, sockets: SocketsWay) -> Result<Move> {
         for _ in 0..LATE_MAX {
             match self.migrate_once(pid, number, sockets) {
-                Err(error) if was_late(&error.to_string()) => {}
+                Err(error) if was_late(&error.to_string()) => {
+                    eprintln!("{error}: it is asked for again");
+                }
                 outcome => return outcome,
             }
         }

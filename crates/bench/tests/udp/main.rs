@@ -59,7 +59,8 @@ fn associations_move(name: &str, reach: Reach, family: Family) {
         let flow = load.flow(client);
         let from = owner(&cluster, flow).unwrap();
         let to = if from == "n2" { "n3" } else { "n2" };
-        all_move(&cluster, &from, Selection::Flows(vec![flow]), to);
+        let moved = all_move(&cluster, &from, Selection::Flows(vec![flow]), to);
+        assert_eq!(moved, 1);
         assert_eq!(owner(&cluster, flow).as_deref(), Some(to));
         load.all_answered_again();
     }
@@ -151,7 +152,7 @@ fn a_program_that_hangs_when_frozen() {
     assert!(matches!(hear(&odd.taker), FromDaemon::Cancel { .. }));
     assert_eq!(owner(&cluster, odd.flow).as_deref(), Some("n2"));
     let all = Selection::Flows((0..4).map(|client| load.flow(client)).collect());
-    all_move(&cluster, "n2", all, "n3");
+    assert_eq!(all_move(&cluster, "n2", all, "n3"), 4);
     let counts = load.end("udph");
     assert_eq!((counts.lost.len(), counts.doubled), (0, 0), "{counts:?}");
 }
@@ -201,22 +202,23 @@ fn ended(cluster: &Cluster, from: &str, id: u64) -> HandoffStatus {
     status()
 }
 
-/// Hands off what is selected; all of it must move.
-fn all_move(cluster: &Cluster, from: &str, selection: Selection, to: &str) {
-    let mut selection = selection;
-    for late in 0.. {
+/// Hands off what is selected; all of it must move. Says how many flows that were.
+fn all_move(cluster: &Cluster, from: &str, mut selection: Selection, to: &str) -> u64 {
+    let (mut late, mut moved) = (0, 0);
+    loop {
         let status = ended(cluster, from, begin(cluster, from, selection, to));
         let kept = |result: &FlowResult| match &result.outcome {
             FlowOutcome::Kept { reason } => Some((result.flow, was_late(reason))),
             _ => None,
         };
         let kept: Vec<_> = status.results.iter().filter_map(kept).collect();
+        moved += status.summary.moved;
         if kept.is_empty() {
-            assert!(status.summary.moved > 0, "{status:#?}");
-            return;
+            return moved;
         }
         let all_late = kept.iter().all(|(_, late)| *late);
         assert!(all_late && late < LATE_MAX, "{status:#?}");
+        late += 1;
         selection = Selection::Flows(kept.into_iter().map(|(flow, _)| flow).collect());
     }
 }

@@ -29,7 +29,7 @@ fn lab(test: &str, entry: LinkEntry) -> Lab {
 }
 
 #[test]
-fn delay_is_never_less_and_often_not_much_more() {
+fn delay_is_never_less_and_seldom_much_more() {
     if !is_root() {
         return;
     }
@@ -64,18 +64,14 @@ fn delay_is_never_less_and_often_not_much_more() {
     assert_eq!(sent.len(), count as usize);
     let mut delays = sent;
     delays.sort();
-    let (least, tenth, median, most) = (
+    let (least, median, most) = (
         delays[0],
-        delays[delays.len() / 10],
         delays[delays.len() / 2],
         delays[delays.len() - 1],
     );
-    eprintln!(
-        "delay asked {asked:?}: least {least:?}, tenth {tenth:?}, median {median:?}, most {most:?}"
-    );
+    eprintln!("delay asked {asked:?}: least {least:?}, median {median:?}, most {most:?}");
     assert!(least >= asked, "{least:?}");
-    // How much later the others are is up to who else runs.
-    assert!(tenth < asked + Duration::from_millis(5), "{tenth:?}");
+    assert!(median < asked + Duration::from_millis(5), "{median:?}");
 }
 
 #[test]
