@@ -28,6 +28,7 @@ mod timers;
 
 pub use element::{ElementKey, ElementRef};
 pub use expect::Coming;
+pub use policy::counts_selections;
 pub use pool::PoolRef;
 pub use space::{Handlespace, RegisterError, Registered, Registration};
 pub use synchronize::Cursor;

@@ -39,6 +39,16 @@ pub(crate) const OUT: u64 = u64::MAX;
 /// Bits of a weighted round robin key below the number of the round.
 const ROUND_BITS: u32 = 16;
 
+/// Whether an element's selections are counted until it registers again: then registering again changes where it stands, even if it says
+/// nothing new.
+pub fn counts_selections(kind: PolicyKind) -> bool {
+    let procedure = Procedure::of(kind);
+    matches!(
+        procedure,
+        Procedure::FirstCounted | Procedure::ByWeightCounted
+    )
+}
+
 impl Procedure {
     pub(crate) fn of(kind: PolicyKind) -> Procedure {
         use PolicyKind::*;

@@ -8,13 +8,15 @@ use holdfast_wire::rserpool::{PolicyKind, PoolHandle};
 
 use super::Carrier;
 use super::group::{Kind, address_towards};
-use super::measure::{Group, GroupSpec, Windows, measure};
+use super::measure::{Group, GroupSpec, Window, Windows, measure};
 use super::messages::Pool;
 use super::report::Row;
 use super::scope::{Scope, ScopeSpec, Target};
 
 /// Elements of the pool that users resolve.
 const POOL: usize = 1000;
+/// Scopes in each round of a load in which small differences matter.
+const STARTS: usize = 3;
 /// An answer's elements, where the user does not say how many.
 const ITEMS: usize = 3;
 
@@ -125,31 +127,56 @@ impl Setting {
         format!("bench-{}-{}", std::process::id(), load as u8)
     }
 
-    /// Measures a load, with the one send and, if the load is about that, without.
+    /// Measures a load, with the one send and, if the load is about that, without, and with each re-registration announced.
     pub(super) fn measure(&self, load: Load, registrars: usize) -> Result<Vec<Row>> {
         let plan = Plan::of(load, self);
         eprintln!("{}, {registrars} in scope", plan.name);
+        let row = |windows: &[_]| Row::of(load, &plan.name, plan.elements, plan.users, windows);
         if let Some(target) = self.external {
-            return Ok(vec![self.one(load, &plan, &[target], None)?]);
+            let windows = self.one(load, &plan, &[target], None, self.windows)?;
+            return Ok(vec![row(&windows)]);
         }
         let both = load == Load::PaperRegistrars && registrars > 1;
-        let one_sends: &[bool] = if both { &[true, false] } else { &[true] };
-        let each = one_sends.iter().map(|&one_send| {
-            let scope = Scope::start(&ScopeSpec {
+        let ways = [(true, false), (false, false), (true, true)];
+        let ways = if both { &ways[..] } else { &ways[..1] };
+        let each = ways.iter().map(|&(one_send, announce_each)| {
+            let spec = ScopeSpec {
                 registrars,
                 one_send,
+                announce_each,
                 pause_us: self.pause_us,
                 carrier: self.carrier,
-            })?;
-            let targets: Vec<Target> = (0..registrars.min(2))
-                .filter_map(|place| scope.target(place))
-                .collect();
-            let mut row = self.one(load, &plan, &targets, Some(&scope))?;
+            };
+            let mut row = row(&self.scopes(load, &plan, &spec)?);
             row.registrars = registrars;
             row.one_send = Some(one_send);
+            row.announce_each = Some(announce_each);
             Ok(row)
         });
         each.collect()
+    }
+
+    /// Measures in one scope; where small differences matter, in several: how far the elements' requests fall together, and with that how
+    /// often the registrar wakes, is decided when they start.
+    fn scopes(&self, load: Load, plan: &Plan, spec: &ScopeSpec) -> Result<Vec<Window>> {
+        let count = self.windows.count;
+        let (starts, count) = match load {
+            Load::PaperRegistrars => (count * STARTS, 1),
+            _ => (1, count),
+        };
+        let windows = Windows {
+            count,
+            ..self.windows
+        };
+        let mut measured = Vec::new();
+        for _ in 0..starts {
+            let scope = Scope::start(spec)?;
+            let targets: Vec<Target> = (0..spec.registrars.min(2))
+                .filter_map(|place| scope.target(place))
+                .collect();
+            measured.extend(self.one(load, plan, &targets, Some(&scope), windows)?);
+        }
+        Ok(measured)
     }
 
     fn one(
@@ -158,7 +185,8 @@ impl Setting {
         plan: &Plan,
         targets: &[Target],
         scope: Option<&Scope>,
-    ) -> Result<Row> {
+        windows: Windows,
+    ) -> Result<Vec<Window>> {
         let at = *targets.first().context("no registrar")?;
         let handle = self.handle(load);
         let spec = |kind, count| GroupSpec {
@@ -183,19 +211,13 @@ impl Setting {
                 .map(|interval| (&mut elements, interval)),
         );
         groups.extend(users.as_mut().map(|users| (users, plan.users_every)));
-        let windows = measure(&mut groups, targets, self.windows)?;
+        let windows = measure(&mut groups, targets, windows)?;
         if let Some(scope) = scope {
             let resolutions = users.as_ref().map_or(0, Group::answered);
             scope.has_counted(elements.answered(), resolutions, 0)?;
         }
         users.map_or(Ok(()), Group::leave)?;
         elements.leave()?;
-        Ok(Row::of(
-            load,
-            &plan.name,
-            plan.elements,
-            plan.users,
-            &windows,
-        ))
+        Ok(windows)
     }
 }

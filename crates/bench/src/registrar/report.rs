@@ -35,6 +35,9 @@ pub struct Row {
     pub groups_cpu_share: f64,
     /// Whether updates were handed over once for all peers; unknown of another program's registrar.
     pub one_send: Option<bool>,
+    /// Whether re-registrations that change nothing were announced each, rather than those of some time together; unknown of another
+    /// program's registrar.
+    pub announce_each: Option<bool>,
     /// Processor time of the first registrar for one operation.
     pub cpu_ns_per_operation: f64,
     /// What of it the echo does not use: with one registrar at saturation.
@@ -80,6 +83,7 @@ impl Row {
             sync_registrar_cpu_share: has_second.then(|| median(windows, of_second)),
             groups_cpu_share: median(windows, |window| window.groups_cpu),
             one_send: None,
+            announce_each: None,
             cpu_ns_per_operation: median(windows, each),
             own_ns_per_operation: None,
             share_of_echo: None,
@@ -175,29 +179,39 @@ impl Report {
         for (what, met) in bars {
             println!("{} {what}", if met { "met:   " } else { "missed:" });
         }
+        if let Some((load, growth)) = self.growth_with(true, true) {
+            let percent = growth * 100.0;
+            println!(
+                "no bar: {load}, from 1 to 6 registrars, each re-registration announced: {percent:+.0} % CPU"
+            );
+        }
     }
 
-    /// The processor time of one registrar against that of six.
+    /// The processor time of one registrar against that of six, with and without the one send.
     fn growth(&self) -> Vec<(String, bool)> {
-        let find = |registrars, one_send| {
-            self.rows.iter().find(|row| {
-                row.which == Load::PaperRegistrars
-                    && row.registrars == registrars
-                    && row.one_send == Some(one_send)
-            })
-        };
-        let each = [true, false].into_iter().filter_map(|one_send| {
-            let (alone, six) = (find(1, true)?, find(6, one_send)?);
-            let growth = six.cpu_share / alone.cpu_share - 1.0;
-            let how = if one_send { "with" } else { "without" };
+        let ways = [(true, "with"), (false, "without")];
+        let each = ways.into_iter().filter_map(|(one_send, how)| {
+            let (load, growth) = self.growth_with(one_send, false)?;
+            let percent = growth * 100.0;
             let what = format!(
-                "{}, from 1 to 6 registrars {how} the one send: {:+.0} % CPU (at most 25 %)",
-                six.load,
-                growth * 100.0
+                "{load}, from 1 to 6 registrars {how} the one send: {percent:+.0} % CPU (at most 25 %)"
             );
             Some((what, growth <= 0.25))
         });
         each.collect()
+    }
+
+    fn growth_with(&self, one_send: bool, announce_each: bool) -> Option<(&str, f64)> {
+        let find = |registrars, one_send, announce_each| {
+            self.rows.iter().find(|row| {
+                row.which == Load::PaperRegistrars
+                    && row.registrars == registrars
+                    && row.one_send == Some(one_send)
+                    && row.announce_each == Some(announce_each)
+            })
+        };
+        let (alone, six) = (find(1, true, false)?, find(6, one_send, announce_each)?);
+        Some((&six.load, six.cpu_share / alone.cpu_share - 1.0))
     }
 
     pub(super) fn write(&self, path: &Path) -> Result<()> {
@@ -250,7 +264,7 @@ fn bars_of(row: &Row) -> Vec<(String, bool)> {
 
 fn heading() -> String {
     format!(
-        "{:<36} {:>10} {:>9} {:>20} {:>8} {:>14} {:>8} {:>8} {:>9} {:>9}",
+        "{:<36} {:>10} {:>9} {:>20} {:>8} {:>14} {:>8} {:>8} {:>9} {:>9} {:>9}",
         "load",
         "registrars",
         "per s",
@@ -260,7 +274,8 @@ fn heading() -> String {
         "sync %",
         "load %",
         "ns each",
-        "one send"
+        "one send",
+        "announced"
     )
 }
 
@@ -269,7 +284,7 @@ fn line(row: &Row) -> String {
     let [least, most] = row.operations_per_s_range;
     let [low, high] = row.cpu_share_range;
     format!(
-        "{:<36} {:>10} {:>9.0} {:>20} {:>8} {:>14} {:>8} {:>8} {:>9.0} {:>9}",
+        "{:<36} {:>10} {:>9.0} {:>20} {:>8} {:>14} {:>8} {:>8} {:>9.0} {:>9} {:>9}",
         row.load,
         row.registrars,
         row.operations_per_s(),
@@ -282,6 +297,11 @@ fn line(row: &Row) -> String {
         match row.one_send {
             Some(true) => "yes",
             Some(false) => "no",
+            None => "-",
+        },
+        match row.announce_each {
+            Some(true) => "each",
+            Some(false) => "together",
             None => "-",
         },
     )

@@ -74,6 +74,9 @@ pub struct Settings {
     pub takeover_race: TakeoverRace,
     /// Two registrars that were both told of an element within this time settle whose it is (1 s).
     pub race_window: Duration,
+    /// How long a re-registration that changes nothing may wait for those that follow it, until peers are told of all of them at once; zero:
+    /// not at all (1 s).
+    pub refresh_delay: Duration,
     /// Largest block of a handle table, in bytes (16,384) and in elements (128).
     pub table_bytes_max: usize,
     /// See above.
@@ -163,6 +166,7 @@ impl Default for Settings {
             mentor_hunt: Duration::from_secs(5),
             takeover_race: TakeoverRace::LowerId,
             race_window: Duration::from_secs(1),
+            refresh_delay: Duration::from_secs(1),
             table_bytes_max: 16_384,
             table_elements_max: 128,
             turn_elements_max: 2_048,

@@ -5,9 +5,10 @@
 //! neither parsed nor checked nor encoded, and does what it would have done. Whatever that could depend on makes it forgotten, or is looked
 //! at: the element may be gone, or another's.
 
+use super::refresh::Told;
 use super::{AssociationId, Registrar};
 use bytes::Bytes;
-use holdfast_handlespace::ElementKey;
+use holdfast_handlespace::{ElementKey, counts_selections};
 use std::time::Duration;
 
 /// Bytes of request, answer and update that are kept at most.
@@ -17,19 +18,29 @@ const KEPT_MAX: usize = 1024;
 #[derive(Debug, Default)]
 pub(super) struct Granted {
     key: Option<ElementKey>,
+    /// It may be done again as it is.
+    is_kept: bool,
     /// The request, the answer, and the update, if there were peers.
     said: Vec<u8>,
     request_len: usize,
     answer_len: usize,
+    /// What peers know of it.
+    pub(super) told: Told,
 }
 
 impl Granted {
     pub(super) fn forget(&mut self) {
-        self.key = None;
+        self.is_kept = false;
+    }
+
+    /// The element that peers are to be told of yet, even when the rest is forgotten.
+    pub(super) fn waits(&self) -> Option<ElementKey> {
+        self.key.filter(|_| self.told.is_again())
     }
 
     fn keep(&mut self, key: ElementKey, request: &[u8], answer: &[u8], update: &[u8]) {
         self.said.clear();
+        self.key = Some(key);
         if request.len() + answer.len() + update.len() > KEPT_MAX {
             return self.forget();
         }
@@ -37,13 +48,19 @@ impl Granted {
             self.said.extend_from_slice(each);
         }
         (self.request_len, self.answer_len) = (request.len(), answer.len());
-        self.key = Some(key);
+        self.is_kept = true;
     }
 
     /// Whether a message is this registration once more.
     #[inline]
     pub(super) fn is_again(&self, message: &[u8]) -> bool {
-        self.key.is_some() && self.said[..self.request_len] == *message
+        self.is_kept && self.said[..self.request_len] == *message
+    }
+
+    /// Whether there were peers to be told.
+    #[inline]
+    fn has_update(&self) -> bool {
+        self.said.len() > self.request_len + self.answer_len
     }
 
     /// The answer and the update.
@@ -58,13 +75,23 @@ impl Registrar {
     #[inline]
     pub(super) fn keep_granted(
         &mut self,
+        now: Duration,
         from: AssociationId,
         key: ElementKey,
         request: &Bytes,
         update: &Bytes,
     ) {
-        if let (Some(answer), Some(known)) = (self.out.newest(), self.associations.get_mut(from)) {
-            known.granted.keep(key, request, answer, update);
+        let kind = self.space.get(key).map(|element| element.policy().kind());
+        let counts = kind.is_none_or(counts_selections);
+        let (Some(answer), Some(known)) = (self.out.newest(), self.associations.get_mut(from))
+        else {
+            return;
+        };
+        let before = known.granted.waits().filter(|before| *before != key);
+        known.granted.keep(key, request, answer, update);
+        known.granted.told = Told::new(now, self.out.audience, counts);
+        if let Some(before) = before.filter(|before| self.is_held(from, *before)) {
+            self.announce_element(before);
         }
     }
 
@@ -77,18 +104,12 @@ impl Registrar {
     /// The registration that is kept of this association came again. False: it is to be looked at like any other.
     #[inline]
     pub(super) fn register_again(&mut self, now: Duration, from: AssociationId) -> bool {
-        let Some(known) = self.associations.get(from) else {
+        let known = self.associations.get(from).map(|known| &known.granted);
+        let Some((key, granted)) = known.and_then(|granted| Some((granted.key?, granted))) else {
             return false;
         };
-        let (Some(key), (answer, update)) = (known.granted.key, known.granted.said()) else {
-            return false;
-        };
-        let entry = self.space.get(key).map(|element| element.payload());
-        let is_its = entry.is_some_and(|entry| {
-            entry.link.is_some_and(|(linked, _)| linked == from) && !entry.adopting
-        });
-        let is_told = !update.is_empty() || self.out.everybody.is_empty();
-        if !is_its || !is_told || !self.is_ready() {
+        let is_told = granted.has_update() || self.out.everybody.is_empty();
+        if !is_told || !self.is_held(from, key) || !self.is_ready() {
             return false;
         }
         let settings = &self.config.settings;
@@ -96,10 +117,17 @@ impl Registrar {
             return false;
         };
         entry.renew(now, settings);
+        let life = entry.expires.saturating_sub(now);
         self.counters.reregistrations += 1;
-        self.counters.updates_sent += 1;
-        self.out.repeat_to_all(update);
-        self.out.repeat(from, answer);
+        let is_news = self.is_news(now, from, life);
+        if let Some(known) = self.associations.get(from) {
+            let (answer, update) = known.granted.said();
+            if is_news {
+                self.counters.updates_sent += 1;
+                self.out.repeat_to_all(update);
+            }
+            self.out.repeat(from, answer);
+        }
         self.arm(key);
         true
     }

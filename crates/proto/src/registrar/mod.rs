@@ -34,6 +34,7 @@ mod hosts;
 mod outbox;
 mod parked;
 mod peers;
+mod refresh;
 mod register;
 mod schedule;
 mod start;
@@ -60,6 +61,7 @@ use outbox::Outbox;
 use peers::Peer;
 use rand::SeedableRng;
 use rand::rngs::SmallRng;
+use refresh::Refreshes;
 use schedule::{Schedule, Timer};
 use start::Start;
 use std::collections::{BTreeMap, HashMap};
@@ -148,6 +150,7 @@ pub struct Registrar {
     distant: usize,
     strangers: Strangers,
     subscriptions: Subscriptions,
+    refreshes: Refreshes,
     start: Start,
     mentor_failures: usize,
     mentor_dial: Option<DialId>,
@@ -173,6 +176,7 @@ impl Registrar {
             distant: 0,
             strangers: Strangers::default(),
             subscriptions: Subscriptions::default(),
+            refreshes: Refreshes::default(),
             start: Start::default(),
             mentor_failures: 0,
             mentor_dial: None,
@@ -309,6 +313,7 @@ impl Registrar {
             match timer {
                 Timer::Heartbeat => self.heartbeat(now),
                 Timer::Announce => self.announce(now),
+                Timer::Refresh => self.refresh_some(now),
                 Timer::Start => self.start_timeout(now),
                 Timer::Peer(id) => self.peer_timeout(now, id),
                 Timer::Dial(id) => self.dial_peer(id),

@@ -16,6 +16,8 @@ pub(super) struct Outbox {
     buffer: BytesMut,
     /// The associations of all peers that have one.
     pub(super) everybody: Arc<[AssociationId]>,
+    /// Changes with them.
+    pub(super) audience: u32,
 }
 
 impl Outbox {
@@ -25,6 +27,7 @@ impl Outbox {
             queue: VecDeque::new(),
             buffer: BytesMut::with_capacity(CHUNK),
             everybody: Arc::new([]),
+            audience: 0,
         }
     }
 

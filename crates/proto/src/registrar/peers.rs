@@ -239,6 +239,7 @@ impl Registrar {
     fn count_peers(&mut self) {
         let associations = self.peers.values().filter_map(|peer| peer.association);
         self.out.everybody = associations.collect();
+        self.out.audience = self.out.audience.wrapping_add(1);
     }
 
     /// A peer's timer: what that means depends on its state.

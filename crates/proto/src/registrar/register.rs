@@ -52,7 +52,7 @@ impl Registrar {
         };
         let sent = self.out.asap(from, &message);
         match (again, sent) {
-            (Some((key, update)), Ok(())) => self.keep_granted(from, key, bytes, &update),
+            (Some((key, update)), Ok(())) => self.keep_granted(now, from, key, bytes, &update),
             _ => self.forget_granted(from),
         }
     }

@@ -12,6 +12,8 @@ pub(super) enum Timer {
     Heartbeat,
     /// Tell elements and users.
     Announce,
+    /// Tell the peers of elements that registered again with nothing new.
+    Refresh,
     /// Something of the start takes too long, or is due again.
     Start,
     /// A peer may have been silent for too long: what that means depends on its state.

@@ -10,6 +10,13 @@ use std::time::Duration;
 
 const RR: Policy = Policy::RoundRobin;
 
+/// Registrars that announce each registration at once: see `refresh.rs` for those that do not.
+fn announcing_each() -> Bench {
+    let mut config = config();
+    config.settings.refresh_delay = Duration::ZERO;
+    Bench::new(config)
+}
+
 /// Who is chosen, one at a time.
 fn chosen(bench: &mut Bench, user: u64) -> Vec<u32> {
     let ask = Asap::HandleResolution {
@@ -103,7 +110,7 @@ fn the_same_again_has_the_same_effects() {
 
 #[test]
 fn the_answer_and_the_update_are_the_same_too() {
-    let mut bench = Bench::new(config());
+    let mut bench = announcing_each();
     bench.peer(2);
     let from = bench.up(9);
     bench.register(from, element(1, 9, RR));
@@ -124,7 +131,7 @@ fn the_answer_and_the_update_are_the_same_too() {
 
 #[test]
 fn the_first_peer_is_told() {
-    let mut bench = Bench::new(config());
+    let mut bench = announcing_each();
     let from = bench.up(9);
     for _ in 0..3 {
         bench.register(from, element(1, 9, RR));
@@ -155,7 +162,7 @@ fn who_may_no_longer_register_is_refused() {
 
 #[test]
 fn peers_are_told_of_addresses_that_are_new() {
-    let mut bench = Bench::new(config());
+    let mut bench = announcing_each();
     bench.peer(2);
     let from = bench.up(9);
     for _ in 0..3 {

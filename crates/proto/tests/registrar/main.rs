@@ -13,6 +13,7 @@ mod granted;
 mod limits;
 mod net;
 mod recorded;
+mod refresh;
 mod rng;
 mod rules;
 mod security;

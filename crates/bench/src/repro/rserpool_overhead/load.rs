@@ -31,6 +31,8 @@ pub(super) struct World {
 impl World {
     pub(super) fn start(settings: &Settings, registrars: usize) -> Result<World> {
         let scope = Scope::start(&ScopeSpec {
+            // As the paper's registrars do.
+            announce_each: true,
             registrars,
             one_send: true,
             pause_us: None,

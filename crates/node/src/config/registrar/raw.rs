@@ -60,6 +60,7 @@ struct RawRegistrar {
     retry_ms: Option<u64>,
     takeover_race: Option<RawTakeoverRace>,
     race_window_ms: Option<u64>,
+    refresh_delay_ms: Option<u64>,
     table_bytes_max: Option<usize>,
     table_elements_max: Option<usize>,
     downloads_max: Option<usize>,
@@ -261,6 +262,7 @@ impl RawRegistrar {
         set_ms(&mut settings.no_response_max, self.no_response_max_ms);
         set_ms(&mut settings.retry, self.retry_ms);
         set_ms(&mut settings.race_window, self.race_window_ms);
+        set_ms(&mut settings.refresh_delay, self.refresh_delay_ms);
         set(&mut settings.table_bytes_max, self.table_bytes_max);
         set(&mut settings.table_elements_max, self.table_elements_max);
         set(&mut settings.downloads_max, self.downloads_max);

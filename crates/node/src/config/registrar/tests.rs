@@ -29,6 +29,7 @@ encapsulation_port = 0
 one_send = false
 pause_us = 250
 update_delay_ms = 3
+refresh_delay_ms = 70
 life_unit = "seconds"
 takeover_race = "higher_id"
 heartbeat_cycle_ms = 250
@@ -56,6 +57,7 @@ init_retransmissions = 2
     let settings = &config.settings;
     assert_eq!(settings.life_unit, LifeUnit::Seconds);
     assert_eq!(settings.takeover_race, TakeoverRace::HigherId);
+    assert_eq!(settings.refresh_delay, Duration::from_millis(70));
     assert_eq!(settings.heartbeat_cycle, Duration::from_millis(250));
     assert_eq!(settings.last_heard_max, Duration::from_secs(1));
     assert_eq!(settings.limits.elements, 7);

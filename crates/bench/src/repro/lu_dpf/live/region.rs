@@ -113,7 +113,8 @@ impl Regions {
         // Waits of the daemon's own would be as many times longer as the lapse says.
         let text = format!(
             "[registrar]\nlisten = [\"{own}\"]\ndistance_step_ms = {step}\nresolution_items = {items}\n\
-             update_delay_ms = 0\npause_us = 0\n[access]\nregistrar = [\"10.0.0.0/8\"]\n"
+             update_delay_ms = 0\nrefresh_delay_ms = 0\n\
+             pause_us = 0\n[access]\nregistrar = [\"10.0.0.0/8\"]\n"
         );
         let mut words = words(["--role", "registrar", "--config"]);
         words.push(self.config_file(&name, &text)?);

@@ -1,0 +1,193 @@
+//! Registrations that say nothing new: peers are told of those of some time together.
+
+use crate::setup::*;
+use holdfast_proto::registrar::Config;
+use holdfast_wire::rserpool::asap::Message as Asap;
+use holdfast_wire::rserpool::enrp::{Body, UpdateAction};
+use holdfast_wire::rserpool::{ElementId, Policy, PoolElement, RegistrarId};
+use std::time::Duration;
+
+const RR: Policy = Policy::RoundRobin;
+const DELAY: Duration = SECOND;
+const NONE: [u32; 0] = [];
+const QUARTER: Duration = Duration::from_millis(250);
+
+/// One that has registered anew once, at time 0, and a peer that knows.
+fn registered(config: Config, element: &PoolElement) -> (Bench, u64) {
+    let mut bench = Bench::new(config);
+    bench.peer(2);
+    let from = bench.up(9);
+    for _ in 0..2 {
+        let outputs = bench.register(from, element.clone());
+        assert_eq!(announced(&outputs), [1]);
+    }
+    (bench, from)
+}
+
+/// The elements that peers are told of.
+fn announced(outputs: &[Out]) -> Vec<u32> {
+    let ids = outputs.iter().filter_map(|output| match output {
+        Out::Enrp(_, message) => match &message.body {
+            Body::HandleUpdate {
+                action: UpdateAction::Add,
+                element,
+                ..
+            } => Some(element.id.0),
+            _ => None,
+        },
+        _ => None,
+    });
+    ids.collect()
+}
+
+#[test]
+fn many_of_a_second_are_one() {
+    let same = element(1, 9, RR);
+    let (mut bench, from) = registered(config(), &same);
+    let mut times = Vec::new();
+    for _ in 0..400 {
+        let waited = bench.wait(QUARTER / 10);
+        let at_once = bench.register(from, same.clone());
+        let count = announced(&waited).len() + announced(&at_once).len();
+        times.extend((0..count).map(|_| bench.now));
+    }
+    // Ten seconds. They are announced in slots of an eighth of the delay.
+    assert!((10..=12).contains(&times.len()), "{times:?}");
+    let gaps = times.windows(2).map(|pair| pair[1] - pair[0]);
+    assert!(gaps.max() <= Some(DELAY + QUARTER / 10), "{times:?}");
+    // The last one is announced too, and then there is nothing to say.
+    assert_eq!(announced(&bench.wait(DELAY)), [1]);
+    assert_eq!(announced(&bench.wait(DELAY * 5)), NONE);
+    let counters = bench.machine.counters();
+    assert_eq!(counters.updates_sent, 2 + times.len() as u64 + 1);
+    assert_eq!(counters.reregistrations, 401);
+}
+
+#[test]
+fn one_that_comes_alone_is_announced_at_once() {
+    let same = element(1, 9, RR);
+    let (mut bench, from) = registered(config(), &same);
+    for _ in 0..5 {
+        assert_eq!(announced(&bench.wait(DELAY)), NONE);
+        assert_eq!(announced(&bench.register(from, same.clone())), [1]);
+    }
+}
+
+#[test]
+fn what_is_new_does_not_wait() {
+    let used = |load| element(1, 9, Policy::LeastUsed { load });
+    let (mut bench, from) = registered(config(), &used(1));
+    assert_eq!(announced(&bench.register(from, used(1))), NONE);
+    assert_eq!(announced(&bench.register(from, used(2))), [1]);
+    // And what waited is no longer to be said.
+    assert_eq!(announced(&bench.wait(DELAY * 2)), NONE);
+}
+
+/// Peers count selections until they hear that it has registered again.
+#[test]
+fn what_counts_selections_does_not_wait() {
+    let counting = Policy::LeastUsedDegradation {
+        load: 7,
+        degradation: 100,
+    };
+    let same = element(1, 9, counting);
+    let (mut bench, from) = registered(config(), &same);
+    for _ in 0..5 {
+        assert_eq!(announced(&bench.register(from, same.clone())), [1]);
+    }
+}
+
+#[test]
+fn who_joins_is_told_by_the_next_one() {
+    let same = element(1, 9, RR);
+    let (mut bench, from) = registered(config(), &same);
+    bench.register(from, same.clone());
+    bench.peer(3);
+    assert_eq!(announced(&bench.register(from, same.clone())), [1]);
+    assert_eq!(announced(&bench.register(from, same)), NONE);
+}
+
+/// rsplib's registrars let another's element expire a life after it was announced.
+#[test]
+fn it_waits_for_a_part_of_its_life_at_most() {
+    let short = PoolElement {
+        registration_life: 400,
+        ..element(1, 9, RR)
+    };
+    let (mut bench, from) = registered(config(), &short);
+    let step = Duration::from_millis(10);
+    let mut last = bench.now;
+    for _ in 0..300 {
+        let mut all = bench.wait(step);
+        all.extend(bench.register(from, short.clone()));
+        if !announced(&all).is_empty() {
+            last = bench.now;
+        }
+        assert!(bench.now - last <= Duration::from_millis(100) + step);
+    }
+}
+
+#[test]
+fn an_element_that_is_gone_is_not_announced() {
+    let same = element(1, 9, RR);
+    let (mut bench, from) = registered(config(), &same);
+    bench.register(from, same);
+    let (handle, id) = (handle(), ElementId(1));
+    bench.asap(from, &Asap::Deregistration { handle, id });
+    assert_eq!(announced(&bench.wait(DELAY * 2)), NONE);
+}
+
+#[test]
+fn an_element_that_is_anothers_is_not_announced() {
+    let mut config = config();
+    config.settings.race_window = Duration::ZERO;
+    let same = element(1, 9, RR);
+    let (mut bench, from) = registered(config, &same);
+    bench.register(from, same.clone());
+    let add = Body::HandleUpdate {
+        takeover_suggested: false,
+        action: UpdateAction::Add,
+        handle: handle(),
+        element: PoolElement {
+            home: RegistrarId(2),
+            ..same
+        },
+    };
+    bench.enrp(RegistrarId(2), add);
+    assert_eq!(announced(&bench.wait(DELAY * 2)), NONE);
+}
+
+#[test]
+fn elements_of_one_association_are_all_announced() {
+    let (one, two) = (element(1, 9, RR), element(2, 9, RR));
+    let (mut bench, from) = registered(config(), &one);
+    bench.register(from, two.clone());
+    bench.register(from, one.clone());
+    assert_eq!(announced(&bench.register(from, one.clone())), NONE);
+    // What waits is said before another takes its place.
+    assert_eq!(announced(&bench.register(from, two)), [2, 1]);
+    assert_eq!(announced(&bench.wait(DELAY * 2)), NONE);
+}
+
+#[test]
+fn many_elements_are_announced_in_turns() {
+    let mut config = config();
+    config.settings.turn_elements_max = 3;
+    let mut bench = Bench::new(config);
+    bench.peer(2);
+    let hosts = 1..=20;
+    for host in hosts.clone() {
+        let from = bench.up(host);
+        for _ in 0..3 {
+            bench.register(from, element(host.into(), host, RR));
+        }
+    }
+    let mut all = Vec::new();
+    while let Some(next) = bench.machine.poll_timeout().filter(|at| *at < DELAY * 2) {
+        let turn = announced(&bench.wait(next - bench.now));
+        assert!(turn.len() <= 3, "{turn:?}");
+        all.extend(turn);
+    }
+    all.sort_unstable();
+    assert_eq!(all, Vec::from_iter(hosts.map(u32::from)));
+}
