@@ -40,8 +40,8 @@ fn every_load_is_carried_without_a_lost_operation() {
             .all(|echo| number(echo, "operations_per_s") > 0.0)
     );
     let rows = report["rows"].as_array().expect("rows");
-    // Five loads, each with 1 and with 3 registrars, and the last without the one send too.
-    assert_eq!(rows.len(), 11, "{rows:#?}");
+    // Five loads, each with 1 and with 3 registrars, and the last without the one send too, and with each registration announced.
+    assert_eq!(rows.len(), 12, "{rows:#?}");
     for row in rows {
         assert!(number(row, "cpu_share") > 0.0, "{row}");
         let many = number(row, "registrars") > 1.0;
@@ -55,6 +55,8 @@ fn every_load_is_carried_without_a_lost_operation() {
     assert_eq!(rows.iter().filter(at_saturation).count(), 2);
     let not_one = rows.iter().filter(|row| row["one_send"] == false);
     assert_eq!(not_one.count(), 1);
+    let each = rows.iter().filter(|row| row["announce_each"] == true);
+    assert_eq!(each.count(), 1);
 }
 
 #[test]
