@@ -18,6 +18,9 @@ use crate::cluster::find_program;
 /// How long registrars may take to start, to meet and to be in step.
 const PATIENCE: Duration = Duration::from_secs(60);
 
+/// SCTP ports of the first one, inside UDP; the others' follow.
+const PORTS: usize = 20_000;
+
 /// What a scope is made of.
 #[derive(Clone, Copy, Debug)]
 pub struct ScopeSpec {
@@ -107,13 +110,21 @@ impl Scope {
             Carrier::Ip => (true, false),
             Carrier::Udp => (false, true),
         };
+        // Inside UDP each has all ports to choose from: two that choose the same have one address, and are taken for one.
+        let (asap, enrp) = match spec.carrier {
+            Carrier::Ip => (0, 0),
+            Carrier::Udp => {
+                let first = PORTS + 2 * self.registrars.len();
+                (first, first + 1)
+            }
+        };
         let one_send = spec.one_send;
         let mut text = format!(
             r#"
 [registrar]
 listen = ["127.0.0.1"]
-asap_port = 0
-enrp_port = 0
+asap_port = {asap}
+enrp_port = {enrp}
 raw = {raw}
 encapsulation = {encapsulation}
 encapsulation_port = 0

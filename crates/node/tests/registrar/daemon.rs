@@ -5,12 +5,20 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
 use std::process::{Child, Command};
+use std::sync::atomic::{AtomicU16, Ordering};
 
 use holdfast_api::control::{
     BlockingClient, Client, ClientError, PeerEntry, PoolDetail, RegistrarStatus,
 };
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
+
+/// SCTP ports of the next one: inside UDP each has all to itself, and two that the system let choose the same would have one address.
+pub fn ports() -> (u16, u16) {
+    static NEXT: AtomicU16 = AtomicU16::new(20_000);
+    let asap = NEXT.fetch_add(2, Ordering::Relaxed);
+    (asap, asap + 1)
+}
 
 /// Ends with the test.
 pub struct Daemon {
@@ -21,15 +29,16 @@ pub struct Daemon {
 }
 
 impl Daemon {
-    /// Starts one on loopback, on ports that the system chooses, in `directory`; `more` goes into its configuration.
+    /// Starts one on loopback, on a UDP port that the system chooses, in `directory`; `more` goes into its configuration.
     /// `others` is the UDP port of whoever is no configured peer.
     pub fn start(directory: &Path, others: u16, more: &str) -> Self {
+        let (asap, enrp) = ports();
         let text = format!(
             r#"
 [registrar]
 listen = ["127.0.0.1"]
-asap_port = 0
-enrp_port = 0
+asap_port = {asap}
+enrp_port = {enrp}
 raw = false
 encapsulation_port = 0
 remote_encapsulation_port = {others}

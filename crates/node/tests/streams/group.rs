@@ -12,7 +12,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use tempfile::TempDir;
 
-use crate::daemon::Daemon as Registrar;
+use crate::daemon::{Daemon as Registrar, ports};
 use crate::until;
 
 /// An authority, and where all files are.
@@ -68,16 +68,17 @@ impl Group {
         )
     }
 
-    /// A registrar with this certificate, on ports that the system chooses.
+    /// A registrar with this certificate, on UDP and TCP ports that the system chooses.
     pub fn registrar(&self, name: &str, more: &str) -> Registrar {
         self.issue(name);
+        let (asap, enrp) = ports();
         let (tls, directory) = (self.tls(name), self.path(&format!("{name}.run")));
         let text = format!(
             r#"
 [registrar]
 listen = ["127.0.0.1"]
-asap_port = 0
-enrp_port = 0
+asap_port = {asap}
+enrp_port = {enrp}
 raw = false
 encapsulation_port = 0
 run_dir = {directory:?}
