@@ -6,7 +6,7 @@ use holdfast_wire::rserpool::RegistrarId;
 use prefetch_index::prefetch_index;
 
 /// How many slots ahead elements are fetched.
-const AHEAD: usize = 16;
+const AHEAD: usize = 64;
 
 /// How far a walk has come. It costs the handlespace nothing, and may be forgotten at any time.
 ///
