@@ -288,6 +288,27 @@ pub enum MoveFrameOf<B> {
         /// Why it can take no more.
         problem: Option<String>,
     },
+    /// Acceptor to donor, while memory follows a process that runs: what is to be sent. For the daemon too.
+    Wanted {
+        /// Nothing else is missing: with no ranges all is there. Else somebody waits for these, and they come first.
+        all: bool,
+        /// The memory, as it lies at the donor.
+        #[serde(deserialize_with = "bounded")]
+        ranges: Vec<WantedRange>,
+        /// Why nothing is wanted any more though some was missing.
+        problem: Option<String>,
+    },
+}
+
+/// Memory of a process that the acceptor lacks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct WantedRange {
+    /// Which process of the tree, in the order of its shape.
+    pub process: u32,
+    /// First address.
+    pub start: u64,
+    /// First address beyond.
+    pub end: u64,
 }
 
 impl<B> MoveFrameOf<B> {
@@ -307,6 +328,7 @@ impl<B> MoveFrameOf<B> {
             MoveFrameOf::Translated { .. } => "Translated",
             MoveFrameOf::Piece { .. } => "Piece",
             MoveFrameOf::Took { .. } => "Took",
+            MoveFrameOf::Wanted { .. } => "Wanted",
         }
     }
 
@@ -364,6 +386,15 @@ impl<B> MoveFrameOf<B> {
             } => MoveFrameOf::Took {
                 bytes,
                 busy_us,
+                problem,
+            },
+            MoveFrameOf::Wanted {
+                all,
+                ranges,
+                problem,
+            } => MoveFrameOf::Wanted {
+                all,
+                ranges,
                 problem,
             },
         }

@@ -14,7 +14,7 @@
 //! | `Note` | donor | writes down the flows that may be diverted from now on, and the peers |
 //! | `Freeze` | donor | writes down that it freezes, switches each flow to "transit out", stops the process, sends the rest. Again with flows that came late. Of a clone: stops, sends and lets go on |
 //! | `Thaw` | donor | undoes all of that: flows owned at the epochs given, the process goes on. Until `Forget` it stays written down that the move was noted, if it was, without flows |
-//! | `Release` | donor | flows become "moved", the process is ended silently (with post-copy: once its memory has been fetched), what was written down is removed |
+//! | `Release` | donor | flows become "moved", the process is ended silently (with post-copy: once its memory has been fetched, or nobody can fetch it any more), what was written down is removed |
 //! | `Examine` | acceptor | policy, files, libraries, numbers, memory and disk; touches nothing |
 //! | `Build` | acceptor | makes the husk that the process is put into, writes down the move, takes what rounds bring |
 //! | `Arm` | acceptor | the hold of these flows ("transit in", the donor's epoch and one) |
@@ -218,6 +218,8 @@ pub struct FreezeReport {
     pub bytes: u64,
     /// Bytes more that they would have been without compression.
     pub saved: u64,
+    /// Bytes of memory that follow, since the command let them.
+    pub follows: u64,
     /// Flows of the command that were closed before.
     pub gone: Vec<Flow>,
     /// Flows of the process that no command named: they came since the last round.

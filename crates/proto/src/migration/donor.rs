@@ -65,6 +65,8 @@ pub(super) struct Given {
     /// The process was, or may have been, stopped.
     pub frozen: bool,
     pub rounds: Rounds,
+    /// What is left of memory when it is frozen may follow it.
+    pub may_follow: bool,
     pub load: Load,
     /// Why it stays, should it stay.
     pub reason: Reason,
@@ -101,6 +103,7 @@ impl Given {
             asked: false,
             frozen: false,
             rounds: Rounds::default(),
+            may_follow: false,
             load: Load::default(),
             reason: Reason::Restarted,
             record: None,
@@ -149,6 +152,19 @@ impl Migration {
         if !config.peers.contains(&to) {
             return Err(RequestError::UnknownNode(to));
         }
+        match options {
+            Options {
+                post_copy: true,
+                clone: true,
+                ..
+            } => return Err(RequestError::CloneByPostCopy),
+            Options {
+                post_copy: true,
+                verify: true,
+                ..
+            } => return Err(RequestError::VerifyByPostCopy),
+            _ => {}
+        }
         if self.donor.values().any(|given| given.process == process) {
             return Err(RequestError::AlreadyMoving(process));
         }
@@ -193,10 +209,11 @@ impl Migration {
             sockets: options.sockets_in_freeze(report.sockets),
             threads: report.threads,
         };
-        // No round makes a freeze shorter than one that sends nothing.
+        // No round makes a freeze shorter than one that sends nothing; where memory may follow, it is as short as it can be.
         let predicted = model.predict(options.sockets, given.load);
         given.summary.predicted = predicted;
-        if let Some(max) = options.max_freeze.filter(|max| predicted > *max) {
+        let max = options.max_freeze.filter(|_| !options.post_copy);
+        if let Some(max) = max.filter(|max| predicted > *max) {
             return self.keep(id, Reason::FreezeTooLong { predicted, max });
         }
         let (to, flows) = (given.to, given.flows.len());

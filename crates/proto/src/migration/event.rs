@@ -189,6 +189,8 @@ pub struct Summary {
     pub predicted: Duration,
     /// Whether memory followed it.
     pub post_copy: bool,
+    /// Bytes of memory that did.
+    pub follows: u64,
     /// Where the time went.
     pub phases: Phases,
     /// The freeze step by step, at the donor and at the acceptor, which work at the same time.
@@ -223,6 +225,13 @@ pub enum Event {
         id: MoveId,
         /// The connections.
         connections: Vec<Flow>,
+    },
+    /// A process runs at the acceptor, and so many bytes of its memory follow it.
+    Follows {
+        /// The move.
+        id: MoveId,
+        /// Bytes that were left behind.
+        bytes: u64,
     },
     /// A move from this node has ended.
     Outcome {

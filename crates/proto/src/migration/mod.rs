@@ -73,7 +73,8 @@ pub struct Options {
     pub sockets: SocketStrategy,
     /// The longest freeze that may be predicted; where none can be had that is short enough, it stays.
     pub max_freeze: Option<Duration>,
-    /// Where `max_freeze` cannot be had, memory may follow the process instead.
+    /// Where `max_freeze` cannot be had, memory may follow the process instead; without a `max_freeze`, where rounds no longer shrink
+    /// the freeze and memory is the most of it. Neither of a copy nor of what is to be verified.
     pub post_copy: bool,
     /// What is made of it is compared with the original before it runs.
     pub verify: bool,
@@ -109,6 +110,16 @@ pub enum RequestError {
     /// To a node the configuration does not have.
     #[error("there is no node {0} in this group; `holdfast status` shows those there are")]
     UnknownNode(NodeId),
+    /// Memory follows no copy, since its original goes on.
+    #[error(
+        "memory cannot follow a copy: its original goes on and changes it; leave post-copy out"
+    )]
+    CloneByPostCopy,
+    /// Memory that follows is not there to be compared.
+    #[error(
+        "what follows by post-copy cannot be compared before it runs; leave one of the two out"
+    )]
+    VerifyByPostCopy,
     /// The process takes part in another move.
     #[error("the process is moving already; try again when that has ended")]
     AlreadyMoving(ProcessId),
@@ -325,7 +336,7 @@ impl Migration {
             } if id.donor == self.core.config.node => {
                 self.done(now, from, id, result, (times, steps));
             }
-            MoveFrame::Piece { .. } | MoveFrame::Took { .. } => {
+            MoveFrame::Piece { .. } | MoveFrame::Took { .. } | MoveFrame::Wanted { .. } => {
                 (self.core).ignored(from, name, "it is the daemon's");
             }
             _ if self.donor.get(&id).is_none_or(|given| given.to != from) => {

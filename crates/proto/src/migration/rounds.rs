@@ -16,6 +16,9 @@ const SHRINKS: f64 = 0.1;
 /// After so many rounds that did not pay there is no other.
 const STALE_MAX: u32 = 2;
 
+/// Memory is the most of a freeze that is at least so many times as long as one that sends none.
+const MOSTLY_MEMORY: u32 = 2;
+
 /// The rounds of one move.
 #[derive(Debug, Default)]
 pub(super) struct Rounds {
@@ -38,11 +41,11 @@ pub(super) enum Verdict {
 }
 
 impl Rounds {
-    /// Judges the round that has just ended.
+    /// Judges the round that has just ended: the freeze that is predicted, and the same if it sent no memory.
     pub(super) fn judge(
         &mut self,
         now: Duration,
-        predicted: Duration,
+        (predicted, bare): (Duration, Duration),
         (max, post_copy): (Option<Duration>, bool),
         config: &Config,
     ) -> Verdict {
@@ -63,7 +66,9 @@ impl Rounds {
             return Verdict::Another;
         }
         match max {
-            None => Verdict::Freeze { post_copy: false },
+            None => Verdict::Freeze {
+                post_copy: post_copy && predicted >= bare * MOSTLY_MEMORY,
+            },
             Some(_) if post_copy => Verdict::Freeze { post_copy: true },
             Some(max) => Verdict::TooLong {
                 predicted: best,
@@ -180,10 +185,19 @@ impl Migration {
             return;
         };
         let may = (given.options.max_freeze, given.options.post_copy);
-        match given.rounds.judge(now, predicted, may, &self.core.config) {
+        let without_memory = Load {
+            dirty: 0,
+            ..given.load
+        };
+        let bare = self.model.predict(given.options.sockets, without_memory);
+        let both = (predicted, bare);
+        match given.rounds.judge(now, both, may, &self.core.config) {
             Verdict::Another => self.copy_round(id),
             Verdict::Freeze { post_copy } => {
-                given.summary.post_copy = post_copy;
+                given.may_follow = post_copy;
+                if post_copy {
+                    given.summary.predicted = bare;
+                }
                 given.summary.phases.copy = now.saturating_sub(given.since);
                 self.prepare_freeze(now, id);
             }
@@ -234,7 +248,8 @@ mod tests {
         for (index, predicted) in predictions.iter().enumerate() {
             rounds.count += 1;
             let now = ms(1_000 * index as u64);
-            verdict = rounds.judge(now, ms(*predicted), (max.map(ms), post_copy), &config);
+            let both = (ms(*predicted), ms(8));
+            verdict = rounds.judge(now, both, (max.map(ms), post_copy), &config);
             if verdict != Verdict::Another {
                 return (index + 1, verdict);
             }
@@ -268,6 +283,13 @@ mod tests {
     }
 
     #[test]
+    fn memory_follows_where_it_is_the_most_of_a_freeze() {
+        let post_copy = Verdict::Freeze { post_copy: true };
+        assert_eq!(judge(&[100, 20, 20, 20], None, true), (4, post_copy));
+        assert_eq!(judge(&[100, 15, 15, 15], None, true), (4, FREEZE));
+    }
+
+    #[test]
     fn rounds_are_bounded_in_number_and_time() {
         let shrinking: Vec<u64> = (0..200)
             .map(|round| 2_000_000 / 2_u64.pow(round % 20))
@@ -277,14 +299,17 @@ mod tests {
             count: 30,
             ..Rounds::default()
         };
-        assert_eq!(rounds.judge(ms(0), ms(5), (None, false), &config), FREEZE);
+        assert_eq!(
+            rounds.judge(ms(0), (ms(5), ms(5)), (None, false), &config),
+            FREEZE
+        );
         let mut rounds = Rounds::default();
         assert_eq!(
-            rounds.judge(ms(0), ms(5_000), (None, false), &config),
+            rounds.judge(ms(0), (ms(5_000), ms(5)), (None, false), &config),
             Verdict::Another
         );
         assert_eq!(
-            rounds.judge(ms(121_000), ms(5), (None, false), &config),
+            rounds.judge(ms(121_000), (ms(5), ms(5)), (None, false), &config),
             FREEZE
         );
         assert!(judge(&shrinking, None, false).0 <= 30);

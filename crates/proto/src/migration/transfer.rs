@@ -29,7 +29,7 @@ impl Migration {
         }
         // The original of a clone goes on whatever becomes of the copy.
         given.frozen = !clone;
-        let post_copy = given.summary.post_copy;
+        let post_copy = given.may_follow;
         let flows = given.flows_at(At::Diverted).map(|flow| FlowEpoch {
             flow: flow.flow,
             epoch: flow.epoch.saturating_add(1),
@@ -65,6 +65,8 @@ impl Migration {
         given.summary.phases.divert += report.ahead;
         given.summary.bytes += report.bytes;
         given.summary.saved += report.saved;
+        given.summary.follows += report.follows;
+        given.summary.post_copy = given.summary.follows > 0;
         given.frozen_saved += report.saved;
         given.summary.steps[0] = report.steps;
         for (flow, place) in &mut given.flows {
@@ -172,7 +174,11 @@ impl Migration {
             return;
         };
         given.cloned = given.options.clone;
-        match given.cloned {
+        let (cloned, bytes) = (given.cloned, given.summary.follows);
+        if bytes > 0 {
+            self.core.event(Event::Follows { id, bytes });
+        }
+        match cloned {
             true => self.command_thaw(id, 1),
             false => self.command_release(id, 1),
         }

@@ -13,6 +13,8 @@ pub mod donor;
 pub mod error;
 pub mod files;
 #[cfg(target_arch = "x86_64")]
+pub mod following;
+#[cfg(target_arch = "x86_64")]
 mod identity;
 #[cfg(target_arch = "x86_64")]
 pub mod image;

@@ -7,6 +7,7 @@ mod common;
 mod compared;
 mod faults;
 mod features;
+mod followed;
 mod leftovers;
 mod measure;
 mod moving;

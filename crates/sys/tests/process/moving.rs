@@ -18,7 +18,6 @@ use std::time::{Duration, Instant};
 
 /// For how long something of ours may be seen in a process that was left.
 const TRACES_MAX: Duration = Duration::from_secs(20);
-
 /// For how long something of a tree may be in the way of its stop.
 const BLOCKED_MAX: Duration = Duration::from_secs(60);
 
@@ -69,8 +68,8 @@ impl Host {
 /// A running tree.
 pub struct Tree {
     pub root: i32,
-    host: Host,
-    restorer: Option<Restorer>,
+    pub host: Host,
+    pub restorer: Option<Restorer>,
 }
 
 impl Tree {
@@ -102,7 +101,7 @@ impl Tree {
         };
         let watched = read("smaps")
             .lines()
-            .any(|line| line.starts_with("VmFlags") && line.contains(" uw"));
+            .any(|line| line.starts_with("VmFlags") && line.contains(" u"));
         // The stub is the only mapping of that size.
         let stub = read("maps").lines().any(|line| {
             let range = line
@@ -242,14 +241,14 @@ pub fn migrate_until(tree: Tree, to: &Host, last: Step) -> Result<Left, Error> {
 }
 
 /// Three rounds while the tree runs; whether all were to be made.
-fn copy(
+pub fn copy(
     tracker: &mut Tracker,
     acceptor: &mut Acceptor,
     from: &Host,
     last: Step,
 ) -> Result<bool, Error> {
     for round in 0..3 {
-        let step = |step: Step| if round == 0 { step } else { Step::SecondRound };
+        let step = |step| if round == 0 { step } else { Step::SecondRound };
         if last < step(Step::FirstShape) {
             return Ok(false);
         }
@@ -293,10 +292,10 @@ fn commit(stopped: StoppedTree, acceptor: &mut Acceptor) -> Result<(), Error> {
     Ok(())
 }
 
-type Stopped = (StoppedTree, Descriptors, BTreeMap<FileId, SocketState>);
+pub type Stopped = (StoppedTree, Descriptors, BTreeMap<FileId, SocketState>);
 
 /// Stops a tree. Some blockers come and go.
-fn stop(mut tracker: Tracker, last: Step) -> Result<Stopped, Error> {
+pub fn stop(mut tracker: Tracker, last: Step) -> Result<Stopped, Error> {
     let look = |stopped: &mut StoppedTree| {
         let found = stopped.descriptors()?;
         let states = if last >= Step::Sockets {
@@ -323,15 +322,20 @@ fn stop(mut tracker: Tracker, last: Step) -> Result<Stopped, Error> {
 }
 
 /// Who takes a tree.
-struct Acceptor {
-    host: Host,
-    restorer: Restorer,
-    sockets: Sockets,
+pub struct Acceptor {
+    pub host: Host,
+    pub restorer: Restorer,
+    pub sockets: Sockets,
 }
 
 impl Acceptor {
     /// Takes descriptors; the calling thread is back in `from` afterwards.
-    fn descriptors(&mut self, from: &Host, found: &Descriptors, last: bool) -> Result<(), Error> {
+    pub fn descriptors(
+        &mut self,
+        from: &Host,
+        found: &Descriptors,
+        last: bool,
+    ) -> Result<(), Error> {
         let found: Descriptors = decode(&encode(found)?)?;
         self.host.enter();
         let prepared = self.sockets.prepare(&found.sockets, &found.gone);
@@ -348,7 +352,11 @@ impl Acceptor {
     }
 
     /// Gives sockets their state, with the packets that belong to it.
-    fn restore(&mut self, from: &Host, states: BTreeMap<FileId, SocketState>) -> Result<(), Error> {
+    pub fn restore(
+        &mut self,
+        from: &Host,
+        states: BTreeMap<FileId, SocketState>,
+    ) -> Result<(), Error> {
         self.host.enter();
         let packets = self.sockets.restore(states, 1);
         let packets = packets.inspect(|packets| {
@@ -366,7 +374,7 @@ impl Acceptor {
 }
 
 /// As it comes from another host.
-fn decoded<T: serde::Serialize + serde::de::DeserializeOwned>(value: &T) -> T {
+pub fn decoded<T: serde::Serialize + serde::de::DeserializeOwned>(value: &T) -> T {
     postcard::from_bytes(&postcard::to_stdvec(value).expect("coded")).expect("decoded")
 }
 
@@ -380,7 +388,7 @@ fn wait_for_end(pid: i32) {
 }
 
 /// The root's PID as the test sees it: the restorer's first child; orphans of the tree come after it.
-fn outer_pid(restorer: &Restorer, before: i32) -> i32 {
+pub fn outer_pid(restorer: &Restorer, before: i32) -> i32 {
     let pid = restorer.pid();
     let children =
         std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).expect("children");

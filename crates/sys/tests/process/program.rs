@@ -118,6 +118,11 @@ impl Program {
         std::fs::write(self.folder.join(name), "").expect("writes");
     }
 
+    /// Whether it left this.
+    pub fn said(&self, name: &str) -> bool {
+        self.read(name).is_some()
+    }
+
     /// A number that it left.
     pub fn number(&self, name: &str) -> Option<i32> {
         self.read(name)?.parse().ok()

@@ -3,7 +3,7 @@
 use super::remote::ClockOffsets;
 use crate::fd;
 use crate::process::error::Error;
-use crate::process::image::MESSAGE_MAX;
+use crate::process::image::{MESSAGE_MAX, Missing};
 use serde::{Deserialize, Serialize};
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -15,7 +15,7 @@ const KEPT_MAX: usize = 4 << 20;
 /// What comes next on the channel. All but `Start` carry bytes of an image, to be decoded by who uses them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
-pub(super) enum Kind {
+pub(crate) enum Kind {
     /// How far the tree's clocks are from this machine's.
     Start = 1,
     /// The tree's shape.
@@ -34,6 +34,14 @@ pub(super) enum Kind {
     Digest = 8,
     /// The original is about to stand still.
     Hurry = 9,
+    /// Where memory is missing that follows.
+    Missing = 10,
+    /// Hand over what watches that, and say again where it is.
+    Follow = 11,
+    /// After `Go`: a child is watched by the descriptor behind this.
+    Keep = 12,
+    /// After `Go`: nothing is missing any more.
+    Complete = 13,
 }
 
 impl Kind {
@@ -48,6 +56,10 @@ impl Kind {
             Self::LastDescriptors,
             Self::Digest,
             Self::Hurry,
+            Self::Missing,
+            Self::Follow,
+            Self::Keep,
+            Self::Complete,
         ];
         all.into_iter().find(|kind| *kind as u8 == byte)
     }
@@ -58,6 +70,8 @@ impl Kind {
 pub enum Reply {
     /// Done.
     Done,
+    /// Memory is missing in these places; a descriptor for each process is behind this.
+    Following(Missing),
     /// The tree runs, but for these locks, which somebody else has.
     Running(Vec<String>),
     /// This machine cannot take the tree; nothing was begun.
@@ -95,7 +109,7 @@ where
 }
 
 /// Receives a piece of an image, in memory that is used again each time; nothing at the end of the channel.
-pub(super) fn receive<'a>(
+pub(crate) fn receive<'a>(
     channel: &mut UnixStream,
     memory: &'a mut Vec<u8>,
 ) -> io::Result<Option<(Kind, &'a [u8])>> {
@@ -128,7 +142,7 @@ pub(super) fn answer(channel: &mut UnixStream, reply: &Reply) -> io::Result<()> 
 
 /// Receives an answer.
 pub(super) fn receive_answer(channel: &mut UnixStream) -> io::Result<Reply> {
-    const REPLY_MAX: usize = 1 << 20;
+    const REPLY_MAX: usize = MESSAGE_MAX;
     let mut head = [0; 4];
     channel.read_exact(&mut head)?;
     let length = u32::from_le_bytes(head) as usize;
@@ -149,7 +163,7 @@ pub(super) fn hand_over(channel: &UnixStream, fds: &[BorrowedFd<'_>]) -> io::Res
 }
 
 /// Receives that many descriptors.
-pub(super) fn take_over(channel: &UnixStream, count: usize) -> io::Result<Vec<OwnedFd>> {
+pub(crate) fn take_over(channel: &UnixStream, count: usize) -> io::Result<Vec<OwnedFd>> {
     let mut fds = Vec::with_capacity(count);
     while fds.len() < count {
         let received = fd::recv_with_fds(channel.as_fd(), &mut [0])?;

@@ -6,8 +6,9 @@
 //! `PTRACE_O_EXITKILL`: until [`Restorer::go`] they die with their restorer, and a restorer dies with its channel.
 
 mod birth;
-mod channel;
+pub(crate) mod channel;
 mod compare;
+mod courier;
 mod credentials;
 mod descriptors;
 mod emptied;
@@ -16,6 +17,7 @@ mod husk;
 mod layout;
 mod locks;
 mod mapper;
+mod missing;
 mod objects;
 mod plan;
 mod remote;
@@ -25,6 +27,8 @@ mod state;
 mod stopped;
 mod threads;
 
+pub(crate) use channel::Kind;
 pub use channel::Reply;
+pub(crate) use courier::Courier;
 pub use remote::{ClockOffsets, Restorer};
 pub use serve::serve;

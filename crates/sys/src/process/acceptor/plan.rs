@@ -1,6 +1,7 @@
 //! What a restorer has made, and what it makes of each message.
 
 use super::husk::Husk;
+use super::missing::Watched;
 use super::objects::Objects;
 use super::{birth, emptied, layout, mapper, state, stopped, threads};
 use crate::priority::Hurry;
@@ -32,6 +33,8 @@ pub(super) struct Restoration {
     pub(super) stock: Option<Stock>,
     /// The stock has what the stopped tree has.
     pub(super) stock_is_final: bool,
+    /// What of its memory follows.
+    pub(super) watched: Watched,
 }
 
 impl Restoration {
@@ -52,6 +55,8 @@ impl Restoration {
 
     /// Brings processes, threads and mappings to those of `tree`.
     pub fn tree(&mut self, tree: Tree) -> Result<()> {
+        // What was to follow comes with this round, if the original was let go again.
+        self.watched = Watched::default();
         if self.husks.is_empty() {
             check_vdso(&tree)?;
         }
@@ -129,7 +134,7 @@ impl Restoration {
         Ok(())
     }
 
-    fn husk(&self, index: u32) -> Result<&Husk> {
+    pub(super) fn husk(&self, index: u32) -> Result<&Husk> {
         self.husks
             .get(index as usize)
             .and_then(Option::as_ref)

@@ -39,8 +39,8 @@ pub struct ClockOffsets {
 /// A restorer of this machine. Dropping it before [`Restorer::go`] ends it with all it has made; afterwards it stays.
 #[derive(Debug)]
 pub struct Restorer {
-    channel: UnixStream,
-    process: OwnedFd,
+    pub(super) channel: UnixStream,
+    pub(super) process: OwnedFd,
     pid: i32,
     gone: bool,
 }
@@ -290,7 +290,7 @@ impl Restorer {
         }
     }
 
-    fn ask(&mut self, kind: Kind, bytes: &[u8]) -> Result<Reply> {
+    pub(super) fn ask(&mut self, kind: Kind, bytes: &[u8]) -> Result<Reply> {
         self.ask_with(kind, &[bytes])
     }
 
@@ -305,7 +305,7 @@ impl Restorer {
         let pid = self.pid;
         let talking = || format!("talking to restorer {pid}");
         match channel::receive_answer(&mut self.channel).context(talking)? {
-            reply @ (Reply::Done | Reply::Running(_)) => Ok(reply),
+            reply @ (Reply::Done | Reply::Running(_) | Reply::Following(_)) => Ok(reply),
             Reply::Refused(why) => Err(Error::Refused(why)),
             Reply::Failed(why) => Err(Error::Kernel {
                 what: "in the restorer".to_owned(),

@@ -2,14 +2,16 @@
 
 use super::channel::{self, Kind, Reply};
 use super::descriptors::Handed;
+use super::missing::Watched;
 use super::plan::Restoration;
 use super::remote::{CHANNEL, ClockOffsets, RETURN};
 use crate::process::error::{Context, Error, Result, check_long};
 use crate::process::files::Stock;
+use crate::process::following;
 use crate::process::image::{PagesIn, decode};
 use std::ffi::CStr;
 use std::io;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 
 /// Serves the channel on descriptor 3 until the tree has ended. To be called first of all by a process that
@@ -64,6 +66,12 @@ fn restore(channel: &mut UnixStream, back: Option<UnixListener>) -> Result<Optio
             Kind::Pages => PagesIn::read(bytes).and_then(|pages| restoration.pages(&pages)),
             Kind::Frozen => decode(bytes).and_then(|frozen| restoration.frozen(frozen)),
             Kind::Digest => decode(bytes).and_then(|theirs| restoration.compare(&theirs)),
+            Kind::Missing => decode(bytes).and_then(|missing| restoration.missing(missing)),
+            Kind::Follow => {
+                hand_over(channel, &restoration.watched).context(talking)?;
+                continue;
+            }
+            Kind::Keep | Kind::Complete => Err(Error::Image("a word for a tree that runs")),
             Kind::Descriptors | Kind::LastDescriptors => {
                 let handed: Result<Handed<'_>> = decode(bytes);
                 let count = handed.as_ref().map_or(0, |handed| handed.sockets.len());
@@ -92,6 +100,16 @@ fn restore(channel: &mut UnixStream, back: Option<UnixListener>) -> Result<Optio
         if kind == Kind::Frozen {
             restoration.prepare();
         }
+    }
+}
+
+/// Says what is missing, if anything is, with what watches it. A daemon that has hung up is noticed by who reads next.
+fn hand_over(channel: &mut UnixStream, watched: &Watched) -> io::Result<()> {
+    let reply = Reply::Following(watched.missing.clone());
+    let fds: Vec<BorrowedFd<'_>> = watched.userfaults.iter().map(AsFd::as_fd).collect();
+    match channel::answer(channel, &reply).and_then(|()| channel::hand_over(channel, &fds)) {
+        Err(error) if hung_up(&error) => Ok(()),
+        other => other,
     }
 }
 
@@ -187,8 +205,18 @@ fn start(bytes: &[u8]) -> Result<()> {
 }
 
 /// Waits for all children, the tree's and those it leaves behind; tells when the root ends.
-fn reap(restoration: Restoration, mut channel: UnixStream) -> i32 {
+fn reap(mut restoration: Restoration, mut channel: UnixStream) -> i32 {
     let root = restoration.root();
+    let userfaults = std::mem::take(&mut restoration.watched.userfaults);
+    if !userfaults.is_empty() {
+        match channel.try_clone() {
+            Ok(channel) => drop(std::thread::spawn(move || {
+                following::keep(channel, userfaults)
+            })),
+            // With it the kernel ends the tree, whose memory the daemon still watches.
+            Err(_) => return 1,
+        }
+    }
     // What the restorer still holds would keep files of the tree open.
     drop(restoration);
     let mut code = 0;

@@ -6,7 +6,7 @@ use super::round::Round;
 use super::tracker::Tracker;
 use crate::process::error::{Context, Error, Result, check_long};
 use crate::process::files::{Address, Copier};
-use crate::process::image::{Frozen, Pages, Shared, Tree};
+use crate::process::image::{Frozen, Pages, Run, Shared, Tree};
 use crate::process::inspect;
 use crate::process::sockets::Held;
 use crate::process::system_v;
@@ -22,7 +22,9 @@ pub struct StoppedTree {
     pub(super) seen: Vec<Address>,
     // Let go before the tracker takes its stubs out.
     pub(super) halted: Vec<Option<Halted>>,
-    round: Round,
+    pub(super) round: Round,
+    // Of the round, what was left behind.
+    pub(super) behind: Vec<Run>,
     pub(super) tracker: Tracker,
 }
 
@@ -57,6 +59,7 @@ impl Tracker {
                 seen: Vec::new(),
                 halted,
                 round,
+                behind: Vec::new(),
                 tracker: self,
             }),
             Err(error) => {
@@ -161,6 +164,7 @@ impl StoppedTree {
     /// # Errors
     /// What the kernel says.
     pub fn thaw(mut self) -> Result<Tracker> {
+        self.behind.drain(..).for_each(|run| self.round.push(run));
         self.tracker.give_up(&self.round);
         self.sockets.resume();
         for halted in self.halted.into_iter().flatten() {

@@ -5,6 +5,7 @@
 //! kernel lets the tree go, and it runs on.
 
 mod attach;
+mod behind;
 mod catalogue;
 mod chain;
 mod descriptors;
@@ -24,6 +25,7 @@ mod userfault;
 mod watched;
 
 pub(crate) use attach::{remove as remove_stub, value};
+pub use behind::Behind;
 pub use descriptors::{Described, Describer};
 pub use freeze::{StoppedTree, Unfrozen};
 pub use hold::Held;

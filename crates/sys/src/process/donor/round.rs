@@ -38,6 +38,34 @@ impl Round {
         self.runs.push_back(run);
     }
 
+    /// Takes out what lies within these ranges of each process, by index; gives it.
+    pub(super) fn take_out(&mut self, within: &[Ranges]) -> Vec<Ranges> {
+        let mut found: Vec<Vec<(u64, u64)>> = vec![Vec::new(); within.len()];
+        self.runs.retain(|run| {
+            let ranges = match (run.space, run.content) {
+                (Space::Process(index), Content::Bytes) => found.get_mut(index as usize),
+                _ => None,
+            };
+            let stays = ranges.is_none();
+            ranges
+                .into_iter()
+                .for_each(|ranges| ranges.push((run.start, run.start + run.length)));
+            stays
+        });
+        let mut taken = Vec::with_capacity(within.len());
+        for (index, (mut ranges, within)) in found.into_iter().zip(within).enumerate() {
+            ranges.sort_unstable();
+            let ranges: Ranges = ranges.into_iter().collect();
+            self.add(
+                Space::Process(index as u32),
+                &ranges.minus(within),
+                Content::Bytes,
+            );
+            taken.push(ranges.and(within));
+        }
+        taken
+    }
+
     /// What is still to be read.
     pub(super) fn rest(&self) -> impl Iterator<Item = Run> + '_ {
         self.runs.iter().copied()

@@ -5,6 +5,7 @@
 
 mod descriptors;
 mod frozen;
+mod missing;
 mod pages;
 mod tree;
 mod validate;
@@ -14,6 +15,7 @@ pub use frozen::{
     Action, Credentials, Frozen, FrozenProcess, FrozenThread, IntervalTimer, Limit, MemoryFields,
     PosixTimer, Rseq, Scheduling, SignalInfo,
 };
+pub use missing::{Missing, MissingOf};
 pub(crate) use pages::each;
 pub use pages::{Content, Pages, PagesIn, Run, Space};
 pub use tree::{Backing, BackingFile, Clocks, Mapping, Process, Segment, Shared, SharedKind, Tree};

@@ -101,7 +101,9 @@ pub enum Obstacle {
     #[error("it maps huge pages of hugetlbfs ({0}): use transparent huge pages")]
     HugeTlb(String),
     /// `userfaultfd`.
-    #[error("it handles page faults itself (userfaultfd)")]
+    #[error(
+        "its page faults are handled by userfaultfd: where it came by post-copy, wait until all its memory has come"
+    )]
     UserFault,
     /// `mseal`.
     #[error("it maps {0} in a way that cannot be made again (sealed, or copied from a memfd)")]

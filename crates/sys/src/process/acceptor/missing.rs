@@ -1,0 +1,78 @@
+//! Memory that follows: its places are emptied and watched before the processes run.
+
+use super::husk::Husk;
+use super::plan::Restoration;
+use crate::process::error::{Context, Error, Result};
+use crate::process::files::Stock;
+use crate::process::following;
+use crate::process::image::{Backing, Mapping, Missing, MissingOf};
+use crate::process::ranges::Ranges;
+use crate::process::trace::{Call, pidfd_getfd, pidfd_open};
+use std::os::fd::{AsFd, OwnedFd};
+
+/// What is missing, and what watches it: a descriptor for each process that lacks something.
+#[derive(Debug, Default)]
+pub(super) struct Watched {
+    pub missing: Missing,
+    pub userfaults: Vec<OwnedFd>,
+}
+
+impl Restoration {
+    /// Empties these places and has them watched.
+    pub fn missing(&mut self, missing: Missing) -> Result<()> {
+        let mut userfaults = Vec::new();
+        for of in &missing.processes {
+            userfaults.push(watch(self.husk(of.process)?, of)?);
+        }
+        self.watched = Watched {
+            missing,
+            userfaults,
+        };
+        Ok(())
+    }
+}
+
+fn watch(husk: &Husk, of: &MissingOf) -> Result<OwnedFd> {
+    let missing: Ranges = of.ranges.iter().copied().collect();
+    let lacks = |mapping: &&Mapping| {
+        let whole: Ranges = [(mapping.start, mapping.end)].into_iter().collect();
+        matches!(mapping.backing, Backing::Anonymous(_))
+            && missing.and(&whole).iter().next().is_some()
+    };
+    // Mappings as a whole: where a part is watched the kernel splits them, and the program could not move or grow them.
+    let mappings: Ranges = (husk.mappings.iter().filter(lacks))
+        .map(|mapping| (mapping.start, mapping.end))
+        .collect();
+    if missing.minus(&mappings).iter().next().is_some() {
+        return Err(Error::Image("memory that follows where nothing is mapped"));
+    }
+    // Before it is watched: who takes pages away then waits until that was read.
+    let mut script = husk.script();
+    for (start, end) in missing.iter() {
+        let arguments = [start, end - start, libc::MADV_DONTNEED as u64];
+        script.call("madvise", libc::SYS_madvise, &arguments);
+        script.flush(husk)?;
+    }
+    husk.run(script)?;
+    let userfault = open(husk)?;
+    following::start(userfault.as_fd()).context(|| "userfaultfd for missing pages".to_owned())?;
+    for (start, end) in mappings.iter() {
+        following::register(userfault.as_fd(), start, end)
+            .context(|| format!("watching memory of process {}", husk.pid))?;
+    }
+    Ok(userfault)
+}
+
+/// Made by the process itself, whose memory it then is about; while it still may.
+fn open(husk: &Husk) -> Result<OwnedFd> {
+    let mut script = husk.script();
+    let call = Call::new(libc::SYS_userfaultfd, &[following::OPEN as u64]);
+    script.push(Some("userfaultfd"), call);
+    let made = husk.run(script)?.results.first().copied().unwrap_or(-1);
+    let number = i32::try_from(made).map_err(|_| Error::Image("a descriptor"))?;
+    let copied = pidfd_open(husk.pid).and_then(|process| pidfd_getfd(process.as_fd(), number));
+    let mut script = husk.script();
+    script.call("close", libc::SYS_close, &[number as u64]);
+    husk.run(script)?;
+    Ok(Stock::lift_own(copied?)?)
+}

@@ -1,0 +1,300 @@
+//! Where pages are missing, and which they are.
+
+use std::collections::BTreeMap;
+
+/// Places that lack their pages, each with the address at which the donor has them: the same, until the program moves a mapping.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Table {
+    /// First address: first beyond. The donor has these at the same addresses.
+    home: BTreeMap<u64, u64>,
+    /// The same of those that the donor has elsewhere: at which address.
+    moved: BTreeMap<u64, (u64, u64)>,
+}
+
+/// A place that lacks pages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Place {
+    pub start: u64,
+    pub end: u64,
+    /// Where the donor has it.
+    pub source: u64,
+}
+
+impl Table {
+    pub fn is_empty(&self) -> bool {
+        self.home.is_empty() && self.moved.is_empty()
+    }
+
+    /// Bytes that are missing.
+    pub fn bytes(&self) -> u64 {
+        let home = self.home.iter().map(|(start, end)| end - start);
+        let moved = self.moved.iter().map(|(start, (end, _))| end - start);
+        home.chain(moved).sum()
+    }
+
+    /// Adds a range of which nothing is in the table.
+    pub fn add(&mut self, place: Place) {
+        let Place { start, end, source } = place;
+        if start >= end {
+            return;
+        }
+        match source == start {
+            true => drop(self.home.insert(start, end)),
+            false => drop(self.moved.insert(start, (end, source))),
+        }
+    }
+
+    /// Where the donor has the page at this address, if it is missing.
+    pub fn source(&self, address: u64) -> Option<u64> {
+        let home = self.home.range(..=address).next_back();
+        if home.is_some_and(|(_, end)| address < *end) {
+            return Some(address);
+        }
+        let (start, (end, source)) = self.moved.range(..=address).next_back()?;
+        (address < *end).then(|| source + (address - start))
+    }
+
+    /// Takes a range out; gives what was missing of it.
+    pub fn take(&mut self, start: u64, end: u64) -> Vec<Place> {
+        let mut found = self.within(start, end);
+        for place in &found {
+            self.cut(place.start, place.end);
+        }
+        found.sort_unstable();
+        found
+    }
+
+    /// What is missing in a range.
+    pub fn within(&self, start: u64, end: u64) -> Vec<Place> {
+        let mut found = Vec::new();
+        if start >= end {
+            return found;
+        }
+        let first = self.home.range(..start).next_back();
+        for (at, until) in first.into_iter().chain(self.home.range(start..end)) {
+            let (at, until) = ((*at).max(start), (*until).min(end));
+            if at < until {
+                let source = at;
+                found.push(Place {
+                    start: at,
+                    end: until,
+                    source,
+                });
+            }
+        }
+        let first = self.moved.range(..start).next_back();
+        for (at, (until, source)) in first.into_iter().chain(self.moved.range(start..end)) {
+            let source = source + (start.max(*at) - at);
+            let (at, until) = ((*at).max(start), (*until).min(end));
+            if at < until {
+                found.push(Place {
+                    start: at,
+                    end: until,
+                    source,
+                });
+            }
+        }
+        found
+    }
+
+    /// Removes a part of one range that is there.
+    fn cut(&mut self, start: u64, end: u64) {
+        if let Some((at, until)) = self.home.range(..=start).next_back().map(|(a, b)| (*a, *b))
+            && start < until
+        {
+            self.home.remove(&at);
+            self.add(Place {
+                start: at,
+                end: start,
+                source: at,
+            });
+            return self.add(Place {
+                start: end,
+                end: until,
+                source: end,
+            });
+        }
+        if let Some((at, (until, source))) = self
+            .moved
+            .range(..=start)
+            .next_back()
+            .map(|(a, b)| (*a, *b))
+            && start < until
+        {
+            self.moved.remove(&at);
+            self.add(Place {
+                start: at,
+                end: start,
+                source,
+            });
+            self.add(Place {
+                start: end,
+                end: until,
+                source: source + (end - at),
+            });
+        }
+    }
+
+    /// The program has moved a mapping.
+    pub fn remap(&mut self, from: u64, to: u64, length: u64) {
+        let moved = self.take(from, from.saturating_add(length));
+        self.take(to, to.saturating_add(length));
+        for place in moved {
+            let shifted = |address: u64| to.saturating_add(address - from);
+            let (start, end) = (shifted(place.start), shifted(place.end));
+            self.add(Place {
+                start,
+                end,
+                source: place.source,
+            });
+        }
+    }
+
+    /// The places that lack pages which the donor has in this range, by address.
+    pub fn places_of(&self, start: u64, end: u64) -> Vec<Place> {
+        let at_home = |place: &Place| place.source == place.start;
+        let mut found: Vec<Place> = self
+            .within(start, end)
+            .into_iter()
+            .filter(at_home)
+            .collect();
+        for (at, (until, source)) in &self.moved {
+            let (low, high) = ((*source).max(start), (source + (until - at)).min(end));
+            if low < high {
+                let start = at + (low - source);
+                found.push(Place {
+                    start,
+                    end: start + (high - low),
+                    source: low,
+                });
+            }
+        }
+        found
+    }
+
+    /// The first `limit` bytes that are missing, taken out.
+    pub fn take_first(&mut self, limit: u64) -> Vec<Place> {
+        let (mut found, mut left) = (Vec::new(), limit);
+        while left > 0
+            && let Some((start, end)) = self.home.first_key_value().map(|(a, b)| (*a, *b))
+        {
+            let end = end.min(start + left);
+            left -= end - start;
+            found.extend(self.take(start, end));
+        }
+        found
+    }
+
+    /// All that the donor has, and is still missing here, as ranges at the donor.
+    pub fn sources(&self) -> impl Iterator<Item = (u64, u64)> + '_ {
+        let home = self.home.iter().map(|(start, end)| (*start, *end));
+        let moved =
+            (self.moved.iter()).map(|(start, (end, source))| (*source, source + (end - start)));
+        home.chain(moved)
+    }
+}
+
+impl FromIterator<(u64, u64)> for Table {
+    /// From disjoint ranges.
+    fn from_iter<I: IntoIterator<Item = (u64, u64)>>(ranges: I) -> Self {
+        let mut table = Self::default();
+        for (start, end) in ranges {
+            table.add(Place {
+                start,
+                end,
+                source: start,
+            });
+        }
+        table
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    /// Of each of 64 places, what it lacks.
+    type Model = [Option<u64>; 64];
+
+    #[derive(Clone, Copy, Debug)]
+    enum Step {
+        Take(u64, u64),
+        Remap(u64, u64, u64),
+        /// Pages of the donor come.
+        Fill(u64, u64),
+        TakeFirst(u64),
+    }
+
+    fn step() -> impl Strategy<Value = Step> {
+        let any = 0..64u64;
+        prop_oneof![
+            (any.clone(), 0..9u64).prop_map(|(at, length)| Step::Take(at, (at + length).min(64))),
+            (any.clone(), any.clone(), 1..9u64).prop_map(|(a, b, c)| Step::Remap(a, b, c)),
+            (any, 0..9u64).prop_map(|(at, length)| Step::Fill(at, (at + length).min(64))),
+            (1..5u64).prop_map(Step::TakeFirst),
+        ]
+    }
+
+    fn apply(model: &mut Model, table: &mut Table, step: Step) {
+        let range = |start: u64, end: u64| start as usize..end as usize;
+        match step {
+            Step::Take(start, end) => {
+                table.take(start, end);
+                model[range(start, end)].fill(None);
+            }
+            Step::Remap(from, to, length) => {
+                // The kernel moves nothing onto itself.
+                let length = length.min(64 - from).min(64 - to);
+                if from.abs_diff(to) < length {
+                    return;
+                }
+                table.remap(from, to, length);
+                let moved: Vec<Option<u64>> = model[range(from, from + length)].to_vec();
+                model[range(from, from + length)].fill(None);
+                model[range(to, to + length)].copy_from_slice(&moved);
+            }
+            Step::Fill(start, end) => {
+                for place in table.places_of(start, end) {
+                    table.take(place.start, place.end);
+                }
+                for place in model.iter_mut() {
+                    *place = place.filter(|source| !(start..end).contains(source));
+                }
+            }
+            Step::TakeFirst(limit) => {
+                for place in table.take_first(limit) {
+                    for at in place.start..place.end {
+                        assert_eq!(model[at as usize].take(), Some(at));
+                    }
+                }
+            }
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn a_table_is_what_a_list_of_pages_is(
+            missing in any::<u64>(),
+            steps in proptest::collection::vec(step(), 0..40),
+        ) {
+            let is_missing = |at: &u64| missing & (1 << at) != 0;
+            let mut model: Model = std::array::from_fn(|at| Some(at as u64).filter(is_missing));
+            let ranges = (0..64).filter(is_missing).map(|at| (at, at + 1));
+            let mut table: Table = ranges.collect();
+            for step in steps {
+                apply(&mut model, &mut table, step);
+                for at in 0..64 {
+                    prop_assert_eq!(table.source(at), model[at as usize], "{:?} {}", step, at);
+                }
+                let left = model.iter().flatten().count() as u64;
+                prop_assert_eq!((table.bytes(), table.is_empty()), (left, left == 0));
+                let mut sources: Vec<u64> = table.sources().flat_map(|(a, b)| a..b).collect();
+                let mut expected: Vec<u64> = model.iter().flatten().copied().collect();
+                sources.sort_unstable();
+                expected.sort_unstable();
+                prop_assert_eq!(sources, expected);
+            }
+        }
+    }
+}

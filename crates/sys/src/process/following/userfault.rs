@@ -1,0 +1,147 @@
+//! `userfaultfd(2)` for pages that are missing: whoever touches one waits until it is there.
+
+use crate::process::error::check_long;
+use std::io::{self, ErrorKind};
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+
+/// `_IOWR(0xaa, 0x3f, struct uffdio_api)`.
+const UFFDIO_API: libc::c_ulong = 0xc018_aa3f;
+/// `_IOWR(0xaa, 0, struct uffdio_register)`.
+const UFFDIO_REGISTER: libc::c_ulong = 0xc020_aa00;
+/// `_IOR(0xaa, 2, struct uffdio_range)`.
+const UFFDIO_WAKE: libc::c_ulong = 0x8010_aa02;
+/// `_IOWR(0xaa, 3, struct uffdio_copy)`.
+const UFFDIO_COPY: libc::c_ulong = 0xc028_aa03;
+/// `_IOWR(0xaa, 4, struct uffdio_zeropage)`.
+const UFFDIO_ZEROPAGE: libc::c_ulong = 0xc020_aa04;
+
+/// `UFFD_FEATURE_EVENT_FORK | EVENT_REMAP | EVENT_REMOVE | EVENT_UNMAP`.
+const FEATURES: u64 = 1 << 1 | 1 << 2 | 1 << 3 | 1 << 6;
+/// `UFFDIO_REGISTER_MODE_MISSING`.
+const MODE_MISSING: u64 = 1;
+
+const EVENT_PAGEFAULT: u64 = 0x12;
+const EVENT_FORK: u64 = 0x13;
+const EVENT_REMAP: u64 = 0x14;
+const EVENT_REMOVE: u64 = 0x15;
+const EVENT_UNMAP: u64 = 0x16;
+
+/// How it is to be opened: also for what the kernel itself touches on the program's behalf, as `read(2)` does.
+pub(crate) const OPEN: i32 = libc::O_CLOEXEC | libc::O_NONBLOCK;
+
+/// Something that happened in the memory that is watched.
+#[derive(Debug)]
+pub(crate) enum Event {
+    /// A thread waits for the page at this address.
+    Fault(u64),
+    /// The process has a child with the same memory, which this watches.
+    Fork(OwnedFd),
+    /// What was at the first address is at the second, so many bytes.
+    Remap(u64, u64, u64),
+    /// What was from here to there is no more, or is about to go.
+    Remove(u64, u64),
+}
+
+/// Makes a new descriptor usable for missing pages. The caller needs `CAP_SYS_PTRACE`.
+pub(crate) fn start(userfault: BorrowedFd<'_>) -> io::Result<()> {
+    let mut api: [u64; 3] = [0xaa, FEATURES, 0];
+    control(userfault, UFFDIO_API, &mut api)
+}
+
+/// Whether this machine lets missing pages be served.
+pub(crate) fn probe() -> io::Result<()> {
+    // SAFETY: no pointers are passed.
+    let fd = check_long(unsafe { libc::syscall(libc::SYS_userfaultfd, OPEN) })?;
+    // SAFETY: the call succeeded, so it is a new descriptor that nothing else owns.
+    let userfault = unsafe { OwnedFd::from_raw_fd(fd as i32) };
+    use std::os::fd::AsFd;
+    start(userfault.as_fd())
+}
+
+/// From now on whoever touches a page of the range that is not there waits.
+pub(crate) fn register(userfault: BorrowedFd<'_>, start: u64, end: u64) -> io::Result<()> {
+    let mut register: [u64; 4] = [start, end - start, MODE_MISSING, 0];
+    control(userfault, UFFDIO_REGISTER, &mut register)
+}
+
+/// Lets whoever waits for a page of the range look again.
+pub(crate) fn wake(userfault: BorrowedFd<'_>, start: u64, length: u64) {
+    let mut range: [u64; 2] = [start, length];
+    // It fails for no range that can be waited for.
+    let _ = control(userfault, UFFDIO_WAKE, &mut range);
+}
+
+/// Puts pages where there are none, and wakes who waits for them; gives how many bytes.
+///
+/// # Errors
+/// If not one page could be put there: `WouldBlock` while an event waits to be read, `AlreadyExists`, `NotFound` where nothing is
+/// watched, `ESRCH` when the process has ended.
+pub(crate) fn copy(userfault: BorrowedFd<'_>, to: u64, bytes: &[u8]) -> io::Result<u64> {
+    let from = bytes.as_ptr().addr() as u64;
+    let mut copy: [u64; 5] = [to, from, bytes.len() as u64, 0, 0];
+    let outcome = control(userfault, UFFDIO_COPY, &mut copy);
+    put(outcome, copy[4], bytes.len() as u64)
+}
+
+/// Puts a page of zeros where there is none, and wakes who waits for it.
+///
+/// # Errors
+/// As [`copy`].
+pub(crate) fn zero(userfault: BorrowedFd<'_>, at: u64, length: u64) -> io::Result<u64> {
+    let mut zero: [u64; 4] = [at, length, 0, 0];
+    let outcome = control(userfault, UFFDIO_ZEROPAGE, &mut zero);
+    put(outcome, zero[3], length)
+}
+
+/// What a call did that may have done a part.
+fn put(outcome: io::Result<()>, done: u64, all: u64) -> io::Result<u64> {
+    match outcome {
+        Ok(()) => Ok(all),
+        Err(_) if (done as i64) > 0 => Ok(done),
+        Err(error) => Err(error),
+    }
+}
+
+/// The next events, in order; none when there are none.
+pub(crate) fn read(userfault: BorrowedFd<'_>) -> io::Result<Vec<Event>> {
+    /// `struct uffd_msg`: what, three words.
+    const WORDS: usize = 4;
+    let mut messages = [[0u64; WORDS]; 32];
+    // SAFETY: the buffer is writable for as many bytes and outlives the call.
+    let length = unsafe {
+        libc::read(
+            userfault.as_raw_fd(),
+            messages.as_mut_ptr().cast(),
+            size_of_val(&messages),
+        )
+    };
+    let length = match check_long(length as libc::c_long) {
+        Err(error) if error.kind() == ErrorKind::WouldBlock => 0,
+        other => other? as usize,
+    };
+    let count = length / size_of::<[u64; WORDS]>();
+    Ok(messages[..count].iter().filter_map(event).collect())
+}
+
+fn event(message: &[u64; 4]) -> Option<Event> {
+    let [what, first, second, third] = *message;
+    Some(match what & 0xff {
+        // Flags come first.
+        EVENT_PAGEFAULT => Event::Fault(second),
+        // SAFETY: the kernel has just made this descriptor for the reader of the message; nothing else owns it.
+        EVENT_FORK => Event::Fork(unsafe { OwnedFd::from_raw_fd(first as u32 as i32) }),
+        EVENT_REMAP => Event::Remap(first, second, third),
+        EVENT_REMOVE | EVENT_UNMAP => Event::Remove(first, second),
+        _ => return None,
+    })
+}
+
+fn control<const WORDS: usize>(
+    userfault: BorrowedFd<'_>,
+    request: libc::c_ulong,
+    argument: &mut [u64; WORDS],
+) -> io::Result<()> {
+    // SAFETY: each request's argument has the kernel's layout, all of it words, and outlives the call; what `copy` points to does so too.
+    let outcome = unsafe { libc::ioctl(userfault.as_raw_fd(), request, argument.as_mut_ptr()) };
+    check_long(outcome.into()).map(drop)
+}
