@@ -87,9 +87,15 @@ pub struct MigrationRequest {
     /// reset.
     #[serde(default)]
     pub clone: bool,
-    /// The longest freeze that may be predicted, microseconds; where none can be had that is short enough, it stays.
+    /// The longest freeze that may be predicted, microseconds; where none can be had that is short enough, it stays, or its memory
+    /// follows.
     #[serde(default)]
     pub max_freeze_us: Option<u64>,
+    /// Where the freeze would be longer than `max_freeze_us`, or without that where copying no longer shortens it and memory is the
+    /// most of it: memory that is written all the time follows the process when it runs at the other node. Not with `clone` or
+    /// `verify`.
+    #[serde(default)]
+    pub post_copy: bool,
     /// Compare what the other node made of it with the original, by checksums of registers, memory and descriptors, before it
     /// runs there; it stays where they differ. It stands still for longer by that.
     #[serde(default)]
@@ -143,10 +149,30 @@ pub struct MigrationStatus {
     /// their other ends run no daemon; as `tcp:LOCAL:PORT-REMOTE:PORT`.
     #[serde(default)]
     pub forwarded: Vec<String>,
+    /// Memory that followed it when it ran at the other node already; none if none did.
+    #[serde(default)]
+    pub followed: Option<FollowedMemory>,
     /// Where the time went.
     pub phases_us: MigrationPhasesUs,
     /// The freeze step by step; of one that moved.
     pub steps_us: MigrationStepsUs,
+}
+
+/// Memory that follows a process which runs at the acceptor, so far.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct FollowedMemory {
+    /// Bytes that were left behind.
+    pub bytes: u64,
+    /// Bytes of them that were sent.
+    pub sent_bytes: u64,
+    /// Pages of 4 KiB among them.
+    pub sent_pages: u64,
+    /// How often the process waited for a page until it was sent.
+    pub on_demand: u64,
+    /// Since it was known to run there, until all was there, microseconds.
+    pub us: f64,
+    /// Why not all of it came: the process has ended there.
+    pub problem: Option<String>,
 }
 
 /// What became of a migration.
@@ -273,6 +299,7 @@ mod tests {
             predicted_freeze_us: None,
             freeze_us: None,
             forwarded: Vec::new(),
+            followed: None,
             phases_us: MigrationPhasesUs::default(),
             steps_us: MigrationStepsUs::default(),
         };

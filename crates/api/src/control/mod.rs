@@ -23,9 +23,9 @@ pub use handoffs::{
     HandoffStatus, HandoffSummary, PhasesUs, Selection,
 };
 pub use migrations::{
-    BlockerEntry, MigrationAccepted, MigrationList, MigrationOutcome, MigrationPhasesUs,
-    MigrationRequest, MigrationStatus, MigrationStepUs, MigrationStepsUs, ProcessCheck,
-    ResidentProcess, RoundEntry, SocketsWay, UnitEntry,
+    BlockerEntry, FollowedMemory, MigrationAccepted, MigrationList, MigrationOutcome,
+    MigrationPhasesUs, MigrationRequest, MigrationStatus, MigrationStepUs, MigrationStepsUs,
+    ProcessCheck, ResidentProcess, RoundEntry, SocketsWay, UnitEntry,
 };
 pub use nodes::{DropCount, DropList, NodeEntry, NodeList, Placement, PlacementRequest};
 pub use openapi::openapi;

@@ -110,6 +110,7 @@ impl Group {
             sockets,
             clone: false,
             max_freeze_us: None,
+            post_copy: false,
             verify: false,
         };
         let asked = Instant::now();

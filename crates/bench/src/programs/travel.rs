@@ -123,6 +123,7 @@ impl Scene {
             sockets: SocketsWay::default(),
             clone: false,
             max_freeze_us: None,
+            post_copy: false,
             verify: false,
         };
         let id = match control.run(async |client| client.migrate(&request).await) {

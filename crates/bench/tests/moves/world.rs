@@ -144,6 +144,7 @@ impl World {
             sockets,
             clone,
             max_freeze_us: None,
+            post_copy: false,
             verify,
         };
         let accepted = control.run(async |client| client.migrate(&request).await)?;

@@ -1,24 +1,28 @@
 //! An acceptor's thread: it puts a process together, by way of a restorer.
 
-use std::os::unix::net::UnixListener;
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, Sender};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use bytes::Bytes;
 use holdfast_proto::migration::{Completion, Results, Token};
 use holdfast_sys::cgroup::{Group, Groups};
 use holdfast_sys::priority::Hurry;
-use holdfast_sys::process::acceptor::{ClockOffsets, Restorer};
+use holdfast_sys::process::acceptor::Restorer;
 use holdfast_sys::process::digest::Digest;
 use holdfast_sys::process::donor::Held;
-use holdfast_sys::process::image::{Clocks, Descriptors, Frozen, Tree, decode};
+use holdfast_sys::process::following::Following;
+use holdfast_sys::process::image::{Clocks, Descriptors, Frozen, Missing, Tree, decode};
 use holdfast_sys::process::sockets::Sockets;
-use holdfast_sys::tcp_repair::{Settled, WindowProbe};
+use holdfast_sys::tcp_repair::WindowProbe;
 use holdfast_wire::MoveId;
-use rustix::time::ClockId;
+use rustix::event::EventfdFlags;
 
+use super::beginnings::{listen, offsets, settle};
 use super::connections::{self, States};
+use super::follow::Follower;
 use super::pack::unpack;
 use super::pieces::{Incoming, Kind, Message};
 use super::places::servers;
@@ -33,10 +37,6 @@ pub const RESTORER: &str = "restorer";
 
 /// Threads that restore sockets.
 const RESTORERS: usize = 2;
-
-/// How long sockets may take to take late options, and between two times.
-const SETTLE_MAX: Duration = Duration::from_secs(5);
-const SETTLE_AGAIN: Duration = Duration::from_millis(10);
 
 /// This very program, also where its file has been replaced.
 const PROGRAM: &str = "/proc/self/exe";
@@ -54,6 +54,8 @@ pub(super) enum Job {
 /// A move that this node takes, while its thread runs.
 pub(super) struct Acceptor {
     jobs: Sender<Job>,
+    /// Readable when there is a job.
+    wake: Arc<OwnedFd>,
 }
 
 impl Acceptor {
@@ -66,6 +68,7 @@ impl Acceptor {
         teller: Teller,
     ) -> std::io::Result<Acceptor> {
         let (jobs, inbox) = mpsc::channel();
+        let wake = Arc::new(alarm()?);
         let taking = Taking {
             id,
             policy,
@@ -84,16 +87,35 @@ impl Acceptor {
             steps: Steps::begin(),
             hurries,
             freezing: false,
+            following: None,
+            wake: wake.clone(),
         };
         std::thread::Builder::new()
             .name("take".to_owned())
             .spawn(move || taking.run(&inbox))?;
-        Ok(Acceptor { jobs })
+        Ok(Acceptor { jobs, wake })
+    }
+
+    /// Starts a thread for the memory of a process that an earlier daemon had put together.
+    pub(super) fn follow(follower: Follower) -> std::io::Result<Acceptor> {
+        let (jobs, inbox) = mpsc::channel();
+        let wake = Arc::new(alarm()?);
+        let acceptor = Acceptor {
+            jobs,
+            wake: wake.clone(),
+        };
+        std::thread::Builder::new()
+            .name("take".to_owned())
+            .spawn(move || follower.run(&inbox, &wake))?;
+        Ok(acceptor)
     }
 
     /// Gives the thread something to do; false if it has ended.
     pub(super) fn job(&self, job: Job) -> bool {
-        self.jobs.send(job).is_ok()
+        let sent = self.jobs.send(job).is_ok();
+        // It fails only where it is readable already.
+        let _ = rustix::io::write(&self.wake, &1_u64.to_ne_bytes());
+        sent
     }
 }
 
@@ -123,6 +145,9 @@ struct Taking {
     /// Ahead of ordinary threads from then on.
     hurries: bool,
     freezing: bool,
+    /// Memory that follows.
+    following: Option<Following>,
+    wake: Arc<OwnedFd>,
 }
 
 impl Taking {
@@ -148,7 +173,7 @@ impl Taking {
                     self.done(token, Results::Gone(result));
                     if runs {
                         drop(hurry);
-                        return self.settle();
+                        return self.after(inbox);
                     }
                 }
                 Job::Discard(token) => {
@@ -233,6 +258,11 @@ impl Taking {
                 self.there()?.frozen(&frozen).map_err(text)?;
                 self.complete = true;
             }
+            Kind::Missing => {
+                let missing: Missing = decode(message).map_err(text)?;
+                self.there()?.missing(&missing).map_err(text)?;
+            }
+            Kind::Follows | Kind::Lost => return Err("memory followed too soon".to_owned()),
             Kind::Digest => {
                 let original: Digest = decode(message).map_err(text)?;
                 self.there()?.compare(&original).map_err(text)?;
@@ -342,6 +372,10 @@ impl Taking {
             activated.map_err(|error| error.to_string())?;
         }
         self.steps.done("activate");
+        self.following = self.there()?.follow().map_err(text)?;
+        if self.following.is_some() {
+            self.teller.tell(Told::Follows { id: self.id });
+        }
         for lock in self.there()?.go().map_err(text)? {
             tracing::warn!(id = %self.id, lock, "a lock of a process that came is somebody else's here");
         }
@@ -364,35 +398,22 @@ impl Taking {
 }
 
 impl Taking {
-    /// Options that sockets take only later.
-    fn settle(mut self) {
-        let Some(sockets) = &mut self.sockets else {
-            return;
+    /// It runs.
+    fn after(mut self, inbox: &Receiver<Job>) {
+        let Some(following) = self.following.take() else {
+            return settle(self.sockets);
         };
-        let began = Instant::now();
-        while sockets.settle() == Settled::Later && began.elapsed() < SETTLE_MAX {
-            std::thread::sleep(SETTLE_AGAIN);
-        }
+        let follower = Follower::new(self.id, following, self.teller);
+        let sockets = self.sockets;
+        std::thread::spawn(move || settle(sockets));
+        follower.run(inbox, &self.wake);
     }
 }
 
-/// The socket at which a later daemon finds the restorer.
-fn listen(path: &Path) -> std::io::Result<UnixListener> {
-    let _ = std::fs::remove_file(path);
-    UnixListener::bind(path)
-}
-
-/// A process that has seen a later time than this machine's gets clocks of its own.
-fn offsets(theirs: Clocks) -> ClockOffsets {
-    let ahead = |theirs: u64, clock: ClockId| {
-        let now = rustix::time::clock_gettime(clock);
-        let ours = i128::from(now.tv_sec) * 1_000_000_000 + i128::from(now.tv_nsec);
-        i64::try_from((i128::from(theirs) - ours).max(0)).unwrap_or(i64::MAX)
-    };
-    ClockOffsets {
-        monotonic_ns: ahead(theirs.monotonic_ns, ClockId::Monotonic),
-        boot_ns: ahead(theirs.boot_ns, ClockId::Boottime),
-    }
+/// Something that can be made readable.
+fn alarm() -> std::io::Result<OwnedFd> {
+    let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
+    Ok(rustix::event::eventfd(0, flags)?)
 }
 
 fn text(error: holdfast_sys::process::error::Error) -> String {

@@ -85,7 +85,7 @@ impl Moves {
                 clone: request.clone,
                 sockets,
                 max_freeze: request.max_freeze_us.map(Duration::from_micros),
-                post_copy: false,
+                post_copy: request.post_copy,
                 verify: request.verify,
             },
         };

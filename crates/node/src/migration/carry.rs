@@ -3,12 +3,14 @@
 use holdfast_proto::migration::{Command, Completion, ProcessId, Results, Token};
 use holdfast_sys::process::acceptor::Restorer;
 use holdfast_sys::process::donor::Held;
+use holdfast_sys::process::following;
 use holdfast_wire::migration::{FlowAt, Offer};
 use holdfast_wire::{Flow, MoveId, NodeId};
 
 use super::acceptor::{self, Acceptor};
 use super::connections::Ways;
 use super::donor::{self, Donor};
+use super::names::token_of;
 use super::policy::Description;
 use super::records::{Entry, Role};
 use super::residents::Came;
@@ -48,11 +50,17 @@ impl Moves {
                 let record = self.records.of(id, Role::Gives);
                 Some(Results::Noted(record.write(&Entry::Noted { flows, peers })))
             }
-            Command::Freeze { id, flows, .. } => {
-                self.freeze(token, id, flows.iter().map(|of| of.flow).collect())
+            Command::Freeze {
+                id,
+                flows,
+                post_copy,
+                ..
+            } => {
+                let flows = flows.iter().map(|of| of.flow).collect();
+                self.freeze(token, id, flows, post_copy)
             }
             Command::Thaw { id, .. } => self.thaw(token, id),
-            Command::Release { id, .. } => self.release(token, id),
+            Command::Release { id, to, .. } => self.release(token, id, to),
             Command::Examine { offer, .. } => Some(Results::Examined(self.examine(&offer))),
             Command::Build { id, offer, .. } => self.build(token, id, &offer),
             // The rest is the owner's, which has the filters.
@@ -129,12 +137,12 @@ impl Moves {
         (!runs).then(gone)
     }
 
-    fn freeze(&mut self, token: Token, id: MoveId, flows: Vec<Flow>) -> Now {
+    fn freeze(&mut self, token: Token, id: MoveId, flows: Vec<Flow>, post_copy: bool) -> Now {
         if let Err(why) = self.records.of(id, Role::Gives).write(&Entry::Freezes) {
             return Some(Results::Frozen(Err(why)));
         }
         let gone = || Results::Frozen(Err("its thread has ended".to_owned()));
-        self.donor_job(id, donor::Job::Freeze(token, flows), gone)
+        self.donor_job(id, donor::Job::Freeze(token, flows, post_copy), gone)
     }
 
     fn thaw(&mut self, token: Token, id: MoveId) -> Now {
@@ -174,7 +182,7 @@ impl Moves {
         }
     }
 
-    fn release(&mut self, token: Token, id: MoveId) -> Now {
+    fn release(&mut self, token: Token, id: MoveId, to: NodeId) -> Now {
         if self
             .donors
             .get(&id)
@@ -183,7 +191,15 @@ impl Moves {
             return None;
         }
         let record = self.records.of(id, Role::Gives);
-        let released = left::release(&record.read());
+        let entries = record.read();
+        if let Some(pids) = left::followed(&entries) {
+            match Donor::resume((id, to), pids, record, token, self.teller.clone()) {
+                Ok(donor) => drop(self.donors.insert(id, donor)),
+                Err(error) => return Some(Results::Released(Err(format!("no thread: {error}")))),
+            }
+            return None;
+        }
+        let released = left::release(&entries);
         if released.is_ok() {
             self.released(id);
         }
@@ -201,8 +217,10 @@ impl Moves {
         let mut refusals = self.policy.refusals(&description, offer.memory);
         let group = description.group.iter();
         refusals.extend(group.flat_map(|group| units::refusals(&self.groups, group)));
-        if offer.post_copy {
-            refusals.push("it takes no memory that follows".to_owned());
+        if offer.post_copy
+            && let Err(error) = following::probe()
+        {
+            refusals.push(format!("it takes no memory that follows: {error}"));
         }
         match refusals.is_empty() {
             true => Ok(()),
@@ -269,9 +287,15 @@ impl Moves {
         let record = self.records.of(id, Role::Takes);
         let entries = record.read();
         let result = left::go(&entries, &self.records.way_back(id), &record);
-        let result = result.map(|restorer| {
+        let result = result.and_then(|gone| {
+            let (restorer, following) = gone.map_or((None, None), |(restorer, following)| {
+                (Some(restorer), following)
+            });
             self.runs(id, restorer);
-            Vec::new()
+            match following {
+                Some(following) => self.follow(id, following).map(|()| Vec::new()),
+                None => Ok(Vec::new()),
+            }
         });
         Some(Results::Gone(result))
     }
@@ -310,6 +334,8 @@ impl Moves {
         match results {
             Results::Thawed(Ok(())) => self.thawed(id),
             Results::Released(Ok(())) => self.released(id),
+            // Memory follows it.
+            Results::Gone(Ok(_)) if self.following.contains(&id) => {}
             Results::Discarded | Results::Gone(Ok(_)) => self.end_acceptor(id),
             _ => {}
         }
@@ -320,7 +346,7 @@ impl Moves {
         self.places.remove(&id);
     }
 
-    fn end_acceptor(&mut self, id: MoveId) {
+    pub(super) fn end_acceptor(&mut self, id: MoveId) {
         self.acceptors.remove(&id);
         self.untaken.remove(&id);
         self.armed.remove(&id);
@@ -330,71 +356,5 @@ impl Moves {
     fn forget(&mut self, id: MoveId) {
         self.records.of(id, Role::Gives).remove();
         self.records.of(id, Role::Takes).remove();
-    }
-}
-
-/// The token by which a command is answered.
-pub(crate) fn token_of(command: &Command) -> Token {
-    match command {
-        Command::Check { token, .. }
-        | Command::CopyRound { token, .. }
-        | Command::Note { token, .. }
-        | Command::Freeze { token, .. }
-        | Command::Thaw { token, .. }
-        | Command::Release { token, .. }
-        | Command::Examine { token, .. }
-        | Command::Build { token, .. }
-        | Command::Arm { token, .. }
-        | Command::Restore { token, .. }
-        | Command::Go { token, .. }
-        | Command::Discard { token, .. }
-        | Command::Forget { token, .. }
-        | Command::Translate { token, .. }
-        | Command::Arbitrate { token, .. }
-        | Command::Lookup { token, .. } => *token,
-    }
-}
-
-/// The name a fault gives to a command.
-pub(crate) fn name_of_command(command: &Command) -> &'static str {
-    match command {
-        Command::Check { .. } => "move-check",
-        Command::CopyRound { .. } => "move-round",
-        Command::Note { .. } => "move-note",
-        Command::Freeze { .. } => "move-freeze",
-        Command::Thaw { .. } => "move-thaw",
-        Command::Release { .. } => "move-release",
-        Command::Examine { .. } => "move-examine",
-        Command::Build { .. } => "move-build",
-        Command::Arm { .. } => "move-arm",
-        Command::Restore { .. } => "move-restore",
-        Command::Go { .. } => "move-go",
-        Command::Discard { .. } => "move-discard",
-        Command::Forget { .. } => "move-forget",
-        Command::Translate { .. } => "move-translate",
-        Command::Arbitrate { .. } => "move-arbitrate",
-        Command::Lookup { .. } => "move-lookup",
-    }
-}
-
-/// The same, of the command that ended so.
-pub(crate) fn name_of_results(results: &Results) -> &'static str {
-    match results {
-        Results::Checked(_) => "move-check",
-        Results::Copied(_) => "move-round",
-        Results::Noted(_) => "move-note",
-        Results::Frozen(_) => "move-freeze",
-        Results::Thawed(_) => "move-thaw",
-        Results::Released(_) => "move-release",
-        Results::Examined(_) => "move-examine",
-        Results::Built(_) => "move-build",
-        Results::Armed(_) => "move-arm",
-        Results::Restored(_) => "move-restore",
-        Results::Gone(_) => "move-go",
-        Results::Discarded => "move-discard",
-        Results::Forgotten => "move-forget",
-        Results::Translated(_) => "move-translate",
-        Results::Arbitrated(_) => "move-arbitrate",
-        Results::LookedUp(_) => "move-lookup",
     }
 }

@@ -1,19 +1,24 @@
 //! A donor's thread: it alone traces the process, from the first round until the move has ended.
 
 mod freeze;
+mod serve;
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::time::{Duration, Instant};
 
 use holdfast_proto::migration::{Completion, Results, RoundReport, Token};
-use holdfast_sys::process::donor::Tracker;
+use holdfast_sys::process::donor::{Behind, Tracker};
 use holdfast_sys::process::error::Error;
-use holdfast_sys::process::image::{Tree, encode};
+use holdfast_sys::process::image::{Missing, Tree, encode};
+use holdfast_wire::migration::WantedRange;
 use holdfast_wire::{Flow, MoveId, NodeId};
 
+use self::serve::{Interrupted, Serving};
 use super::connections::{self, Connections, Ways};
+use super::left;
 use super::leftovers::Leftovers;
 use super::pieces::{Kind, Outgoing, Window};
 use super::places::{Addresses, Places};
@@ -36,16 +41,26 @@ const FEW_BYTES: u64 = 128 << 10;
 #[derive(Debug)]
 pub(super) enum Job {
     Round(Token),
-    /// Packets of these flows wait for the acceptor.
-    Freeze(Token, Vec<Flow>),
+    /// Packets of these flows wait for the acceptor; memory may follow.
+    Freeze(Token, Vec<Flow>, bool),
     Thaw(Token),
     Release(Token),
+    /// The acceptor lacks memory that follows.
+    Wanted {
+        all: bool,
+        ranges: Vec<WantedRange>,
+        problem: Option<String>,
+    },
+    /// It has taken some of it.
+    Taken,
 }
 
 /// A move that this node gives, while its thread runs.
 pub(super) struct Donor {
     jobs: Sender<Job>,
     window: Arc<Window>,
+    /// Memory follows, and its thread wants to know what was taken.
+    follows: Arc<AtomicBool>,
     pub(super) to: NodeId,
 }
 
@@ -61,6 +76,7 @@ impl Donor {
     ) -> std::io::Result<Donor> {
         let (jobs, inbox) = mpsc::channel();
         let (outgoing, window) = Outgoing::new(id, to, teller.clone());
+        let follows = Arc::new(AtomicBool::new(false));
         let giving = Giving {
             id,
             root,
@@ -74,11 +90,52 @@ impl Donor {
             fenced: BTreeSet::new(),
             teller,
             steps: Steps::begin(),
+            follows: follows.clone(),
+            may_follow: false,
+            serving: None,
         };
         std::thread::Builder::new()
             .name("give".to_owned())
             .spawn(move || giving.run(&inbox))?;
-        Ok(Donor { jobs, window, to })
+        Ok(Donor {
+            jobs,
+            window,
+            follows,
+            to,
+        })
+    }
+
+    /// Starts a thread that sends memory of a process which an earlier daemon left stopped, and then ends that process.
+    pub(super) fn resume(
+        (id, to): (MoveId, NodeId),
+        pids: Vec<Option<i32>>,
+        record: Record,
+        token: Token,
+        teller: Teller,
+    ) -> std::io::Result<Donor> {
+        let (jobs, inbox) = mpsc::channel();
+        let (mut outgoing, window) = Outgoing::new(id, to, teller.clone());
+        let run = move || {
+            // Only the acceptor knows what is missing.
+            if let Ok(behind) = Behind::new(&pids, &Missing::default()) {
+                let serving = Serving::new((id, to), behind);
+                if serving.run(&mut outgoing, &inbox, &teller).is_err() {
+                    return;
+                }
+            }
+            let results = Results::Released(left::release(&record.read()));
+            teller.done(Some(id), Completion { token, results });
+        };
+        std::thread::Builder::new()
+            .name("give".to_owned())
+            .spawn(run)?;
+        let follows = Arc::new(AtomicBool::new(true));
+        Ok(Donor {
+            jobs,
+            window,
+            follows,
+            to,
+        })
     }
 
     /// Gives the thread something to do; false if it has ended.
@@ -92,6 +149,9 @@ impl Donor {
     /// The acceptor has taken so many bytes, after so much work (microseconds), or says why it takes no more.
     pub(super) fn took(&self, (bytes, busy_us): (u64, u64), problem: Option<&str>) {
         self.window.taken(bytes, Duration::from_micros(busy_us));
+        if self.follows.load(Ordering::Relaxed) {
+            let _ = self.jobs.send(Job::Taken);
+        }
         if let Some(problem) = problem {
             self.window.close(problem);
         }
@@ -121,6 +181,11 @@ struct Giving {
     teller: Teller,
     /// What takes how long while it stands still.
     steps: Steps,
+    follows: Arc<AtomicBool>,
+    /// What is left of memory in the freeze may follow.
+    may_follow: bool,
+    /// Sends what follows.
+    serving: Option<Serving>,
 }
 
 impl Giving {
@@ -133,16 +198,28 @@ impl Giving {
                     let (next, result) = self.round(state);
                     (next, token, Results::Copied(result))
                 }
-                Job::Freeze(token, flows) => {
+                Job::Freeze(token, flows, may_follow) => {
                     self.fenced.extend(flows);
+                    self.may_follow = may_follow;
                     let (next, result) = self.freeze(state);
                     (next, token, Results::Frozen(result))
                 }
                 Job::Thaw(token) => (State::Ended, token, Results::Thawed(state.thaw())),
                 Job::Release(token) => {
-                    let released = state.release().map(|leftovers| self.leave(leftovers));
+                    let Ok(released) = self.release(state, inbox) else {
+                        return;
+                    };
                     (State::Ended, token, Results::Released(released))
                 }
+                // It may run there before this node knows.
+                wanted @ Job::Wanted { .. } => {
+                    if let Some(serving) = &mut self.serving {
+                        serving.hear(wanted, &mut self.outgoing);
+                        serving.send_wanted(&mut self.outgoing);
+                    }
+                    continue;
+                }
+                Job::Taken => continue,
             };
             state = next;
             self.teller
@@ -151,6 +228,30 @@ impl Giving {
                 return;
             }
         }
+    }
+
+    /// It runs elsewhere: it ends here, when all its memory is there.
+    fn release(
+        &mut self,
+        state: State,
+        inbox: &Receiver<Job>,
+    ) -> Result<Result<(), String>, Interrupted> {
+        let mut leftovers = state.leftovers();
+        if let Some(serving) = self.serving.take() {
+            // Clients do not wait for memory.
+            leftovers
+                .take()
+                .into_iter()
+                .for_each(|leftovers| self.leave(leftovers));
+            serving.run(&mut self.outgoing, inbox, &self.teller)?;
+        }
+        let released = state.release();
+        if released.is_ok() {
+            leftovers
+                .into_iter()
+                .for_each(|leftovers| self.leave(leftovers));
+        }
+        Ok(released)
     }
 
     /// What nobody has accepted goes after it.

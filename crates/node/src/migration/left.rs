@@ -5,6 +5,7 @@ use std::path::Path;
 use holdfast_sys::process::acceptor::Restorer;
 use holdfast_sys::process::donor::Held;
 use holdfast_sys::process::error::Error;
+use holdfast_sys::process::following::Following;
 use holdfast_sys::tcp_repair::{TcpDynamic, TcpStatic};
 
 use super::records::{Entry, Record};
@@ -28,12 +29,21 @@ fn held(entries: &[Entry]) -> impl Iterator<Item = &Held> {
     lists.flatten()
 }
 
-/// Lets a process run that was complete when its daemon died. Gives its restorer, unless it runs already.
+/// Processes of which memory follows, by their place in the tree.
+pub(super) fn followed(entries: &[Entry]) -> Option<Vec<Option<i32>>> {
+    entries.iter().rev().find_map(|entry| match entry {
+        Entry::Follows(pids) => Some(pids.clone()),
+        _ => None,
+    })
+}
+
+/// Lets a process run that was complete when its daemon died. Gives its restorer, unless it runs already, and the memory that
+/// follows it.
 pub(super) fn go(
     entries: &[Entry],
     way_back: &Path,
     record: &Record,
-) -> Result<Option<Restorer>, String> {
+) -> Result<Option<(Restorer, Option<Following>)>, String> {
     let Some(held) = restorer_of(entries) else {
         return Err("nothing is written down of its restorer".to_owned());
     };
@@ -44,8 +54,9 @@ pub(super) fn go(
     let restorer = match restorer {
         Some(mut restorer) => {
             restorer.wake(&unfinished(entries)).map_err(text)?;
+            let following = restorer.follow().map_err(text)?;
             restorer.go().map_err(text)?;
-            Some(restorer)
+            Some((restorer, following))
         }
         None if held.exists() => None,
         None => return Err("its restorer has died, and the process with it".to_owned()),

@@ -7,12 +7,16 @@
 
 mod acceptor;
 mod asked;
+mod beginnings;
 mod carry;
 mod check;
 mod connections;
 mod donor;
+mod follow;
+mod heard;
 mod left;
 mod leftovers;
+mod names;
 mod operations;
 mod pack;
 mod pieces;
@@ -37,7 +41,7 @@ use holdfast_wire::migration::{FlowAt, MoveFrame};
 use holdfast_wire::{Flow, Frame, MoveId, NodeId};
 
 pub use acceptor::RESTORER;
-pub(crate) use carry::{name_of_command, name_of_results, token_of};
+pub(crate) use names::{name_of_command, name_of_results, token_of};
 pub(crate) use told::{Listener, Told};
 
 use crate::config::{Config, Reach};
@@ -63,6 +67,8 @@ pub(crate) struct Moves {
     acceptors: BTreeMap<MoveId, Acceptor>,
     /// Flows whose packets wait for processes that come, in their order.
     armed: BTreeMap<MoveId, Vec<FlowAt>>,
+    /// Memory follows these processes, which run here.
+    following: BTreeSet<MoveId>,
     /// Bytes of pieces that acceptors' threads have not taken yet.
     untaken: BTreeMap<MoveId, usize>,
     /// The sockets of processes that move.
@@ -122,6 +128,7 @@ impl Moves {
             donors: BTreeMap::new(),
             acceptors: BTreeMap::new(),
             armed: BTreeMap::new(),
+            following: BTreeSet::new(),
             untaken: BTreeMap::new(),
             places: BTreeMap::new(),
             packets: BTreeMap::new(),
@@ -194,7 +201,10 @@ impl Moves {
                 tracing::error!(%id, command, why, "could not be carried out");
             }
             Event::Ignored { from, what, why } => tracing::debug!(%from, what, why, "ignored"),
-            Event::Round { .. } | Event::Forwarded { .. } | Event::Report { .. } => {
+            Event::Round { .. }
+            | Event::Forwarded { .. }
+            | Event::Follows { .. }
+            | Event::Report { .. } => {
                 tracing::debug!(?event, "a move goes on");
             }
         }
@@ -221,13 +231,22 @@ impl Moves {
                     donor.took((bytes, busy_us), problem.as_deref());
                 }
             }
+            Frame::Move {
+                id,
+                frame:
+                    MoveFrame::Wanted {
+                        all,
+                        ranges,
+                        problem,
+                    },
+            } => self.wanted(from, id, (all, ranges), problem),
             frame => self.machine.handle_frame(now, from, frame),
         }
     }
 
     fn piece(&mut self, id: MoveId, kind: u8, more: bool, bytes: bytes::Bytes) {
         let Some(acceptor) = self.acceptors.get(&id) else {
-            return tracing::debug!(%id, "a piece of a move that is not known");
+            return self.unknown_piece(id, kind);
         };
         let untaken = self.untaken.entry(id).or_default();
         *untaken += bytes.len();
@@ -249,75 +268,6 @@ impl Moves {
     /// A command has ended.
     pub(crate) fn done(&mut self, now: Duration, completion: Completion) {
         self.machine.handle_done(now, completion);
-    }
-
-    /// Takes what a thread tells; gives what is to be sent.
-    pub(crate) fn handle_told(&mut self, now: Duration, told: Told) -> Option<(NodeId, Frame)> {
-        match told {
-            Told::Piece {
-                id,
-                to,
-                kind,
-                more,
-                bytes,
-            } => {
-                let frame = MoveFrame::Piece { kind, more, bytes };
-                Some((to, Frame::Move { id, frame }))
-            }
-            Told::Took {
-                id,
-                bytes,
-                busy_us,
-                problem,
-            } => {
-                self.took(id, bytes);
-                let frame = MoveFrame::Took {
-                    bytes,
-                    busy_us,
-                    problem,
-                };
-                Some((id.donor, Frame::Move { id, frame }))
-            }
-            Told::Done { id, completion } => {
-                if let Some(id) = id {
-                    self.ended(id, &completion.results);
-                }
-                self.done(now, completion);
-                None
-            }
-            Told::Runs {
-                id,
-                restorer,
-                held,
-                came,
-                servers,
-            } => {
-                self.places.insert(id, servers);
-                self.came(id, held, Some(restorer), came);
-                None
-            }
-            Told::Sockets { id, sockets } => {
-                self.places.insert(id, sockets);
-                None
-            }
-            Told::Packets { id, packets } => {
-                self.packets.entry(id).or_default().extend(packets);
-                None
-            }
-            Told::Inspected { check, reply, .. } => {
-                let _ = reply.send(self.with_prediction(*check));
-                None
-            }
-            // The rest is the owner's, which has the filters; it hangs up here, which the thread takes for a refusal.
-            _ => None,
-        }
-    }
-
-    /// The acceptor's thread has taken so many bytes of pieces.
-    fn took(&mut self, id: MoveId, bytes: u64) {
-        if let Some(untaken) = self.untaken.get_mut(&id) {
-            *untaken = untaken.saturating_sub(usize::try_from(bytes).unwrap_or(0));
-        }
     }
 
     /// Which addresses are whose.

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use holdfast_api::control::{
-    MigrationOutcome, MigrationPhasesUs, MigrationStatus, MigrationStepUs, MigrationStepsUs,
-    RoundEntry,
+    FollowedMemory, MigrationOutcome, MigrationPhasesUs, MigrationStatus, MigrationStepUs,
+    MigrationStepsUs, RoundEntry,
 };
 use holdfast_proto::migration::{Event, Outcome, Summary};
 use holdfast_wire::MoveId;
@@ -46,6 +46,7 @@ impl Operations {
             predicted_freeze_us: None,
             freeze_us: None,
             forwarded: Vec::new(),
+            followed: None,
             phases_us: MigrationPhasesUs::default(),
             steps_us: MigrationStepsUs::default(),
         };
@@ -90,6 +91,16 @@ impl Operations {
                     status.forwarded.extend(flows);
                 }
             }
+            Event::Follows { id, bytes } => {
+                let bytes = *bytes;
+                self.followed(
+                    *id,
+                    FollowedMemory {
+                        bytes,
+                        ..FollowedMemory::default()
+                    },
+                );
+            }
             Event::Outcome {
                 id,
                 outcome,
@@ -101,6 +112,13 @@ impl Operations {
                 self.numbers.remove(id);
             }
             _ => {}
+        }
+    }
+
+    /// So much of its memory has followed one, so far.
+    pub(super) fn followed(&mut self, id: MoveId, memory: FollowedMemory) {
+        if let Some(status) = self.status(id) {
+            status.followed = Some(memory);
         }
     }
 

@@ -46,6 +46,12 @@ pub(super) enum Kind {
     Digest = 10,
     /// Nothing: the tree is about to stand still.
     Freezing = 11,
+    /// `Missing`: memory that is not there when the tree runs, and follows.
+    Missing = 12,
+    /// `Pages` of it; without any, a question what is still missing.
+    Follows = 13,
+    /// Why no more of it comes, as text.
+    Lost = 14,
 }
 
 impl Kind {
@@ -63,6 +69,9 @@ impl Kind {
             Kind::PackedPages,
             Kind::Digest,
             Kind::Freezing,
+            Kind::Missing,
+            Kind::Follows,
+            Kind::Lost,
         ];
         all.into_iter().find(|kind| *kind as u8 == number)
     }
@@ -78,6 +87,8 @@ impl Kind {
             Kind::Seen => "seen",
             Kind::Digest => "checksums",
             Kind::Freezing => "hurry",
+            Kind::Missing => "missing",
+            Kind::Follows | Kind::Lost => "follows",
         }
     }
 }
@@ -127,6 +138,13 @@ impl Window {
     /// Nothing more is to be sent: whoever waits is told why. The first reason stays.
     pub(super) fn close(&self, why: &str) {
         self.room().closed.get_or_insert_with(|| why.to_owned());
+        self.changed.notify_all();
+    }
+
+    /// There is a new channel: nothing is on its way any more.
+    fn reopen(&self) {
+        let mut room = self.room();
+        (room.free, room.closed) = (WINDOW_BYTES, None);
         self.changed.notify_all();
     }
 
@@ -228,6 +246,34 @@ impl Outgoing {
                 return Ok(());
             }
         }
+    }
+
+    /// Sends a short message whatever is on its way.
+    pub(super) fn send_anyway(&self, kind: Kind, message: Vec<u8>) {
+        self.teller.tell(Told::Piece {
+            id: self.id,
+            to: self.to,
+            kind: kind as u8,
+            more: false,
+            bytes: message.into(),
+        });
+    }
+
+    /// Whether at most so many bytes are on their way, and more may be sent.
+    pub(super) fn has_room(&self, most: usize) -> bool {
+        let room = self.window.room();
+        room.closed.is_none() && WINDOW_BYTES - room.free <= most
+    }
+
+    /// How many bytes the way takes in such a time, as far as is known.
+    pub(super) fn bytes_in(&self, time: Duration) -> Option<usize> {
+        let rate = self.window.rate()?;
+        Some((rate * time.as_secs_f64()) as usize)
+    }
+
+    /// The acceptor has said what it lacks: whatever was on its way counts no more.
+    pub(super) fn begin_again(&self) {
+        self.window.reopen();
     }
 
     /// Waits until the acceptor has taken everything.

@@ -33,6 +33,8 @@ pub(super) enum Entry {
     },
     /// It may be stopped from now on.
     Freezes,
+    /// Memory of these processes follows, by their place in the tree.
+    Follows(Vec<Option<i32>>),
     /// It is stopped for good; its state may have left.
     Held(Vec<Held>),
     /// This node takes a process.

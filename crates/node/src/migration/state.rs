@@ -50,14 +50,18 @@ impl State {
         (State::Copied, result.and_then(|of| goes_on.map(|()| of)))
     }
 
-    /// It runs elsewhere. Gives what nobody has accepted of it.
-    pub(super) fn release(self) -> Result<Leftovers, String> {
+    /// What nobody has accepted of it, when it runs elsewhere.
+    pub(super) fn leftovers(&self) -> Option<Leftovers> {
         match self {
-            State::Stopped(stopped) => {
-                let leftovers = Leftovers::of(&stopped);
-                unless_gone(stopped.release())?;
-                Ok(leftovers)
-            }
+            State::Stopped(stopped) => Some(Leftovers::of(stopped)),
+            _ => None,
+        }
+    }
+
+    /// It runs elsewhere.
+    pub(super) fn release(self) -> Result<(), String> {
+        match self {
+            State::Stopped(stopped) => unless_gone(stopped.release()),
             _ => Err("it was not stopped".to_owned()),
         }
     }

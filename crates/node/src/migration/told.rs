@@ -3,11 +3,11 @@
 use std::os::fd::OwnedFd;
 
 use bytes::Bytes;
-use holdfast_api::control::{ErrorBody, ProcessCheck};
+use holdfast_api::control::{ErrorBody, FollowedMemory, ProcessCheck};
 use holdfast_proto::migration::Completion;
 use holdfast_sys::process::acceptor::Restorer;
 use holdfast_sys::process::donor::Held;
-use holdfast_wire::migration::FlowAt;
+use holdfast_wire::migration::{FlowAt, WantedRange};
 use holdfast_wire::{Flow, MoveId, NodeId};
 use tokio::sync::{mpsc, oneshot};
 
@@ -31,6 +31,19 @@ pub(crate) enum Told {
         busy_us: u64,
         problem: Option<String>,
     },
+    /// To be said to the donor: what is missing of memory that follows.
+    Wanted {
+        id: MoveId,
+        all: bool,
+        ranges: Vec<WantedRange>,
+        problem: Option<String>,
+    },
+    /// Memory follows a process that runs here, or will in a moment: its thread goes on.
+    Follows { id: MoveId },
+    /// Its thread has ended.
+    Followed { id: MoveId },
+    /// What of the memory of a process that left has followed it.
+    Memory { id: MoveId, memory: FollowedMemory },
     /// A command has ended.
     Done {
         id: Option<MoveId>,

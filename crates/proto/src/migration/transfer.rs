@@ -65,7 +65,7 @@ impl Migration {
         given.summary.phases.divert += report.ahead;
         given.summary.bytes += report.bytes;
         given.summary.saved += report.saved;
-        given.summary.follows += report.follows;
+        given.summary.follows = report.follows;
         given.summary.post_copy = given.summary.follows > 0;
         given.frozen_saved += report.saved;
         given.summary.steps[0] = report.steps;

@@ -1,10 +1,11 @@
 //! The freeze of a process on its way from here.
 
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use holdfast_proto::migration::FreezeReport;
 use holdfast_sys::priority::Hurry;
-use holdfast_sys::process::donor::{StoppedTree, Tracker};
+use holdfast_sys::process::donor::{Behind, StoppedTree, Tracker};
 use holdfast_sys::process::error::Error;
 use holdfast_sys::process::image::{Frozen, encode};
 use holdfast_wire::Flow;
@@ -17,6 +18,7 @@ use super::super::records::Entry;
 use super::super::state::{Last, State};
 use super::super::steps::Steps;
 use super::super::told::Told;
+use super::serve::Serving;
 use super::{Giving, PAGES_BYTES, text};
 
 /// For how long it is tried to stop a tree where its descriptors can be saved, and between two times.
@@ -95,12 +97,36 @@ impl Giving {
     fn send_memory(&mut self, stopped: &mut StoppedTree) -> Result<Frozen, String> {
         self.send_tree(stopped.tree())?;
         self.steps.done("tree");
+        if self.may_follow {
+            return self.send_some_memory(stopped);
+        }
         while let Some(pages) = stopped.read(PAGES_BYTES).map_err(text)? {
             self.outgoing.send_pages(pages)?;
         }
         self.steps.done("memory");
         let state = stopped.state().map_err(text)?;
         self.steps.done("state");
+        Ok(state)
+    }
+
+    /// The same where memory may follow: what of it does is only named.
+    fn send_some_memory(&mut self, stopped: &mut StoppedTree) -> Result<Frozen, String> {
+        self.serving = None;
+        let state = stopped.state().map_err(text)?;
+        let missing = stopped.leave_behind(&state);
+        self.steps.done("state");
+        while let Some(pages) = stopped.read(PAGES_BYTES).map_err(text)? {
+            self.outgoing.send_pages(pages)?;
+        }
+        self.steps.done("memory");
+        if !missing.is_empty() {
+            self.outgoing
+                .send(Kind::Missing, encode(&missing).map_err(text)?)?;
+            let behind = Behind::new(&stopped.process_ids(), &missing).map_err(text)?;
+            self.serving = Some(Serving::new((self.id, self.to), behind));
+            self.follows.store(true, Ordering::Relaxed);
+        }
+        self.steps.done("missing");
         Ok(state)
     }
 
@@ -112,6 +138,9 @@ impl Giving {
         // The original of a copy goes on whatever happens.
         if !self.ways.copy {
             // First written: what is stopped is never forgotten.
+            if self.serving.is_some() {
+                self.record.write(&Entry::Follows(stopped.process_ids()))?;
+            }
             self.record
                 .write(&Entry::Held(stopped.to_hold().map_err(text)?))?;
             stopped.hold().map_err(text)?;
@@ -159,6 +188,7 @@ impl Giving {
             ahead,
             bytes: sent - before.0,
             saved: saved - before.1,
+            follows: self.serving.as_ref().map_or(0, Serving::bytes),
             late,
             ..FreezeReport::default()
         }

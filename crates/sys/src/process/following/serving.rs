@@ -108,11 +108,12 @@ impl Following {
         Ok(wants)
     }
 
-    /// Puts pages where they are missing. What is missing nowhere any more is left out.
+    /// Puts pages where they are missing. What is missing nowhere any more is left out. Whether there were none: then the donor asks
+    /// what is missing.
     ///
     /// # Errors
     /// The kernel does not take them, or they make no sense.
-    pub fn fill(&mut self, message: &[u8]) -> Result<()> {
+    pub fn fill(&mut self, message: &[u8]) -> Result<bool> {
         let pages = PagesIn::read(message)?;
         for (alike, bytes) in pages.alike() {
             for (run, bytes) in each(alike, bytes) {
@@ -122,7 +123,7 @@ impl Following {
                 self.fill_run(process, run.start, bytes)?;
             }
         }
-        Ok(())
+        Ok(pages.runs.is_empty())
     }
 
     fn fill_run(&mut self, process: u32, source: u64, bytes: &[u8]) -> Result<()> {

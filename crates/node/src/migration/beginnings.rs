@@ -1,0 +1,45 @@
+//! What a process that comes begins with here.
+
+use std::os::unix::net::UnixListener;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use holdfast_sys::process::acceptor::ClockOffsets;
+use holdfast_sys::process::image::Clocks;
+use holdfast_sys::process::sockets::Sockets;
+use holdfast_sys::tcp_repair::Settled;
+use rustix::time::ClockId;
+
+/// How long sockets may take to take late options, and between two times.
+const SETTLE_MAX: Duration = Duration::from_secs(5);
+const SETTLE_AGAIN: Duration = Duration::from_millis(10);
+
+/// Options that sockets take only later.
+pub(super) fn settle(sockets: Option<Sockets>) {
+    let Some(mut sockets) = sockets else {
+        return;
+    };
+    let began = Instant::now();
+    while sockets.settle() == Settled::Later && began.elapsed() < SETTLE_MAX {
+        std::thread::sleep(SETTLE_AGAIN);
+    }
+}
+
+/// The socket at which a later daemon finds the restorer.
+pub(super) fn listen(path: &Path) -> std::io::Result<UnixListener> {
+    let _ = std::fs::remove_file(path);
+    UnixListener::bind(path)
+}
+
+/// A process that has seen a later time than this machine's gets clocks of its own.
+pub(super) fn offsets(theirs: Clocks) -> ClockOffsets {
+    let ahead = |theirs: u64, clock: ClockId| {
+        let now = rustix::time::clock_gettime(clock);
+        let ours = i128::from(now.tv_sec) * 1_000_000_000 + i128::from(now.tv_nsec);
+        i64::try_from((i128::from(theirs) - ours).max(0)).unwrap_or(i64::MAX)
+    };
+    ClockOffsets {
+        monotonic_ns: ahead(theirs.monotonic_ns, ClockId::Monotonic),
+        boot_ns: ahead(theirs.boot_ns, ClockId::Boottime),
+    }
+}

@@ -1,0 +1,219 @@
+//! Memory that stayed behind, sent after a process that runs elsewhere: what it waits for first.
+//!
+//! The acceptor alone knows what is missing. It says so whenever it has heard nothing for a while, and all that was sent before counts
+//! no more then: so a channel that breaks, or a daemon that is restarted, loses nothing.
+
+use std::sync::mpsc::{Receiver, RecvTimeoutError};
+use std::time::{Duration, Instant};
+
+use holdfast_api::control::FollowedMemory;
+use holdfast_sys::process::donor::Behind;
+use holdfast_sys::process::following::Want;
+use holdfast_sys::process::image::{Checked, Missing, MissingOf, PAGE, Pages};
+use holdfast_wire::migration::WantedRange;
+use holdfast_wire::{MoveId, NodeId};
+
+use super::super::pieces::{Kind, Outgoing};
+use super::super::told::{Teller, Told};
+use super::Job;
+
+/// Bytes of a message: it fits in one piece.
+const STEP_BYTES: u64 = 128 << 10;
+/// What is on its way delays what somebody waits for: as much as the way takes in this time, within these bounds.
+const ON_ITS_WAY: Duration = Duration::from_millis(8);
+const ON_ITS_WAY_BYTES: (usize, usize) = (256 << 10, 2 << 20);
+/// How often the acceptor is asked what it lacks when nothing is heard of it, and how often progress is told.
+const ASK: Duration = Duration::from_secs(1);
+const TELL: Duration = Duration::from_millis(200);
+/// After so long without a word of the acceptor, which gives up sooner, nobody waits for memory any more.
+const LOST: Duration = Duration::from_secs(90);
+
+/// See the module's text.
+pub(super) struct Serving {
+    id: MoveId,
+    to: NodeId,
+    behind: Behind,
+    sent: FollowedMemory,
+    /// All is there, or nothing more is wanted.
+    over: bool,
+}
+
+/// The event loop has ended, and memory is missing still.
+pub(super) struct Interrupted;
+
+impl Serving {
+    /// Of so many bytes.
+    pub(super) fn new((id, to): (MoveId, NodeId), behind: Behind) -> Serving {
+        let sent = FollowedMemory {
+            bytes: behind.bytes(),
+            ..FollowedMemory::default()
+        };
+        Serving {
+            id,
+            to,
+            behind,
+            sent,
+            over: false,
+        }
+    }
+
+    /// Bytes that were left behind.
+    pub(super) fn bytes(&self) -> u64 {
+        self.sent.bytes
+    }
+
+    /// Sends until the acceptor says that all is there, or that nobody waits for it any more.
+    pub(super) fn run(
+        mut self,
+        outgoing: &mut Outgoing,
+        inbox: &Receiver<Job>,
+        teller: &Teller,
+    ) -> Result<(), Interrupted> {
+        let began = Instant::now();
+        let (mut heard, mut asked, mut told) = (began, began, began);
+        while !self.over {
+            let sends = self.step(outgoing);
+            let pause = if sends { Duration::ZERO } else { TELL };
+            match inbox.recv_timeout(pause) {
+                Ok(job) => {
+                    heard = Instant::now();
+                    self.hear(job, outgoing);
+                }
+                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => return Err(Interrupted),
+            }
+            if heard.elapsed() > ASK && asked.elapsed() > ASK {
+                asked = Instant::now();
+                ask(outgoing);
+            }
+            if heard.elapsed() > LOST {
+                self.end(format!("node {} was not heard of any more", self.to));
+            }
+            self.sent.us = began.elapsed().as_secs_f64() * 1e6;
+            if told.elapsed() > TELL || self.over {
+                told = Instant::now();
+                let (id, memory) = (self.id, self.sent.clone());
+                teller.tell(Told::Memory { id, memory });
+            }
+        }
+        let FollowedMemory {
+            sent_bytes,
+            on_demand,
+            ..
+        } = self.sent;
+        tracing::info!(id = %self.id, sent_bytes, on_demand, "memory has followed");
+        Ok(())
+    }
+
+    /// Takes what came from the acceptor, at any time since it may run there, and sends what somebody waits for.
+    pub(super) fn hear(&mut self, job: Job, outgoing: &mut Outgoing) {
+        let Job::Wanted {
+            all,
+            ranges,
+            problem,
+        } = job
+        else {
+            return;
+        };
+        if let Some(why) = problem {
+            return self.end(why);
+        }
+        if !all {
+            let pages = |range: WantedRange| {
+                let pages = (range.start..range.end).step_by(PAGE as usize);
+                pages.map(move |address| Want {
+                    process: range.process,
+                    address,
+                })
+            };
+            let wants = ranges.into_iter().flat_map(pages);
+            return wants.for_each(|want| self.behind.want(want));
+        }
+        let missing = missing(&ranges);
+        match missing.check() {
+            _ if missing.is_empty() => self.over = true,
+            Ok(()) => {
+                self.behind.lacks(&missing);
+                outgoing.begin_again();
+            }
+            Err(error) => tracing::warn!(id = %self.id, %error, "what is missing makes no sense"),
+        }
+    }
+
+    /// Sends what is to be sent next, if there is anything and there is room; whether it did.
+    fn step(&mut self, outgoing: &mut Outgoing) -> bool {
+        let (least, most) = ON_ITS_WAY_BYTES;
+        let known = outgoing.bytes_in(ON_ITS_WAY).unwrap_or(least);
+        outgoing.has_room(known.clamp(least, most)) && self.send_next(outgoing, STEP_BYTES)
+    }
+
+    /// Sends what somebody waits for.
+    pub(super) fn send_wanted(&mut self, outgoing: &mut Outgoing) {
+        while self.send_next(outgoing, 0) {}
+    }
+
+    fn send_next(&mut self, outgoing: &mut Outgoing, limit: u64) -> bool {
+        match self.behind.next(limit) {
+            Ok(Some((pages, wanted))) if !pages.runs.is_empty() => {
+                self.sent.on_demand += u64::from(wanted);
+                self.sent.sent_bytes += pages.bytes.len() as u64;
+                self.sent.sent_pages += pages.bytes.len() as u64 / PAGE;
+                self.send(outgoing, pages);
+                true
+            }
+            // Nothing of it could be read: that was nowhere.
+            Ok(Some(_)) => limit > 0,
+            Ok(None) => false,
+            Err(error) => {
+                let why = error.to_string();
+                outgoing.send_anyway(Kind::Lost, why.clone().into_bytes());
+                self.end(format!("the original cannot be read any more: {why}"));
+                false
+            }
+        }
+    }
+
+    /// What cannot be sent is asked for again.
+    fn send(&self, outgoing: &mut Outgoing, pages: Pages) {
+        let message = pages.into_message().map_err(|error| error.to_string());
+        let sent = message.and_then(|(mut front, content)| {
+            front.extend(content);
+            outgoing.send(Kind::Follows, front)
+        });
+        if let Err(why) = sent {
+            tracing::debug!(id = %self.id, why, "memory was not sent");
+        }
+    }
+
+    fn end(&mut self, why: String) {
+        tracing::error!(id = %self.id, why, "a process has ended before all its memory had come");
+        self.sent.problem = Some(why);
+        self.over = true;
+    }
+}
+
+/// Asks what is missing, by pages of which there are none.
+fn ask(outgoing: &Outgoing) {
+    if let Ok((message, _)) = Pages::default().into_message() {
+        outgoing.send_anyway(Kind::Follows, message);
+    }
+}
+
+/// Ranges as they came, in order.
+fn missing(ranges: &[WantedRange]) -> Missing {
+    let mut missing = Missing::default();
+    for range in ranges {
+        let of = missing
+            .processes
+            .last_mut()
+            .filter(|of| of.process == range.process);
+        match of {
+            Some(of) => of.ranges.push((range.start, range.end)),
+            None => missing.processes.push(MissingOf {
+                process: range.process,
+                ranges: vec![(range.start, range.end)],
+            }),
+        }
+    }
+    missing
+}

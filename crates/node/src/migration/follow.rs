@@ -1,0 +1,195 @@
+//! Memory that follows a process which runs here, as it comes from the donor.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, TryRecvError};
+use std::time::{Duration, Instant};
+
+use holdfast_sys::process::following::{Following, Want};
+use holdfast_sys::process::image::{PAGE, Run, Space};
+use holdfast_wire::MoveId;
+use holdfast_wire::migration::WantedRange;
+
+use super::acceptor::Job;
+use super::pieces::{Incoming, Kind};
+use super::told::{Teller, Told};
+
+/// After so long without a word of the donor it is told what is missing, and again and again.
+const ASK: Duration = Duration::from_secs(1);
+/// After so long it has no donor any more, and cannot go on.
+const LOST: Duration = Duration::from_secs(30);
+
+/// See the module's text.
+pub(super) struct Follower {
+    id: MoveId,
+    following: Following,
+    incoming: Incoming,
+    teller: Teller,
+    /// When the donor was heard, and asked, last.
+    heard: Instant,
+    asked: Instant,
+}
+
+impl Follower {
+    pub(super) fn new(id: MoveId, following: Following, teller: Teller) -> Follower {
+        let now = Instant::now();
+        let incoming = Incoming::default();
+        Follower {
+            id,
+            following,
+            incoming,
+            teller,
+            heard: now,
+            asked: now,
+        }
+    }
+
+    /// Until all is there, or the process has ended. `wake` is readable when there is a job.
+    pub(super) fn run(mut self, inbox: &Receiver<Job>, wake: &Arc<OwnedFd>) {
+        let (id, teller) = (self.id, self.teller.clone());
+        let began = Instant::now();
+        let problem = loop {
+            self.following.wait(wake.as_fd(), ASK);
+            let _ = rustix::io::read(wake, &mut [0; 8]);
+            match self.turn(inbox) {
+                Ok(true) => {}
+                Ok(false) if self.following.has_ended() => {
+                    let complete = self.following.is_complete();
+                    break (!complete).then(|| "it has ended there".to_owned());
+                }
+                Ok(false) => {
+                    let Follower { following, .. } = self;
+                    if let Err(error) = following.complete() {
+                        tracing::warn!(%id, %error, "its restorer has not heard that all is there");
+                    }
+                    tracing::info!(%id, elapsed = ?began.elapsed(), "all its memory has come");
+                    return over(id, &teller, None);
+                }
+                Err(why) => break Some(why),
+            }
+        };
+        if let Some(why) = &problem {
+            tracing::error!(%id, why, "memory that follows a process cannot come; the process is ended");
+        }
+        // With it goes the tree, if anything of it is left.
+        drop(self);
+        over(id, &teller, problem);
+    }
+
+    /// Does what there is to do; whether memory is missing still.
+    fn turn(&mut self, inbox: &Receiver<Job>) -> Result<bool, String> {
+        loop {
+            match inbox.try_recv() {
+                Ok(Job::Piece { kind, more, bytes }) => self.piece(kind, more, bytes)?,
+                Ok(_) => {}
+                Err(TryRecvError::Empty) => break,
+                Err(TryRecvError::Disconnected) => return Err("the daemon ends".to_owned()),
+            }
+            // Who waits for a page waits for no other's.
+            self.look()?;
+        }
+        self.look()?;
+        if self.following.is_complete() || self.following.has_ended() {
+            return Ok(false);
+        }
+        if self.heard.elapsed() > LOST {
+            let limit = LOST.as_secs();
+            return Err(format!("its donor was not heard for {limit} s"));
+        }
+        if self.heard.elapsed() > ASK && self.asked.elapsed() > ASK {
+            self.ask_for_all();
+        }
+        Ok(true)
+    }
+
+    fn look(&mut self) -> Result<(), String> {
+        let wants = self.following.look().map_err(|error| error.to_string())?;
+        self.want(wants);
+        Ok(())
+    }
+
+    fn want(&self, wants: Vec<Want>) {
+        if !wants.is_empty() {
+            let ranges = wants.iter().map(page).collect();
+            self.tell(false, ranges);
+        }
+    }
+
+    /// Says all that is missing, and then what somebody waits for.
+    fn ask_for_all(&mut self) {
+        self.asked = Instant::now();
+        let missing = self.following.missing();
+        self.tell(true, missing.iter().filter_map(range).collect());
+        self.want(self.following.wanted());
+    }
+
+    fn tell(&self, all: bool, ranges: Vec<WantedRange>) {
+        let (id, problem) = (self.id, None);
+        self.teller.tell(Told::Wanted {
+            id,
+            all,
+            ranges,
+            problem,
+        });
+    }
+
+    fn piece(&mut self, kind: u8, more: bool, bytes: bytes::Bytes) -> Result<(), String> {
+        let (began, count) = (Instant::now(), bytes.len() as u64);
+        self.heard = began;
+        let message = self.incoming.take(kind, more, bytes)?;
+        match message {
+            Some((Kind::Follows, message)) => {
+                let message = message.whole();
+                let filled = self.following.fill(&message);
+                let asks = filled.map_err(|error| error.to_string())?;
+                if asks {
+                    self.ask_for_all();
+                }
+            }
+            Some((Kind::Lost, message)) => {
+                return Err(String::from_utf8_lossy(&message.whole()).into_owned());
+            }
+            Some((other, _)) => return Err(format!("a message about {} came late", other.name())),
+            None => {}
+        }
+        self.teller.tell(Told::Took {
+            id: self.id,
+            bytes: count,
+            busy_us: u64::try_from(began.elapsed().as_micros()).unwrap_or(u64::MAX),
+            problem: None,
+        });
+        Ok(())
+    }
+}
+
+/// Nothing is missing any more, or nobody waits for it.
+fn over(id: MoveId, teller: &Teller, problem: Option<String>) {
+    let (all, ranges) = (true, Vec::new());
+    teller.tell(Told::Wanted {
+        id,
+        all,
+        ranges,
+        problem,
+    });
+    teller.tell(Told::Followed { id });
+}
+
+fn page(want: &Want) -> WantedRange {
+    WantedRange {
+        process: want.process,
+        start: want.address,
+        end: want.address + PAGE,
+    }
+}
+
+fn range(run: &Run) -> Option<WantedRange> {
+    let Space::Process(process) = run.space else {
+        return None;
+    };
+    let (start, end) = (run.start, run.start + run.length);
+    Some(WantedRange {
+        process,
+        start,
+        end,
+    })
+}

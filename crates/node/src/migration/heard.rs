@@ -1,0 +1,175 @@
+//! What the room hears of its threads, and of others about memory that follows.
+
+use std::time::Duration;
+
+use holdfast_sys::process::following::Following;
+use holdfast_wire::migration::{MoveFrame, WantedRange};
+use holdfast_wire::{Frame, MoveId, NodeId};
+
+use super::acceptor::Acceptor;
+use super::donor::Job;
+use super::follow::Follower;
+use super::pieces::Kind;
+use super::records::{Entry, Role};
+use super::told::Told;
+use super::{Moves, left};
+
+impl Moves {
+    /// Takes what a thread tells; gives what is to be sent.
+    pub(crate) fn handle_told(&mut self, now: Duration, told: Told) -> Option<(NodeId, Frame)> {
+        match told {
+            Told::Piece {
+                id,
+                to,
+                kind,
+                more,
+                bytes,
+            } => {
+                let frame = MoveFrame::Piece { kind, more, bytes };
+                Some((to, Frame::Move { id, frame }))
+            }
+            Told::Took {
+                id,
+                bytes,
+                busy_us,
+                problem,
+            } => {
+                self.took(id, bytes);
+                let frame = MoveFrame::Took {
+                    bytes,
+                    busy_us,
+                    problem,
+                };
+                Some((id.donor, Frame::Move { id, frame }))
+            }
+            Told::Wanted {
+                id,
+                all,
+                ranges,
+                problem,
+            } => {
+                let frame = MoveFrame::Wanted {
+                    all,
+                    ranges,
+                    problem,
+                };
+                Some((id.donor, Frame::Move { id, frame }))
+            }
+            Told::Follows { id } => {
+                self.following.insert(id);
+                None
+            }
+            Told::Followed { id } => {
+                self.following.remove(&id);
+                self.end_acceptor(id);
+                self.residents.look();
+                None
+            }
+            Told::Memory { id, memory } => {
+                self.operations.followed(id, memory);
+                None
+            }
+            Told::Done { id, completion } => {
+                if let Some(id) = id {
+                    self.ended(id, &completion.results);
+                }
+                self.done(now, completion);
+                None
+            }
+            Told::Runs {
+                id,
+                restorer,
+                held,
+                came,
+                servers,
+            } => {
+                self.places.insert(id, servers);
+                self.came(id, held, Some(restorer), came);
+                None
+            }
+            Told::Sockets { id, sockets } => {
+                self.places.insert(id, sockets);
+                None
+            }
+            Told::Packets { id, packets } => {
+                self.packets.entry(id).or_default().extend(packets);
+                None
+            }
+            Told::Inspected { check, reply, .. } => {
+                let _ = reply.send(self.with_prediction(*check));
+                None
+            }
+            // The rest is the owner's, which has the filters; it hangs up here, which the thread takes for a refusal.
+            _ => None,
+        }
+    }
+
+    /// The acceptor's thread has taken so many bytes of pieces.
+    fn took(&mut self, id: MoveId, bytes: u64) {
+        if let Some(untaken) = self.untaken.get_mut(&id) {
+            *untaken = untaken.saturating_sub(usize::try_from(bytes).unwrap_or(0));
+        }
+    }
+
+    /// An acceptor lacks memory of a process that left.
+    pub(super) fn wanted(
+        &mut self,
+        from: NodeId,
+        id: MoveId,
+        (all, ranges): (bool, Vec<WantedRange>),
+        problem: Option<String>,
+    ) {
+        if let Some(donor) = self.donors.get(&id) {
+            if donor.to == from {
+                donor.job(Job::Wanted {
+                    all,
+                    ranges,
+                    problem,
+                });
+            }
+            return;
+        }
+        // A daemon that was restarted may not know yet that it is to serve it.
+        let is_known = !self.records.of(id, Role::Gives).read().is_empty();
+        if ranges.is_empty() || is_known {
+            return;
+        }
+        let why =
+            "its original is no more: the donor's host or daemon was restarted, or gave it up";
+        self.teller.tell(Told::Piece {
+            id,
+            to: from,
+            kind: Kind::Lost as u8,
+            more: false,
+            bytes: why.as_bytes().into(),
+        });
+    }
+
+    /// A piece for a process that has no thread here. A donor that has memory for it wants to know whether anybody waits for that.
+    pub(super) fn unknown_piece(&self, id: MoveId, kind: u8) {
+        tracing::debug!(%id, kind, "a piece of a move that is not known");
+        let entries = self.records.of(id, Role::Takes).read();
+        let runs = entries.iter().any(|entry| matches!(entry, Entry::Runs));
+        if kind != Kind::Follows as u8 || !(entries.is_empty() || runs) {
+            return;
+        }
+        let lives = left::restorer_of(&entries).is_some_and(|restorer| restorer.exists());
+        let ended = "it has ended there, or its daemon has, before all its memory had come";
+        self.teller.tell(Told::Wanted {
+            id,
+            all: true,
+            ranges: Vec::new(),
+            problem: (!lives).then(|| ended.to_owned()),
+        });
+    }
+
+    /// Memory follows a process that an earlier daemon had put together.
+    pub(super) fn follow(&mut self, id: MoveId, following: Following) -> Result<(), String> {
+        let follower = Follower::new(id, following, self.teller.clone());
+        let acceptor = Acceptor::follow(follower);
+        let acceptor = acceptor.map_err(|error| format!("no thread for it: {error}"))?;
+        self.following.insert(id);
+        self.acceptors.insert(id, acceptor);
+        Ok(())
+    }
+}
