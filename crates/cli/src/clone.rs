@@ -29,5 +29,5 @@ pub struct CloneArgs {
 /// # Errors
 /// The daemon refuses, or the result does not come in time.
 pub fn run(args: &CloneArgs) -> Result<Ending> {
-    args.journey.make(SocketsWay::default(), true)
+    args.journey.make(SocketsWay::default(), true, false)
 }

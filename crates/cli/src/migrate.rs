@@ -6,7 +6,8 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, bail};
 use clap::{Args, ValueEnum};
 use holdfast_api::control::{
-    BlockingClient, MigrationOutcome, MigrationRequest, MigrationStatus, RoundEntry, SocketsWay,
+    BlockingClient, FollowedMemory, MigrationOutcome, MigrationRequest, MigrationStatus,
+    RoundEntry, SocketsWay,
 };
 
 use crate::Ending;
@@ -22,6 +23,7 @@ const LOOK: Duration = Duration::from_millis(20);
   holdfast migrate 4242 --to n2
   holdfast migrate $(pidof oa_ded) --to n2 --max-freeze-ms 5
   holdfast migrate game.service --to n2
+  holdfast migrate 4242 --to n2 --post-copy --max-freeze-ms 20
   holdfast migrate 4242 --to n2 --json | jq .freeze_us
 
 It is asked on the node where the process runs. What it uses that cannot move is named before anything is
@@ -33,6 +35,10 @@ pub struct MigrateArgs {
     /// How its sockets move: one at a time, all together, or ahead of the freeze and then what changed
     #[arg(long, value_enum, default_value_t)]
     sockets: Sockets,
+    /// Where it would stand still for longer than --max-freeze-ms (without that: where copying no longer shortens it, and memory is
+    /// the most of it), memory that it writes all the time follows when it runs there; until all has come both nodes must stay up
+    #[arg(long, conflicts_with = "verify")]
+    post_copy: bool,
 }
 
 /// A process, and where it or a copy of it goes.
@@ -84,7 +90,7 @@ pub fn run(args: &MigrateArgs) -> Result<Ending> {
         Sockets::Collective => SocketsWay::Collective,
         Sockets::Incremental => SocketsWay::Incremental,
     };
-    args.journey.make(sockets, false)
+    args.journey.make(sockets, false, args.post_copy)
 }
 
 impl Journey {
@@ -92,7 +98,7 @@ impl Journey {
     ///
     /// # Errors
     /// The daemon refuses, or the result does not come in time.
-    pub fn make(&self, sockets: SocketsWay, clone: bool) -> Result<Ending> {
+    pub fn make(&self, sockets: SocketsWay, clone: bool, post_copy: bool) -> Result<Ending> {
         let client = self.daemon.client()?;
         let request = MigrationRequest {
             pid: self.process.pid(&self.daemon, &client)?,
@@ -100,6 +106,7 @@ impl Journey {
             sockets,
             clone,
             max_freeze_us: self.max_freeze_ms.map(|ms| ms * 1000),
+            post_copy,
             verify: self.verify,
         };
         let accepted = (self.daemon).ask(&client, |client| client.migrate(&request))?;
@@ -115,8 +122,11 @@ impl Journey {
             true => print_json(&status)?,
             false => print!("{}", text(&status)),
         }
+        let lost = status
+            .followed
+            .is_some_and(|memory| memory.problem.is_some());
         Ok(match status.outcome {
-            MigrationOutcome::Moved | MigrationOutcome::Cloned => Ending::Done,
+            MigrationOutcome::Moved | MigrationOutcome::Cloned if !lost => Ending::Done,
             _ => Ending::Failed,
         })
     }
@@ -124,13 +134,23 @@ impl Journey {
     /// Shows rounds until it has ended.
     fn follow(&self, client: &BlockingClient, id: u64) -> Result<MigrationStatus> {
         let deadline = Instant::now() + Duration::from_secs(self.wait);
-        let mut shown = 0;
+        let (mut shown, mut follows) = (0, false);
         loop {
             let status = (self.daemon).ask(client, |client| client.migration(id))?;
             let new = |round: &RoundEntry| round.number > shown && !self.json;
             if let Some(round) = status.round.filter(new) {
                 shown = round.number;
                 println!("{}", progress(&round));
+            }
+            if let Some(memory) = &status.followed
+                && !std::mem::replace(&mut follows, true)
+                && !self.json
+            {
+                println!(
+                    "it runs on {}; {:.1} MiB of its memory follow",
+                    self.to,
+                    mib(memory.bytes)
+                );
             }
             if status.outcome != MigrationOutcome::Running {
                 return Ok(status);
@@ -205,9 +225,27 @@ fn text(status: &MigrationStatus) -> String {
                 mib(status.copied_bytes),
                 mib(status.freeze_bytes),
                 packed(sent, status.saved_bytes)
-            ) + &forwarded(&status.forwarded)
+            ) + &followed(status.followed.as_ref())
+                + &forwarded(&status.forwarded)
         }
     }
+}
+
+/// What of its memory came when it ran there.
+fn followed(memory: Option<&FollowedMemory>) -> String {
+    let Some(memory) = memory else {
+        return String::new();
+    };
+    if let Some(why) = &memory.problem {
+        return format!("it has ended there before all its memory had come: {why}\n");
+    }
+    format!(
+        "then {:.1} MiB of its memory ({} pages) followed within {:.1} ms; it waited for some of it {} times\n",
+        mib(memory.sent_bytes),
+        memory.sent_pages,
+        memory.us / 1e3,
+        memory.on_demand
+    )
 }
 
 /// What becomes of connections whose other ends run no daemon.
@@ -244,6 +282,7 @@ mod tests {
             predicted_freeze_us: Some(2_000.0),
             freeze_us: Some(2_540.0),
             forwarded: Vec::new(),
+            followed: None,
             phases_us: MigrationPhasesUs {
                 restore: 1_200.0,
                 ..MigrationPhasesUs::default()
@@ -286,6 +325,29 @@ mod tests {
         status.saved_bytes = 1 << 20;
         let told = "0.25 MiB meanwhile (compressed from 4.2)\n";
         assert!(text(&status).ends_with(told), "{}", text(&status));
+    }
+
+    #[test]
+    fn memory_that_followed_is_told() {
+        let mut status = status(MigrationOutcome::Moved);
+        let mut memory = FollowedMemory {
+            bytes: 64 << 20,
+            sent_bytes: 64 << 20,
+            sent_pages: 16_384,
+            on_demand: 12,
+            us: 250_000.0,
+            problem: None,
+        };
+        status.followed = Some(memory.clone());
+        let told = "\nthen 64.0 MiB of its memory (16384 pages) followed within 250.0 ms; it waited for some of it 12 times\n";
+        assert!(text(&status).ends_with(told), "{}", text(&status));
+        memory.problem = Some("its donor was not heard for 30 s".to_owned());
+        status.followed = Some(memory);
+        let text = text(&status);
+        assert!(
+            text.ends_with("before all its memory had come: its donor was not heard for 30 s\n"),
+            "{text}"
+        );
     }
 
     #[test]

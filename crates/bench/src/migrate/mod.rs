@@ -16,8 +16,8 @@ use holdfast_lab::{LinkEntry, Topology};
 use serde::Serialize;
 
 use crate::handoff::stats::Quantiles;
-use crate::moves::Move;
 use crate::moves::zone::{LoadSpec, Loaded, Seen};
+use crate::moves::{Move, PostCopy};
 
 /// Flags of `holdfast bench migrate`.
 #[derive(Debug, clap::Args)]
@@ -39,6 +39,9 @@ pub struct MigrateArgs {
     /// How sockets move
     #[arg(long, value_enum, default_value_t = Way::Incremental)]
     sockets: Way,
+    /// Memory may follow the process; rows then say how much of it did, and their total times are until all was there
+    #[arg(long)]
+    post_copy: bool,
     /// Moves there and back for each row; by default fewer the larger it is
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
     repeats: Option<u32>,
@@ -105,6 +108,7 @@ pub struct Row {
     predicted_freeze_us: f64,
     client_gap_us_p99: f64,
     bytes_in_freeze: u64,
+    bytes_followed: u64,
     total_ms: f64,
     resets: u64,
     retransmits: u64,
@@ -194,6 +198,7 @@ fn loads(args: &MigrateArgs) -> Vec<LoadSpec> {
                     memory_mib,
                     dirty_mib_per_s,
                     database: false,
+                    post_copy: args.post_copy.then_some(PostCopy::default()),
                 });
             }
         }
@@ -228,6 +233,10 @@ fn row(load: &LoadSpec, way: Way, seen: &Seen) -> Row {
         of.status.predicted_freeze_us.unwrap_or_default()
     });
     let bytes = median(&seen.moves, |of| of.status.freeze_bytes as f64);
+    let followed = median(&seen.moves, |of| {
+        let memory = of.status.followed.as_ref();
+        memory.map_or(0.0, |memory| memory.sent_bytes as f64)
+    });
     let totals = median(&seen.moves, |of| {
         (of.span.1 - of.span.0).as_secs_f64() * 1e3
     });
@@ -235,12 +244,16 @@ fn row(load: &LoadSpec, way: Way, seen: &Seen) -> Row {
         connections: load.connections,
         memory_mib: load.memory_mib,
         dirty_mib_per_s: load.dirty_mib_per_s,
-        mode: way.name(),
+        mode: match load.post_copy {
+            Some(_) => "post-copy",
+            None => way.name(),
+        },
         freeze_us_median: freezes.median(),
         freeze_us_max: freezes.at(1.0),
         predicted_freeze_us: predicted.median(),
         client_gap_us_p99: Quantiles::of(seen.gaps_us.clone()).at(0.99),
         bytes_in_freeze: bytes.median() as u64,
+        bytes_followed: followed.median() as u64,
         total_ms: totals.median(),
         resets: seen.network.resets,
         retransmits: seen.network.retransmits,

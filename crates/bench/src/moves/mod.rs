@@ -31,6 +31,15 @@ const START: &str = "exec 3>&- 4>&-; (echo $BASHPID >$0/pid; for fd in /proc/sel
 /// A group whose nodes move processes.
 pub struct Group {
     cluster: Cluster,
+    /// Whether memory may follow processes.
+    pub post_copy: Option<PostCopy>,
+}
+
+/// When memory follows a process.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PostCopy {
+    /// Where the freeze would be longer, microseconds; without this as the daemon has it.
+    pub max_freeze_us: Option<u64>,
 }
 
 /// A move that was made.
@@ -59,7 +68,10 @@ impl Group {
             place(service);
         }
         let cluster = Cluster::up(spec)?;
-        Ok(Group { cluster })
+        Ok(Group {
+            cluster,
+            post_copy: None,
+        })
     }
 
     /// What it runs in.
@@ -109,8 +121,8 @@ impl Group {
             to: to.to_owned(),
             sockets,
             clone: false,
-            max_freeze_us: None,
-            post_copy: false,
+            max_freeze_us: self.post_copy.and_then(|how| how.max_freeze_us),
+            post_copy: self.post_copy.is_some(),
             verify: false,
         };
         let asked = Instant::now();

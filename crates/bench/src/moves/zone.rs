@@ -13,7 +13,7 @@ use holdfast_api::Protocol;
 use holdfast_api::control::SocketsWay;
 use holdfast_lab::Topology;
 
-use super::{Group, HOMES, Move};
+use super::{Group, HOMES, Move, PostCopy};
 use crate::cluster::{ClusterSpec, Family, Service, find_program};
 use crate::handoff::counts::Counts;
 use crate::handoff::probe::{Trip, gap_us, ping_pong};
@@ -44,6 +44,8 @@ pub struct LoadSpec {
     pub dirty_mib_per_s: u64,
     /// Whether it has a session to a database (MariaDB) on a third node.
     pub database: bool,
+    /// Whether memory may follow it.
+    pub post_copy: Option<PostCopy>,
 }
 
 /// A server that is moved while its clients exchange.
@@ -87,7 +89,8 @@ impl Loaded {
         cluster.services = [("zone", PORT), ("status", STATUS_PORT)]
             .map(|(pool, port)| Service::new(pool, Protocol::Tcp, port))
             .into();
-        let group = Group::up(cluster)?;
+        let mut group = Group::up(cluster)?;
+        group.post_copy = spec.post_copy;
         let folder = tempfile::tempdir()?;
         let address = group.cluster().service_address(Family::V4);
         let mut words = vec![

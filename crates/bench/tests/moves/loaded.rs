@@ -28,6 +28,7 @@ fn go(database: bool) -> Result<()> {
         memory_mib: 8,
         dirty_mib_per_s: 4,
         database,
+        post_copy: None,
     })?;
     for (from, to) in [("n2", "n3"), ("n3", "n2")] {
         let moved = loaded.next_move(SocketsWay::default())?;

@@ -7,6 +7,7 @@ mod clients;
 mod common;
 mod copies;
 mod faults;
+mod followed;
 mod loaded;
 #[path = "../udp/numbered.rs"]
 #[allow(dead_code, reason = "a part is used")]
@@ -298,6 +299,48 @@ fn both_ends_of_a_session_move_one_after_the_other() {
 #[ignore = "needs mariadb-server-core: ./x test-real installs it and runs this"]
 fn a_session_to_mariadb_goes_on_while_the_server_moves() {
     alone(loaded::with_a_database);
+}
+
+#[test]
+fn memory_follows_a_server_that_has_moved() {
+    alone(followed::a_server);
+}
+
+#[test]
+fn memory_follows_there_and_back() {
+    in_world("hot", followed::there_and_back);
+}
+
+#[test]
+fn what_memory_cannot_follow_is_refused() {
+    in_world("hot-not", followed::refused);
+}
+
+#[test]
+fn daemons_die_before_memory_follows() {
+    in_world("hot-early", |world| {
+        let goes = [followed::End::Goes];
+        for at in STEPS {
+            followed::disturbed(world, at, Fault::Kill(DONOR), &goes)?;
+        }
+        for at in STEPS {
+            followed::disturbed(world, at, Fault::Kill(ACCEPTOR), &goes)?;
+        }
+        Ok(())
+    });
+}
+
+#[test]
+fn daemons_die_while_memory_follows() {
+    in_world("hot-late", followed::while_it_follows);
+}
+
+#[test]
+fn who_takes_memory_that_follows_dies_or_gets_no_more() {
+    in_world("hot-lost", |world| {
+        followed::the_restorer_dies(world)?;
+        followed::the_donor_is_lost(world)
+    });
 }
 
 fn alone(case: impl FnOnce() -> Result<()>) {

@@ -121,21 +121,26 @@ impl World {
 
     /// The same, with its sockets in one of the three ways.
     pub fn begin_by(&self, pid: i32, from: &str, to: &str, sockets: SocketsWay) -> Result<u64> {
-        self.ask(pid, from, to, sockets, (false, false))
+        self.ask(pid, from, to, sockets, [false; 3])
     }
 
     /// Asks for a copy, and gives its number.
     pub fn begin_copy(&self, pid: i32, from: &str, to: &str) -> Result<u64> {
-        self.ask(pid, from, to, SocketsWay::default(), (true, false))
+        self.ask(pid, from, to, SocketsWay::default(), [true, false, false])
     }
 
-    fn ask(
+    /// Asks for a migration that memory follows, and gives its number.
+    pub fn begin_post_copy(&self, pid: i32, from: &str, to: &str) -> Result<u64> {
+        self.ask(pid, from, to, SocketsWay::default(), [false, false, true])
+    }
+
+    pub fn ask(
         &self,
         pid: i32,
         from: &str,
         to: &str,
         sockets: SocketsWay,
-        (clone, verify): (bool, bool),
+        [clone, verify, post_copy]: [bool; 3],
     ) -> Result<u64> {
         let control = self.cluster.control_blocking(from)?;
         let request = MigrationRequest {
@@ -143,8 +148,9 @@ impl World {
             to: to.to_owned(),
             sockets,
             clone,
-            max_freeze_us: None,
-            post_copy: false,
+            // None is so short, so that memory always follows.
+            max_freeze_us: post_copy.then_some(1),
+            post_copy,
             verify,
         };
         let accepted = control.run(async |client| client.migrate(&request).await)?;
@@ -167,7 +173,7 @@ impl World {
     /// Moves the program, which must succeed and be what it was.
     pub fn migrate(&self, counter: &Counter, from: &str, to: &str) -> Result<MigrationStatus> {
         let pid = self.pid_on(from, counter)?;
-        let begin = || self.ask(pid, from, to, SocketsWay::default(), (false, true));
+        let begin = || self.ask(pid, from, to, SocketsWay::default(), [false, true, false]);
         let status = self.moved(from, to, begin)?;
         self.goes_on(counter, to)?;
         Ok(status)
@@ -189,7 +195,7 @@ impl World {
         self.moved(from, to, || self.begin_by(pid, from, to, sockets))
     }
 
-    fn moved(
+    pub fn moved(
         &self,
         from: &str,
         to: &str,

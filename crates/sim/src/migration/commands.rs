@@ -49,8 +49,17 @@ impl World {
                 self.core.own(node, at, Work::Complete { token, results });
             }
             None => {
+                let follows = match &running.command {
+                    Command::Release { id, .. } => self.following.contains(id),
+                    _ => false,
+                };
                 self.hosts[node].running.insert(token, running);
-                let at = self.core.now + Time::from_micros(1);
+                // The original stays until all its memory is at the acceptor; its daemon may die meanwhile.
+                let more = match follows {
+                    true => self.core.micros(1_000, 100_000),
+                    false => Time::from_micros(1),
+                };
+                let at = self.core.now + more;
                 self.core.own(node, at, Work::Effect { token });
             }
         }

@@ -134,7 +134,11 @@ impl World {
         fails: bool,
     ) -> Option<Results> {
         let Command::Freeze {
-            id, flows, clone, ..
+            id,
+            flows,
+            clone,
+            post_copy,
+            ..
         } = command
         else {
             unreachable!("{command:?} as a freeze");
@@ -179,8 +183,12 @@ impl World {
         if !late.is_empty() && !clone {
             self.core.count("flows came late");
         }
+        if *post_copy {
+            self.following.insert(*id);
+        }
         Some(Results::Frozen(Ok(FreezeReport {
             bytes: 10_000,
+            follows: if *post_copy { 1 << 20 } else { 0 },
             gone,
             late,
             ..FreezeReport::default()

@@ -19,11 +19,12 @@ impl World {
             random.below(self.hosts.len()),
             random.below(self.hosts.len()),
         );
+        let clone = random.chance(self.copying);
         let options = Options {
-            clone: random.chance(self.copying),
+            clone,
             sockets: SocketStrategy::Incremental,
             max_freeze: random.chance(0.3).then_some(Duration::from_millis(4)),
-            post_copy: random.chance(0.5),
+            post_copy: random.chance(0.5) && !clone,
             verify: false,
         };
         let processes: Vec<ProcessId> = self.hosts[node].processes.keys().copied().collect();
@@ -178,6 +179,7 @@ impl World {
             Event::HolderForgot { .. } => self.core.count("holder forgot"),
             Event::Forwarded { .. } => self.core.count("forwarded"),
             Event::Round { .. } => self.core.count("round"),
+            Event::Follows { .. } => self.core.count("memory follows"),
         }
     }
 

@@ -45,6 +45,8 @@ pub(super) struct World {
     pub(super) images: BTreeMap<MoveId, Image>,
     pub(super) truths: Vec<Truth>,
     pub(super) clones: BTreeSet<MoveId>,
+    /// Those whose memory follows.
+    pub(super) following: BTreeSet<MoveId>,
     /// Copies that ran.
     pub(super) copies: BTreeSet<Who>,
     /// What peers were told, by whom in which life.
@@ -69,6 +71,7 @@ impl group::World for World {
             images: BTreeMap::new(),
             truths: Vec::new(),
             clones: BTreeSet::new(),
+            following: BTreeSet::new(),
             copies: BTreeSet::new(),
             translated: BTreeSet::new(),
             bug: config.own.bug,

@@ -94,6 +94,7 @@ fn curve(settings: &Settings, way: Way, shown: &Shown) -> Result<Series> {
             memory_mib: MEMORY_MIB,
             dirty_mib_per_s: 0,
             database: true,
+            post_copy: None,
         };
         let mut loaded = Loaded::begin(&spec)?;
         let mut worst = 0.0_f64;

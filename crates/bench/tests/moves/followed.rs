@@ -1,0 +1,250 @@
+//! Memory follows a process that runs already, whatever happens meanwhile: it goes on at one place with the memory that it had, or it
+//! has ended; never anything else.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail, ensure};
+use holdfast_api::control::{FollowedMemory, MigrationOutcome, SocketsWay};
+use holdfast_bench::moves::PostCopy;
+use holdfast_bench::moves::zone::{LoadSpec, Loaded};
+use holdfast_lab::Topology;
+
+use crate::faults::{ACCEPTOR, DONOR, Fault, Point, disturb, nothing_is_written, point};
+use crate::world::{Counter, World};
+
+/// Connections, one of them the probe.
+const CONNECTIONS: usize = 16;
+
+/// For how long a daemon is held up while memory is to follow.
+const HELD_MS: u32 = 1500;
+
+/// What a process may be in the end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum End {
+    /// It goes on, wherever.
+    Goes,
+    /// It has ended.
+    Ended,
+}
+
+/// A server whose connections and memory are verified all the while, there and back.
+pub fn a_server() -> Result<()> {
+    let mut loaded = Loaded::begin(&LoadSpec {
+        name: format!("m-hot-{}", std::process::id()),
+        topology: Topology::default(),
+        connections: CONNECTIONS,
+        memory_mib: 64,
+        dirty_mib_per_s: 200,
+        database: false,
+        // None is so short, so that memory always follows.
+        post_copy: Some(PostCopy {
+            max_freeze_us: Some(1),
+        }),
+    })?;
+    for _ in 0..4 {
+        let moved = loaded.next_move(SocketsWay::default())?;
+        let Some(memory) = &moved.status.followed else {
+            bail!("nothing followed: {:?}", moved.status);
+        };
+        eprintln!(
+            "{:?} us, {} bytes, {memory:?}",
+            moved.status.freeze_us, moved.status.freeze_bytes
+        );
+        ensure!(
+            memory.sent_pages > 0 && memory.problem.is_none(),
+            "{memory:?}"
+        );
+        ensure!(memory.sent_bytes <= memory.bytes, "{memory:?}");
+        std::thread::sleep(Duration::from_millis(200));
+    }
+    let seen = loaded.end()?;
+    ensure!(seen.bytes_wrong == 0, "{} bytes wrong", seen.bytes_wrong);
+    ensure!(seen.network.resets == 0, "{:?}", seen.network);
+    Ok(())
+}
+
+/// There and back, and then as any other.
+pub fn there_and_back(world: &World) -> Result<()> {
+    let program = start(world)?;
+    for (from, to) in [(DONOR, ACCEPTOR), (ACCEPTOR, DONOR)] {
+        let memory = moves(world, &program, from, to)?;
+        eprintln!("{memory:?}");
+        ensure!(
+            memory.problem.is_none() && memory.sent_pages > 0,
+            "{memory:?}"
+        );
+    }
+    world.migrate(&program, DONOR, ACCEPTOR)?;
+    world.end(&program)
+}
+
+/// What memory cannot follow is said before anything is touched.
+pub fn refused(world: &World) -> Result<()> {
+    let program = start(world)?;
+    let pid = world.pid_on(DONOR, &program)?;
+    for (clone, verify) in [(true, false), (false, true)] {
+        let asked = world.ask(
+            pid,
+            DONOR,
+            ACCEPTOR,
+            SocketsWay::default(),
+            [clone, verify, true],
+        );
+        let error = asked.err().context("it was not refused")?.to_string();
+        ensure!(error.contains("post-copy"), "{error}");
+    }
+    // While memory follows it, it does not move on.
+    hold(world)?;
+    let id = world.begin_post_copy(pid, DONOR, ACCEPTOR)?;
+    runs_there(world, &program)?;
+    let there = world.pid_on(ACCEPTOR, &program)?;
+    let again = world.begin(there, ACCEPTOR, DONOR)?;
+    let status = world.ended(ACCEPTOR, again)?;
+    let MigrationOutcome::Kept { reason } = status.outcome else {
+        bail!("it moved on: {status:?}");
+    };
+    ensure!(reason.contains("post-copy"), "{reason}");
+    ensure!(world.ended(DONOR, id)?.outcome == MigrationOutcome::Moved);
+    world.goes_on(&program, ACCEPTOR)?;
+    world.end(&program)
+}
+
+fn start(world: &World) -> Result<Counter> {
+    world.start_program(DONOR, &[], "hot", &[])
+}
+
+fn moves(world: &World, program: &Counter, from: &str, to: &str) -> Result<FollowedMemory> {
+    let pid = world.pid_on(from, program)?;
+    let status = world.moved(from, to, || world.begin_post_copy(pid, from, to))?;
+    world.goes_on(program, to)?;
+    status.followed.context("no memory followed")
+}
+
+/// The donor's daemon stands still when it is to send what follows.
+fn hold(world: &World) -> Result<()> {
+    let file = world.cluster.run_file(DONOR, "fault")?;
+    Ok(std::fs::write(
+        file,
+        format!("move-release before pause {HELD_MS}"),
+    )?)
+}
+
+fn runs_there(world: &World, program: &Counter) -> Result<()> {
+    world.wait("it does not run there", || {
+        Ok(program.last()?.host == ACCEPTOR || !world.residents(ACCEPTOR)?.is_empty())
+    })
+}
+
+/// One fault at one step: in the end it is what it may be, and nothing is left anywhere.
+pub fn disturbed(world: &World, at: Point, fault: Fault, may: &[End]) -> Result<()> {
+    let began = std::time::Instant::now();
+    let program = start(world)?;
+    let result = disturb(world, &program, at, fault, World::begin_post_copy)
+        .and_then(|()| settled(world, &program, may))
+        .with_context(|| format!("{fault:?} at {at:?}"));
+    eprintln!(
+        "{fault:?} at {at:?}: {:?}, {:.1?}",
+        result.as_ref().ok(),
+        began.elapsed()
+    );
+    result.map(drop)
+}
+
+/// The restorer, which is the first process of the tree's namespace, is killed while memory follows.
+pub fn the_restorer_dies(world: &World) -> Result<()> {
+    let program = start(world)?;
+    let pid = world.pid_on(DONOR, &program)?;
+    hold(world)?;
+    let id = world.begin_post_copy(pid, DONOR, ACCEPTOR)?;
+    runs_there(world, &program)?;
+    let there = world.pid_on(ACCEPTOR, &program)?;
+    let status = std::fs::read_to_string(format!("/proc/{there}/status"))?;
+    let parent = status.lines().find_map(|line| line.strip_prefix("PPid:"));
+    let parent = parent.context("no parent")?.trim();
+    let mut kill = std::process::Command::new("kill");
+    ensure!(kill.args(["-9", parent]).status()?.success());
+    ensure!(settled(world, &program, &[End::Ended])? == End::Ended);
+    let status = world.ended(DONOR, id)?;
+    let memory = status.followed.context("no memory was to follow")?;
+    ensure!(memory.problem.is_some(), "{memory:?}");
+    Ok(())
+}
+
+/// The donor's daemon does not come back while somebody waits for memory: the process ends, and so does the original when the daemon
+/// is back.
+pub fn the_donor_is_lost(world: &World) -> Result<()> {
+    let program = start(world)?;
+    let pid = world.pid_on(DONOR, &program)?;
+    world.cluster.restart_daemon(DONOR, false);
+    let file = world.cluster.run_file(DONOR, "fault")?;
+    std::fs::write(&file, "move-release before die")?;
+    world.begin_post_copy(pid, DONOR, ACCEPTOR)?;
+    world.wait("its daemon does not die", || {
+        Ok(world.cluster.daemon_pid(DONOR)?.is_none())
+    })?;
+    let gone = || Ok(world.residents(ACCEPTOR)?.is_empty() && world.runs(ACCEPTOR, "hot")? == 0);
+    world.wait("it goes on without its memory", gone)?;
+    ensure!(
+        world.runs(DONOR, "hot")? == 1,
+        "the original is gone already"
+    );
+    world.cluster.restart_daemon(DONOR, true);
+    world.cluster.wait_ready()?;
+    ensure!(settled(world, &program, &[End::Ended])? == End::Ended);
+    Ok(())
+}
+
+/// What became of it: at one place and going on, or nowhere; nothing written down.
+fn settled(world: &World, program: &Counter, may: &[End]) -> Result<End> {
+    world.wait("something is written down", || nothing_is_written(world))?;
+    let mut places = Vec::new();
+    world.wait("it is at two places", || {
+        places.clear();
+        for node in world.cluster.nodes() {
+            let count = world.runs(&node, "hot")?;
+            places.extend(std::iter::repeat_n(node, count));
+        }
+        Ok(places.len() <= 1)
+    })?;
+    // Also that no page was wrong.
+    program.check()?;
+    let end = match places.first() {
+        Some(node) => {
+            world.goes_on(program, node)?;
+            End::Goes
+        }
+        None => End::Ended,
+    };
+    ensure!(
+        may.contains(&end),
+        "{end:?}: {places:?}, {:?}",
+        program.last()
+    );
+    ensure!(
+        nothing_is_written(world)?,
+        "something is written down again"
+    );
+    world.end(program)?;
+    Ok(end)
+}
+
+/// Faults while memory follows, and what may come of them.
+pub fn while_it_follows(world: &World) -> Result<()> {
+    let donor = point(DONOR, "move-release before");
+    disturbed(world, donor, Fault::Kill(DONOR), &[End::Goes])?;
+    disturbed(world, donor, Fault::Cut(DONOR, ACCEPTOR), &[End::Goes])?;
+    disturbed(
+        world,
+        point(ACCEPTOR, "move-go before"),
+        Fault::Kill(ACCEPTOR),
+        &[End::Goes],
+    )?;
+    disturbed(
+        world,
+        point(ACCEPTOR, "move-go after"),
+        Fault::Kill(ACCEPTOR),
+        &[End::Ended],
+    )?;
+    disturbed(world, donor, Fault::Kill(ACCEPTOR), &[End::Ended])?;
+    disturbed(world, donor, Fault::KillBoth, &[End::Ended])
+}
