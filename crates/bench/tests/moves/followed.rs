@@ -96,8 +96,7 @@ pub fn refused(world: &World) -> Result<()> {
     // While memory follows it, it does not move on.
     hold(world)?;
     let id = world.begin_post_copy(pid, DONOR, ACCEPTOR)?;
-    runs_there(world, &program)?;
-    let there = world.pid_on(ACCEPTOR, &program)?;
+    let there = came(world)?;
     let again = world.begin(there, ACCEPTOR, DONOR)?;
     let status = world.ended(ACCEPTOR, again)?;
     let MigrationOutcome::Kept { reason } = status.outcome else {
@@ -129,10 +128,15 @@ fn hold(world: &World) -> Result<()> {
     )?)
 }
 
-fn runs_there(world: &World, program: &Counter) -> Result<()> {
+/// The process that came, by its PID on the host.
+fn came(world: &World) -> Result<i32> {
+    let mut pid = None;
     world.wait("it does not run there", || {
-        Ok(program.last()?.host == ACCEPTOR || !world.residents(ACCEPTOR)?.is_empty())
-    })
+        let residents = world.residents(ACCEPTOR)?;
+        pid = residents.first().map(|resident| resident.pid);
+        Ok(pid.is_some())
+    })?;
+    pid.context("nobody came")
 }
 
 /// One fault at one step: in the end it is what it may be, and nothing is left anywhere.
@@ -156,13 +160,14 @@ pub fn the_restorer_dies(world: &World) -> Result<()> {
     let pid = world.pid_on(DONOR, &program)?;
     hold(world)?;
     let id = world.begin_post_copy(pid, DONOR, ACCEPTOR)?;
-    runs_there(world, &program)?;
-    let there = world.pid_on(ACCEPTOR, &program)?;
-    let status = std::fs::read_to_string(format!("/proc/{there}/status"))?;
-    let parent = status.lines().find_map(|line| line.strip_prefix("PPid:"));
-    let parent = parent.context("no parent")?.trim();
-    let mut kill = std::process::Command::new("kill");
-    ensure!(kill.args(["-9", parent]).status()?.success());
+    let there = came(world)?;
+    let script = "p=$(sed -n 's/^PPid:\\t//p' /proc/$0/status); \
+                  grep -qx holdfast-reaper /proc/$p/comm && kill -9 $p";
+    let mut kill = world.cluster.lab().command(ACCEPTOR)?;
+    let killed = kill
+        .args(["sh", "-c", script, &there.to_string()])
+        .status()?;
+    ensure!(killed.success(), "its restorer was not killed");
     ensure!(settled(world, &program, &[End::Ended])? == End::Ended);
     let status = world.ended(DONOR, id)?;
     let memory = status.followed.context("no memory was to follow")?;
