@@ -288,16 +288,20 @@ pub enum MoveFrameOf<B> {
         /// Why it can take no more.
         problem: Option<String>,
     },
-    /// Acceptor to donor, while memory follows a process that runs: what is to be sent. For the daemon too.
-    Wanted {
-        /// Nothing else is missing: with no ranges all is there. Else somebody waits for these, and they come first.
-        all: bool,
-        /// The memory, as it lies at the donor.
-        #[serde(deserialize_with = "bounded")]
-        ranges: Vec<WantedRange>,
-        /// Why nothing is wanted any more though some was missing.
-        problem: Option<String>,
-    },
+    /// Acceptor to donor, while memory follows a process that runs. For the daemon too.
+    Wanted(Wanted),
+}
+
+/// What is to be sent of memory that follows.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Wanted {
+    /// Nothing else is missing: with no ranges all is there. Else somebody waits for these, and they come first.
+    pub all: bool,
+    /// The memory, as it lies at the donor.
+    #[serde(deserialize_with = "bounded")]
+    pub ranges: Vec<WantedRange>,
+    /// Why nothing is wanted any more though some was missing.
+    pub problem: Option<String>,
 }
 
 /// Memory of a process that the acceptor lacks.
@@ -328,7 +332,7 @@ impl<B> MoveFrameOf<B> {
             MoveFrameOf::Translated { .. } => "Translated",
             MoveFrameOf::Piece { .. } => "Piece",
             MoveFrameOf::Took { .. } => "Took",
-            MoveFrameOf::Wanted { .. } => "Wanted",
+            MoveFrameOf::Wanted(_) => "Wanted",
         }
     }
 
@@ -388,15 +392,7 @@ impl<B> MoveFrameOf<B> {
                 busy_us,
                 problem,
             },
-            MoveFrameOf::Wanted {
-                all,
-                ranges,
-                problem,
-            } => MoveFrameOf::Wanted {
-                all,
-                ranges,
-                problem,
-            },
+            MoveFrameOf::Wanted(wanted) => MoveFrameOf::Wanted(wanted),
         }
     }
 }

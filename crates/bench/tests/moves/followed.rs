@@ -8,6 +8,7 @@ use holdfast_api::control::{FollowedMemory, MigrationOutcome, SocketsWay};
 use holdfast_bench::moves::PostCopy;
 use holdfast_bench::moves::zone::{LoadSpec, Loaded};
 use holdfast_lab::Topology;
+use nix::sys::signal::Signal;
 
 use crate::faults::{ACCEPTOR, DONOR, Fault, Point, disturb, nothing_is_written, point};
 use crate::world::{Counter, World};
@@ -154,6 +155,26 @@ pub fn disturbed(world: &World, at: Point, fault: Fault, may: &[End]) -> Result<
     result.map(drop)
 }
 
+/// A daemon is asked to end while memory follows, and comes back: the original stays stopped meanwhile, and the copy has ended where its
+/// daemon has.
+pub fn terminated(world: &World, node: &str, end: End) -> Result<()> {
+    let program = start(world)?;
+    let pid = world.pid_on(DONOR, &program)?;
+    let before = world.cluster.daemon_starts(node);
+    hold(world)?;
+    world.begin_post_copy(pid, DONOR, ACCEPTOR)?;
+    came(world)?;
+    world.cluster.signal_daemon(node, Signal::SIGTERM)?;
+    world.wait("it was not restarted", || {
+        Ok(world.cluster.daemon_starts(node) > before)
+    })?;
+    world.cluster.wait_ready()?;
+    let found = settled(world, &program, &[end]);
+    found
+        .map(drop)
+        .with_context(|| format!("the daemon of {node} ended"))
+}
+
 /// The restorer, which is the first process of the tree's namespace, is killed while memory follows.
 pub fn the_restorer_dies(world: &World) -> Result<()> {
     let program = start(world)?;
@@ -251,5 +272,7 @@ pub fn while_it_follows(world: &World) -> Result<()> {
         &[End::Ended],
     )?;
     disturbed(world, donor, Fault::Kill(ACCEPTOR), &[End::Ended])?;
-    disturbed(world, donor, Fault::KillBoth, &[End::Ended])
+    disturbed(world, donor, Fault::KillBoth, &[End::Ended])?;
+    terminated(world, DONOR, End::Goes)?;
+    terminated(world, ACCEPTOR, End::Ended)
 }

@@ -1,5 +1,7 @@
 //! An acceptor's thread: it puts a process together, by way of a restorer.
 
+mod sockets;
+
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -14,14 +16,14 @@ use holdfast_sys::process::acceptor::Restorer;
 use holdfast_sys::process::digest::Digest;
 use holdfast_sys::process::donor::Held;
 use holdfast_sys::process::following::Following;
-use holdfast_sys::process::image::{Clocks, Descriptors, Frozen, Missing, Tree, decode};
+use holdfast_sys::process::image::{Clocks, Frozen, Missing, Tree, decode};
 use holdfast_sys::process::sockets::Sockets;
 use holdfast_sys::tcp_repair::WindowProbe;
 use holdfast_wire::MoveId;
 use rustix::event::EventfdFlags;
 
 use super::beginnings::{listen, offsets, settle};
-use super::connections::{self, States};
+use super::connections;
 use super::follow::Follower;
 use super::pack::unpack;
 use super::pieces::{Incoming, Kind, Message};
@@ -267,47 +269,6 @@ impl Taking {
                 let original: Digest = decode(message).map_err(text)?;
                 self.there()?.compare(&original).map_err(text)?;
             }
-        }
-        Ok(())
-    }
-
-    fn descriptors(&mut self, kind: Kind, message: &[u8]) -> Result<(), String> {
-        let found: Descriptors = decode(message).map_err(text)?;
-        self.policy.check_sockets(&found)?;
-        if self.sockets.is_none() {
-            self.sockets = Some(Sockets::new().map_err(|error| error.to_string())?);
-        }
-        let (Some(sockets), Some(restorer)) = (&mut self.sockets, &mut self.restorer) else {
-            return Err("descriptors came before the shape of their tree".to_owned());
-        };
-        let prepared = sockets.prepare(&found.sockets, &found.gone);
-        prepared.map_err(|error| error.to_string())?;
-        match kind {
-            Kind::LastDescriptors => restorer.last_descriptors(&found, &sockets.fresh()),
-            _ => restorer.descriptors(&found, &sockets.fresh()),
-        }
-        .map_err(text)?;
-        sockets.handed_over();
-        Ok(())
-    }
-
-    fn give_states(&mut self, kind: Kind, given: States) -> Result<(), String> {
-        let sockets = self
-            .sockets
-            .as_mut()
-            .ok_or("their state came before sockets")?;
-        let States { at_us, states } = given;
-        let packets = match kind {
-            Kind::Seen => sockets
-                .inject(states, at_us, RESTORERS)
-                .map(|()| Vec::new()),
-            Kind::Sockets => sockets.restore_some(states, RESTORERS),
-            _ => sockets.restore_changed(states, at_us, RESTORERS),
-        };
-        let packets = packets.map_err(|error| error.to_string())?;
-        if !packets.is_empty() {
-            let id = self.id;
-            self.teller.tell(Told::Packets { id, packets });
         }
         Ok(())
     }

@@ -1,11 +1,11 @@
 //! Carries out what the machine commands.
 
-use holdfast_proto::migration::{Command, Completion, ProcessId, Results, Token};
+use holdfast_proto::migration::{Command, Completion, FlowEpoch, ProcessId, Results, Token};
 use holdfast_sys::process::acceptor::Restorer;
 use holdfast_sys::process::donor::Held;
 use holdfast_sys::process::following;
 use holdfast_wire::migration::{FlowAt, Offer};
-use holdfast_wire::{Flow, MoveId, NodeId};
+use holdfast_wire::{MoveId, NodeId};
 
 use super::acceptor::{self, Acceptor};
 use super::connections::Ways;
@@ -55,10 +55,7 @@ impl Moves {
                 flows,
                 post_copy,
                 ..
-            } => {
-                let flows = flows.iter().map(|of| of.flow).collect();
-                self.freeze(token, id, flows, post_copy)
-            }
+            } => self.freeze(token, id, &flows, post_copy),
             Command::Thaw { id, .. } => self.thaw(token, id),
             Command::Release { id, to, .. } => self.release(token, id, to),
             Command::Examine { offer, .. } => Some(Results::Examined(self.examine(&offer))),
@@ -137,7 +134,8 @@ impl Moves {
         (!runs).then(gone)
     }
 
-    fn freeze(&mut self, token: Token, id: MoveId, flows: Vec<Flow>, post_copy: bool) -> Now {
+    fn freeze(&mut self, token: Token, id: MoveId, flows: &[FlowEpoch], post_copy: bool) -> Now {
+        let flows = flows.iter().map(|of| of.flow).collect();
         if let Err(why) = self.records.of(id, Role::Gives).write(&Entry::Freezes) {
             return Some(Results::Frozen(Err(why)));
         }

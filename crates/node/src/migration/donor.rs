@@ -13,7 +13,7 @@ use holdfast_proto::migration::{Completion, Results, RoundReport, Token};
 use holdfast_sys::process::donor::{Behind, Tracker};
 use holdfast_sys::process::error::Error;
 use holdfast_sys::process::image::{Missing, Tree, encode};
-use holdfast_wire::migration::WantedRange;
+use holdfast_wire::migration::Wanted;
 use holdfast_wire::{Flow, MoveId, NodeId};
 
 use self::serve::{Interrupted, Serving};
@@ -46,11 +46,7 @@ pub(super) enum Job {
     Thaw(Token),
     Release(Token),
     /// The acceptor lacks memory that follows.
-    Wanted {
-        all: bool,
-        ranges: Vec<WantedRange>,
-        problem: Option<String>,
-    },
+    Wanted(Wanted),
     /// It has taken some of it.
     Taken,
 }
@@ -189,7 +185,8 @@ struct Giving {
 }
 
 impl Giving {
-    /// Until the move has ended, or the event loop. What is stopped then goes on, unless it is held.
+    /// Until the move has ended, or the event loop. What is stopped then goes on, unless it is held: with this thread the kernel lets
+    /// it go.
     fn run(mut self, inbox: &Receiver<Job>) {
         let mut state = State::New;
         while let Ok(job) = inbox.recv() {
@@ -212,7 +209,7 @@ impl Giving {
                     (State::Ended, token, Results::Released(released))
                 }
                 // It may run there before this node knows.
-                wanted @ Job::Wanted { .. } => {
+                wanted @ Job::Wanted(_) => {
                     if let Some(serving) = &mut self.serving {
                         serving.hear(wanted, &mut self.outgoing);
                         serving.send_wanted(&mut self.outgoing);
@@ -228,6 +225,7 @@ impl Giving {
                 return;
             }
         }
+        state.abandon();
     }
 
     /// It runs elsewhere: it ends here, when all its memory is there.
@@ -243,7 +241,10 @@ impl Giving {
                 .take()
                 .into_iter()
                 .for_each(|leftovers| self.leave(leftovers));
-            serving.run(&mut self.outgoing, inbox, &self.teller)?;
+            if let Err(interrupted) = serving.run(&mut self.outgoing, inbox, &self.teller) {
+                state.abandon();
+                return Err(interrupted);
+            }
         }
         let released = state.release();
         if released.is_ok() {

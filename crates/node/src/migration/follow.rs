@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use holdfast_sys::process::following::{Following, Want};
 use holdfast_sys::process::image::{PAGE, Run, Space};
 use holdfast_wire::MoveId;
-use holdfast_wire::migration::WantedRange;
+use holdfast_wire::migration::{Wanted, WantedRange};
 
 use super::acceptor::Job;
 use super::pieces::{Incoming, Kind};
@@ -125,12 +125,12 @@ impl Follower {
 
     fn tell(&self, all: bool, ranges: Vec<WantedRange>) {
         let (id, problem) = (self.id, None);
-        self.teller.tell(Told::Wanted {
-            id,
+        let wanted = Wanted {
             all,
             ranges,
             problem,
-        });
+        };
+        self.teller.tell(Told::Wanted { id, wanted });
     }
 
     fn piece(&mut self, kind: u8, more: bool, bytes: bytes::Bytes) -> Result<(), String> {
@@ -165,12 +165,12 @@ impl Follower {
 /// Nothing is missing any more, or nobody waits for it.
 fn over(id: MoveId, teller: &Teller, problem: Option<String>) {
     let (all, ranges) = (true, Vec::new());
-    teller.tell(Told::Wanted {
-        id,
+    let wanted = Wanted {
         all,
         ranges,
         problem,
-    });
+    };
+    teller.tell(Told::Wanted { id, wanted });
     teller.tell(Told::Followed { id });
 }
 

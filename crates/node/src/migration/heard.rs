@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use holdfast_sys::process::following::Following;
-use holdfast_wire::migration::{MoveFrame, WantedRange};
+use holdfast_wire::migration::{MoveFrame, Wanted};
 use holdfast_wire::{Frame, MoveId, NodeId};
 
 use super::acceptor::Acceptor;
@@ -26,7 +26,7 @@ impl Moves {
                 bytes,
             } => {
                 let frame = MoveFrame::Piece { kind, more, bytes };
-                Some((to, Frame::Move { id, frame }))
+                return Some((to, Frame::Move { id, frame }));
             }
             Told::Took {
                 id,
@@ -40,42 +40,26 @@ impl Moves {
                     busy_us,
                     problem,
                 };
-                Some((id.donor, Frame::Move { id, frame }))
+                return Some((id.donor, Frame::Move { id, frame }));
             }
-            Told::Wanted {
-                id,
-                all,
-                ranges,
-                problem,
-            } => {
-                let frame = MoveFrame::Wanted {
-                    all,
-                    ranges,
-                    problem,
-                };
-                Some((id.donor, Frame::Move { id, frame }))
-            }
-            Told::Follows { id } => {
-                self.following.insert(id);
-                None
-            }
-            Told::Followed { id } => {
-                self.following.remove(&id);
-                self.end_acceptor(id);
-                self.residents.look();
-                None
-            }
-            Told::Memory { id, memory } => {
-                self.operations.followed(id, memory);
-                None
+            Told::Wanted { id, wanted } => {
+                let frame = MoveFrame::Wanted(wanted);
+                return Some((id.donor, Frame::Move { id, frame }));
             }
             Told::Done { id, completion } => {
                 if let Some(id) = id {
                     self.ended(id, &completion.results);
                 }
                 self.done(now, completion);
-                None
             }
+            other => self.take_note(other),
+        }
+        None
+    }
+
+    /// Takes what is for this node alone.
+    fn take_note(&mut self, told: Told) {
+        match told {
             Told::Runs {
                 id,
                 restorer,
@@ -85,22 +69,21 @@ impl Moves {
             } => {
                 self.places.insert(id, servers);
                 self.came(id, held, Some(restorer), came);
-                None
             }
-            Told::Sockets { id, sockets } => {
-                self.places.insert(id, sockets);
-                None
+            Told::Follows { id } => drop(self.following.insert(id)),
+            Told::Followed { id } => {
+                self.following.remove(&id);
+                self.end_acceptor(id);
+                self.residents.look();
             }
-            Told::Packets { id, packets } => {
-                self.packets.entry(id).or_default().extend(packets);
-                None
-            }
+            Told::Memory { id, memory } => self.operations.followed(id, memory),
+            Told::Sockets { id, sockets } => drop(self.places.insert(id, sockets)),
+            Told::Packets { id, packets } => self.packets.entry(id).or_default().extend(packets),
             Told::Inspected { check, reply, .. } => {
                 let _ = reply.send(self.with_prediction(*check));
-                None
             }
             // The rest is the owner's, which has the filters; it hangs up here, which the thread takes for a refusal.
-            _ => None,
+            _ => {}
         }
     }
 
@@ -112,26 +95,16 @@ impl Moves {
     }
 
     /// An acceptor lacks memory of a process that left.
-    pub(super) fn wanted(
-        &mut self,
-        from: NodeId,
-        id: MoveId,
-        (all, ranges): (bool, Vec<WantedRange>),
-        problem: Option<String>,
-    ) {
+    pub(super) fn wanted(&mut self, from: NodeId, id: MoveId, wanted: Wanted) {
         if let Some(donor) = self.donors.get(&id) {
             if donor.to == from {
-                donor.job(Job::Wanted {
-                    all,
-                    ranges,
-                    problem,
-                });
+                donor.job(Job::Wanted(wanted));
             }
             return;
         }
         // A daemon that was restarted may not know yet that it is to serve it.
         let is_known = !self.records.of(id, Role::Gives).read().is_empty();
-        if ranges.is_empty() || is_known {
+        if wanted.ranges.is_empty() || is_known {
             return;
         }
         let why =
@@ -155,12 +128,12 @@ impl Moves {
         }
         let lives = left::restorer_of(&entries).is_some_and(|restorer| restorer.exists());
         let ended = "it has ended there, or its daemon has, before all its memory had come";
-        self.teller.tell(Told::Wanted {
-            id,
+        let wanted = Wanted {
             all: true,
             ranges: Vec::new(),
             problem: (!lives).then(|| ended.to_owned()),
-        });
+        };
+        self.teller.tell(Told::Wanted { id, wanted });
     }
 
     /// Memory follows a process that an earlier daemon had put together.

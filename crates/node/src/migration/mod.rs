@@ -233,13 +233,8 @@ impl Moves {
             }
             Frame::Move {
                 id,
-                frame:
-                    MoveFrame::Wanted {
-                        all,
-                        ranges,
-                        problem,
-                    },
-            } => self.wanted(from, id, (all, ranges), problem),
+                frame: MoveFrame::Wanted(wanted),
+            } => self.wanted(from, id, wanted),
             frame => self.machine.handle_frame(now, from, frame),
         }
     }

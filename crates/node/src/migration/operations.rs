@@ -168,6 +168,10 @@ fn end(status: &mut MigrationStatus, outcome: &Outcome, summary: &Summary) {
         Outcome::Cloned => Some(us(phases.extract)),
         Outcome::Kept { .. } => None,
     };
+    if summary.post_copy {
+        // Rounds told of one that sends all memory.
+        status.predicted_freeze_us = Some(us(summary.predicted));
+    }
     status.freeze_bytes = summary.bytes;
     status.copied_bytes = summary.copied;
     status.saved_bytes = summary.saved;

@@ -145,7 +145,6 @@ impl Window {
     fn reopen(&self) {
         let mut room = self.room();
         (room.free, room.closed) = (WINDOW_BYTES, None);
-        self.changed.notify_all();
     }
 
     /// How many bytes the way to the acceptor takes in a second, as far as is known.
@@ -267,8 +266,7 @@ impl Outgoing {
 
     /// How many bytes the way takes in such a time, as far as is known.
     pub(super) fn bytes_in(&self, time: Duration) -> Option<usize> {
-        let rate = self.window.rate()?;
-        Some((rate * time.as_secs_f64()) as usize)
+        (self.window.rate()).map(|rate| (rate * time.as_secs_f64()) as usize)
     }
 
     /// The acceptor has said what it lacks: whatever was on its way counts no more.

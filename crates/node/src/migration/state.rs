@@ -36,6 +36,13 @@ impl State {
         })
     }
 
+    /// The daemon ends, and the next one decides what becomes of it: nothing lets go what is held.
+    pub(super) fn abandon(self) {
+        if matches!(self, State::Stopped(_) | State::Waiting(..)) {
+            std::mem::forget(self);
+        }
+    }
+
     /// All of it was sent, or could not be. The original of a copy goes on at once: nobody waits for what becomes of the copy.
     pub(super) fn sent<T>(
         stopped: Box<StoppedTree>,

@@ -7,7 +7,7 @@ use holdfast_api::control::{ErrorBody, FollowedMemory, ProcessCheck};
 use holdfast_proto::migration::Completion;
 use holdfast_sys::process::acceptor::Restorer;
 use holdfast_sys::process::donor::Held;
-use holdfast_wire::migration::{FlowAt, WantedRange};
+use holdfast_wire::migration::{FlowAt, Wanted};
 use holdfast_wire::{Flow, MoveId, NodeId};
 use tokio::sync::{mpsc, oneshot};
 
@@ -32,12 +32,7 @@ pub(crate) enum Told {
         problem: Option<String>,
     },
     /// To be said to the donor: what is missing of memory that follows.
-    Wanted {
-        id: MoveId,
-        all: bool,
-        ranges: Vec<WantedRange>,
-        problem: Option<String>,
-    },
+    Wanted { id: MoveId, wanted: Wanted },
     /// Memory follows a process that runs here, or will in a moment: its thread goes on.
     Follows { id: MoveId },
     /// Its thread has ended.

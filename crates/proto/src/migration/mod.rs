@@ -336,7 +336,7 @@ impl Migration {
             } if id.donor == self.core.config.node => {
                 self.done(now, from, id, result, (times, steps));
             }
-            MoveFrame::Piece { .. } | MoveFrame::Took { .. } | MoveFrame::Wanted { .. } => {
+            MoveFrame::Piece { .. } | MoveFrame::Took { .. } | MoveFrame::Wanted(_) => {
                 (self.core).ignored(from, name, "it is the daemon's");
             }
             _ if self.donor.get(&id).is_none_or(|given| given.to != from) => {

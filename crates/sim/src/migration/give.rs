@@ -1,10 +1,10 @@
 //! What a donor's daemon does, step by step.
 
 use super::Bug;
-use super::host::{Host, Image, State, Who, Written};
+use super::host::{Host, Image, Process, State, Who, Written};
 use super::world::World;
 use holdfast_proto::migration::{
-    CheckReport, Command, FreezeReport, ProcessId, RecoveredRole, Results, RoundReport,
+    CheckReport, Command, FlowEpoch, FreezeReport, ProcessId, RecoveredRole, Results, RoundReport,
 };
 use holdfast_wire::{Flow, MoveId};
 
@@ -176,23 +176,39 @@ impl World {
             };
         }
         let of = of.clone();
-        let late = host.flows_of(&of);
-        let gone = flows.iter().map(|of| of.flow);
-        let gone: Vec<Flow> = gone.filter(|flow| !of.image.flows.contains(flow)).collect();
         self.images.insert(*id, image);
-        if !late.is_empty() && !clone {
-            self.core.count("flows came late");
-        }
         if *post_copy {
             self.following.insert(*id);
         }
-        Some(Results::Frozen(Ok(FreezeReport {
+        let report = self.frozen_report(node, &of, flows, *id);
+        Some(Results::Frozen(Ok(report)))
+    }
+
+    /// Of a process that stands still, or whose copy does.
+    fn frozen_report(
+        &mut self,
+        node: usize,
+        of: &Process,
+        flows: &[FlowEpoch],
+        id: MoveId,
+    ) -> FreezeReport {
+        let late = self.hosts[node].flows_of(of);
+        let gone = flows.iter().map(|of| of.flow);
+        let gone: Vec<Flow> = gone.filter(|flow| !of.image.flows.contains(flow)).collect();
+        if !late.is_empty() && !self.clones.contains(&id) {
+            self.core.count("flows came late");
+        }
+        FreezeReport {
             bytes: 10_000,
-            follows: if *post_copy { 1 << 20 } else { 0 },
+            follows: if self.following.contains(&id) {
+                1 << 20
+            } else {
+                0
+            },
             gone,
             late,
             ..FreezeReport::default()
-        })))
+        }
     }
 
     pub(super) fn thaw(&mut self, node: usize, id: MoveId) {

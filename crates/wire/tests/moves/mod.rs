@@ -4,7 +4,7 @@ use crate::{blob, flow, node};
 use holdfast_wire::frame::AcceptorTimes;
 use holdfast_wire::migration::{
     FlowAt, MoveFrame, MoveId, Offer, PeerConnections, SocketStrategy, StepTime, TranslateStep,
-    WantedRange,
+    Wanted, WantedRange,
 };
 use holdfast_wire::{Flow, Frame, NodeId, Protocol, encode, encode_in_parts};
 use proptest::collection::vec;
@@ -137,23 +137,22 @@ fn from_the_freeze_on() -> impl Strategy<Value = MoveFrame> {
                 problem,
             }
         ),
-        (any::<bool>(), wanted(), proptest::option::of(".*")).prop_map(|(all, ranges, problem)| {
-            MoveFrame::Wanted {
-                all,
-                ranges,
-                problem,
-            }
-        }),
+        wanted().prop_map(MoveFrame::Wanted),
     ]
 }
 
-fn wanted() -> impl Strategy<Value = Vec<WantedRange>> {
-    let range = |(process, start, end)| WantedRange {
+fn wanted() -> impl Strategy<Value = Wanted> {
+    let range = any::<(u32, u64, u64)>().prop_map(|(process, start, end)| WantedRange {
         process,
         start,
         end,
-    };
-    vec(any::<(u32, u64, u64)>().prop_map(range), 0..9)
+    });
+    let fields = (any::<bool>(), vec(range, 0..9), proptest::option::of(".*"));
+    fields.prop_map(|(all, ranges, problem)| Wanted {
+        all,
+        ranges,
+        problem,
+    })
 }
 
 #[test]

@@ -10,7 +10,7 @@ use holdfast_api::control::FollowedMemory;
 use holdfast_sys::process::donor::Behind;
 use holdfast_sys::process::following::Want;
 use holdfast_sys::process::image::{Checked, Missing, MissingOf, PAGE, Pages};
-use holdfast_wire::migration::WantedRange;
+use holdfast_wire::migration::{Wanted, WantedRange};
 use holdfast_wire::{MoveId, NodeId};
 
 use super::super::pieces::{Kind, Outgoing};
@@ -107,11 +107,11 @@ impl Serving {
 
     /// Takes what came from the acceptor, at any time since it may run there, and sends what somebody waits for.
     pub(super) fn hear(&mut self, job: Job, outgoing: &mut Outgoing) {
-        let Job::Wanted {
+        let Job::Wanted(Wanted {
             all,
             ranges,
             problem,
-        } = job
+        }) = job
         else {
             return;
         };

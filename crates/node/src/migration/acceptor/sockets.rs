@@ -1,0 +1,52 @@
+//! Descriptors of a process that comes, and its sockets.
+
+use holdfast_sys::process::image::{Descriptors, decode};
+use holdfast_sys::process::sockets::Sockets;
+
+use super::super::connections::States;
+use super::super::pieces::Kind;
+use super::super::told::Told;
+use super::{RESTORERS, Taking, text};
+
+impl Taking {
+    pub(super) fn descriptors(&mut self, kind: Kind, message: &[u8]) -> Result<(), String> {
+        let found: Descriptors = decode(message).map_err(text)?;
+        self.policy.check_sockets(&found)?;
+        if self.sockets.is_none() {
+            self.sockets = Some(Sockets::new().map_err(|error| error.to_string())?);
+        }
+        let (Some(sockets), Some(restorer)) = (&mut self.sockets, &mut self.restorer) else {
+            return Err("descriptors came before the shape of their tree".to_owned());
+        };
+        let prepared = sockets.prepare(&found.sockets, &found.gone);
+        prepared.map_err(|error| error.to_string())?;
+        match kind {
+            Kind::LastDescriptors => restorer.last_descriptors(&found, &sockets.fresh()),
+            _ => restorer.descriptors(&found, &sockets.fresh()),
+        }
+        .map_err(text)?;
+        sockets.handed_over();
+        Ok(())
+    }
+
+    pub(super) fn give_states(&mut self, kind: Kind, given: States) -> Result<(), String> {
+        let sockets = self
+            .sockets
+            .as_mut()
+            .ok_or("their state came before sockets")?;
+        let States { at_us, states } = given;
+        let packets = match kind {
+            Kind::Seen => sockets
+                .inject(states, at_us, RESTORERS)
+                .map(|()| Vec::new()),
+            Kind::Sockets => sockets.restore_some(states, RESTORERS),
+            _ => sockets.restore_changed(states, at_us, RESTORERS),
+        };
+        let packets = packets.map_err(|error| error.to_string())?;
+        if !packets.is_empty() {
+            let id = self.id;
+            self.teller.tell(Told::Packets { id, packets });
+        }
+        Ok(())
+    }
+}
