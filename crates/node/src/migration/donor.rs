@@ -1,7 +1,7 @@
 //! A donor's thread: it alone traces the process, from the first round until the move has ended.
 
 mod freeze;
-mod serve;
+pub(super) mod serve;
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -209,10 +209,9 @@ impl Giving {
                     (State::Ended, token, Results::Released(released))
                 }
                 // It may run there before this node knows.
-                wanted @ Job::Wanted(_) => {
+                Job::Wanted(wanted) => {
                     if let Some(serving) = &mut self.serving {
-                        serving.hear(wanted, &mut self.outgoing);
-                        serving.send_wanted(&mut self.outgoing);
+                        serving.hear_early(wanted, &mut self.outgoing);
                     }
                     continue;
                 }

@@ -69,7 +69,7 @@ impl Follower {
             }
         };
         if let Some(why) = &problem {
-            tracing::error!(%id, why, "memory that follows a process cannot come; the process is ended");
+            tracing::error!(%id, why, "a process has ended, or is ended, before all its memory had come");
         }
         // With it goes the tree, if anything of it is left.
         drop(self);
@@ -142,7 +142,8 @@ impl Follower {
                 let message = message.whole();
                 let filled = self.following.fill(&message);
                 let asks = filled.map_err(|error| error.to_string())?;
-                if asks {
+                // Not at once again: who asks may not be able to send yet.
+                if asks && self.asked.elapsed() > ASK {
                     self.ask_for_all();
                 }
             }

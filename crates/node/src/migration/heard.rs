@@ -8,6 +8,7 @@ use holdfast_wire::{Frame, MoveId, NodeId};
 
 use super::acceptor::Acceptor;
 use super::donor::Job;
+use super::donor::serve::question;
 use super::follow::Follower;
 use super::pieces::Kind;
 use super::records::{Entry, Role};
@@ -102,19 +103,22 @@ impl Moves {
             }
             return;
         }
-        // A daemon that was restarted may not know yet that it is to serve it.
-        let is_known = !self.records.of(id, Role::Gives).read().is_empty();
-        if wanted.ranges.is_empty() || is_known {
+        if wanted.ranges.is_empty() {
             return;
         }
-        let why =
-            "its original is no more: the donor's host or daemon was restarted, or gave it up";
+        // A daemon that was restarted may not know yet that it is to serve it.
+        let is_known = !self.records.of(id, Role::Gives).read().is_empty();
+        let lost = "its original is no more: the donor's host was restarted, or gave it up";
+        let (kind, bytes) = match is_known {
+            true => (Kind::Follows, question().into()),
+            false => (Kind::Lost, lost.as_bytes().into()),
+        };
         self.teller.tell(Told::Piece {
             id,
             to: from,
-            kind: Kind::Lost as u8,
+            kind: kind as u8,
             more: false,
-            bytes: why.as_bytes().into(),
+            bytes,
         });
     }
 

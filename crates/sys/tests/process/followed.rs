@@ -163,7 +163,15 @@ fn alone<T: Send>(work: impl FnOnce() -> T + Send) -> T {
 /// It checks all its memory, and does all that may be done with it while it is on its way.
 #[test]
 fn memory_follows_a_program() {
-    let program = Program::start("heap");
+    follows(Program::start("heap"));
+}
+
+#[test]
+fn memory_follows_a_program_without_privileges() {
+    follows(Program::start_with("heap", &["nobody"]));
+}
+
+fn follows(program: Program) {
     let moved = alone(|| {
         let (moved, mut link) =
             migrate_ahead(program.tree(&Host::own()), &Host::new()).expect("moves");

@@ -19,6 +19,8 @@ use super::Job;
 
 /// Bytes of a message: it fits in one piece.
 const STEP_BYTES: u64 = 128 << 10;
+/// Most pages of a range that somebody waits for.
+const PAGES_MAX: usize = 64;
 /// What is on its way delays what somebody waits for: as much as the way takes in this time, within these bounds.
 const ON_ITS_WAY: Duration = Duration::from_millis(8);
 const ON_ITS_WAY_BYTES: (usize, usize) = (256 << 10, 2 << 20);
@@ -105,8 +107,8 @@ impl Serving {
         Ok(())
     }
 
-    /// Takes what came from the acceptor, at any time since it may run there, and sends what somebody waits for.
-    pub(super) fn hear(&mut self, job: Job, outgoing: &mut Outgoing) {
+    /// Takes what came from the acceptor.
+    fn hear(&mut self, job: Job, outgoing: &mut Outgoing) {
         let Job::Wanted(Wanted {
             all,
             ranges,
@@ -121,7 +123,7 @@ impl Serving {
         if !all {
             let pages = |range: WantedRange| {
                 let pages = (range.start..range.end).step_by(PAGE as usize);
-                pages.map(move |address| Want {
+                pages.take(PAGES_MAX).map(move |address| Want {
                     process: range.process,
                     address,
                 })
@@ -147,9 +149,14 @@ impl Serving {
         outgoing.has_room(known.clamp(least, most)) && self.send_next(outgoing, STEP_BYTES)
     }
 
-    /// Sends what somebody waits for.
-    pub(super) fn send_wanted(&mut self, outgoing: &mut Outgoing) {
+    /// The same before it is known here that it runs there: sends what somebody waits for, and that there is a donor.
+    pub(super) fn hear_early(&mut self, wanted: Wanted, outgoing: &mut Outgoing) {
+        let all = wanted.all;
+        self.hear(Job::Wanted(wanted), outgoing);
         while self.send_next(outgoing, 0) {}
+        if all {
+            ask(outgoing);
+        }
     }
 
     fn send_next(&mut self, outgoing: &mut Outgoing, limit: u64) -> bool {
@@ -194,9 +201,12 @@ impl Serving {
 
 /// Asks what is missing, by pages of which there are none.
 fn ask(outgoing: &Outgoing) {
-    if let Ok((message, _)) = Pages::default().into_message() {
-        outgoing.send_anyway(Kind::Follows, message);
-    }
+    outgoing.send_anyway(Kind::Follows, question());
+}
+
+/// See [`ask`].
+pub(in super::super) fn question() -> Vec<u8> {
+    (Pages::default().into_message()).map_or(Vec::new(), |(message, _)| message)
 }
 
 /// Ranges as they came, in order.

@@ -40,8 +40,10 @@ pub(crate) enum Kind {
     Follow = 11,
     /// After `Go`: a child is watched by the descriptor behind this.
     Keep = 12,
+    /// After `Go`: nothing is missing any more where the descriptor of this number watches, counted in the order in which they came.
+    Drop = 13,
     /// After `Go`: nothing is missing any more.
-    Complete = 13,
+    Complete = 14,
 }
 
 impl Kind {
@@ -59,6 +61,7 @@ impl Kind {
             Self::Missing,
             Self::Follow,
             Self::Keep,
+            Self::Drop,
             Self::Complete,
         ];
         all.into_iter().find(|kind| *kind as u8 == byte)

@@ -83,6 +83,13 @@ impl Courier {
         channel::hand_over(&self.channel, &[userfault]).context(telling)
     }
 
+    /// Nothing is missing any more where this watches, or nobody is there.
+    pub fn drop_one(&mut self, number: u64) -> Result<()> {
+        let telling = || "telling a restorer what is there".to_owned();
+        let number = [number.to_le_bytes()];
+        channel::send(&mut self.channel, Kind::Drop, &number).context(telling)
+    }
+
     /// Nothing is missing any more.
     pub fn complete(&mut self) -> Result<()> {
         self.is_done = true;

@@ -71,7 +71,6 @@ fn restore(channel: &mut UnixStream, back: Option<UnixListener>) -> Result<Optio
                 hand_over(channel, &restoration.watched).context(talking)?;
                 continue;
             }
-            Kind::Keep | Kind::Complete => Err(Error::Image("a word for a tree that runs")),
             Kind::Descriptors | Kind::LastDescriptors => {
                 let handed: Result<Handed<'_>> = decode(bytes);
                 let count = handed.as_ref().map_or(0, |handed| handed.sockets.len());
@@ -92,6 +91,7 @@ fn restore(channel: &mut UnixStream, back: Option<UnixListener>) -> Result<Optio
                 }
                 Err(error) => Err(error),
             },
+            _ => Err(Error::Image("a word for a tree that runs")),
         };
         match channel::answer(channel, &Reply::to(outcome)) {
             Err(error) if hung_up(&error) => {}

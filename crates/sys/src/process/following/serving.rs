@@ -22,6 +22,8 @@ pub struct Following {
     // Dropped first: what watches memory outlives whom it watches.
     courier: Courier,
     spaces: Vec<Space>,
+    /// How many descriptors the restorer was given.
+    kept: u64,
     /// Pages that were given as wanted.
     asked: HashSet<Want>,
 }
@@ -45,16 +47,16 @@ impl Following {
         if userfaults.len() != missing.processes.len() {
             return Err(Error::Image("descriptors of memory that follows"));
         }
-        let spaces = missing
-            .processes
-            .iter()
-            .zip(userfaults)
-            .map(|(of, userfault)| {
-                let table: Table = of.ranges.iter().copied().collect();
-                Space::new(userfault, of.process, table)
-            });
+        let mut spaces = Vec::new();
+        for ((number, of), userfault) in (0..).zip(&missing.processes).zip(userfaults) {
+            let table: Table = of.ranges.iter().copied().collect();
+            let mut space = Space::new(userfault, of.process, table);
+            space.number = number;
+            spaces.push(space);
+        }
         Ok(Self {
-            spaces: spaces.collect(),
+            kept: spaces.len() as u64,
+            spaces,
             asked: HashSet::new(),
             courier,
         })
@@ -104,8 +106,17 @@ impl Following {
                 }
             }
         }
-        self.spaces.retain(|space| !space.ended);
+        self.drop_done()?;
         Ok(wants)
+    }
+
+    /// Who lacks nothing, or has ended, is watched no more.
+    fn drop_done(&mut self) -> Result<()> {
+        let is_done = |space: &mut Space| space.ended || space.table.is_empty();
+        for done in self.spaces.extract_if(.., is_done) {
+            self.courier.drop_one(done.number)?;
+        }
+        Ok(())
     }
 
     /// Puts pages where they are missing. What is missing nowhere any more is left out. Whether there were none: then the donor asks
@@ -146,8 +157,10 @@ impl Following {
 
     /// The restorer keeps what watches children, too.
     fn adopt(&mut self, children: Vec<Space>) -> Result<()> {
-        for child in children {
+        for mut child in children {
             self.courier.keep(child.userfault())?;
+            child.number = self.kept;
+            self.kept += 1;
             self.spaces.push(child);
         }
         Ok(())

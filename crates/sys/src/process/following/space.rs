@@ -20,6 +20,8 @@ pub(super) struct Space {
     /// Which process of the tree it was at the donor.
     pub process: u32,
     pub table: Table,
+    /// How many the restorer was given before the one that watches this.
+    pub number: u64,
     /// Addresses that threads wait at, and that were not looked at yet.
     faults: Vec<u64>,
     /// The process has ended, or has called `exec`.
@@ -32,6 +34,7 @@ impl Space {
             userfault,
             process,
             table,
+            number: 0,
             faults: Vec::new(),
             ended: false,
         }

@@ -2,7 +2,7 @@
 
 use crate::process::error::check_long;
 use std::io::{self, ErrorKind};
-use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
 /// `_IOWR(0xaa, 0x3f, struct uffdio_api)`.
 const UFFDIO_API: libc::c_ulong = 0xc018_aa3f;
@@ -54,7 +54,6 @@ pub(crate) fn probe() -> io::Result<()> {
     let fd = check_long(unsafe { libc::syscall(libc::SYS_userfaultfd, OPEN) })?;
     // SAFETY: the call succeeded, so it is a new descriptor that nothing else owns.
     let userfault = unsafe { OwnedFd::from_raw_fd(fd as i32) };
-    use std::os::fd::AsFd;
     start(userfault.as_fd())
 }
 
