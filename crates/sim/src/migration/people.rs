@@ -20,11 +20,16 @@ impl World {
             random.below(self.hosts.len()),
         );
         let clone = random.chance(self.copying);
+        let post_copy = random.chance(0.3) && !clone;
         let options = Options {
             clone,
             sockets: SocketStrategy::Incremental,
-            max_freeze: random.chance(0.3).then_some(Duration::from_millis(4)),
-            post_copy: random.chance(0.5) && !clone,
+            // No freeze is as short as one: memory follows then.
+            max_freeze: match post_copy {
+                true => Some(Duration::from_millis(1)),
+                false => random.chance(0.3).then_some(Duration::from_millis(4)),
+            },
+            post_copy,
             verify: false,
         };
         let processes: Vec<ProcessId> = self.hosts[node].processes.keys().copied().collect();

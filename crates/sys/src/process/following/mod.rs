@@ -4,7 +4,7 @@
 //! reads who waits and what becomes of the memory meanwhile, and puts pages there as they come from the donor.
 //!
 //! **Never a wrong byte.** Where nothing watches memory any more, a page that is missing is a page of zeros. That comes when the
-//! last copy of a `userfaultfd` is closed, so the daemon has one ([`Following`]) and the restorer another ([`keep`]). If the daemon
+//! last copy of a `userfaultfd` is closed, so the daemon has one ([`Following`]) and the restorer another. If the daemon
 //! dies, the restorer kills the tree and holds its copies until all of it has gone. If the restorer dies, the kernel kills its PID
 //! namespace, and the daemon holds its copies until that is empty.
 
