@@ -152,17 +152,7 @@ filter = "error"
             add("refresh_delay_ms = 0".to_owned());
         }
         for registrar in &self.registrars {
-            let status = &registrar.status;
-            for at in &status.enrp {
-                text += &format!(
-                    "[[peer]]\naddresses = [\"{}\"]\nport = {}\n",
-                    at.ip(),
-                    at.port()
-                );
-                if let (Carrier::Udp, Some(port)) = (spec.carrier, status.encapsulation_port) {
-                    text += &format!("encapsulation_port = {port}\n");
-                }
-            }
+            text += &registrar.as_peer(spec.carrier);
         }
         text
     }
@@ -294,6 +284,20 @@ impl Registrar {
             ensure!(Instant::now() < deadline, "a registrar does not get ready");
             sleep(Duration::from_millis(5));
         }
+    }
+
+    /// What goes into the configuration of those that begin with this one.
+    fn as_peer(&self, carrier: Carrier) -> String {
+        let status = &self.status;
+        let mut text = String::new();
+        for at in &status.enrp {
+            let (ip, port) = (at.ip(), at.port());
+            text += &format!("[[peer]]\naddresses = [\"{ip}\"]\nport = {port}\n");
+            if let (Carrier::Udp, Some(port)) = (carrier, status.encapsulation_port) {
+                text += &format!("encapsulation_port = {port}\n");
+            }
+        }
+        text
     }
 
     fn status(&self) -> Result<RegistrarStatus> {
