@@ -247,8 +247,41 @@ pub(super) fn own_maps(
         procfs::mappings(pid)?
     };
     if let Some(attachment) = attachment {
+        // In the middle of `exec` the memory that was known is there for a moment still, and this is of the next.
+        if !attachment.is_in(&maps) {
+            return Err(unexpected("mappings of a process that calls exec"));
+        }
         let start = attachment.stub.address;
         maps.retain(|map| map.end <= start || map.start >= start + STUB_BYTES);
     }
     Ok(maps)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Write;
+    use std::process::{Command, Stdio};
+
+    #[test]
+    fn mappings_of_the_next_program_are_not_taken_for_those_of_this() {
+        let mut command = Command::new("sh");
+        command.args(["-c", "read go; exec sleep 100"]);
+        let mut child = command.stdin(Stdio::piped()).spawn().expect("a shell");
+        let pid = child.id() as i32;
+        let halted = Halted::stop(pid).expect("it stops");
+        let lines = own_maps(pid, None, false).expect("its mappings");
+        let attachment = Attachment::make(&halted, &lines).expect("a stub");
+        halted.thaw().expect("it goes on");
+        own_maps(pid, Some(&attachment), false).expect("its mappings");
+        let mut pipe = child.stdin.take().expect("a pipe");
+        pipe.write_all(b"go\n").expect("it reads");
+        let name = || std::fs::read_to_string(format!("/proc/{pid}/comm")).expect("it lives");
+        while name().trim() != "sleep" {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        assert!(own_maps(pid, Some(&attachment), false).is_err());
+        child.kill().expect("it lives");
+        child.wait().expect("it ends");
+    }
 }
