@@ -5,6 +5,7 @@ use super::remote::Restorer;
 use crate::process::error::{Context, Result};
 use crate::process::following::Following;
 use crate::process::image::{Missing, encode};
+use rustix::process::{Signal, pidfd_send_signal};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
@@ -103,17 +104,7 @@ impl Drop for Courier {
         if self.is_done || self.has_ended() {
             return;
         }
-        // SAFETY: no pointers but a null one are passed.
-        unsafe {
-            let process = self.restorer.as_raw_fd();
-            libc::syscall(
-                libc::SYS_pidfd_send_signal,
-                process,
-                libc::SIGKILL,
-                std::ptr::null::<()>(),
-                0,
-            );
-        }
+        let _ = pidfd_send_signal(&self.restorer, Signal::KILL);
         while !self.poll(-1) {}
     }
 }
