@@ -326,7 +326,8 @@ static __always_inline void ip_marks(struct option_marks *m, struct sock *sk, st
 static __always_inline void tcp_marks(struct option_marks *m, struct sock *sk, struct tcp_sock *tcp)
 {
 	struct inet_connection_sock *icsk = (void *)tcp;
-	m->congestion_control = (__u64)icsk->icsk_ca_ops;
+	/* Read as a number: the verifier lets nobody compare what it knows as a pointer. */
+	bpf_core_read(&m->congestion_control, sizeof(m->congestion_control), &icsk->icsk_ca_ops);
 	m->user_timeout = icsk->icsk_user_timeout;
 	m->rto_min = icsk->icsk_rto_min;
 	if (bpf_core_field_exists(icsk->icsk_rto_max))
@@ -352,6 +353,17 @@ static __always_inline void tcp_marks(struct option_marks *m, struct sock *sk, s
 	}
 }
 
+/* Whether nothing has changed; both are whole words. A function of its own has a stack of its own. */
+static __attribute__((noinline)) int is_as_told(const struct observed *now, const struct observed *told)
+{
+	const __u64 *one = (const void *)now, *other = (const void *)told;
+#pragma unroll
+	for (int i = 0; i < sizeof(struct observed) / 8; i++)
+		if (one[i] != other[i])
+			return 0;
+	return 1;
+}
+
 SEC("iter/bpf_sk_storage_map")
 int observe(struct bpf_iter__bpf_sk_storage_map *context)
 {
@@ -370,8 +382,22 @@ int observe(struct bpf_iter__bpf_sk_storage_map *context)
 	ip_marks(&o.marks, sk, tcp);
 	tcp_marks(&o.marks, sk, tcp);
 	/* When the reader's buffer is full, the kernel comes back for the same socket. */
-	if (!bpf_seq_write(context->meta->seq, &o, sizeof(o)) && once)
-		bpf_sk_storage_delete(&observed_sockets, sk);
+	if (once) {
+		if (!bpf_seq_write(context->meta->seq, &o, sizeof(o)))
+			bpf_sk_storage_delete(&observed_sockets, sk);
+		return 0;
+	}
+	__u32 clock = o.timestamp;
+	o.timestamp = 0;
+	/* It changes with traffic, and is the host's to decide. */
+	o.marks.ping_pong = 0;
+	if (is_as_told(&o, &order->last))
+		return 0;
+	o.timestamp = clock;
+	if (bpf_seq_write(context->meta->seq, &o, sizeof(o)))
+		return 0;
+	o.timestamp = 0;
+	order->last = o;
 	return 0;
 }
 

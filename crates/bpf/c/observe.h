@@ -6,13 +6,6 @@
 
 #include <linux/types.h>
 
-/* What is stored with a socket that is to be observed. */
-struct observe_order {
-	__u64 id;   /* goes into its record */
-	__u32 once; /* not 0: the socket is let go once it has been read */
-	__u32 pad;
-};
-
 enum observed_flags {
 	OBSERVED_V6 = 1,
 	OBSERVED_PLAIN = 2, /* no filter, no upper layer protocol, no keys, no urgent data, no ECN */
@@ -112,9 +105,17 @@ struct observed {
 	struct option_marks marks;
 };
 
-_Static_assert(sizeof(struct observe_order) == 16, "observe_order");
+/* What is stored with a socket that is to be observed. */
+struct observe_order {
+	__u64 id;   /* goes into its record */
+	__u32 once; /* not 0: the socket is let go once it has been read; otherwise it is told again only when it has changed */
+	__u32 pad;
+	struct observed last; /* as it was told, but for its clock */
+};
+
 _Static_assert(sizeof(struct option_marks) == 152, "option_marks");
 _Static_assert(__builtin_offsetof(struct option_marks, ping_pong) == 146, "ping_pong");
 _Static_assert(sizeof(struct observed) == 304, "observed");
+_Static_assert(sizeof(struct observe_order) == 320, "observe_order");
 
 #endif

@@ -8,25 +8,11 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use libbpf_rs::{Iter, Link, MapCore, MapFlags, MapHandle, Object, ObjectBuilder};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-use crate::records::read_all;
+use crate::records::{CHUNK, read_counted};
 use crate::{Error, handle};
-
-/// What is stored with a socket that is observed.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
-struct Order {
-    /// Goes into its record.
-    id: u64,
-    /// Not 0: the socket is let go once it has been read.
-    once: u32,
-    /// Zero.
-    pad: u32,
-}
 
 /// Bytes of [`Observed::marks`].
 pub const MARKS_BYTES: usize = 152;
-/// The byte of them that changes with traffic, since what `TCP_QUICKACK` says does.
-pub const MARKS_QUICK_ACK: usize = 146;
 
 /// Bits of [`Observed::flags`].
 pub mod flags {
@@ -125,9 +111,32 @@ pub struct Observed {
     pub marks: [u8; MARKS_BYTES],
 }
 
-const _: () = assert!(size_of::<Order>() == 16 && size_of::<Observed>() == 304);
+/// What is stored with a socket that is observed.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+struct Order {
+    /// Goes into its record.
+    id: u64,
+    /// Not 0: the socket is let go once it has been read; otherwise it is told again only when it has changed.
+    once: u32,
+    /// Zero.
+    pad: u32,
+    /// As it was told, but for its clock; zeros before.
+    last: [u8; size_of::<Observed>()],
+}
+
+const _: () = assert!(size_of::<Order>() == 320 && size_of::<Observed>() == 304);
 
 static OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/observe.bpf.o"));
+
+/// What [`Observer::changes`] gives.
+#[derive(Debug)]
+pub struct Changes {
+    /// As they are now.
+    pub sockets: Vec<Observed>,
+    /// Certainly all that had changed; otherwise the next look may have more.
+    pub complete: bool,
+}
 
 /// Reads sockets.
 pub struct Observer {
@@ -162,7 +171,7 @@ impl Observer {
         })
     }
 
-    /// Observes a socket until it is closed or [`Observer::let_go`] is called: each [`Observer::read`] has it, with `id`.
+    /// Observes a socket until it is closed or [`Observer::let_go`] is called: [`Observer::changes`] has it under `id`.
     ///
     /// # Errors
     /// The kernel's refusal, such as for a descriptor that is no socket.
@@ -182,26 +191,41 @@ impl Observer {
     }
 
     fn order(&self, socket: BorrowedFd<'_>, id: u64, once: u32) -> Result<(), Error> {
-        let order = Order { id, once, pad: 0 };
+        let order = Order {
+            id,
+            once,
+            pad: 0,
+            last: [0; size_of::<Observed>()],
+        };
         let key = socket.as_raw_fd().to_ne_bytes();
         self.sockets
             .update(&key, order.as_bytes(), MapFlags::ANY)
             .map_err(|e| error(&e))
     }
 
-    /// All sockets that are followed.
+    /// Sockets that are followed and have changed since they were given last; at first all. What `TCP_QUICKACK` says is left out
+    /// of their marks: it changes with traffic.
     ///
     /// # Errors
-    /// The kernel's refusal.
-    pub fn read(&self) -> Result<Vec<Observed>, Error> {
-        let iter = Iter::new(&self.link).map_err(|e| error(&e))?;
-        read_all(iter).map_err(|e| Error::Map {
-            name: MAP,
-            reason: e.to_string(),
-        })
+    /// The kernel's refusal; what was given until then counts as given.
+    pub fn changes(&self) -> Result<Changes, Error> {
+        let (sockets, longest) = self.pass()?;
+        // Between two reads the kernel remembers only how many sockets it has had: where one is closed meanwhile, another is missed.
+        let complete = longest + size_of::<Observed>() <= CHUNK;
+        Ok(Changes { sockets, complete })
     }
 
-    /// Reads these sockets once, in their order; `None` for what is no TCP socket. None of them may be followed.
+    /// What one pass gives, and the bytes of its longest read.
+    fn pass(&self) -> Result<(Vec<Observed>, usize), Error> {
+        let iter = Iter::new(&self.link).map_err(|e| error(&e))?;
+        let refused = |e: std::io::Error| Error::Map {
+            name: MAP,
+            reason: e.to_string(),
+        };
+        read_counted(iter).map_err(refused)
+    }
+
+    /// Reads these sockets once, in their order; `None` for what is no TCP socket. For an observer that follows none.
     ///
     /// # Errors
     /// The kernel's refusal.
@@ -214,7 +238,7 @@ impl Observer {
         // A pass that takes more than one read misses sockets, since those it has had are let go behind it.
         while !missing.is_empty() {
             let before = missing.len();
-            for record in self.read()? {
+            for record in self.pass()?.0 {
                 let place = (record.id ^ ONCE) as usize;
                 if missing.remove(&place) {
                     found[place] = Some(record);

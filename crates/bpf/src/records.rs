@@ -5,11 +5,17 @@ use std::io::{self, Read};
 use zerocopy::FromBytes;
 
 /// Bytes read at a time: what the kernel gives at most.
-const CHUNK: usize = 32 << 10;
+pub(crate) const CHUNK: usize = 32 << 10;
 
 /// All of them.
-pub(crate) fn read_all<T: FromBytes>(mut iter: impl Read) -> io::Result<Vec<T>> {
+pub(crate) fn read_all<T: FromBytes>(iter: impl Read) -> io::Result<Vec<T>> {
+    read_counted(iter).map(|(records, _)| records)
+}
+
+/// All of them, and how many bytes came at once at most.
+pub(crate) fn read_counted<T: FromBytes>(mut iter: impl Read) -> io::Result<(Vec<T>, usize)> {
     let mut bytes = Vec::new();
+    let mut longest = 0;
     loop {
         let end = bytes.len();
         bytes.resize(end + CHUNK, 0);
@@ -21,12 +27,12 @@ pub(crate) fn read_all<T: FromBytes>(mut iter: impl Read) -> io::Result<Vec<T>> 
             outcome => outcome?,
         };
         bytes.truncate(end + count);
+        longest = longest.max(count);
         if count == 0 {
             break;
         }
     }
     let records = bytes.chunks_exact(size_of::<T>());
-    Ok(records
-        .filter_map(|record| T::read_from_bytes(record).ok())
-        .collect())
+    let records = records.filter_map(|record| T::read_from_bytes(record).ok());
+    Ok((records.collect(), longest))
 }

@@ -1,14 +1,15 @@
 //! The state that is seen of followed connections is what repair mode takes of them, field by field. Needs root.
 #![allow(missing_docs)]
 
+use std::collections::BTreeMap;
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
-use holdfast_node::dataplane::{Followed, Look};
+use holdfast_node::dataplane::{Followed, Sight};
 use holdfast_sys::sockopt::set_int;
-use holdfast_sys::tcp_repair::{TcpDynamic, extract, read_static, resume};
+use holdfast_sys::tcp_repair::{TcpDynamic, extract, read_static, resume, unread};
 use libc::{IPPROTO_TCP, SOL_SOCKET};
 
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -28,24 +29,55 @@ fn exchange(from: &mut TcpStream, to: &mut TcpStream, length: usize) {
     to.read_exact(&mut vec![0; length]).expect("read");
 }
 
-/// Looks until the states of these connections are seen: acknowledgements may be on their way.
-fn look_for(followed: &mut Followed, ids: &[u32]) -> Look {
-    let since = Instant::now();
-    loop {
-        let look = followed.look().expect("a look");
-        if ids.iter().all(|id| look.states.contains_key(id)) {
-            return look;
+/// Connections with what was seen of each last.
+struct Watch {
+    followed: Followed,
+    sights: BTreeMap<u32, Sight>,
+}
+
+impl Watch {
+    fn new() -> Self {
+        Self {
+            followed: Followed::new().expect("this kernel takes it"),
+            sights: BTreeMap::new(),
         }
-        assert!(since.elapsed() < PATIENCE, "never seen: {look:?}");
-        std::thread::sleep(Duration::from_millis(1));
+    }
+
+    fn look(&mut self) {
+        let look = self.followed.look(true).expect("a look");
+        self.sights.extend(look.changed);
+    }
+
+    fn whole(&self, id: u32) -> Option<&TcpDynamic> {
+        match self.sights.get(&id) {
+            Some(Sight::Whole(state)) => Some(state),
+            _ => None,
+        }
+    }
+
+    /// Looks until that is so: acknowledgements may be on their way.
+    fn look_until(&mut self, is_so: impl Fn(&Self) -> bool) {
+        let since = Instant::now();
+        loop {
+            self.look();
+            if is_so(self) {
+                return;
+            }
+            assert!(since.elapsed() < PATIENCE, "not yet: {:?}", self.sights);
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    fn look_for(&mut self, ids: &[u32]) {
+        self.look_until(|watch| ids.iter().all(|id| watch.whole(*id).is_some()));
     }
 }
 
 fn compare(address: &str) {
     let mut pairs = pairs(address, 40);
-    let mut followed = Followed::new().expect("this kernel takes it");
+    let mut watch = Watch::new();
     for (id, (server, _)) in (0..).zip(&pairs) {
-        followed.follow(id, server.as_fd()).expect("followed");
+        watch.followed.follow(id, server.as_fd()).expect("followed");
     }
     for (at, (server, client)) in pairs.iter_mut().enumerate() {
         exchange(client, server, 1 + at * 10);
@@ -57,8 +89,8 @@ fn compare(address: &str) {
         let fixed = read_static(server.as_fd()).expect("static state");
         // A delayed acknowledgement may come between the two.
         loop {
-            let look = look_for(&mut followed, &ids);
-            let seen = look.states[&id].clone();
+            watch.look_for(&ids);
+            let seen = watch.whole(id).expect("seen").clone();
             let taken = extract(server.as_fd(), &fixed).expect("dynamic state");
             resume(server.as_fd(), &fixed).expect("resumed");
             let elapsed = taken.timestamp.wrapping_sub(seen.timestamp);
@@ -85,32 +117,100 @@ fn what_is_seen_is_what_repair_mode_takes() {
 #[test]
 fn what_has_to_be_asked_is_not_seen() {
     let mut pairs = pairs("127.0.0.1:0", 5);
-    let mut followed = Followed::new().expect("this kernel takes it");
+    let mut watch = Watch::new();
     for (id, (server, client)) in (0..).zip(&mut pairs) {
         // An answer or two make the kernel delay acknowledgements, which is no change of an option.
-        followed.follow(id, server.as_fd()).expect("followed");
+        watch.followed.follow(id, server.as_fd()).expect("followed");
         if id == 4 {
-            look_for(&mut followed, &[4]);
+            watch.look_for(&[4]);
             exchange(client, server, 100);
             exchange(server, client, 100);
         }
     }
-    look_for(&mut followed, &[0, 1, 2, 3, 4]);
+    watch.look_for(&[0, 1, 2, 3, 4]);
     pairs[0].1.write_all(b"unread").expect("write");
     set_int(pairs[1].0.as_fd(), IPPROTO_TCP, libc::TCP_NODELAY, 1).expect("setsockopt");
     let urgent = rustix::net::SendFlags::OOB;
     rustix::net::send(&pairs[2].1, b"!", urgent).expect("send");
     set_int(pairs[3].0.as_fd(), SOL_SOCKET, libc::SO_KEEPALIVE, 1).expect("setsockopt");
+    watch.look_until(|watch| {
+        let little = |id| matches!(watch.sights[id], Sight::Little);
+        [1, 2, 3].iter().all(little)
+            && matches!(watch.sights[&0], Sight::Unread(_, 6))
+            && watch.whole(4).is_some()
+    });
+    watch.sights.clear();
+    watch.look();
+    assert!(watch.sights.is_empty(), "nothing has changed");
+    drop(pairs);
+    watch.look();
+    assert!(watch.sights.is_empty(), "they are closed");
+}
+
+#[test]
+fn what_was_not_read_is_there_to_be_read() {
+    let mut pairs = pairs("127.0.0.1:0", 1);
+    let (server, client) = &mut pairs[0];
+    let mut watch = Watch::new();
+    watch.followed.follow(0, server.as_fd()).expect("followed");
+    watch.look_for(&[0]);
+    client.write_all(b"unread").expect("write");
+    watch.look_until(|watch| matches!(watch.sights[&0], Sight::Unread(_, 6)));
+    assert_eq!(unread(server.as_fd(), 6).as_deref(), Some(&b"unread"[..]));
+    assert_eq!(unread(server.as_fd(), 5), None, "there is more");
+    assert_eq!(unread(server.as_fd(), 7), None, "there is less");
+    let fixed = read_static(server.as_fd()).expect("static state");
     let since = Instant::now();
+    // A delayed acknowledgement may come between the two.
     loop {
-        let look = followed.look().expect("a look");
-        let seen: Vec<u32> = look.states.keys().copied().collect();
-        if seen == [4] {
+        watch.look();
+        let Some(Sight::Unread(seen, _)) = watch.sights.get(&0) else {
+            panic!("it is not seen any more: {:?}", watch.sights);
+        };
+        let taken = extract(server.as_fd(), &fixed).expect("dynamic state");
+        resume(server.as_fd(), &fixed).expect("resumed");
+        let with_bytes = TcpDynamic {
+            timestamp: taken.timestamp,
+            unread: b"unread".to_vec(),
+            ..seen.clone()
+        };
+        if with_bytes == taken {
             break;
         }
-        assert!(since.elapsed() < PATIENCE, "seen: {seen:?}");
-        std::thread::sleep(Duration::from_millis(1));
+        assert!(
+            since.elapsed() < PATIENCE,
+            "{with_bytes:?} is not {taken:?}"
+        );
     }
-    drop(pairs);
-    assert!(followed.look().expect("a look").states.is_empty());
+    let mut bytes = [0; 6];
+    server.read_exact(&mut bytes).expect("read");
+    assert_eq!(&bytes, b"unread");
+    watch.look_for(&[0]);
+}
+
+/// Another connection under the same number: what is told of the old one is not taken for it.
+#[test]
+fn a_number_stands_for_who_got_it_last() {
+    let mut pairs = pairs("127.0.0.1:0", 2);
+    let mut watch = Watch::new();
+    for (server, _) in &pairs {
+        watch.followed.follow(0, server.as_fd()).expect("followed");
+    }
+    watch.look_for(&[0]);
+    let rcv_nxt = watch.whole(0).expect("seen").rcv_nxt;
+    let (server, client) = &mut pairs[0];
+    exchange(client, server, 100);
+    watch.sights.clear();
+    watch.look();
+    assert!(watch.sights.is_empty(), "the old one is followed no more");
+    let (server, client) = &mut pairs[1];
+    exchange(client, server, 100);
+    watch.look_until(|watch| watch.whole(0).is_some());
+    let now = watch.whole(0).expect("seen").rcv_nxt;
+    assert_eq!(now.wrapping_sub(rcv_nxt), 100);
+    watch.followed.forget(0);
+    exchange(client, server, 100);
+    watch.sights.clear();
+    watch.look();
+    assert!(watch.sights.is_empty(), "it is forgotten");
 }

@@ -1,10 +1,10 @@
 //! TCP connections that are followed while their programs use them.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 use std::os::fd::BorrowedFd;
 
 use holdfast_bpf::Error;
-use holdfast_bpf::observe::{MARKS_BYTES, MARKS_QUICK_ACK, Observed, Observer, flags};
+use holdfast_bpf::observe::{MARKS_BYTES, Observed, Observer, flags};
 use holdfast_sys::tcp_info::TcpState;
 use holdfast_sys::tcp_repair::{Congestion, TcpDynamic, Window};
 
@@ -13,22 +13,42 @@ use super::{Sockets, monotonic_ns};
 /// The kernel's "no threshold yet".
 const NO_THRESHOLD: u32 = 0x7fff_ffff;
 
+/// So often a look that must miss nothing is begun again.
+const PASSES_MAX: usize = 8;
+
 /// Connections by numbers of the caller's, until they are closed.
 pub struct Followed {
     observer: Observer,
     namespace: u32,
+    sockets: HashMap<u32, Socket>,
+    next: u32,
+}
+
+/// Who is followed under a number: others had it before, of which the kernel may tell still.
+struct Socket {
+    which: u32,
     /// What options are kept in, as the first look found it.
-    marks: HashMap<u64, [u8; MARKS_BYTES]>,
+    marks: Option<[u8; MARKS_BYTES]>,
 }
 
 /// What one look has seen.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Look {
     /// When, by the clock of this host that does not jump.
     pub at_us: u64,
-    /// States of connections with empty queues and nothing out of the ordinary, whose options are as they were at the first
-    /// look. The others have to be asked.
-    pub states: BTreeMap<u32, TcpDynamic>,
+    /// Connections that are otherwise than they were seen last, in the order in which they were met.
+    pub changed: Vec<(u32, Sight)>,
+}
+
+/// What is seen of a connection.
+#[derive(Debug)]
+pub enum Sight {
+    /// Its state: its queues are empty, there is nothing out of the ordinary, and its options are as they were at the first look.
+    Whole(TcpDynamic),
+    /// The same but for so many bytes that its program has not read.
+    Unread(TcpDynamic, u32),
+    /// Too little: it has to be asked.
+    Little,
 }
 
 impl Followed {
@@ -40,7 +60,8 @@ impl Followed {
         Ok(Self {
             observer: Observer::load()?,
             namespace: Sockets::namespace_inode(),
-            marks: HashMap::new(),
+            sockets: HashMap::new(),
+            next: 0,
         })
     }
 
@@ -49,40 +70,66 @@ impl Followed {
     /// # Errors
     /// The kernel's refusal.
     pub fn follow(&mut self, id: u32, socket: BorrowedFd<'_>) -> Result<(), Error> {
-        self.marks.remove(&u64::from(id));
-        self.observer.follow(socket, u64::from(id))
+        let which = self.next;
+        self.next = self.next.wrapping_add(1) & (u32::MAX >> 1);
+        let marks = None;
+        self.sockets.insert(id, Socket { which, marks });
+        self.observer
+            .follow(socket, u64::from(which) << 32 | u64::from(id))
     }
 
-    /// Looks at all of them.
+    /// Nothing more is said of it.
+    pub fn forget(&mut self, id: u32) {
+        self.sockets.remove(&id);
+    }
+
+    /// Looks at all of them. Where sockets are closed meanwhile, changes of others may wait for the next look, unless they are all
+    /// wanted.
     ///
     /// # Errors
-    /// The kernel's refusal.
-    pub fn look(&mut self) -> Result<Look, Error> {
+    /// The kernel's refusal, or no end of changes: some are lost then.
+    pub fn look(&mut self, all: bool) -> Result<Look, Error> {
         let at_us = monotonic_ns() / 1000;
-        let seen = self.observer.read()?;
-        let mut states = BTreeMap::new();
-        for socket in &seen {
-            let mut now = socket.marks;
-            now[MARKS_QUICK_ACK] = 0;
-            let marks = self.marks.entry(socket.id).or_insert(now);
-            if *marks == now
-                && socket.namespace == self.namespace
-                && let Ok(id) = u32::try_from(socket.id)
-                && let Some(state) = state(socket)
-            {
-                states.insert(id, state);
+        let mut changed = Vec::new();
+        for _ in 0..PASSES_MAX {
+            let changes = self.observer.changes()?;
+            changed.extend(changes.sockets.iter().filter_map(|seen| self.sight(seen)));
+            if changes.complete || !all {
+                return Ok(Look { at_us, changed });
             }
         }
-        Ok(Look { at_us, states })
+        Err(Error::Map {
+            name: "observed_sockets",
+            reason: format!("sockets still changed at look {PASSES_MAX}"),
+        })
+    }
+
+    /// What is seen of a socket that is followed still.
+    fn sight(&mut self, seen: &Observed) -> Option<(u32, Sight)> {
+        let (which, id) = ((seen.id >> 32) as u32, seen.id as u32);
+        let socket = self.sockets.get_mut(&id)?;
+        if socket.which != which {
+            return None;
+        }
+        let as_before = *socket.marks.get_or_insert(seen.marks) == seen.marks;
+        let here = seen.namespace == self.namespace;
+        let state = state(seen).filter(|_| as_before && here);
+        let sight = match (state, seen.rcv_nxt.wrapping_sub(seen.copied_seq)) {
+            (Some(state), 0) => Sight::Whole(state),
+            (Some(state), unread) => Sight::Unread(state, unread),
+            (None, _) => Sight::Little,
+        };
+        Some((id, sight))
     }
 }
 
-/// The state of an established connection with empty queues; for others it takes more than can be seen.
+/// The state of an established connection to which nothing is to be sent, but for what it has not read; of others it takes more than
+/// can be seen.
 fn state(socket: &Observed) -> Option<TcpDynamic> {
     let state = TcpState::from_kernel(socket.state)?;
     let plain = socket.flags & flags::PLAIN != 0 && socket.flags & flags::RECEIVE_SHUT == 0;
-    let drained = socket.write_seq == socket.snd_una && socket.rcv_nxt == socket.copied_seq;
-    if state != TcpState::Established || !plain || !drained {
+    let nothing_to_send = socket.write_seq == socket.snd_una;
+    if state != TcpState::Established || !plain || !nothing_to_send {
         return None;
     }
     let timestamps = socket.flags & flags::TIMESTAMPS != 0;

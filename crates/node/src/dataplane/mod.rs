@@ -13,7 +13,7 @@ mod placement;
 
 pub use convert::{flow_of, key_of, record_from_map, record_to_map};
 pub use descriptors::Descriptors;
-pub use followed::{Followed, Look};
+pub use followed::{Followed, Look, Sight};
 pub use group::NodePath;
 pub use hold::{Hold, HoldError};
 pub use observe::Sockets;

@@ -1,12 +1,12 @@
 //! The holder's part: the steering table as the store of ownership.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 
 use holdfast_bpf::Dataplane as Programs;
 use holdfast_bpf::shared::{FlowKey, Record as MapRecord};
 use holdfast_proto::handoff::{Completion, Results, Token};
 use holdfast_proto::ownership::{Floors, apply};
-use holdfast_wire::{Change, ChangeKind, Epoch, Flow, NodeId, Record, Refusal};
+use holdfast_wire::{Change, ChangeKind, Epoch, Flow, NodeId, Record, RecordState, Refusal};
 
 use super::Engine;
 use crate::dataplane::{flow_of, key_of, record_from_map, record_to_map};
@@ -14,6 +14,8 @@ use crate::dataplane::{flow_of, key_of, record_from_map, record_to_map};
 /// Looks records up and changes them. One daemon writes the table, so look-up and store are one step.
 pub struct Holder {
     floors: Floors,
+    /// Records of flows in transit, as the table has them: who commits or rolls back waits, and looking up one by one takes long.
+    transits: HashMap<Flow, Record>,
 }
 
 impl Holder {
@@ -30,6 +32,7 @@ impl Holder {
             .max(seconds_since_2020);
         Self {
             floors: Floors::new(least),
+            transits: HashMap::new(),
         }
     }
 
@@ -67,9 +70,10 @@ impl Holder {
         for change in changes {
             // One question may name a flow twice.
             if unstored.has(&change.flow) {
-                unstored.store(programs, &mut results);
+                self.store(programs, &mut unstored, &mut results);
             }
-            let current = Self::lookup(programs, &change.flow);
+            let in_transit = self.transits.get(&change.flow).copied();
+            let current = in_transit.or_else(|| Self::lookup(programs, &change.flow));
             let mut result = self.decide(current, asker, change);
             match result {
                 Ok(Some(record)) => unstored.put(results.len(), change.flow, record, current),
@@ -78,8 +82,22 @@ impl Holder {
             }
             results.push(result);
         }
-        unstored.store(programs, &mut results);
+        self.store(programs, &mut unstored, &mut results);
         results
+    }
+
+    fn store(
+        &mut self,
+        programs: &Programs,
+        unstored: &mut Unstored,
+        results: &mut [Result<Option<Record>, Refusal>],
+    ) {
+        for (flow, record) in unstored.store(programs, results) {
+            match record.state {
+                RecordState::Transit { .. } => drop(self.transits.insert(flow, record)),
+                RecordState::Owned { .. } => drop(self.transits.remove(&flow)),
+            }
+        }
     }
 
     fn decide(
@@ -105,6 +123,7 @@ impl Holder {
             tracing::error!(%flow, %error, "a record stays in the steering table");
             return Err(Refusal { current });
         }
+        self.transits.remove(flow);
         if let Some(old) = current {
             self.floors.removed(flow, old.epoch);
         }
@@ -116,10 +135,15 @@ impl Holder {
 #[derive(Default)]
 struct Unstored {
     flows: HashSet<Flow>,
-    keys: Vec<FlowKey>,
-    records: Vec<MapRecord>,
-    /// The place of each result, and what to refuse with.
-    places: Vec<(usize, Option<Record>)>,
+    decided: Vec<Decided>,
+}
+
+struct Decided {
+    flow: Flow,
+    record: Record,
+    /// The place of the result, and what to refuse with.
+    place: usize,
+    current: Option<Record>,
 }
 
 impl Unstored {
@@ -129,29 +153,43 @@ impl Unstored {
 
     fn put(&mut self, place: usize, flow: Flow, record: Record, current: Option<Record>) {
         self.flows.insert(flow);
-        self.keys.push(key_of(&flow));
-        self.records.push(record_to_map(&record));
-        self.places.push((place, current));
+        self.decided.push(Decided {
+            flow,
+            record,
+            place,
+            current,
+        });
     }
 
-    /// Stores them; those that the table does not take are refused.
-    fn store(&mut self, programs: &Programs, results: &mut [Result<Option<Record>, Refusal>]) {
-        let Self {
-            keys,
-            records,
-            places,
-            ..
-        } = std::mem::take(self);
+    /// Stores them, and gives what is stored; those that the table does not take are refused.
+    fn store(
+        &mut self,
+        programs: &Programs,
+        results: &mut [Result<Option<Record>, Refusal>],
+    ) -> Vec<(Flow, Record)> {
+        let Self { decided, .. } = std::mem::take(self);
+        let keys: Vec<FlowKey> = decided.iter().map(|one| key_of(&one.flow)).collect();
+        let records: Vec<MapRecord> = (decided.iter())
+            .map(|one| record_to_map(&one.record))
+            .collect();
+        let stored = |one: &Decided| (one.flow, one.record);
         if programs.steering.set_many(&keys, &records).is_ok() {
-            return;
+            return decided.iter().map(stored).collect();
         }
         // Some are in: which, is seen one by one.
-        for ((key, record), (place, current)) in keys.iter().zip(&records).zip(places) {
-            if let Err(error) = programs.steering.set(key, record) {
-                tracing::error!(%error, "the steering table does not take a record");
-                results[place] = Err(Refusal { current });
+        let mut taken = Vec::new();
+        for (one, (key, record)) in decided.iter().zip(keys.iter().zip(&records)) {
+            match programs.steering.set(key, record) {
+                Ok(()) => taken.push(stored(one)),
+                Err(error) => {
+                    tracing::error!(%error, "the steering table does not take a record");
+                    results[one.place] = Err(Refusal {
+                        current: one.current,
+                    });
+                }
             }
         }
+        taken
     }
 }
 

@@ -1,7 +1,7 @@
 //! The sockets of a process on its way from here, in the three ways of paper 002 section V-B: what of them is followed while
 //! the program uses them, and what is sent when it stands still.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, Sender};
@@ -12,13 +12,13 @@ use holdfast_sys::process::error::Error;
 use holdfast_sys::process::files::Copier;
 use holdfast_sys::process::files::image::FileId;
 use holdfast_sys::process::image::Descriptors as Found;
-use holdfast_sys::process::sockets::{SocketState, SocketStatic, Told};
-use holdfast_sys::tcp_repair::TcpDynamic;
+use holdfast_sys::process::sockets::{SocketState, SocketStatic};
 use holdfast_wire::migration::SocketStrategy;
 use serde::{Deserialize, Serialize};
 
 use super::pieces::{Kind, Outgoing};
-use crate::dataplane::{Descriptors, Followed, Look, monotonic_ns};
+use super::sights::Sights;
+use crate::dataplane::{Descriptors, monotonic_ns};
 
 /// Threads that read the state of sockets.
 const EXTRACTORS: usize = 1;
@@ -51,23 +51,15 @@ pub(super) struct Connections {
     ways: Ways,
     descriptors: Arc<Descriptors>,
     /// None where the kernel does not take it, and for the ways that do not look.
-    followed: Option<Followed>,
+    sights: Option<Sights>,
     copier: Copier,
-    /// Followed since before their options were read last, so that no change of these is missed.
-    sure: BTreeSet<FileId>,
-    /// Followed since then.
-    young: BTreeSet<FileId>,
-    told: Told,
-    /// What the last look saw of connections that stand still.
-    last: BTreeMap<FileId, TcpDynamic>,
-    last_us: u64,
 }
 
 impl Connections {
     /// None is followed yet.
     pub(super) fn new(ways: Ways) -> Connections {
-        let followed = match ways.sockets {
-            SocketStrategy::Incremental if !ways.copy => Followed::new()
+        let sights = match ways.sockets {
+            SocketStrategy::Incremental if !ways.copy => Sights::new()
                 .inspect_err(|error| {
                     tracing::warn!(%error, "connections cannot be followed: freezes take longer");
                 })
@@ -77,13 +69,8 @@ impl Connections {
         Connections {
             ways,
             descriptors: Arc::new(Descriptors::new()),
-            followed,
+            sights,
             copier: Copier::default(),
-            sure: BTreeSet::new(),
-            young: BTreeSet::new(),
-            told: Told::default(),
-            last: BTreeMap::new(),
-            last_us: 0,
         }
     }
 
@@ -99,7 +86,7 @@ impl Connections {
 
     /// Options are about to be read again.
     pub(super) fn options_are_read(&mut self) {
-        self.sure.append(&mut self.young);
+        self.sights.iter_mut().for_each(Sights::options_are_read);
     }
 
     /// Follows what a round found, and gives what the acceptor does not know yet.
@@ -109,7 +96,7 @@ impl Connections {
         found: &Found,
     ) -> Result<Option<States>, holdfast_bpf::Error> {
         self.forget(found);
-        let Some(followed) = &mut self.followed else {
+        let Some(sights) = &mut self.sights else {
             return Ok(None);
         };
         let fresh = tracker.sockets().filter(|(id, _, fixed)| {
@@ -118,44 +105,38 @@ impl Connections {
         for (id, place, _) in fresh {
             // What was closed meanwhile is gone with the next round.
             if let Ok(copy) = self.copier.copy(place) {
-                followed.follow(id, copy.as_fd())?;
-                self.young.insert(id);
+                sights.follow(id, copy.as_fd())?;
             }
         }
-        let mut look = followed.look()?;
-        if self.ways.late {
-            return Ok(None);
-        }
-        let known = |id: &FileId| self.sure.contains(id) || self.young.contains(id);
-        look.states.retain(|id, _| known(id));
-        Ok(self.untold(look))
+        sights.look(false)?;
+        Ok(match self.ways.late {
+            true => None,
+            false => untold(sights, true),
+        })
     }
 
     /// What the acceptor does not know of connections that were followed before: packets of them come no more, so that what is
     /// seen now is all but what they will be when their program stands still.
     pub(super) fn catch_up(&mut self) -> Option<States> {
-        let look = self.look_at_sure()?;
-        self.untold(look)
+        self.look_again(false);
+        untold(self.sights.as_mut()?, false)
     }
 
-    /// Those whose options are known are seen; none where that cannot be.
-    fn look_at_sure(&mut self) -> Option<Look> {
-        let mut look = self.followed.as_mut()?.look().ok()?;
-        look.states.retain(|id, _| self.sure.contains(id));
-        Some(look)
-    }
-
-    /// What the acceptor does not know of what was seen, if there is anything.
-    fn untold(&mut self, look: Look) -> Option<States> {
-        let (at_us, states) = (look.at_us, self.told.changes(look.states));
-        (!states.is_empty()).then_some(States { at_us, states })
+    /// Where that cannot be, connections have to be asked, all of them.
+    fn look_again(&mut self, last: bool) {
+        let looked = self.sights.as_mut().map(|sights| sights.look(last));
+        if let Some(Err(error)) = looked {
+            tracing::warn!(%error, "connections are not seen any more: the freeze takes longer");
+            self.sights = None;
+        }
     }
 
     /// Starts the thread that reads descriptors in a freeze, in the network namespace of the caller.
     pub(super) fn reader(&self) -> Result<Reader, String> {
         let descriptors = Arc::clone(&self.descriptors);
         // Connections whose state will be seen, as far as can be told before.
-        let expected = self.sure.clone();
+        let expected = self.sights.as_ref().map(Sights::expected);
+        let expected = expected.cloned().unwrap_or_default();
         Reader::start(self.ways.hurries, move |describer| {
             let Some(listings) = descriptors.list(describer.pids()) else {
                 return Ok(None);
@@ -166,12 +147,7 @@ impl Connections {
 
     /// Sees connections of a tree that stands still, when nothing comes to them any more.
     pub(super) fn see(&mut self) {
-        let nothing = || Look {
-            at_us: monotonic_ns() / 1000,
-            ..Look::default()
-        };
-        let look = self.look_at_sure().unwrap_or_else(nothing);
-        (self.last_us, self.last) = (look.at_us, look.states);
+        self.look_again(true);
     }
 
     /// What changed of the descriptors of a tree that stands still, and of its connections, which were seen.
@@ -182,11 +158,18 @@ impl Connections {
     ) -> Result<Found, Error> {
         let found = match described {
             Some(described) => {
-                let seen = self.last.keys().copied().collect();
-                stopped.described(described, &seen)?
+                let seen = self.sights.as_ref().map(|sights| {
+                    let unseen = sights.unseen();
+                    let expected = sights.expected().iter();
+                    expected
+                        .filter(|id| !unseen.contains(id))
+                        .copied()
+                        .collect()
+                });
+                stopped.described(described, &seen.unwrap_or_default())?
             }
             None => {
-                self.last.clear();
+                self.sights = None;
                 stopped.descriptors()?
             }
         };
@@ -200,8 +183,12 @@ impl Connections {
         stopped: &mut StoppedTree,
         outgoing: &mut Outgoing,
     ) -> Result<(), String> {
-        let at_us = self.last_us;
-        let mut states = self.told.changes(std::mem::take(&mut self.last));
+        let text = |error: Error| error.to_string();
+        let at_us = match &self.sights {
+            Some(sights) => sights.at_us(),
+            None => monotonic_ns() / 1000,
+        };
+        let mut states = BTreeMap::new();
         if self.ways.copy {
             let state =
                 |(id, _, socket): (_, _, &SocketStatic)| Some((id, socket.state_of_a_copy()?));
@@ -209,14 +196,18 @@ impl Connections {
         } else if self.ways.sockets == SocketStrategy::Iterative {
             let ids: Vec<FileId> = stopped.sockets().map(|(id, ..)| id).collect();
             for id in ids {
-                let states = stopped.extract_one(id).map_err(|error| error.to_string())?;
+                let states = stopped.extract_one(id).map_err(text)?;
                 outgoing.send(Kind::Sockets, encode(&States { at_us, states })?)?;
                 outgoing.taken()?;
             }
         } else {
+            states = self
+                .sights
+                .as_mut()
+                .map_or(states, |sights| seen(sights, stopped));
             let seen = states.len();
-            let extracted = stopped.extract(EXTRACTORS);
-            states.extend(extracted.map_err(|error| error.to_string())?);
+            let others = stopped.extract(EXTRACTORS, |id| states.contains_key(&id));
+            states.extend(others.map_err(text)?);
             tracing::debug!(seen, extracted = states.len() - seen, "states of sockets");
         }
         outgoing.send(Kind::LastSockets, encode(&States { at_us, states })?)
@@ -224,19 +215,31 @@ impl Connections {
 
     /// What is gone, or another than before, is not known any more.
     fn forget(&mut self, found: &Found) {
-        let ids: BTreeSet<FileId> = found
-            .gone
-            .iter()
-            .chain(found.sockets.keys())
-            .copied()
-            .collect();
-        self.told.forget(&ids);
-        for id in &ids {
-            self.sure.remove(id);
-            self.young.remove(id);
-            self.last.remove(id);
+        let ids = found.gone.iter().chain(found.sockets.keys());
+        let ids = ids.copied().collect();
+        self.sights
+            .iter_mut()
+            .for_each(|sights| sights.forget(&ids));
+    }
+}
+
+/// What the acceptor does not know, if there is anything: of `all` connections, or of those whose options are known.
+fn untold(sights: &mut Sights, all: bool) -> Option<States> {
+    let states = sights.tell(all);
+    let at_us = sights.at_us();
+    (!states.is_empty()).then_some(States { at_us, states })
+}
+
+/// The states of connections that were seen when they stood still, with what was not read; the acceptor knows others.
+fn seen(sights: &mut Sights, stopped: &StoppedTree) -> BTreeMap<FileId, SocketState> {
+    let mut states = sights.tell(false);
+    for (id, mut state, length) in sights.unread() {
+        if let Some(unread) = stopped.unread(id, length) {
+            state.unread = unread;
+            states.insert(id, SocketState::Connection(Box::new(state)));
         }
     }
+    states
 }
 
 /// What came of reading; none where descriptors cannot be listed many at once.

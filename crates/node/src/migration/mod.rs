@@ -24,6 +24,7 @@ mod places;
 mod policy;
 mod records;
 mod residents;
+mod sights;
 mod state;
 mod steps;
 mod told;

@@ -54,13 +54,8 @@ impl RestoredSocket {
         if !fixed.timestamps {
             return Ok(());
         }
-        let ticks = match state.timestamp & 1 {
-            1 => elapsed_us,
-            _ => elapsed_us / 1000,
-        };
-        // Even, so that the lowest bit stays the unit; and rounded up, as in `restore`.
-        let ticks = (ticks as u32).wrapping_add(3) & !1;
-        let clock = state.timestamp.wrapping_add(ticks) as i32;
+        // Two more, as in `restore`.
+        let clock = state.clock_after(elapsed_us).wrapping_add(2) as i32;
         set_int(self.fd.as_fd(), IPPROTO_TCP, libc::TCP_TIMESTAMP, clock).at("TCP_TIMESTAMP")
     }
 }

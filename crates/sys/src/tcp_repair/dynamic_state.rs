@@ -131,6 +131,21 @@ impl TcpDynamic {
             .wrapping_sub(u32::from(self.state.received_fin()))
     }
 
+    /// Moves the clock ahead, in its unit; the low bit stays.
+    pub fn advance(&mut self, elapsed_us: u64) {
+        self.timestamp = self.clock_after(elapsed_us);
+    }
+
+    /// The clock so long after it was read, rounded up to an even number of its ticks.
+    pub(super) fn clock_after(&self, elapsed_us: u64) -> u32 {
+        let ticks = match self.timestamp & 1 {
+            1 => elapsed_us,
+            _ => elapsed_us / 1000,
+        };
+        self.timestamp
+            .wrapping_add((ticks as u32).wrapping_add(1) & !1)
+    }
+
     /// Whether an own FIN was sent (acknowledged or not).
     #[must_use]
     pub fn fin_sent(&self) -> bool {
@@ -239,6 +254,26 @@ fn take_send_queue(
     state.fin_unsent = fin == 1 && info.notsent_bytes > 0;
     state.unsent = info.notsent_bytes - u32::from(state.fin_unsent);
     peek(fd, queued - fin, &mut state.outgoing)
+}
+
+/// What was received and not read, if that is exactly `length` bytes; nothing is touched.
+#[must_use]
+pub fn unread(fd: BorrowedFd<'_>, length: u32) -> Option<Vec<u8>> {
+    // Room for more shows whether there is more.
+    let mut bytes = vec![0; length as usize + 1];
+    let flags = libc::MSG_PEEK | libc::MSG_DONTWAIT;
+    // SAFETY: `bytes` is writable for its length and outlives the call.
+    let outcome = unsafe {
+        libc::recv(
+            fd.as_raw_fd(),
+            bytes.as_mut_ptr().cast(),
+            bytes.len(),
+            flags,
+        )
+    };
+    let count = check_length(outcome).ok()?;
+    bytes.pop();
+    (count == bytes.len()).then_some(bytes)
 }
 
 /// Copies exactly `length` bytes of the selected queue.

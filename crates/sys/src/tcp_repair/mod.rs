@@ -39,7 +39,7 @@ mod unconnected;
 
 pub use bulk::{activate_all, each, extract_all, prepare_all, read_static_all, restore_all};
 pub use donor::{abandon, resume, shift_timestamp_clock, wake};
-pub use dynamic_state::{Congestion, TcpDynamic, Window, extract, extract_into};
+pub use dynamic_state::{Congestion, TcpDynamic, Window, extract, extract_into, unread};
 pub use ended::ended;
 pub use error::{RepairError, Unmovable};
 pub use inject::injection;

@@ -85,7 +85,7 @@ fn move_measured(root: i32, from: &Host, to: &Host) -> Steps {
         .time("donor: descriptors", || stopped.descriptors())
         .expect("looks");
     let states = steps
-        .time("donor: sockets", || stopped.extract(2))
+        .time("donor: sockets", || stopped.extract(2, |_| false))
         .expect("extracted");
     let frozen = steps
         .time("donor: state", || stopped.state())

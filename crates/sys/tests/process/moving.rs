@@ -299,7 +299,7 @@ pub fn stop(mut tracker: Tracker, last: Step) -> Result<Stopped, Error> {
     let look = |stopped: &mut StoppedTree| {
         let found = stopped.descriptors()?;
         let states = if last >= Step::Sockets {
-            stopped.extract(1)?
+            stopped.extract(1, |_| false)?
         } else {
             BTreeMap::new()
         };

@@ -58,10 +58,12 @@ impl Restoration {
             _ => return Err(Error::Image("descriptors out of order")),
         }
         self.stock_is_final = last;
-        self.fill_husks(last)
+        let stale = self.stock.as_mut().is_some_and(Stock::take_stale);
+        self.fill_husks(last, stale)
     }
 
-    fn fill_husks(&self, last: bool) -> Result<()> {
+    /// Gives husks what they lack; where the stock is not `stale`, only those that were born since.
+    fn fill_husks(&self, last: bool, stale: bool) -> Result<()> {
         let Some(stock) = &self.stock else {
             return Ok(());
         };
@@ -93,7 +95,9 @@ impl Restoration {
             for husk in &sharers {
                 self.check_terminal(stock, *number, husk.pid)?;
             }
-            first.fill(stock.places(*number))?;
+            if stale || !first.has(table.slots.len()) {
+                first.fill(stock.places(*number))?;
+            }
             if last {
                 complete(stock, *number, &sharers)?;
             }

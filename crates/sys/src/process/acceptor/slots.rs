@@ -31,6 +31,11 @@ impl Slots {
 }
 
 impl Husk {
+    /// Whether it has so many descriptors.
+    pub fn has(&self, count: usize) -> bool {
+        self.slots.borrow().0.len() == count
+    }
+
     /// Brings the descriptors to these; what is there already stays.
     pub fn fill(&self, places: Vec<Place>) -> Result<()> {
         let mut slots = self.slots.borrow_mut();

@@ -156,12 +156,23 @@ impl StoppedTree {
         self.sockets.iter()
     }
 
-    /// The state of all sockets, connections by `threads` threads. Nothing may reach them any more, nor leave them.
+    /// The state of all sockets but those that are known, connections by `threads` threads. Nothing may reach them any more, nor
+    /// leave them.
     ///
     /// # Errors
     /// [`Error::Socket`]; they go on as before.
-    pub fn extract(&mut self, threads: usize) -> Result<BTreeMap<FileId, SocketState>> {
-        Ok(self.sockets.extract(threads)?)
+    pub fn extract(
+        &mut self,
+        threads: usize,
+        is_known: impl Fn(FileId) -> bool,
+    ) -> Result<BTreeMap<FileId, SocketState>> {
+        Ok(self.sockets.extract(threads, is_known)?)
+    }
+
+    /// What of a connection was received and not read, if that is exactly so many bytes. The connection is not touched.
+    #[must_use]
+    pub fn unread(&self, id: FileId, length: u32) -> Option<Vec<u8>> {
+        self.sockets.unread(id, length)
     }
 
     /// [`StoppedTree::extract`] of one socket.

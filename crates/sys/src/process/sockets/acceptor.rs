@@ -1,5 +1,6 @@
 //! Sockets of a tree at the acceptor.
 
+use super::clock::Clock;
 use super::{SocketError, SocketState, SocketStatic};
 use crate::process::files::image::FileId;
 use crate::tcp_info::TcpState;
@@ -10,6 +11,7 @@ use crate::tcp_repair::{
 use crate::udp;
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::Instant;
 
 /// The sockets of a tree in the making, in the network namespace in which this was made. Dropped before
 /// [`Sockets::activate`], they vanish and nothing goes on the wire.
@@ -39,11 +41,11 @@ enum Phase {
     Ready(OwnedFd),
 }
 
-/// A connection's state, and when it was taken by the donor's clock, if it was taken while the connection was in use.
+/// A connection's state, and what its clock was set by, if it was taken while the connection was in use.
 #[derive(Debug)]
 struct Taken {
     state: Box<TcpDynamic>,
-    at_us: Option<u64>,
+    clock: Option<Clock>,
 }
 
 /// A connection's socket that gets a state.
@@ -142,7 +144,7 @@ impl Sockets {
         at_us: u64,
         threads: usize,
     ) -> Result<(), SocketError> {
-        let packets = self.give(states, Some(at_us), threads)?;
+        let packets = self.give(states, Some((at_us, Instant::now())), threads)?;
         if packets.is_empty() {
             Ok(())
         } else {
@@ -192,7 +194,7 @@ impl Sockets {
         threads: usize,
     ) -> Result<Vec<Vec<u8>>, SocketError> {
         let has_state = |made: &Made| match &made.phase {
-            Phase::Restored(_, taken) => taken.at_us.is_some(),
+            Phase::Restored(_, taken) => taken.clock.is_some(),
             _ => matches!(made.fixed, SocketStatic::Ended { .. }),
         };
         for (id, made) in &self.made {
@@ -205,15 +207,14 @@ impl Sockets {
         Ok(packets)
     }
 
-    /// The clocks of connections that were restored ahead.
+    /// The clocks of connections that were restored ahead, as far as they are late.
     fn keep_time(&self, now_us: u64) -> Result<(), SocketError> {
         for (id, made) in &self.made {
             if let (SocketStatic::Connection(fixed), Phase::Restored(socket, taken)) =
                 (&made.fixed, &made.phase)
-                && let Some(at_us) = taken.at_us
+                && let Some(lag_us) = taken.clock.and_then(|clock| clock.lag_us(now_us))
             {
-                let elapsed_us = now_us.saturating_sub(at_us);
-                let outcome = socket.keep_time(fixed, &taken.state, elapsed_us);
+                let outcome = socket.keep_time(fixed, &taken.state, lag_us);
                 outcome.map_err(|error| SocketError::from(error).of(*id))?;
             }
         }
@@ -223,7 +224,7 @@ impl Sockets {
     fn give(
         &mut self,
         states: BTreeMap<FileId, SocketState>,
-        at_us: Option<u64>,
+        seen: Option<(u64, Instant)>,
         threads: usize,
     ) -> Result<Vec<Vec<u8>>, SocketError> {
         let mut packets = Vec::new();
@@ -251,30 +252,32 @@ impl Sockets {
                 _ => return Err(SocketError::Unknown.of(id)),
             }
         }
-        self.connect(connections, at_us, threads, &mut packets)?;
+        self.connect(connections, seen, threads, &mut packets)?;
         Ok(packets)
     }
 
     fn connect(
         &mut self,
         connections: Vec<(FileId, Getter, Box<TcpStatic>, Box<TcpDynamic>)>,
-        at_us: Option<u64>,
+        seen: Option<(u64, Instant)>,
         threads: usize,
         packets: &mut Vec<Vec<u8>>,
     ) -> Result<(), SocketError> {
         let preparer = &self.preparer;
-        let restored = each(connections, threads, |(id, getter, fixed, state)| {
+        let restored = each(connections, threads, |(id, getter, fixed, mut state)| {
             let prepared = match getter {
                 Getter::Prepared(socket) => Ok(socket),
                 Getter::Again(socket) => socket.take_back(&fixed, preparer),
             };
+            let mut clock = seen.map(|(at_us, came)| Clock::lead(at_us, came, &mut state));
             let socket = prepared.and_then(|socket| restore(socket, &fixed, &state));
-            (id, socket, fixed, state)
+            clock.iter_mut().for_each(Clock::begin);
+            (id, socket, fixed, Taken { state, clock })
         });
-        for (id, socket, fixed, state) in restored {
+        for (id, socket, fixed, taken) in restored {
             let socket = socket.map_err(|error| SocketError::from(error).of(id))?;
-            packets.extend(injection(&fixed, &state));
-            let phase = Phase::Restored(socket, Box::new(Taken { state, at_us }));
+            packets.extend(injection(&fixed, &taken.state));
+            let phase = Phase::Restored(socket, Box::new(taken));
             let fixed = SocketStatic::Connection(fixed);
             self.made.insert(id, Made { fixed, phase });
         }

@@ -6,6 +6,7 @@ use crate::sockopt::get_int;
 use crate::tcp_info::{TcpInfo, TcpState};
 use crate::tcp_repair::{
     RepairError, StaticReader, TcpDynamic, TcpUnconnected, Unmovable, abandon, extract_all, resume,
+    unread,
 };
 use crate::udp::{self, Groups};
 use std::collections::{BTreeMap, BTreeSet};
@@ -96,17 +97,25 @@ impl Held {
         Ok(found)
     }
 
-    /// Takes the state of all sockets, connections by `threads` threads. Their packets must be held, ingress and egress
-    /// shut. What was taken stays where it is, too.
+    /// Takes the state of all sockets but those that are known, connections by `threads` threads. Their packets must be held, ingress
+    /// and egress shut. What was taken stays where it is, too.
     ///
     /// # Errors
     /// For any socket; all are given back then.
     pub fn extract(
         &mut self,
         threads: usize,
+        is_known: impl Fn(FileId) -> bool,
     ) -> Result<BTreeMap<FileId, SocketState>, SocketError> {
-        let all: Vec<FileId> = self.sockets.keys().copied().collect();
-        self.extract_some(&all, threads)
+        let others = self.sockets.keys().copied().filter(|id| !is_known(*id));
+        self.extract_some(&others.collect::<Vec<_>>(), threads)
+    }
+
+    /// What of a connection was received and not read, if that is exactly so many bytes. The connection is not touched.
+    #[must_use]
+    pub fn unread(&self, id: FileId, length: u32) -> Option<Vec<u8>> {
+        let (fd, _) = self.sockets.get(&id)?;
+        unread(fd.as_fd(), length)
     }
 
     /// [`Held::extract`] of one socket.

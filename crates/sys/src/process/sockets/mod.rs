@@ -15,6 +15,7 @@
 //! [`queued`](crate::tcp_repair::queued()).
 
 mod acceptor;
+mod clock;
 mod donor;
 mod error;
 pub(crate) mod left;

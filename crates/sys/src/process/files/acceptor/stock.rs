@@ -38,6 +38,8 @@ pub struct Stock {
     pub(super) versions: HashMap<FileId, u32>,
     homes: HashMap<FileId, u32>,
     pub(super) floor: u32,
+    /// Tables may have something else at a number than when [`Self::take_stale`] was asked last.
+    pub(super) stale: bool,
 }
 
 impl Stock {
@@ -62,6 +64,7 @@ impl Stock {
             files: BTreeMap::new(),
             versions: HashMap::new(),
             homes,
+            stale: true,
         };
         stock.make_room()?;
         let ids: BTreeSet<FileId> = stock.image.files.keys().copied().collect();
@@ -101,6 +104,11 @@ impl Stock {
         lift(fd, Self::callers_floor()?)
     }
 
+    /// Whether what [`Self::places`] gives may be otherwise than when this was asked last.
+    pub fn take_stale(&mut self) -> bool {
+        std::mem::take(&mut self.stale)
+    }
+
     /// What has been made so far.
     #[must_use]
     pub fn image(&self) -> &Image {
@@ -130,7 +138,9 @@ impl Stock {
             let fd = self.lift(fd)?;
             self.memory.insert(identity, fd);
         }
+        let sockets: Vec<FileId> = given.sockets.keys().copied().collect();
         self.keep_sockets(given.sockets)?;
+        self.set_modes(&sockets)?;
         // A terminal is opened when its master is there.
         let is_slave =
             |image: &Image, id: &FileId| matches!(image.files[id].kind, Kind::TerminalSlave { .. });
@@ -140,6 +150,17 @@ impl Stock {
                     let file = self.image.files[id].clone();
                     kinds::make(self, *id, &file)?;
                 }
+            }
+        }
+        Ok(())
+    }
+
+    /// Gives sockets that were made elsewhere the flags of the open files that they are; of signals nobody is told yet.
+    fn set_modes(&self, sockets: &[FileId]) -> Result<(), FilesError> {
+        for id in sockets {
+            if let (Some(fd), Some(file)) = (self.files.get(id), self.image.files.get(id)) {
+                let flags = file.flags & !(libc::O_ASYNC as u32);
+                raw::set_status(fd.as_fd(), flags).at("F_SETFL")?;
             }
         }
         Ok(())
@@ -176,6 +197,7 @@ impl Stock {
         fd: OwnedFd,
     ) -> Result<(), FilesError> {
         *self.versions.entry(id).or_default() += 1;
+        self.stale = true;
         // What it was is closed first: the number may be the same.
         self.files.remove(&id);
         let fd = match self.homes.get(&id) {

@@ -46,6 +46,7 @@ impl Stock {
 
     /// Makes what is new or has become something else, and gives the image before; `last` when the tree stands still.
     fn change(&mut self, changes: Changes, given: Given, last: bool) -> Result<Image, FilesError> {
+        self.stale |= changes.concern_tables();
         let mut after = self.image.apply(changes)?;
         std::mem::swap(&mut self.image, &mut after);
         let before = after;
@@ -162,9 +163,8 @@ fn set_flags(fd: &OwnedFd, file: &OpenFile, before: Option<&OpenFile>) -> Result
     }
     let path_only = file.flags & libc::O_PATH as u32 != 0;
     let is_async = file.flags & libc::O_ASYNC as u32 != 0;
-    let inet = matches!(file.kind, Kind::Inet { .. });
     let changed = before.is_none_or(|before| before.flags != file.flags);
-    if !path_only && (is_async || inet || changed) {
+    if !path_only && (is_async || changed) {
         raw::set_status(fd, file.flags).at("F_SETFL")?;
     }
     Ok(())

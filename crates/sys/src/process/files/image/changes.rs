@@ -121,6 +121,12 @@ impl Changes {
     pub fn decode(bytes: &[u8]) -> Result<Self, Malformed> {
         Ok(postcard::from_bytes(bytes)?)
     }
+
+    /// Whether any table has something else at a number, or other processes.
+    #[must_use]
+    pub fn concern_tables(&self) -> bool {
+        !self.tables.set.is_empty() || !self.tables.gone.is_empty()
+    }
 }
 
 impl<K: Ord, T> Part<K, T> {

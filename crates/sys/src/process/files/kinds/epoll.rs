@@ -92,6 +92,10 @@ pub fn finish(
 }
 
 fn bring(stock: &mut Stock, set: FileId, old: &[Watch], new: &[Watch]) -> Result<(), FilesError> {
+    // A set of which nothing changed has the same order, too.
+    if old == new {
+        return Ok(());
+    }
     let had: HashSet<Watch> = old.iter().copied().collect();
     // What has fired once is brought there in an otherwise empty set.
     let empty_first = new
