@@ -7,5 +7,6 @@
 #include "ingress.h"
 #include "egress.h"
 #include "sockets.h"
+#include "change.h"
 
 char _license[] SEC("license") = "Dual MIT/GPL";

@@ -185,7 +185,7 @@ static __always_inline int flush(struct config *config, struct flow_value *flow)
 	__u32 *held = bpf_map_lookup_elem(&holds, &slot);
 	if (held && *held)
 		return hold(config, flow);
-	flow->state = FLOW_OWNED;
+	turn(flow, FLOW_FLUSHING, FLOW_OWNED);
 	return NEXT;
 }
 

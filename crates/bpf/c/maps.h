@@ -118,6 +118,15 @@ struct {
 	__uint(max_entries, 1 << 22);
 } events SEC(".maps");
 
+/* What user space has changed: see change.h. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, CHANGES_MAX);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__type(key, __u32);
+	__type(value, struct change);
+} changes SEC(".maps");
+
 static __always_inline void count(__u32 which)
 {
 	__u64 *counter = bpf_map_lookup_elem(&counters, &which);
@@ -142,6 +151,31 @@ static __always_inline void emit(const struct flow_key *flow, __u32 epoch, __u8 
 	event->detail = detail;
 	event->pad[0] = event->pad[1] = 0;
 	bpf_ringbuf_submit(event, 0);
+}
+
+/* State, padding and peer are one word, that others change, too. */
+union flow_turn {
+	struct {
+		__u8 state;
+		__u8 pad;
+		__u16 peer;
+	};
+	__u32 word;
+};
+
+static __always_inline __u32 *turn_of(struct flow_value *flow)
+{
+	return (__u32 *)&flow->state;
+}
+
+/* Puts a flow into a state, if it is still in the other. */
+static __always_inline void turn(struct flow_value *flow, __u8 from, __u8 to)
+{
+	union flow_turn was = {.word = *(volatile __u32 *)turn_of(flow)}, now = was;
+	if (was.state != from)
+		return;
+	now.state = to;
+	__sync_val_compare_and_swap(turn_of(flow), was.word, now.word);
 }
 
 #endif

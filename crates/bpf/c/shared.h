@@ -56,6 +56,24 @@ struct record {
 	__u8 pad[3];
 };
 
+/* A flow or a record to be set, with many others. */
+struct change {
+	struct flow_key key;
+	union {
+		struct flow_value flow;
+		struct record record;
+	};
+};
+
+/* Changes that are carried out at once at most. */
+#define CHANGES_MAX 1024
+
+/* How many there are, and how many the map did not take. */
+struct change_order {
+	__u32 count;
+	__u32 failed;
+};
+
 struct service_key {
 	__u8 address[16];
 	__u16 port; /* network order */
@@ -202,6 +220,8 @@ struct congestion {
 _Static_assert(sizeof(struct flow_key) == 40, "flow_key");
 _Static_assert(sizeof(struct flow_value) == 16, "flow_value");
 _Static_assert(sizeof(struct record) == 12, "record");
+_Static_assert(sizeof(struct change) == 56, "change");
+_Static_assert(sizeof(struct change_order) == 8, "change_order");
 _Static_assert(sizeof(struct service_key) == 20, "service_key");
 _Static_assert(sizeof(struct service) == 8, "service");
 _Static_assert(sizeof(struct node) == 36, "node");

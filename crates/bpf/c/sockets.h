@@ -56,9 +56,10 @@ static __always_inline void closed(struct flow_key *flow, __u8 from)
 	if (!value)
 		return;
 	/* A socket that closes because its flow moved says nothing about the flow. */
-	if (value->state != FLOW_OWNED && value->state != FLOW_FLUSHING && value->state != FLOW_PREPARED)
+	__u8 state = value->state;
+	if (state != FLOW_OWNED && state != FLOW_FLUSHING && state != FLOW_PREPARED)
 		return;
-	value->state = FLOW_CLOSING;
+	turn(value, state, FLOW_CLOSING);
 	value->seen_s = now_s();
 	emit(flow, value->epoch, EVENT_CLOSED, from);
 }

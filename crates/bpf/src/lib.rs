@@ -5,6 +5,7 @@
 //! descriptors ([`files`]). This crate decides nothing: [`Dataplane`] gives the maps to the daemon. Maps and links are
 //! pinned, so that traffic goes on while the daemon is away.
 
+mod change;
 pub mod files;
 mod holds;
 mod link;
@@ -19,6 +20,7 @@ pub mod traffic;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
+use change::Changer;
 use libbpf_rs::{
     MapCore, MapFlags, MapHandle, Object, ObjectBuilder, RingBuffer, RingBufferBuilder,
 };
@@ -102,6 +104,7 @@ pub struct Dataplane {
     restorer: Option<Restorer>,
     pins: PathBuf,
     links: Vec<OwnedFd>,
+    flow_changer: Changer,
     /// This node's flows.
     pub flows: Table<FlowKey, FlowValue>,
     /// Where the other ends of private flows are, if not where their address is.
@@ -158,6 +161,8 @@ impl Dataplane {
             name: "holds",
             reason: e.to_string(),
         })?;
+        let batch = change::batch(&object)?;
+        let changer = |by, name| Changer::new(&object, &batch, by, name);
         let restorer = load_congestion().ok();
         let congestion = match &restorer {
             Some(restorer) => Some(Table::new(
@@ -168,9 +173,11 @@ impl Dataplane {
         };
         Ok(Self {
             flows: Table::new(table("flows")?, "flows"),
+            flow_changer: changer("change_flows", "flows")?,
             translations: Table::new(table("translations")?, "translations"),
             steering: Steering::new(
                 Table::new(table("steering")?, "steering"),
+                changer("change_records", "steering")?,
                 &table("destinations")?,
                 &Table::new(table("seed")?, "seed"),
             )?,
@@ -248,6 +255,14 @@ impl Dataplane {
         let first = (u32::from(index) * 2 + u32::from(generation & 1)) * PLACEMENT_SLOTS as u32;
         let keys: Vec<u32> = (first..first + PLACEMENT_SLOTS as u32).collect();
         Table::<u32, u16>::new(map, "placement").set_many(&keys, slots)
+    }
+
+    /// Sets many of this node's flows with few system calls.
+    ///
+    /// # Errors
+    /// The table is full, or the kernel refuses; some may have been set.
+    pub fn set_flows(&self, keys: &[FlowKey], values: &[FlowValue]) -> Result<(), Error> {
+        self.flow_changer.set(keys, values)
     }
 
     /// Every counter's name and its sum over all processors.

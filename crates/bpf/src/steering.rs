@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use libbpf_rs::MapHandle;
 use zerocopy::IntoBytes;
 
+use crate::change::Changer;
 use crate::shared::{FlowKey, Record};
 use crate::{Error, Table};
 
@@ -21,6 +22,7 @@ const MULTIPLIER: u64 = 0x9fb2_1c65_1e98_df25;
 /// The steering table. After each change of a record, what the program remembers of the flow is cleared.
 pub struct Steering {
     table: Table<FlowKey, Record>,
+    changer: Changer,
     ways: NonNull<AtomicU64>,
     seed: u64,
 }
@@ -28,6 +30,7 @@ pub struct Steering {
 impl Steering {
     pub(crate) fn new(
         table: Table<FlowKey, Record>,
+        changer: Changer,
         cache: &MapHandle,
         seeds: &Table<u32, u64>,
     ) -> Result<Self, Error> {
@@ -57,7 +60,12 @@ impl Steering {
         }
         let ways = NonNull::new(base.cast())
             .ok_or_else(|| refused(std::io::ErrorKind::OutOfMemory.into()))?;
-        Ok(Self { table, ways, seed })
+        Ok(Self {
+            table,
+            changer,
+            ways,
+            seed,
+        })
     }
 
     /// The record of a flow, if it has one.
@@ -78,12 +86,12 @@ impl Steering {
         set
     }
 
-    /// Sets many records with one system call.
+    /// Sets many records with few system calls.
     ///
     /// # Errors
     /// The table is full, or the kernel refuses; some may have been set.
     pub fn set_many(&self, flows: &[FlowKey], records: &[Record]) -> Result<(), Error> {
-        let set = self.table.set_many(flows, records);
+        let set = self.changer.set(flows, records);
         for flow in flows {
             self.forget(flow);
         }

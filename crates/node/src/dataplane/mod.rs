@@ -70,7 +70,7 @@ impl Dataplane {
         self.home = Some(address);
     }
 
-    /// Puts flows into `state` with one system call.
+    /// Puts flows into `state` with few system calls.
     ///
     /// # Errors
     /// The flow table is full, or the kernel refuses.
@@ -88,7 +88,7 @@ impl Dataplane {
                 seen_s,
             })
             .collect();
-        self.programs.flows.set_many(&keys, &values)
+        self.programs.set_flows(&keys, &values)
     }
 
     /// What the filters know of a flow.

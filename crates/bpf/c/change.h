@@ -1,0 +1,71 @@
+/* SPDX-License-Identifier: (MIT OR GPL-2.0-only)
+ * Flows and records set many at once, in place. By the map's own call each gets a new element, and an old one is freed, which
+ * takes several times as long while connections stand still. Programs that read meanwhile see a flow or record of before or
+ * after, or a destination of either.
+ */
+#ifndef HOLDFAST_CHANGE_H
+#define HOLDFAST_CHANGE_H
+
+#include "maps.h"
+
+static long change_flow(__u32 index, struct change_order *order)
+{
+	struct change *change = bpf_map_lookup_elem(&changes, &index);
+	if (!change)
+		return 1;
+	struct flow_value *flow = bpf_map_lookup_elem(&flows, &change->key);
+	if (!flow) {
+		if (bpf_map_update_elem(&flows, &change->key, &change->flow, BPF_ANY))
+			order->failed++;
+		return 0;
+	}
+	flow->epoch = change->flow.epoch;
+	flow->hold_slot = change->flow.hold_slot;
+	flow->seen_s = change->flow.seen_s;
+	/* Last, with all that came before: what a state says of its slot is so. */
+	__sync_lock_test_and_set(turn_of(flow), *turn_of(&change->flow));
+	return 0;
+}
+
+static long change_record(__u32 index, struct change_order *order)
+{
+	struct change *change = bpf_map_lookup_elem(&changes, &index);
+	if (!change)
+		return 1;
+	struct record *record = bpf_map_lookup_elem(&steering, &change->key);
+	if (!record) {
+		if (bpf_map_update_elem(&steering, &change->key, &change->record, BPF_ANY))
+			order->failed++;
+		return 0;
+	}
+	record->epoch = change->record.epoch;
+	/* Both nodes in one word; an acceptor is there as long as the state says that one is. */
+	__u32 *nodes = (__u32 *)&record->owner, next = *(__u32 *)&change->record.owner;
+	int begins = change->record.state == RECORD_TRANSIT;
+	if (begins)
+		__sync_lock_test_and_set(nodes, next);
+	*(volatile __u8 *)&record->state = change->record.state;
+	if (!begins)
+		__sync_lock_test_and_set(nodes, next);
+	return 0;
+}
+
+SEC("syscall")
+int change_flows(struct change_order *context)
+{
+	struct change_order order = {.count = context->count};
+	bpf_loop(order.count, change_flow, &order, 0);
+	context->failed = order.failed;
+	return 0;
+}
+
+SEC("syscall")
+int change_records(struct change_order *context)
+{
+	struct change_order order = {.count = context->count};
+	bpf_loop(order.count, change_record, &order, 0);
+	context->failed = order.failed;
+	return 0;
+}
+
+#endif

@@ -1,0 +1,101 @@
+//! Flows and records that are set many at once are in the maps, new ones and changed ones. Needs root.
+
+use std::path::PathBuf;
+
+use holdfast_bpf::Dataplane;
+use holdfast_bpf::shared::{CHANGES_MAX, FlowKey, FlowState, FlowValue, Record};
+
+/// More than go with one call.
+const MANY: u16 = 2 * CHANGES_MAX as u16 + 100;
+
+fn load(test: &str, room: u32) -> Dataplane {
+    let name = format!("/sys/fs/bpf/holdfast-test-{test}-{}", std::process::id());
+    Dataplane::load(&PathBuf::from(name), room).expect("load")
+}
+
+fn key(number: u16) -> FlowKey {
+    let remote = format!("10.1.2.3:{}", 1000 + number);
+    FlowKey::new(6, "10.0.0.1:80".parse().unwrap(), remote.parse().unwrap())
+}
+
+fn keys(count: u16) -> Vec<FlowKey> {
+    (0..count).map(key).collect()
+}
+
+fn flow(number: u16, state: FlowState) -> FlowValue {
+    FlowValue {
+        epoch: 7 + u32::from(number),
+        state: state as u8,
+        peer: number,
+        hold_slot: 3 * u32::from(number),
+        seen_s: 5,
+        ..FlowValue::default()
+    }
+}
+
+#[test]
+fn flows_are_made_and_changed() {
+    let plane = load("flows", 4096);
+    let keys = keys(MANY);
+    for state in [FlowState::TransitIn, FlowState::Owned] {
+        let values: Vec<FlowValue> = (0..MANY).map(|number| flow(number, state)).collect();
+        plane.set_flows(&keys, &values).expect("set");
+        for (key, value) in keys.iter().zip(&values) {
+            assert_eq!(plane.flows.get(key).expect("get"), Some(*value));
+        }
+    }
+    assert_eq!(plane.flows.entries().len(), usize::from(MANY));
+    plane.set_flows(&[], &[]).expect("nothing");
+    plane.detach();
+}
+
+#[test]
+fn records_are_made_and_changed() {
+    let plane = load("records", 4096);
+    let keys = keys(MANY);
+    let owned = |number: u16| Record {
+        epoch: 1,
+        owner: number,
+        state: 1,
+        ..Record::default()
+    };
+    let transit = |number: u16| Record {
+        epoch: 2,
+        owner: number,
+        acceptor: number + 1,
+        state: 2,
+        ..Record::default()
+    };
+    let committed = |number: u16| Record {
+        epoch: 3,
+        owner: number + 1,
+        state: 1,
+        ..Record::default()
+    };
+    let steps: [&dyn Fn(u16) -> Record; 4] = [&owned, &transit, &committed, &transit];
+    for step in steps {
+        let records: Vec<Record> = (0..MANY).map(step).collect();
+        plane.steering.set_many(&keys, &records).expect("set");
+        for (key, record) in keys.iter().zip(&records) {
+            assert_eq!(plane.steering.get(key).expect("get"), Some(*record));
+        }
+    }
+    plane.detach();
+}
+
+#[test]
+fn a_full_map_refuses() {
+    let plane = load("full", 64);
+    let keys = keys(100);
+    let values: Vec<FlowValue> = (0..100)
+        .map(|number| flow(number, FlowState::Owned))
+        .collect();
+    let refused = plane.set_flows(&keys, &values).expect_err("64 have room");
+    assert!(refused.to_string().contains("of 100 entries"), "{refused}");
+    let kept: Vec<FlowKey> = plane.flows.entries().iter().map(|(key, _)| *key).collect();
+    let values = vec![flow(0, FlowState::Moved); kept.len()];
+    plane
+        .set_flows(&kept, &values)
+        .expect("what is there can be changed");
+    plane.detach();
+}
