@@ -7,6 +7,7 @@ use std::fs::{self, File};
 use std::net::{TcpListener, TcpStream, UdpSocket};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use holdfast_node::dataplane::Descriptors;
@@ -15,7 +16,7 @@ use holdfast_sys::process::files::{Copier, Draft, FdInfo, Limits};
 
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// A shell with descriptors of many kinds, which stops; and again with other descriptors when it is continued. Its
+/// A shell with descriptors of many kinds, which stops; again when one of them has moved on, and with others. Its
 /// arguments are a port and a directory.
 const SHELL: &str = r#"
 cd "$2"
@@ -27,8 +28,9 @@ exec 48<>fifo
 exec 50<&10
 echo some >&42
 kill -STOP $$
-exec 10>&- 11<>/dev/tcp/127.0.0.1/$1 12>&13
 read -r _ <&43
+kill -STOP $$
+exec 10>&- 11<>/dev/tcp/127.0.0.1/$1 12>&13
 kill -STOP $$
 "#;
 
@@ -64,12 +66,13 @@ impl Shell {
         }
     }
 
-    fn run_on(&self) {
+    /// To its next stop, where that holds.
+    fn run_on(&self, until: impl Fn(i32) -> bool) {
         let pid = rustix::process::Pid::from_raw(self.pid()).expect("a pid");
         rustix::process::kill_process(pid, rustix::process::Signal::CONT).expect("continued");
         // It may be seen in the old stop for a moment.
         let since = Instant::now();
-        while fs::exists(format!("/proc/{}/fd/10", self.pid())).expect("it runs") {
+        while !until(self.pid()) {
             assert!(since.elapsed() < PATIENCE, "it never went on");
             std::thread::sleep(Duration::from_millis(1));
         }
@@ -157,31 +160,43 @@ fn a_stopped_process_is_saved_alike_either_way() {
     let draft = Draft::save(&pids, &Limits::default()).unwrap_or_else(|error| panic!("{error}"));
     assert_eq!(draft.places.len(), 32, "31 TCP sockets and one of UDP");
 
-    let seen: BTreeSet<_> = draft.places.keys().copied().collect();
-    let compare = |new_sockets: usize| {
+    let seen: Arc<BTreeSet<_>> = Arc::new(draft.places.keys().copied().collect());
+    let list = || descriptors.list(&pids).expect("this kernel takes it");
+    let compare = |new_sockets: usize, prepared: bool| {
         let by_proc = draft.save_frozen(&pids).expect("saved");
-        let listings = descriptors.list(&pids).expect("this kernel takes it");
-        let listed = draft
-            .save_frozen_listed(&pids, listings, &seen)
-            .expect("saved");
-        assert_eq!(listed.image, by_proc.image);
-        assert_eq!(listed.places, by_proc.places);
+        let listed = draft.save_frozen_listed(&pids, list(), &seen);
+        let listed = listed.expect("saved");
+        assert_eq!(listed.places.were_prepared(), prepared);
+        assert_eq!(listed.changes, by_proc.changes);
+        assert_eq!(listed.gone, by_proc.gone);
+        assert_eq!(listed.places.all(&draft), by_proc.places.all(&draft));
         assert_eq!(
             listed.sockets.len(),
             new_sockets,
             "copies of new sockets alone"
         );
+        let image = draft.image.apply(listed.changes).expect("an image");
         let mut copier = Copier::default();
-        for (id, place) in &listed.places {
-            let copy = copier.copy(*place).expect("a copy");
+        for (id, place) in listed.places.all(&draft) {
+            let copy = copier.copy(place).expect("a copy");
             let inode = rustix::fs::fstat(&copy).expect("stat").st_ino;
-            let kind = &listed.image.files[id].kind;
+            let kind = &image.files[&id].kind;
             assert!(matches!(kind, Kind::Inet { inode: of, .. } if *of == inode));
         }
-        listed.image
+        image
     };
-    let before = compare(0);
-    shell.run_on();
-    let after = compare(1);
-    assert_ne!(before, after);
+    draft.expect(&pids, list(), &seen);
+    let before = compare(0, true);
+    assert_eq!(before, compare(0, false), "what was made ready serves once");
+
+    draft.expect(&pids, list(), &seen);
+    shell.run_on(|pid| proc_info(pid, 43).is_some_and(|info| info.offset > 0));
+    let moved_on = compare(0, true);
+    assert_ne!(before, moved_on);
+
+    draft.expect(&pids, list(), &seen);
+    shell.run_on(|pid| proc_info(pid, 10).is_none());
+    assert_ne!(moved_on, compare(1, false));
+    draft.expect(&pids, list(), &seen);
+    assert!(!draft.is_prepared(), "something else is open");
 }

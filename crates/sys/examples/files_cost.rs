@@ -32,14 +32,12 @@ fn measure(kind: &str, number: usize, pid: i32) {
     let started = cpu();
     let frozen = draft.save_frozen(&[pid]).expect("saved");
     let in_freeze = cpu() - started;
-    let started = cpu();
-    let changes = frozen.image.changes_since(&draft.image);
-    let compared = cpu() - started;
+    let changes = frozen.changes;
     let image = postcard::to_stdvec(&draft.image).expect("coded").len();
     let bytes = postcard::to_stdvec(&changes).expect("coded").len();
     println!(
-        "{kind} {number}: before the freeze {before:?} and {image} bytes; in the freeze {in_freeze:?}, compared in \
-         {compared:?}, {bytes} bytes"
+        "{kind} {number}: before the freeze {before:?} and {image} bytes; in the freeze {in_freeze:?}, \
+         {bytes} bytes"
     );
     let sockets: Vec<_> = frozen.sockets.into_iter().collect();
     let given = Given {

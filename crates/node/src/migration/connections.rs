@@ -1,7 +1,7 @@
 //! The sockets of a process on its way from here, in the three ways of paper 002 section V-B: what of them is followed while
 //! the program uses them, and what is sent when it stands still.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, Sender};
@@ -53,6 +53,8 @@ pub(super) struct Connections {
     /// None where the kernel does not take it, and for the ways that do not look.
     sights: Option<Sights>,
     copier: Copier,
+    /// Of which the freeze reads nothing but what is seen, as far as the last round could tell.
+    expected: Arc<BTreeSet<FileId>>,
 }
 
 impl Connections {
@@ -71,6 +73,7 @@ impl Connections {
             descriptors: Arc::new(Descriptors::new()),
             sights,
             copier: Copier::default(),
+            expected: Arc::default(),
         }
     }
 
@@ -131,12 +134,19 @@ impl Connections {
         }
     }
 
+    /// Makes ready what the freeze will read, after a look at the tree.
+    pub(super) fn expect(&mut self, tracker: &Tracker) {
+        let expected = self.sights.as_ref().map(Sights::sure);
+        self.expected = Arc::new(expected.cloned().unwrap_or_default());
+        let listings = self.descriptors.list(&tracker.pids());
+        let ready = listings.is_some_and(|listings| tracker.expect(listings, &self.expected));
+        tracing::debug!(ready, "descriptors are expected to stay");
+    }
+
     /// Starts the thread that reads descriptors in a freeze, in the network namespace of the caller.
     pub(super) fn reader(&self) -> Result<Reader, String> {
         let descriptors = Arc::clone(&self.descriptors);
-        // Connections whose state will be seen, as far as can be told before.
-        let expected = self.sights.as_ref().map(Sights::expected);
-        let expected = expected.cloned().unwrap_or_default();
+        let expected = Arc::clone(&self.expected);
         Reader::start(self.ways.hurries, move |describer| {
             let Some(listings) = descriptors.list(describer.pids()) else {
                 return Ok(None);
@@ -158,15 +168,11 @@ impl Connections {
     ) -> Result<Found, Error> {
         let found = match described {
             Some(described) => {
-                let seen = self.sights.as_ref().map(|sights| {
-                    let unseen = sights.unseen();
-                    let expected = sights.expected().iter();
-                    expected
-                        .filter(|id| !unseen.contains(id))
-                        .copied()
-                        .collect()
-                });
-                stopped.described(described, &seen.unwrap_or_default())?
+                let unseen = match &self.sights {
+                    Some(sights) => sights.unseen(),
+                    None => self.expected.iter().copied().collect(),
+                };
+                stopped.described(described, &unseen)?
             }
             None => {
                 self.sights = None;

@@ -296,6 +296,7 @@ impl Giving {
             self.outgoing
                 .send(Kind::Seen, connections::encode(&seen)?)?;
         }
+        connections.expect(tracker);
         self.connections = Some(connections);
         self.outgoing.taken()?;
         self.tell_sockets();

@@ -128,12 +128,12 @@ impl Sights {
     }
 
     /// Connections that need not be asked, as far as can be told before they stand still.
-    pub(super) fn expected(&self) -> &BTreeSet<FileId> {
+    pub(super) fn sure(&self) -> &BTreeSet<FileId> {
         &self.sure
     }
 
     /// Those of them that have to be asked after all, or hold what was not read.
-    pub(super) fn unseen(&self) -> BTreeSet<FileId> {
+    pub(super) fn unseen(&self) -> Vec<FileId> {
         let unread = self.untold.iter().filter(|(_, untold)| untold.unread > 0);
         let unread = unread.map(|(id, _)| *id);
         unread.chain(self.asked.iter().copied()).collect()

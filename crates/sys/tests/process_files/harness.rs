@@ -1,20 +1,23 @@
 //! A donor that holds descriptors and stands still, and an acceptor that gets them.
 
-use holdfast_sys::process::files::image::Kind;
+use crate::listing::list;
+use holdfast_sys::process::files::image::{FileId, Kind};
 use holdfast_sys::process::files::{
-    Changes, Draft, FdInfo, FilesError, Given, Image, Limits, Listed, Listing, Stock,
+    Changes, Draft, FilesError, Frozen, Given, Image, Limits, Stock,
 };
 use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io::{Read, Write};
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// A process that stopped itself.
 pub struct Donor {
     pub pid: Pid,
+    /// What the last draft expected to be seen from beside.
+    expected: Mutex<Arc<BTreeSet<FileId>>>,
 }
 
 impl Donor {
@@ -46,7 +49,10 @@ impl Donor {
             None => child(hold, kept.map(OwnedFd::into_raw_fd).and(None)),
             Some(pid) => pid,
         };
-        let donor = Self { pid };
+        let donor = Self {
+            pid,
+            expected: Mutex::default(),
+        };
         donor.wait_until_stopped();
         donor
     }
@@ -81,8 +87,14 @@ impl Donor {
         pids
     }
 
+    /// Saved while it runs, as far as anybody can tell, and made ready for the freeze.
     pub fn draft(&self) -> Draft {
-        Draft::save(&self.pids(), &Limits::default()).unwrap_or_else(|error| panic!("{error}"))
+        let draft = Draft::save(&self.pids(), &Limits::default());
+        let draft = draft.unwrap_or_else(|error| panic!("{error}"));
+        let expected = Arc::new(draft.places.keys().copied().collect());
+        draft.expect(&self.pids(), list(&self.pids()), &expected);
+        *self.expected.lock().expect("no test fails with it") = expected;
+        draft
     }
 
     /// Saves it as it is, as if nothing had happened between running and standing still.
@@ -92,21 +104,49 @@ impl Donor {
 
     /// Saves it against an earlier draft. What crosses is encoded and decoded.
     pub fn freeze(&self, draft: &Draft) -> Saved {
+        self.freeze_either_way(draft).0
+    }
+
+    /// The same, and whether what was made ready was of use. All ways to read it lead to the same.
+    pub fn freeze_either_way(&self, draft: &Draft) -> (Saved, bool) {
         let frozen = draft
             .save_frozen(&self.pids())
             .unwrap_or_else(|error| panic!("{error}"));
-        let listed = draft
-            .save_frozen_listed(&self.pids(), list(&self.pids()), &BTreeSet::new())
-            .unwrap_or_else(|error| panic!("{error}"));
-        assert_eq!(lasting(listed.image), lasting(frozen.image.clone()));
-        let changes = frozen.image.changes_since(&draft.image);
-        let image = postcard::to_stdvec(&draft.image).expect("coded");
-        let changes = postcard::to_stdvec(&changes).expect("coded");
-        Saved {
-            image: Image::decode(&image).expect("decoded"),
-            changes: Changes::decode(&changes).expect("decoded"),
-            frozen: frozen.image,
+        let expected = Arc::clone(&self.expected.lock().expect("no test fails with it"));
+        let listed = || {
+            let found = draft.save_frozen_listed(&self.pids(), list(&self.pids()), &expected);
+            found.unwrap_or_else(|error| panic!("{error}"))
+        };
+        let (first, second) = (listed(), listed());
+        let prepared = first.places.were_prepared();
+        assert!(!second.places.were_prepared(), "it serves once");
+        let image = |found: &Frozen| draft.image.apply(found.changes.clone()).expect("an image");
+        assert_eq!(first.sockets.len(), second.sockets.len());
+        for mut found in [first, second] {
+            assert_eq!(lasting(image(&found)), lasting(image(&frozen)));
+            assert_eq!(found.gone, frozen.gone);
+            assert_eq!(found.places.all(draft), frozen.places.all(draft));
+            let unseen: Vec<FileId> = expected.iter().copied().collect();
+            draft.copy_unseen(&mut found, &unseen).expect("copied");
+            let same = |fd: &OwnedFd| rustix::fs::fstat(fd).expect("stat").st_ino;
+            let sockets = |found: &Frozen| -> BTreeMap<FileId, u64> {
+                found
+                    .sockets
+                    .iter()
+                    .map(|(id, fd)| (*id, same(fd)))
+                    .collect()
+            };
+            assert_eq!(sockets(&found), sockets(&frozen));
+            assert_eq!(found.fixed, frozen.fixed);
         }
+        let before = postcard::to_stdvec(&draft.image).expect("coded");
+        let changes = postcard::to_stdvec(&frozen.changes).expect("coded");
+        let saved = Saved {
+            image: Image::decode(&before).expect("decoded"),
+            changes: Changes::decode(&changes).expect("decoded"),
+            frozen: image(&frozen),
+        };
+        (saved, prepared)
     }
 
     pub fn blockers(&self) -> Vec<String> {
@@ -117,67 +157,6 @@ impl Donor {
             .map(|blocker| format!("{:?} {blocker}", blocker.reason))
             .collect()
     }
-}
-
-/// A process and a descriptor of it, and the identity of the open file.
-type Same = (i32, u32, u64);
-
-/// What a caller lists that can look at many descriptors at once, made from `/proc`.
-fn list(pids: &[i32]) -> Vec<Listing> {
-    // Those that may be the same, and the identities they got.
-    let mut known: HashMap<(u32, u64, Option<u32>), Vec<Same>> = HashMap::new();
-    let mut next = 0;
-    let listing = |pid: &i32| {
-        let numbers = fs::read_dir(format!("/proc/{pid}/fdinfo")).ok()?;
-        let mut numbers: Vec<u32> = numbers
-            .flatten()
-            .filter_map(|entry| entry.file_name().to_str()?.parse().ok())
-            .collect();
-        numbers.sort_unstable();
-        let mut descriptors = Vec::new();
-        for number in numbers {
-            let text = fs::read_to_string(format!("/proc/{pid}/fdinfo/{number}")).ok()?;
-            let mut info = FdInfo::parse(&text).expect("fdinfo");
-            let alike = known
-                .entry((info.mount, info.inode, info.number("eventfd-id")))
-                .or_default();
-            let same = alike
-                .iter()
-                .find(|(other, fd, _)| is_same(0, (*other, *fd), (*pid, number)));
-            let file = same.map_or(next, |(_, _, file)| *file);
-            if file == next {
-                alike.push((*pid, number, next));
-                next += 1;
-            }
-            let has_more = !info.rest.is_empty();
-            info.rest.clear();
-            descriptors.push(Listed {
-                number,
-                file,
-                info,
-                has_more,
-            });
-        }
-        let first = pids
-            .iter()
-            .find(|other| is_same(2, (**other, 0), (*pid, 0)));
-        Some(Listing {
-            pid: *pid,
-            thread_tables: false,
-            table: first
-                .filter(|_| !descriptors.is_empty())
-                .map(|pid| *pid as u64),
-            descriptors,
-        })
-    };
-    pids.iter().filter_map(listing).collect()
-}
-
-/// `kcmp` of two open files (0) or two tables (2).
-fn is_same(what: i32, one: (i32, u32), other: (i32, u32)) -> bool {
-    // SAFETY: these kinds of comparison take no pointers.
-    let order = unsafe { libc::syscall(libc::SYS_kcmp, one.0, other.0, what, one.1, other.1) };
-    order == 0
 }
 
 /// What two readings of a stopped tree have in common: clocks go on, and the kernel shows an empty message only to the first

@@ -1,10 +1,12 @@
 //! Descriptors of a process that stands still, saved from outside, restored in another one, and used there.
 
+mod ahead;
 mod blockers;
 mod events;
 mod files;
 mod harness;
 mod image;
+mod listing;
 mod sets;
 mod sockets;
 mod tables;

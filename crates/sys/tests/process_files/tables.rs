@@ -138,11 +138,12 @@ fn sockets_of_the_internet_are_handed_through() {
     let draft = donor.draft();
     let frozen = draft.save_frozen(&donor.pids()).expect("saved");
     assert_eq!(frozen.sockets.len(), 2);
-    let changes = frozen.image.changes_since(&draft.image);
+    let image = draft.image.apply(frozen.changes.clone());
+    let image = image.expect("an image");
     let kinds: Vec<_> = frozen
         .sockets
         .keys()
-        .map(|id| &frozen.image.files[id].kind)
+        .map(|id| &image.files[id].kind)
         .collect();
     let protocols: Vec<_> = kinds
         .iter()
@@ -164,7 +165,7 @@ fn sockets_of_the_internet_are_handed_through() {
     // Copies of the donor's stand for what the acceptor makes; the numbers say which was put where.
     let listener = frozen.sockets.iter().find(|(id, _)| {
         matches!(
-            frozen.image.files[id].kind,
+            image.files[id].kind,
             Kind::Inet {
                 protocol: libc::IPPROTO_TCP,
                 ..
@@ -176,7 +177,7 @@ fn sockets_of_the_internet_are_handed_through() {
         draft.image.tables.values().next().expect("a table").slots[&10].file,
         listener
     );
-    let restored = restored_with(draft.image, changes, frozen.sockets);
+    let restored = restored_with(draft.image, frozen.changes, frozen.sockets);
     assert_eq!(restored, "");
 }
 
@@ -277,7 +278,7 @@ fn memory_that_moves_with_its_mappings_is_handed_in() {
     let content = draft.image.contents.values().next().expect("content");
     assert_eq!(content.elsewhere, Some((stat.st_dev, stat.st_ino)));
     assert!(content.chunks.is_empty());
-    let changes = frozen.image.changes_since(&draft.image);
+    let changes = frozen.changes;
     let said = crate::harness::in_child(|| {
         let absent = Stock::prepare(draft.image.clone(), Given::default());
         let absent = absent.expect_err("refused").to_string();

@@ -45,6 +45,23 @@ impl Tracker {
         Ok(found)
     }
 
+    /// Makes ready what the next freeze reads, from what was listed of [`Tracker::pids`] since the last [`Tracker::descriptors`].
+    /// Of sockets that are `expected` to be seen from beside them no copies will be made. Gives whether that was of use: the
+    /// freeze takes longer where something was opened or closed meanwhile.
+    pub fn expect(&self, listings: Vec<Listing>, expected: &Arc<BTreeSet<FileId>>) -> bool {
+        let pids = self.living();
+        self.draft.as_ref().is_some_and(|draft| {
+            draft.expect(&pids, listings, expected);
+            draft.is_prepared()
+        })
+    }
+
+    /// The processes that have descriptors, as the caller sees them.
+    #[must_use]
+    pub fn pids(&self) -> Vec<i32> {
+        self.living()
+    }
+
     /// Where the tree's TCP and UDP sockets were found by the last [`Tracker::descriptors`], and what they were born with.
     pub fn sockets(&self) -> impl Iterator<Item = (FileId, Address, &SocketStatic)> {
         self.draft.iter().flat_map(|draft| {
@@ -96,17 +113,17 @@ impl StoppedTree {
         })
     }
 
-    /// [`StoppedTree::descriptors`] from what [`Describer::read`] has found. Of sockets whose state is `seen` from beside them no
-    /// copies are made.
+    /// [`StoppedTree::descriptors`] from what [`Describer::read`] has found. Sockets that were expected to be seen from beside
+    /// them and are `unseen` are copied.
     ///
     /// # Errors
     /// As there.
     pub fn described(
         &mut self,
         Described(mut frozen): Described,
-        seen: &BTreeSet<FileId>,
+        unseen: &[FileId],
     ) -> Result<Descriptors> {
-        self.draft()?.copy_unseen(&mut frozen, seen)?;
+        self.draft()?.copy_unseen(&mut frozen, unseen)?;
         self.changed(frozen)
     }
 
@@ -123,24 +140,29 @@ impl StoppedTree {
 
     fn changed(&mut self, frozen: Frozen) -> Result<Descriptors> {
         let before = self.draft()?;
-        let ids: BTreeSet<FileId> = frozen.image.files.keys().copied().collect();
         let found = Descriptors {
-            files: Files::Changes(frozen.image.changes_since(&before.image)),
+            files: Files::Changes(frozen.changes),
             sockets: fresh(&frozen.fixed, &BTreeMap::new()),
-            gone: gone(before, &ids),
+            gone: frozen.gone,
         };
-        let places = frozen.places.into_iter();
-        let seen = places.filter(|(id, _)| !frozen.sockets.contains_key(id));
-        let seen = seen.map(|(_, place)| place).collect();
         let mut held = BTreeMap::new();
         for (id, copy) in frozen.sockets {
             let fixed = frozen.fixed.get(&id).or_else(|| before.sockets.get(&id));
             let fixed = fixed.ok_or(Error::Image("a socket that nobody looked at"))?;
             held.insert(id, (copy, Arc::clone(fixed)));
         }
+        self.copied = held.keys().copied().collect();
+        self.places = frozen.places;
         self.sockets = Held::new(held);
-        self.seen = seen;
         Ok(found)
+    }
+
+    /// Where sockets are of which there are no copies, since they were seen from beside.
+    pub(super) fn uncopied(&self) -> Vec<Address> {
+        let all = self.draft().map(|draft| self.places.all(draft));
+        let all = all.unwrap_or_default().into_iter();
+        let uncopied = all.filter(|(id, _)| !self.copied.contains(id));
+        uncopied.map(|(_, place)| place).collect()
     }
 
     /// The addresses of listeners that have connections which wait to be accepted: they do not move with the tree.
@@ -203,11 +225,15 @@ impl Describer {
     }
 
     /// Reads them, from what was listed of all [`Describer::pids`] since they stand still. Sockets that are `expected` to be seen from
-    /// beside them cost least. To be called by a thread in the tree's network namespace.
+    /// beside them cost least, and next to nothing if [`Tracker::expect`] had the same `expected`. To be called by a thread in the tree's network namespace.
     ///
     /// # Errors
     /// As [`StoppedTree::descriptors`].
-    pub fn read(&self, listings: Vec<Listing>, expected: &BTreeSet<FileId>) -> Result<Described> {
+    pub fn read(
+        &self,
+        listings: Vec<Listing>,
+        expected: &Arc<BTreeSet<FileId>>,
+    ) -> Result<Described> {
         let frozen = self
             .draft
             .save_frozen_listed(&self.pids, listings, expected)?;

@@ -5,12 +5,14 @@ use super::process_state;
 use super::round::Round;
 use super::tracker::Tracker;
 use crate::process::error::{Context, Error, Result, check_long};
-use crate::process::files::{Address, Copier};
+use crate::process::files::image::FileId;
+use crate::process::files::{Copier, Places};
 use crate::process::image::{Frozen, Pages, Run, Shared, Tree};
 use crate::process::inspect;
 use crate::process::sockets::Held;
 use crate::process::system_v;
 use crate::tcp_repair::abandon;
+use std::collections::BTreeSet;
 use std::os::fd::{AsFd, AsRawFd};
 
 /// A tree that stands still, until it is let go or ended. Dropping it lets it go.
@@ -18,8 +20,9 @@ use std::os::fd::{AsFd, AsRawFd};
 pub struct StoppedTree {
     // They go on before anybody who uses them.
     pub(super) sockets: Held,
-    // Connections that were not touched, since they were seen from beside.
-    pub(super) seen: Vec<Address>,
+    // Where they are, and those of which there are copies: the others were not touched, since they were seen from beside.
+    pub(super) places: Places,
+    pub(super) copied: BTreeSet<FileId>,
     // Let go before the tracker takes its stubs out.
     pub(super) halted: Vec<Option<Halted>>,
     pub(super) round: Round,
@@ -56,7 +59,8 @@ impl Tracker {
         match outcome {
             Ok(round) => Ok(StoppedTree {
                 sockets: Held::default(),
-                seen: Vec::new(),
+                places: Places::default(),
+                copied: BTreeSet::new(),
                 halted,
                 round,
                 behind: Vec::new(),
@@ -196,7 +200,7 @@ impl StoppedTree {
     pub fn release(mut self) -> Result<()> {
         self.sockets.give_up();
         let mut copier = Copier::default();
-        for place in std::mem::take(&mut self.seen) {
+        for place in self.uncopied() {
             // One that is closed already is silent as well.
             let _ = copier
                 .copy(place)

@@ -83,21 +83,13 @@ fn is_same_table(one: i32, other: i32) -> bool {
 }
 
 fn complete(pid: i32, listed: Vec<Listed>, kept: &Kept) -> Result<Vec<DescriptorSeen>, FilesError> {
-    let mut directory = None;
+    let mut more = More::new(pid, kept);
     let mut complete = Vec::with_capacity(listed.len());
     for one in listed {
-        let mut info = one.info;
-        let known = one.has_more.then(|| kept.read(pid, one.number)).flatten();
-        if let Some(known) = known {
-            info = known;
-        } else if one.has_more {
-            let directory = match &mut directory {
-                Some(directory) => directory,
-                none => none.insert(FdInfoDirectory::open(pid)?),
-            };
-            let path = || format!("/proc/{pid}/fdinfo/{}", one.number);
-            info = directory.read(one.number).at(path())?;
-        }
+        let info = match one.has_more {
+            true => more.read(one.number)?,
+            false => one.info,
+        };
         complete.push(DescriptorSeen {
             number: one.number,
             info,
@@ -105,4 +97,37 @@ fn complete(pid: i32, listed: Vec<Listed>, kept: &Kept) -> Result<Vec<Descriptor
         });
     }
     Ok(complete)
+}
+
+/// Reads what a listing leaves open of the descriptors of a process.
+pub struct More<'a> {
+    pid: i32,
+    kept: &'a Kept,
+    directory: Option<FdInfoDirectory>,
+}
+
+impl<'a> More<'a> {
+    /// Nothing is opened yet.
+    pub fn new(pid: i32, kept: &'a Kept) -> Self {
+        Self {
+            pid,
+            kept,
+            directory: None,
+        }
+    }
+
+    /// All of `fdinfo`.
+    pub fn read(&mut self, number: u32) -> Result<FdInfo, FilesError> {
+        let pid = self.pid;
+        if let Some(known) = self.kept.read(pid, number) {
+            return Ok(known);
+        }
+        let directory = match &mut self.directory {
+            Some(directory) => directory,
+            none => none.insert(FdInfoDirectory::open(pid)?),
+        };
+        directory
+            .read(number)
+            .at(format!("/proc/{pid}/fdinfo/{number}"))
+    }
 }

@@ -1,8 +1,8 @@
 //! The descriptors of a process tree, out of one host and into another.
 //!
 //! At the donor, [`inspect`] names what cannot move, [`Draft::save`] reads everything while the tree runs, and
-//! [`Draft::save_frozen`] reads it again while it is stopped; only the difference ([`Image::changes_since`]) crosses in the
-//! freeze. No copy of a descriptor is kept while the tree runs: it would keep connections, locks and epoll sets alive
+//! [`Draft::save_frozen`] reads it again while it is stopped; only the difference ([`Frozen::changes`]) crosses in the freeze,
+//! and only what differs is read where [`Draft::expect`] could look ahead. No copy of a descriptor is kept while the tree runs: it would keep connections, locks and epoll sets alive
 //! that the program closes.
 //!
 //! At the acceptor, a [`Stock`] verifies the image, makes every open file once ([`Stock::prepare`]), brings it to its final
@@ -27,7 +27,7 @@ mod raw;
 mod survey;
 
 pub use acceptor::{Given, OwnWatch, Place, Step, Stock};
-pub use donor::{Address, Copier, Draft, Frozen, Limits};
+pub use donor::{Address, Copier, Draft, Frozen, Limits, Places};
 pub use error::{Blocker, FilesError, Reason, Refusal};
 pub use fdinfo::{EpollLine, FdInfo, InotifyLine, Lease};
 pub use image::Image;

@@ -1,6 +1,7 @@
 //! What `/proc` and `fcntl` tell beside an open file itself.
 
-use super::saver::{Saved, Subject};
+use super::saver::Saved;
+use super::subject::Subject;
 use crate::process::files::error::{At, FilesError};
 use crate::process::files::image::Owner;
 use crate::process::files::raw;

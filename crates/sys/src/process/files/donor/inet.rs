@@ -20,7 +20,7 @@ pub struct Found {
     /// Where they can be copied from.
     pub places: BTreeMap<FileId, Address>,
     /// Those that the caller sees from beside them: no copies are made.
-    pub seen: BTreeSet<FileId>,
+    pub seen: Arc<BTreeSet<FileId>>,
     reader: Option<Reader>,
 }
 
@@ -59,15 +59,20 @@ impl Found {
     }
 }
 
-/// A TCP or UDP socket with nothing new to say here: its inode is never given to another socket while this one lives.
+/// A TCP or UDP socket with nothing new to say here.
 pub fn unchanged(info: &FdInfo, before: Option<&OpenFile>) -> Option<OpenFile> {
-    let before = before?;
-    let Kind::Inet { inode, .. } = before.kind else {
-        return None;
-    };
-    let quiet = before.owner.is_none() && info.flags & libc::O_ASYNC as u32 == 0;
-    (inode == info.inode && quiet).then(|| OpenFile {
+    let before = before.filter(|before| is_unchanged(info, before))?;
+    Some(OpenFile {
         flags: info.flags,
         ..before.clone()
     })
+}
+
+/// Whether a file is such a socket, its flags aside: its inode is never given to another socket while this one lives.
+pub fn is_unchanged(info: &FdInfo, before: &OpenFile) -> bool {
+    let Kind::Inet { inode, .. } = before.kind else {
+        return false;
+    };
+    let quiet = before.owner.is_none() && info.flags & libc::O_ASYNC as u32 == 0;
+    inode == info.inode && quiet
 }

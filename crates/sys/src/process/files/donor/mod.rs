@@ -2,23 +2,28 @@
 
 mod beside;
 mod copier;
+mod frozen;
 mod inet;
 mod outside;
+mod prepared;
 mod saver;
+mod subject;
 
 pub use copier::Copier;
-pub use saver::{Saved, Saver, Subject};
+pub use frozen::{Frozen, Places};
+pub use saver::{Saved, Saver};
+pub use subject::Subject;
 
-use super::error::{At, Blocker, FilesError, Reason};
+use super::error::FilesError;
 use super::image::{FileId, Image, ObjectId};
 use super::kept::Kept;
-use super::listed::{self, Listing};
-use super::survey::{Key, Survey, survey};
+use super::listed::Listing;
+use super::survey::{Key, survey};
 use crate::process::sockets::SocketStatic;
-use saver::{Stage, Stop};
+use prepared::Prepared;
+use saver::Stage;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::os::fd::OwnedFd;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// How far saving goes.
 #[derive(Clone, Debug)]
@@ -43,7 +48,7 @@ impl Default for Limits {
 }
 
 /// The descriptors of a tree as they were while it ran.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub struct Draft {
     /// What is sent to the acceptor before the freeze.
     pub image: Image,
@@ -53,7 +58,9 @@ pub struct Draft {
     pub places: BTreeMap<FileId, Address>,
     limits: Limits,
     known: Known,
-    kept: Arc<Kept>,
+    kept: Kept,
+    /// Taken by the first freeze.
+    prepared: Mutex<Option<Box<Prepared>>>,
 }
 
 /// A process, as the caller sees it, and a descriptor of its.
@@ -68,19 +75,6 @@ pub struct Known {
     objects: HashMap<(u32, u64), ObjectId>,
     /// Where epoll sets are, of which there is much to tell.
     sets: BTreeSet<Address>,
-}
-
-/// The descriptors of a stopped tree.
-#[derive(Debug)]
-pub struct Frozen {
-    /// Everything; what the acceptor needs is its difference from the draft.
-    pub image: Image,
-    /// Copies of the tree's TCP and UDP sockets; with [`Draft::save_frozen_listed`] not of those that were seen.
-    pub sockets: BTreeMap<FileId, OwnedFd>,
-    /// Where all can be copied from, but for those in flight.
-    pub places: BTreeMap<FileId, Address>,
-    /// What those of which there are copies were born with and the draft has nothing, or nothing that still holds.
-    pub fixed: BTreeMap<FileId, Arc<SocketStatic>>,
 }
 
 impl Draft {
@@ -117,84 +111,28 @@ impl Draft {
             sockets: inet.fixed,
             places: inet.places,
             limits,
-            kept: Arc::new(Kept::open(&known.sets)),
+            kept: Kept::open(&known.sets),
+            prepared: Mutex::default(),
             known,
         })
     }
 
-    /// Reads the descriptors of the same tree while none of its threads runs. Nothing changes for the tree.
-    ///
-    /// # Errors
-    /// As [`Self::save`]; some blockers come and go, so that another try may succeed.
-    pub fn save_frozen(&self, pids: &[i32]) -> Result<Frozen, FilesError> {
-        self.finish(pids, survey(pids)?, &BTreeSet::new())
+    /// Gets ready for the freeze, from what was listed of all `pids` since this was read: where the same was found still, what the
+    /// freeze finds again costs it no more than a comparison, and of sockets that are `expected` to be seen from beside them
+    /// there is nothing else to do. To be called while the tree runs.
+    pub fn expect(&self, pids: &[i32], listings: Vec<Listing>, expected: &Arc<BTreeSet<FileId>>) {
+        let prepared = Prepared::new(self, pids, listings, expected);
+        *self.prepared() = prepared.map(Box::new);
     }
 
-    /// [`Self::save_frozen`] from what was listed of all `pids` since they stand still. Sockets that the draft has and
-    /// whose state is `seen` from beside them cost no system call: they are not copied.
-    ///
-    /// # Errors
-    /// As there.
-    pub fn save_frozen_listed(
-        &self,
-        pids: &[i32],
-        listings: Vec<Listing>,
-        seen: &BTreeSet<FileId>,
-    ) -> Result<Frozen, FilesError> {
-        self.finish(pids, listed::survey(pids, listings, &self.kept)?, seen)
+    /// Whether the next freeze finds something to compare with.
+    #[must_use]
+    pub fn is_prepared(&self) -> bool {
+        self.prepared().is_some()
     }
 
-    /// Makes the copies that [`Self::save_frozen_listed`] has left out of sockets that were not seen after all.
-    ///
-    /// # Errors
-    /// As there.
-    pub fn copy_unseen(
-        &self,
-        frozen: &mut Frozen,
-        seen: &BTreeSet<FileId>,
-    ) -> Result<(), FilesError> {
-        let held = std::mem::take(&mut frozen.sockets);
-        let mut found = inet::Found::of(held, std::mem::take(&mut frozen.fixed));
-        let mut copier = Copier::default();
-        for (id, place) in frozen.places.iter().filter(|(id, _)| !seen.contains(id)) {
-            if found.held.contains_key(id) {
-                continue;
-            }
-            let copy = copier.copy(*place).at("pidfd_getfd")?;
-            let known = self.sockets.get(id).map(|known| &**known);
-            found.hold(*id, copy, known).map_err(|stop| match stop {
-                Stop::Failed(error) => error,
-                Stop::Reason(reason) => FilesError::Blocked(vec![blocker(*place, reason)]),
-            })?;
-        }
-        (frozen.sockets, frozen.fixed) = (found.held, found.fixed);
-        Ok(())
-    }
-
-    fn finish(
-        &self,
-        pids: &[i32],
-        survey: Survey,
-        seen: &BTreeSet<FileId>,
-    ) -> Result<Frozen, FilesError> {
-        let mut saver = Saver::new(pids, survey, &self.limits, Some(self), Stage::Frozen);
-        saver.inet.seen.clone_from(seen);
-        let (image, _, inet) = saver.run()?;
-        Ok(Frozen {
-            image,
-            sockets: inet.held,
-            places: inet.places,
-            fixed: inet.fixed,
-        })
-    }
-}
-
-fn blocker((pid, fd): Address, reason: Reason) -> Blocker {
-    let link = std::fs::read_link(format!("/proc/{pid}/fd/{fd}")).unwrap_or_default();
-    Blocker {
-        pid,
-        fd: Some(fd),
-        path: link.to_string_lossy().into_owned(),
-        reason,
+    fn prepared(&self) -> MutexGuard<'_, Option<Box<Prepared>>> {
+        let prepared = self.prepared.lock();
+        prepared.unwrap_or_else(PoisonError::into_inner)
     }
 }

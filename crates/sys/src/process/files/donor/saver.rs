@@ -2,7 +2,7 @@
 
 use super::beside::{descriptors_max, owner};
 use super::outside::Outside;
-use super::{Address, Copier, Draft, Known, Limits, inet};
+use super::{Address, Copier, Draft, Known, Limits, Subject, inet};
 use crate::process::files::error::{At, Blocker, FilesError, Reason};
 use crate::process::files::fdinfo::FdInfo;
 use crate::process::files::image::{FileId, Image, Kind, ObjectId, OpenFile, Slot, Table};
@@ -10,7 +10,7 @@ use crate::process::files::kinds;
 use crate::process::files::survey::{Place, Pool, Survey, key, own_info};
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::fs;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsRawFd, OwnedFd};
 
 /// Why an open file was not saved.
 #[derive(Debug)]
@@ -45,33 +45,6 @@ pub enum Stage {
 /// What saving gives.
 pub type Saved<T> = Result<T, Stop>;
 
-/// An open file that is being saved.
-#[derive(Debug)]
-pub struct Subject {
-    /// A copy of our own; gone when this is.
-    pub copy: OwnedFd,
-    /// What `/proc/PID/fd` shows.
-    pub link: String,
-    /// `fdinfo`.
-    pub info: FdInfo,
-    /// Which, in the pool.
-    pub class: usize,
-    /// As it was in the draft.
-    pub before: Option<OpenFile>,
-}
-
-impl Subject {
-    /// The copy.
-    pub fn fd(&self) -> BorrowedFd<'_> {
-        self.copy.as_fd()
-    }
-
-    /// The path by which the copy can be opened anew.
-    pub fn reopen_path(&self) -> String {
-        format!("/proc/self/fd/{}", self.copy.as_raw_fd())
-    }
-}
-
 /// Reads a tree.
 #[derive(Debug)]
 pub struct Saver<'a> {
@@ -93,9 +66,11 @@ pub struct Saver<'a> {
     pub pids: Vec<i32>,
     /// What is found of TCP and UDP sockets.
     pub inet: inet::Found,
-    survey: Survey,
+    /// What it all was found in.
+    pub(super) survey: Survey,
+    /// The numbers of the pool's first open files.
+    pub(super) ids: Vec<FileId>,
     draft: Option<&'a Draft>,
-    ids: Vec<FileId>,
     taken: HashSet<FileId>,
     next_file: FileId,
     objects: HashMap<(u32, u64), ObjectId>,
@@ -113,6 +88,18 @@ impl<'a> Saver<'a> {
         draft: Option<&'a Draft>,
         stage: Stage,
     ) -> Self {
+        let pool = Pool::new(&survey);
+        Self::numbered(pids, (survey, pool, Vec::new()), limits, draft, stage)
+    }
+
+    /// The same where they are sorted already, and these have numbers.
+    pub(super) fn numbered(
+        pids: &[i32],
+        (survey, pool, ids): (Survey, Pool, Vec<FileId>),
+        limits: &Limits,
+        draft: Option<&'a Draft>,
+        stage: Stage,
+    ) -> Self {
         let (frozen, outside) = match stage {
             Stage::Frozen => (true, Outside::default()),
             Stage::Running => (false, Outside::look(pids)),
@@ -122,7 +109,7 @@ impl<'a> Saver<'a> {
         Self {
             limits: limits.clone(),
             frozen,
-            pool: Pool::new(&survey),
+            pool,
             image: Image::default(),
             outside,
             unix: None,
@@ -130,8 +117,8 @@ impl<'a> Saver<'a> {
             pids: pids.to_vec(),
             inet: inet::Found::default(),
             survey,
+            ids,
             draft,
-            ids: Vec::new(),
             taken: HashSet::new(),
             next_file: next(draft.and_then(|draft| draft.image.files.keys().next_back().copied())),
             objects: known.map(|known| known.objects.clone()).unwrap_or_default(),
@@ -143,30 +130,43 @@ impl<'a> Saver<'a> {
 
     /// Saves everything.
     pub fn run(mut self) -> Result<(Image, Known, inet::Found), FilesError> {
-        let mut blockers = Vec::new();
-        let mut class = 0;
         self.number_all();
-        // In-flight descriptors are found on the way and come behind.
-        while class < self.pool.classes.len() {
-            let mut link = String::new();
-            match self.save_class(class, &mut link) {
-                Ok(Some(file)) => {
-                    self.image.files.insert(self.ids[class], file);
-                }
-                Ok(None) => {}
-                Err(Stop::Failed(error)) => return Err(error),
-                Err(Stop::Reason(reason)) => blockers.push(self.blocker(class, link, reason)),
-            }
-            class += 1;
-        }
-        for (class, link) in kinds::pipe::half(&self) {
-            blockers.push(self.blocker(class, link, Reason::OtherEndOutside(None)));
-        }
-        if !blockers.is_empty() {
-            return Err(FilesError::Blocked(blockers));
-        }
+        self.save(&[], 0)?;
         let known = self.fill_tables()?;
         Ok((self.image, known, self.inet))
+    }
+
+    /// Saves these open files, and all from `others` on: those in flight are found on the way and come behind.
+    pub(super) fn save(&mut self, these: &[usize], others: usize) -> Result<(), FilesError> {
+        let mut blockers = Vec::new();
+        for class in these {
+            self.save_one(*class, &mut blockers)?;
+        }
+        let mut class = others;
+        while class < self.pool.classes.len() {
+            self.save_one(class, &mut blockers)?;
+            class += 1;
+        }
+        for (class, link) in kinds::pipe::half(self) {
+            blockers.push(self.blocker(class, link, Reason::OtherEndOutside(None)));
+        }
+        if blockers.is_empty() {
+            return Ok(());
+        }
+        Err(FilesError::Blocked(blockers))
+    }
+
+    fn save_one(&mut self, class: usize, blockers: &mut Vec<Blocker>) -> Result<(), FilesError> {
+        let mut link = String::new();
+        match self.save_class(class, &mut link) {
+            Ok(Some(file)) => {
+                self.image.files.insert(self.ids[class], file);
+            }
+            Ok(None) => {}
+            Err(Stop::Failed(error)) => return Err(error),
+            Err(Stop::Reason(reason)) => blockers.push(self.blocker(class, link, reason)),
+        }
+        Ok(())
     }
 
     /// The number of an open file of the tree.

@@ -49,11 +49,7 @@ impl Image {
     #[must_use]
     pub fn changes_since(&self, before: &Self) -> Changes {
         let empty_table = Table::default();
-        let mut contents = part(&before.contents, &self.contents, |_, _| None);
         let mut tables = part(&before.tables, &self.tables, |_, _| None);
-        contents.set = changed(&before.contents, &self.contents)
-            .map(|(id, now)| (*id, content_changes(before.contents.get(id), now)))
-            .collect();
         tables.set = changed(&before.tables, &self.tables)
             .map(|(id, now)| {
                 let old = before.tables.get(id).unwrap_or(&empty_table);
@@ -68,12 +64,56 @@ impl Image {
             .collect();
         Changes {
             tables,
-            contents,
             files: part(&before.files, &self.files, |_, now| Some(now.clone())),
+            ..self.changes_of_objects(before)
+        }
+    }
+
+    /// What leads from `before` to a tree that has the same descriptors of the same open files. This image is of all its pipes,
+    /// terminals and contents, and of those open files that may have changed or are in flight; `limits` are those of its tables.
+    pub(in crate::process::files) fn changes_among(
+        self,
+        before: &Self,
+        limits: &BTreeMap<u32, (u64, u64)>,
+    ) -> Changes {
+        let objects = self.changes_of_objects(before);
+        let tables = before.tables.iter().filter_map(|(id, table)| {
+            let descriptors_max = *limits.get(id)?;
+            let changes = TableChanges {
+                pids: table.pids.clone(),
+                slots: Part::default(),
+                descriptors_max,
+            };
+            (table.descriptors_max != descriptors_max).then_some((*id, changes))
+        });
+        let files = self.files.into_iter();
+        let files = files.filter(|(id, now)| before.files.get(id) != Some(now));
+        Changes {
+            tables: Part {
+                set: tables.collect(),
+                gone: BTreeSet::new(),
+            },
+            files: Part {
+                set: files.collect(),
+                gone: BTreeSet::new(),
+            },
+            ..objects
+        }
+    }
+
+    /// Those of all that open files share.
+    fn changes_of_objects(&self, before: &Self) -> Changes {
+        let mut contents = part(&before.contents, &self.contents, |_, _| None);
+        contents.set = changed(&before.contents, &self.contents)
+            .map(|(id, now)| (*id, content_changes(before.contents.get(id), now)))
+            .collect();
+        Changes {
+            contents,
             pipes: part(&before.pipes, &self.pipes, |_, now| Some(now.clone())),
             terminals: part(&before.terminals, &self.terminals, |_, now| {
                 Some(now.clone())
             }),
+            ..Changes::default()
         }
     }
 

@@ -1,0 +1,181 @@
+//! Reading the descriptors of a tree that stands still.
+
+use super::beside::descriptors_max;
+use super::prepared::Prepared;
+use super::saver::{Saver, Stage, Stop};
+use super::{Address, Copier, Draft, inet};
+use crate::process::files::error::{At, Blocker, FilesError, Reason};
+use crate::process::files::image::FileId;
+use crate::process::files::image::changes::Changes;
+use crate::process::files::listed::{self, Listing};
+use crate::process::files::survey::{Survey, survey};
+use crate::process::sockets::SocketStatic;
+use std::collections::{BTreeMap, BTreeSet};
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+/// The descriptors of a stopped tree.
+#[derive(Debug)]
+pub struct Frozen {
+    /// What leads to them from the draft.
+    pub changes: Changes,
+    /// TCP and UDP sockets that the draft has and the tree has no more.
+    pub gone: BTreeSet<FileId>,
+    /// Copies of the tree's TCP and UDP sockets; with [`Draft::save_frozen_listed`] not of those that were seen.
+    pub sockets: BTreeMap<FileId, OwnedFd>,
+    /// Where all can be copied from, but for those in flight.
+    pub places: Places,
+    /// What those of which there are copies were born with and the draft has nothing, or nothing that still holds.
+    pub fixed: BTreeMap<FileId, Arc<SocketStatic>>,
+}
+
+/// Where the TCP and UDP sockets of a stopped tree are.
+#[derive(Debug, Default)]
+pub struct Places {
+    found: BTreeMap<FileId, Address>,
+    /// All others are where the draft has them. Kept, since taking it apart would be part of the freeze.
+    prepared: Option<Box<Prepared>>,
+}
+
+impl Places {
+    /// That of a socket.
+    #[must_use]
+    pub fn get(&self, draft: &Draft, id: FileId) -> Option<Address> {
+        let drafted = || draft.places.get(&id).filter(|_| self.prepared.is_some());
+        self.found.get(&id).or_else(drafted).copied()
+    }
+
+    /// Those of all.
+    #[must_use]
+    pub fn all(&self, draft: &Draft) -> BTreeMap<FileId, Address> {
+        let drafted = draft.places.iter().filter(|_| self.prepared.is_some());
+        let all = drafted.chain(&self.found);
+        all.map(|(id, place)| (*id, *place)).collect()
+    }
+
+    /// What was made ready before the freeze has served.
+    #[must_use]
+    pub fn were_prepared(&self) -> bool {
+        self.prepared.is_some()
+    }
+}
+
+impl Draft {
+    /// Reads the descriptors of the same tree while none of its threads runs. Nothing changes for the tree.
+    ///
+    /// # Errors
+    /// As [`Self::save`]; some blockers come and go, so that another try may succeed.
+    pub fn save_frozen(&self, pids: &[i32]) -> Result<Frozen, FilesError> {
+        self.finish(pids, survey(pids)?, Arc::default())
+    }
+
+    /// [`Self::save_frozen`] from what was listed of all `pids` since they stand still. Sockets that the draft has and
+    /// whose state is `seen` from beside them cost no system call: they are not copied.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn save_frozen_listed(
+        &self,
+        pids: &[i32],
+        listings: Vec<Listing>,
+        seen: &Arc<BTreeSet<FileId>>,
+    ) -> Result<Frozen, FilesError> {
+        let prepared = self.prepared().take();
+        let prepared = prepared.filter(|prepared| prepared.is_for(pids, seen));
+        if let Some(mut prepared) = prepared
+            && prepared.renew(&listings, &self.kept)
+        {
+            return self.finish_prepared(pids, prepared, seen);
+        }
+        let survey = listed::survey(pids, listings, &self.kept)?;
+        self.finish(pids, survey, Arc::clone(seen))
+    }
+
+    /// Makes the copies that [`Self::save_frozen_listed`] has left out of sockets that were not seen after all.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn copy_unseen(&self, frozen: &mut Frozen, unseen: &[FileId]) -> Result<(), FilesError> {
+        let held = std::mem::take(&mut frozen.sockets);
+        let mut found = inet::Found::of(held, std::mem::take(&mut frozen.fixed));
+        let mut copier = Copier::default();
+        for &id in unseen {
+            let place = frozen.places.get(self, id);
+            let Some(place) = place.filter(|_| !found.held.contains_key(&id)) else {
+                continue;
+            };
+            let copy = copier.copy(place).at("pidfd_getfd")?;
+            let known = self.sockets.get(&id).map(|known| &**known);
+            found.hold(id, copy, known).map_err(|stop| match stop {
+                Stop::Failed(error) => error,
+                Stop::Reason(reason) => FilesError::Blocked(vec![blocker(place, reason)]),
+            })?;
+        }
+        (frozen.sockets, frozen.fixed) = (found.held, found.fixed);
+        Ok(())
+    }
+
+    fn finish(
+        &self,
+        pids: &[i32],
+        survey: Survey,
+        seen: Arc<BTreeSet<FileId>>,
+    ) -> Result<Frozen, FilesError> {
+        let mut saver = Saver::new(pids, survey, &self.limits, Some(self), Stage::Frozen);
+        saver.inet.seen = seen;
+        let (image, _, inet) = saver.run()?;
+        let drafted = self.sockets.keys();
+        Ok(Frozen {
+            changes: image.changes_since(&self.image),
+            gone: drafted
+                .filter(|id| !image.files.contains_key(id))
+                .copied()
+                .collect(),
+            sockets: inet.held,
+            places: Places {
+                found: inet.places,
+                prepared: None,
+            },
+            fixed: inet.fixed,
+        })
+    }
+
+    /// The same where every descriptor refers to what it referred to: only what may have changed is read.
+    fn finish_prepared(
+        &self,
+        pids: &[i32],
+        mut prepared: Box<Prepared>,
+        seen: &Arc<BTreeSet<FileId>>,
+    ) -> Result<Frozen, FilesError> {
+        let open = prepared.take();
+        let (stage, others) = (Stage::Frozen, open.2.len());
+        let mut saver = Saver::numbered(pids, open, &self.limits, Some(self), stage);
+        saver.inet.seen = Arc::clone(seen);
+        saver.save(prepared.loud(), others)?;
+        let mut limits = BTreeMap::new();
+        for (number, table) in &saver.survey {
+            limits.insert(*number, descriptors_max(table.holders[0].pid)?);
+        }
+        prepared.give_back((saver.survey, saver.pool, saver.ids));
+        Ok(Frozen {
+            changes: saver.image.changes_among(&self.image, &limits),
+            gone: BTreeSet::new(),
+            sockets: saver.inet.held,
+            places: Places {
+                found: saver.inet.places,
+                prepared: Some(prepared),
+            },
+            fixed: saver.inet.fixed,
+        })
+    }
+}
+
+fn blocker((pid, fd): Address, reason: Reason) -> Blocker {
+    let link = std::fs::read_link(format!("/proc/{pid}/fd/{fd}")).unwrap_or_default();
+    Blocker {
+        pid,
+        fd: Some(fd),
+        path: link.to_string_lossy().into_owned(),
+        reason,
+    }
+}

@@ -1,0 +1,295 @@
+//! What a freeze would find where nothing is opened or closed until then, made ready while the tree runs. Most descriptors
+//! are of connections of which nothing is to be said: to compare two listings is all that they cost then.
+
+use super::{Draft, inet};
+use crate::process::files::fdinfo::FdInfo;
+use crate::process::files::image::{FileId, Slot};
+use crate::process::files::kept::Kept;
+use crate::process::files::listed::{self, Listed, Listing, More};
+use crate::process::files::survey::{
+    DescriptorSeen, Place, Pool, Survey, TableSeen, inner_pid, key,
+};
+use std::collections::{BTreeSet, HashSet};
+use std::sync::Arc;
+
+/// See the module's text.
+#[derive(Debug)]
+pub struct Prepared {
+    expected: Arc<BTreeSet<FileId>>,
+    processes: Vec<Process>,
+    tables: Vec<Table>,
+    open: Open,
+    looks: Looks,
+}
+
+/// What a tree has open: its descriptors, sorted by what they refer to, and the numbers of that.
+pub type Open = (Survey, Pool, Vec<FileId>);
+
+/// A process that has descriptors.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Process {
+    pid: i32,
+    inner: i32,
+    table: u64,
+}
+
+/// A descriptor table.
+#[derive(Debug)]
+struct Table {
+    number: u32,
+    /// Whose listing is compared: that of its first process.
+    listing: usize,
+    /// In the order of its descriptors.
+    slots: Vec<Known>,
+}
+
+/// What is known of a descriptor beside what was seen.
+#[derive(Clone, Copy, Debug)]
+struct Known {
+    class: usize,
+    has_more: bool,
+}
+
+/// Which open files are to be looked at.
+#[derive(Debug)]
+struct Looks {
+    /// They need none, unless their flags change.
+    quiet: Vec<bool>,
+    /// All others.
+    loud: Vec<usize>,
+}
+
+impl Prepared {
+    /// None where something else is open by now than what the draft has, or where it cannot be told.
+    pub fn new(
+        draft: &Draft,
+        pids: &[i32],
+        listings: Vec<Listing>,
+        expected: &Arc<BTreeSet<FileId>>,
+    ) -> Option<Self> {
+        let processes: Option<Vec<_>> = listings.iter().map(Process::of).collect();
+        let processes = processes.filter(|processes| is_of(processes, pids))?;
+        let mut firsts: Vec<(usize, Vec<bool>)> = Vec::new();
+        for (at, listing) in listings.iter().enumerate() {
+            if firsts
+                .iter()
+                .all(|(first, _)| processes[*first].table != processes[at].table)
+            {
+                let more = listing.descriptors.iter().map(|one| one.has_more);
+                firsts.push((at, more.collect()));
+            }
+        }
+        let survey = listed::survey(pids, listings, &draft.kept).ok()?;
+        let pool = Pool::new(&survey);
+        let ids = ids(draft, &survey, &pool)?;
+        let firsts = firsts.into_iter();
+        let tables = firsts
+            .map(|(at, more)| Table::of(&survey, &pool, (at, processes[at].pid), &more))
+            .collect::<Option<_>>()?;
+        Some(Self {
+            expected: Arc::clone(expected),
+            processes,
+            tables,
+            looks: Looks::of(draft, &pool, &ids, expected),
+            open: (survey, pool, ids),
+        })
+    }
+
+    /// Whether it was made for the same processes and expectations.
+    pub fn is_for(&self, pids: &[i32], expected: &Arc<BTreeSet<FileId>>) -> bool {
+        Arc::ptr_eq(&self.expected, expected) && is_of(&self.processes, pids)
+    }
+
+    /// Brings it to what was listed since the tree stands still. False, and it is of no more use, where anything but positions
+    /// and flags, and what `fdinfo` says of a kind, is other than it was.
+    pub fn renew(&mut self, listings: &[Listing], kept: &Kept) -> bool {
+        let now = listings.iter().map(Process::of);
+        if !now.eq(self.processes.iter().map(|process| Some(*process))) {
+            return false;
+        }
+        let (survey, pool, _) = &mut self.open;
+        for table in &self.tables {
+            let listed = &listings[table.listing].descriptors;
+            let renewed = survey.get_mut(&table.number).and_then(|seen| {
+                let changed = table.compare(&seen.descriptors, listed)?;
+                table.renew((seen, pool, &mut self.looks), (listed, &changed), kept)
+            });
+            if renewed.is_none() {
+                return false;
+            }
+        }
+        self.looks.loud.sort_unstable();
+        true
+    }
+
+    /// Takes out what is open, see [`Self::give_back`].
+    pub fn take(&mut self) -> Open {
+        std::mem::take(&mut self.open)
+    }
+
+    /// To be kept as long as this.
+    pub fn give_back(&mut self, open: Open) {
+        self.open = open;
+    }
+
+    /// The open files that are to be looked at, in order.
+    pub fn loud(&self) -> &[usize] {
+        &self.looks.loud
+    }
+}
+
+impl Process {
+    /// None if there is more to it than a table of descriptors.
+    fn of(listing: &Listing) -> Option<Self> {
+        let table = listing.table.filter(|_| !listing.thread_tables)?;
+        Some(Self {
+            pid: listing.pid,
+            inner: inner_pid(listing.pid)?,
+            table,
+        })
+    }
+}
+
+fn is_of(processes: &[Process], pids: &[i32]) -> bool {
+    processes
+        .iter()
+        .map(|process| process.pid)
+        .eq(pids.iter().copied())
+}
+
+/// The numbers that the draft gave to all that is open; none where it has not just that, at just these descriptors.
+fn ids(draft: &Draft, survey: &Survey, pool: &Pool) -> Option<Vec<FileId>> {
+    let mut ids: Vec<Option<FileId>> = vec![None; pool.classes.len()];
+    let mut met = HashSet::new();
+    for (number, seen) in survey {
+        let table = draft.image.tables.get(number)?;
+        let pids: BTreeSet<i32> = seen.holders.iter().map(|holder| holder.inner).collect();
+        if table.pids != pids || table.slots.len() != seen.descriptors.len() {
+            return None;
+        }
+        for one in &seen.descriptors {
+            let (before, file) = draft.known.files.get(&(*number, one.number))?;
+            let slot = Slot {
+                file: *file,
+                close_on_exec: one.info.close_on_exec,
+            };
+            let id = &mut ids[pool.at(*number, one.number)?];
+            let is_same = id.map_or_else(|| met.insert(*file), |id| id == *file);
+            *id = Some(*file);
+            if !is_same || *before != key(&one.info) || table.slots.get(&one.number) != Some(&slot)
+            {
+                return None;
+            }
+        }
+    }
+    let all = draft.image.tables.len() == survey.len() && draft.image.files.len() == met.len();
+    ids.into_iter().collect::<Option<_>>().filter(|_| all)
+}
+
+impl Table {
+    fn of(
+        survey: &Survey,
+        pool: &Pool,
+        (listing, pid): (usize, i32),
+        more: &[bool],
+    ) -> Option<Self> {
+        let mut tables = survey.iter();
+        let (number, seen) =
+            tables.find(|(_, seen)| seen.holders.iter().any(|holder| holder.pid == pid))?;
+        let slots = seen.descriptors.iter().zip(more).map(|(one, has_more)| {
+            Some(Known {
+                class: pool.at(*number, one.number)?,
+                has_more: *has_more,
+            })
+        });
+        Some(Self {
+            number: *number,
+            listing,
+            slots: slots.collect::<Option<_>>()?,
+        })
+    }
+
+    /// Which descriptors are to be renewed; none where one refers to something else than it did.
+    fn compare(&self, seen: &[DescriptorSeen], listed: &[Listed]) -> Option<Vec<usize>> {
+        if listed.len() != seen.len() {
+            return None;
+        }
+        let mut changed = Vec::new();
+        for (at, ((before, now), known)) in seen.iter().zip(listed).zip(&self.slots).enumerate() {
+            let (was, is) = (&before.info, &now.info);
+            let same = before.number == now.number
+                && before.file == Some(now.file)
+                && known.has_more == now.has_more
+                && (was.mount, was.inode, was.close_on_exec)
+                    == (is.mount, is.inode, is.close_on_exec);
+            if !same {
+                return None;
+            }
+            if now.has_more || (was.flags, was.offset) != (is.flags, is.offset) {
+                changed.push(at);
+            }
+        }
+        Some(changed)
+    }
+
+    fn renew(
+        &self,
+        (seen, pool, looks): (&mut TableSeen, &mut Pool, &mut Looks),
+        (listed, changed): (&[Listed], &[usize]),
+        kept: &Kept,
+    ) -> Option<()> {
+        let mut more = More::new(seen.holders[0].pid, kept);
+        for &at in changed {
+            let (one, known) = (&mut seen.descriptors[at], self.slots[at]);
+            let info = match known.has_more {
+                true => more.read(one.number).ok()?,
+                false => listed[at].info.clone(),
+            };
+            // An eventfd is told from others by its lines alone.
+            if key(&info) != key(&one.info) {
+                return None;
+            }
+            let class = &mut pool.classes[known.class];
+            looks.note(known.class, class.info.flags != info.flags);
+            if class.slots.first() == Some(&(self.number, one.number)) {
+                class.info.clone_from(&info);
+            } else {
+                renew_shared(&mut class.info, &info);
+            }
+            one.info = info;
+        }
+        Some(())
+    }
+}
+
+/// What all descriptors of an open file show alike.
+fn renew_shared(info: &mut FdInfo, now: &FdInfo) {
+    (info.flags, info.offset) = (now.flags, now.offset);
+}
+
+impl Looks {
+    fn of(draft: &Draft, pool: &Pool, ids: &[FileId], expected: &BTreeSet<FileId>) -> Self {
+        let quiet = pool.classes.iter().zip(ids).map(|(class, id)| {
+            let Place::Process(pid, fd) = class.place else {
+                return false;
+            };
+            let before = draft.image.files.get(id);
+            class.listed
+                && expected.contains(id)
+                && draft.places.get(id) == Some(&(pid, fd))
+                && before.is_some_and(|before| {
+                    before.flags == class.info.flags && inet::is_unchanged(&class.info, before)
+                })
+        });
+        let quiet: Vec<bool> = quiet.collect();
+        let loud = (0..quiet.len()).filter(|class| !quiet[*class]).collect();
+        Self { quiet, loud }
+    }
+
+    fn note(&mut self, class: usize, flags_changed: bool) {
+        if flags_changed && self.quiet[class] {
+            self.quiet[class] = false;
+            self.loud.push(class);
+        }
+    }
+}
