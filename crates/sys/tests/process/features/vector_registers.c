@@ -2,6 +2,7 @@
 #include <fenv.h>
 #include <immintrin.h>
 #include <pthread.h>
+#include <string.h>
 #include "feature.h"
 
 static volatile int stop;
@@ -23,6 +24,22 @@ __attribute__((target("avx512f"))) static void *wide(void *unused) {
     return unused;
 }
 
+/* The registers that only AVX-512 has, and that the C library copies memory by. */
+__attribute__((target("avx512f"))) static void *high(void *unused) {
+    unsigned char in[128], out[128];
+    for (int i = 0; i < 128; i++) in[i] = 7 * i + 1;
+    while (!stop) {
+        memset(out, 0, sizeof(out));
+        long turns = 1000000;
+        __asm__ volatile("vmovdqu64 (%1), %%zmm16; vmovdqu64 64(%1), %%zmm31\n"
+                         "1: dec %0; jnz 1b\n"
+                         "vmovdqu64 %%zmm16, (%2); vmovdqu64 %%zmm31, 64(%2)\n"
+                         : "+r"(turns) : "r"(in), "r"(out) : "memory", "xmm16", "xmm31");
+        CHECK(!memcmp(in, out, sizeof(in)));
+    }
+    return unused;
+}
+
 static void *x87(void *unused) {
     CHECK(!fesetround(FE_TOWARDZERO));
     unsigned status = _mm_getcsr(), found;
@@ -37,7 +54,7 @@ static void *x87(void *unused) {
     return unused;
 }
 
-static pthread_t threads[2];
+static pthread_t threads[3];
 
-FEATURE(CHECK(!pthread_create(&threads[0], 0, x87, 0)); int avx = __builtin_cpu_supports("avx512f"); if (avx) CHECK(!pthread_create(&threads[1], 0, wide, 0)), ,
-    stop = 1; CHECK(!pthread_join(threads[0], 0)); if (avx) CHECK(!pthread_join(threads[1], 0)))
+FEATURE(CHECK(!pthread_create(&threads[0], 0, x87, 0)); int avx = __builtin_cpu_supports("avx512f"); if (avx) { CHECK(!pthread_create(&threads[1], 0, wide, 0)); CHECK(!pthread_create(&threads[2], 0, high, 0)); }, ,
+    stop = 1; CHECK(!pthread_join(threads[0], 0)); if (avx) { CHECK(!pthread_join(threads[1], 0)); CHECK(!pthread_join(threads[2], 0)); })
