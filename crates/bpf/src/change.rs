@@ -9,8 +9,31 @@ use libbpf_rs::libbpf_sys::{bpf_prog_test_run_opts, bpf_test_run_opts};
 use libbpf_rs::{MapHandle, Object};
 use zerocopy::{FromZeros, Immutable, IntoBytes};
 
-use crate::shared::{CHANGES_MAX, Change, ChangeOrder, FlowKey};
+use crate::shared::FlowKey;
 use crate::{Error, handle, program};
+
+/// Changes that are carried out at once at most.
+const CHANGES_MAX: usize = 1024;
+
+/// A flow or a record to be set, with many others.
+#[repr(C)]
+#[derive(Clone, Copy, FromZeros)]
+struct Change {
+    key: FlowKey,
+    /// A [`FlowValue`](crate::shared::FlowValue) or a [`Record`](crate::shared::Record).
+    value: [u8; 16],
+}
+
+/// How many changes there are.
+#[repr(C)]
+struct ChangeOrder {
+    /// From the first on.
+    count: u32,
+    /// The map did not take so many.
+    failed: u32,
+}
+
+const _: () = assert!(size_of::<Change>() == 56 && size_of::<ChangeOrder>() == 8);
 
 /// Where changes are written for the programs: one batch at a time.
 pub(crate) struct Batch {

@@ -6,6 +6,7 @@
 //! pinned, so that traffic goes on while the daemon is away.
 
 mod change;
+mod congestion;
 pub mod files;
 mod holds;
 mod link;
@@ -21,6 +22,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
 use change::Changer;
+use congestion::Restorer;
 use libbpf_rs::{
     MapCore, MapFlags, MapHandle, Object, ObjectBuilder, RingBuffer, RingBufferBuilder,
 };
@@ -91,13 +93,6 @@ pub enum Error {
     },
 }
 
-/// The congestion control that gives a restored socket its window; unregistered when dropped.
-struct Restorer {
-    object: Object,
-    _link: libbpf_rs::Link,
-    name: String,
-}
-
 /// The loaded programs and their maps.
 pub struct Dataplane {
     object: Object,
@@ -126,7 +121,6 @@ pub struct Dataplane {
 }
 
 static OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/holdfast.bpf.o"));
-static CONGESTION: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/congestion.bpf.o"));
 
 const PINNED_MAPS: [&str; 14] = [
     "config",
@@ -163,7 +157,7 @@ impl Dataplane {
         })?;
         let batch = change::batch(&object)?;
         let changer = |by, name| Changer::new(&object, &batch, by, name);
-        let restorer = load_congestion().ok();
+        let restorer = congestion::load().ok();
         let congestion = match &restorer {
             Some(restorer) => Some(Table::new(
                 handle(&restorer.object, "congestion")?,
@@ -357,45 +351,6 @@ fn load_object(bytes: &[u8], pins: &Path, flows_max: u32) -> Result<Object, Erro
         }
     }
     open.load().map_err(refused)
-}
-
-/// Bytes of `struct tcp_congestion_ops` in `c/congestion.bpf.c` before its name: four function pointers.
-const CONGESTION_NAME_AT: usize = 32;
-
-/// Congestion controls have one name space for the whole kernel, so each daemon's restorer has a name of its own.
-fn load_congestion() -> Result<Restorer, Error> {
-    let refused = |e: libbpf_rs::Error| Error::Load(format!("{e:#}"));
-    // Process ids repeat from PID namespace to PID namespace; the clock tells daemons apart.
-    let now = std::time::SystemTime::now()
-        .duration_since(std::time::UNIX_EPOCH)
-        .map_or(0, |now| now.as_nanos() as u64);
-    let name = format!("hf_{:012x}", now & 0xffff_ffff_ffff);
-    let mut open = ObjectBuilder::default()
-        .open_memory(CONGESTION)
-        .map_err(refused)?;
-    for mut map in open.maps_mut() {
-        if map.name() != "holdfast_restore" {
-            continue;
-        }
-        if let Some(value) = map.initial_value_mut() {
-            value[CONGESTION_NAME_AT..].fill(0);
-            value[CONGESTION_NAME_AT..CONGESTION_NAME_AT + name.len()]
-                .copy_from_slice(name.as_bytes());
-        }
-    }
-    let mut object = open.load().map_err(refused)?;
-    let map = object
-        .maps_mut()
-        .find(|map| map.name() == "holdfast_restore");
-    let link = map
-        .ok_or_else(|| Error::Load("holdfast_restore is missing".into()))?
-        .attach_struct_ops()
-        .map_err(refused)?;
-    Ok(Restorer {
-        object,
-        _link: link,
-        name,
-    })
 }
 
 fn handle(object: &Object, name: &'static str) -> Result<MapHandle, Error> {

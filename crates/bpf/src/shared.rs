@@ -156,29 +156,6 @@ shared!(
 );
 
 shared!(
-    /// A flow or a record to be set, with many others.
-    Change {
-        /// Whose.
-        key: FlowKey,
-        /// A [`FlowValue`] or a [`Record`].
-        value: [u8; 16],
-    }
-);
-
-/// Changes that are carried out at once at most.
-pub const CHANGES_MAX: usize = 1024;
-
-shared!(
-    /// How many changes there are.
-    ChangeOrder {
-        /// From the first on.
-        count: u32,
-        /// The map did not take so many.
-        failed: u32,
-    }
-);
-
-shared!(
     /// Where a server has gone.
     Successor {
         /// To this node.
@@ -389,8 +366,6 @@ const _: () = {
     assert!(size_of::<FlowKey>() == 40);
     assert!(size_of::<FlowValue>() == 16);
     assert!(size_of::<Record>() == 12);
-    assert!(size_of::<Change>() == 56);
-    assert!(size_of::<ChangeOrder>() == 8);
     assert!(size_of::<ServiceKey>() == 20);
     assert!(size_of::<Service>() == 8);
     assert!(size_of::<Node>() == 36);
