@@ -276,12 +276,20 @@ impl Stub {
                         return Ok(registers);
                     }
                     if !matches!(self.exit, Exit::Resume { signal: ours, .. } if ours == signal) {
-                        return Err(unexpected(&format!("a stub got signal {signal}")));
+                        return Err(self.disturbed(signal, &registers));
                     }
                 }
                 Stop::Interrupt | Stop::Group(_) | Stop::Event(_) | Stop::Call => {}
             }
         }
+    }
+
+    /// Says where in its code it was, and about to make which call.
+    fn disturbed(&self, signal: i32, registers: &Registers) -> Error {
+        unexpected(&format!(
+            "a stub at {:#x} got signal {signal} at {:#x}: call {:#x}, {} left, from {:#x}",
+            self.address, registers.rip, registers.rax, registers.r12, registers.rbx
+        ))
     }
 
     fn is_end(&self, signal: i32, at: u64) -> bool {
