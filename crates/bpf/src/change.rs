@@ -10,7 +10,7 @@ use libbpf_rs::{MapHandle, Object};
 use zerocopy::{FromZeros, Immutable, IntoBytes};
 
 use crate::shared::FlowKey;
-use crate::{Error, handle, program};
+use crate::{Error, program};
 
 /// Changes that are carried out at once at most.
 const CHANGES_MAX: usize = 1024;
@@ -43,6 +43,7 @@ pub(crate) struct Batch {
 const BYTES: usize = CHANGES_MAX * size_of::<Change>();
 
 impl Batch {
+    /// Maps the array.
     pub(crate) fn map(map: &MapHandle) -> Result<Arc<Self>, Error> {
         let refused = || Error::Map {
             name: "changes",
@@ -114,8 +115,9 @@ impl Changer {
         keys: &[FlowKey],
         values: &[V],
     ) -> Result<(), Error> {
-        let base = self.batch.base.lock();
-        let base = *base.unwrap_or_else(PoisonError::into_inner);
+        // Held to the end: another's changes would be carried out in place of these.
+        let batch = self.batch.base.lock();
+        let batch = batch.unwrap_or_else(PoisonError::into_inner);
         let batches = keys.chunks(CHANGES_MAX).zip(values.chunks(CHANGES_MAX));
         let mut failed = 0;
         for (keys, values) in batches {
@@ -124,7 +126,7 @@ impl Changer {
                 change.key = *key;
                 change.value[..size_of::<V>()].copy_from_slice(value.as_bytes());
                 // SAFETY: `at` is below CHANGES_MAX, and the lock keeps others from the mapping.
-                unsafe { base.add(at).write(change) };
+                unsafe { batch.add(at).write(change) };
             }
             failed += self.run(keys.len())?;
         }
@@ -160,9 +162,4 @@ impl Changer {
             reason,
         }
     }
-}
-
-/// The map that changes are written to.
-pub(crate) fn batch(object: &Object) -> Result<Arc<Batch>, Error> {
-    Batch::map(&handle(object, "changes")?)
 }

@@ -21,7 +21,7 @@ pub mod traffic;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
-use change::Changer;
+use change::{Batch, Changer};
 use congestion::Restorer;
 use libbpf_rs::{
     MapCore, MapFlags, MapHandle, Object, ObjectBuilder, RingBuffer, RingBufferBuilder,
@@ -155,7 +155,7 @@ impl Dataplane {
             name: "holds",
             reason: e.to_string(),
         })?;
-        let batch = change::batch(&object)?;
+        let batch = Batch::map(&table("changes")?)?;
         let changer = |by, name| Changer::new(&object, &batch, by, name);
         let restorer = congestion::load().ok();
         let congestion = match &restorer {

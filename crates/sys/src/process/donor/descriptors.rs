@@ -225,7 +225,8 @@ impl Describer {
     }
 
     /// Reads them, from what was listed of all [`Describer::pids`] since they stand still. Sockets that are `expected` to be seen from
-    /// beside them cost least, and next to nothing if [`Tracker::expect`] had the same `expected`. To be called by a thread in the tree's network namespace.
+    /// beside them cost least, and next to nothing if [`Tracker::expect`] had the same `expected`. To be called by a thread in the
+    /// tree's network namespace.
     ///
     /// # Errors
     /// As [`StoppedTree::descriptors`].
