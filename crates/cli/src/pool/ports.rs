@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeSet, HashSet};
 use std::fs;
+use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 /// State LISTEN in /proc/net/tcp.
@@ -44,22 +45,31 @@ fn parse_stat(stat: &str) -> Option<(i32, u64, u64)> {
     Some((group, used, number(13)? + number(14)?))
 }
 
-/// TCP addresses at which processes of the group listen.
+/// TCP addresses at which processes of the group listen, each in its network namespace.
 pub fn listeners(group_id: i32) -> BTreeSet<SocketAddr> {
     let processes = group(group_id);
     let sockets: HashSet<u64> = processes.iter().flat_map(sockets).collect();
-    let Some(first) = processes.first() else {
-        return BTreeSet::new();
-    };
-    let tables = ["tcp", "tcp6"].map(|table| {
-        fs::read_to_string(format!("/proc/{}/net/{table}", first.id)).unwrap_or_default()
-    });
-    let lines = tables.iter().flat_map(|table| table.lines().skip(1));
-    lines
-        .filter_map(parse_listener)
-        .filter(|(_, inode)| sockets.contains(inode))
-        .map(|(address, _)| address)
-        .collect()
+    let mut seen = HashSet::new();
+    let mut found = BTreeSet::new();
+    for process in &processes {
+        let namespace = fs::read_link(format!("/proc/{}/ns/net", process.id)).ok();
+        if namespace.as_ref().is_none_or(|known| seen.contains(known)) {
+            continue;
+        }
+        // The process may end at any time: another one of its namespace is asked then.
+        let Ok(lines) = tables(process) else { continue };
+        seen.extend(namespace);
+        let listeners = lines.lines().filter_map(parse_listener);
+        let own = listeners.filter(|(_, inode)| sockets.contains(inode));
+        found.extend(own.map(|(address, _)| address));
+    }
+    found
+}
+
+/// The TCP sockets of a process's network namespace, a line each.
+fn tables(process: &Process) -> io::Result<String> {
+    let table = |name| fs::read_to_string(format!("/proc/{}/net/{name}", process.id));
+    Ok(table("tcp")? + &table("tcp6").unwrap_or_default())
 }
 
 /// The inodes of a process's sockets.
@@ -103,17 +113,70 @@ fn parse_address(text: &str) -> Option<IpAddr> {
 #[cfg(test)]
 mod tests {
     use std::net::TcpListener;
+    use std::os::fd::OwnedFd;
+    use std::os::unix::process::CommandExt;
+    use std::process::{Child, Command};
+    use std::thread::sleep;
+    use std::time::Duration;
 
     use super::*;
 
-    #[test]
-    fn this_process_s_listener_is_found() {
+    /// A process of a group, ended with the test.
+    struct Sleeper(Child);
+
+    impl Sleeper {
+        fn start(command: &mut Command, group: i32) -> Sleeper {
+            Sleeper(command.process_group(group).spawn().unwrap())
+        }
+
+        fn id(&self) -> i32 {
+            self.0.id().try_into().unwrap()
+        }
+    }
+
+    impl Drop for Sleeper {
+        fn drop(&mut self) {
+            let _ = self.0.kill();
+            let _ = self.0.wait();
+        }
+    }
+
+    /// A listener, and a process that has it from now on, in a group.
+    fn listening(group: i32) -> (SocketAddr, Sleeper) {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let at = listener.local_addr().unwrap();
-        let own = nix::unistd::getpgrp().as_raw();
-        assert!(listeners(own).contains(&at));
-        drop(listener);
-        assert!(!listeners(own).contains(&at));
+        let mut command = Command::new("sleep");
+        command.arg("600").stdin(OwnedFd::from(listener));
+        (at, Sleeper::start(&mut command, group))
+    }
+
+    #[test]
+    fn a_group_s_listener_is_found() {
+        let (at, process) = listening(0);
+        let group = process.id();
+        assert!(listeners(group).contains(&at));
+        drop(process);
+        assert!(!listeners(group).contains(&at));
+    }
+
+    #[test]
+    fn the_first_of_a_group_may_be_elsewhere_or_have_ended() {
+        let mut command = Command::new("unshare");
+        let mut first = Sleeper::start(command.args(["--net", "sleep", "600"]), 0);
+        let (at, _second) = listening(first.id());
+        let elsewhere = || {
+            let of = |process: &str| fs::read_link(format!("/proc/{process}/ns/net")).unwrap();
+            of("self") != of(&first.id().to_string())
+        };
+        while !elsewhere() {
+            sleep(Duration::from_millis(1));
+        }
+        assert!(listeners(first.id()).contains(&at));
+        first.0.kill().unwrap();
+        while fs::read_link(format!("/proc/{}/ns/net", first.id())).is_ok() {
+            sleep(Duration::from_millis(1));
+        }
+        assert!(listeners(first.id()).contains(&at));
     }
 
     #[test]
