@@ -120,7 +120,11 @@ impl Donor {
         let (first, second) = (listed(), listed());
         let prepared = first.places.were_prepared();
         assert!(!second.places.were_prepared(), "it serves once");
-        let image = |found: &Frozen| draft.image.apply(found.changes.clone()).expect("an image");
+        let image = |found: &Frozen| {
+            let mut image = draft.image.clone();
+            (image.apply(found.changes.clone())).expect("an image");
+            image
+        };
         assert_eq!(first.sockets.len(), second.sockets.len());
         for mut found in [first, second] {
             assert_eq!(lasting(image(&found)), lasting(image(&frozen)));

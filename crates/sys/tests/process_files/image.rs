@@ -131,8 +131,12 @@ proptest! {
     fn changes_lead_from_one_image_to_another(before in image(), after in image()) {
         let bytes = postcard::to_stdvec(&after.changes_since(&before)).expect("coded");
         let changes = Changes::decode(&bytes).expect("decoded");
-        if let Ok(there) = before.apply(changes) {
-            prop_assert_eq!(there, after.clone());
+        let mut there = before.clone();
+        if let Ok(former) = there.apply(changes) {
+            prop_assert_eq!(&there, &after);
+            for (id, file) in &after.files {
+                prop_assert_eq!(former.file(*id, file), before.files.get(id));
+            }
         }
         let nothing = postcard::to_stdvec(&after.changes_since(&after)).expect("coded");
         prop_assert!(nothing.len() <= 10);

@@ -138,8 +138,8 @@ fn sockets_of_the_internet_are_handed_through() {
     let draft = donor.draft();
     let frozen = draft.save_frozen(&donor.pids()).expect("saved");
     assert_eq!(frozen.sockets.len(), 2);
-    let image = draft.image.apply(frozen.changes.clone());
-    let image = image.expect("an image");
+    let mut image = draft.image.clone();
+    (image.apply(frozen.changes.clone())).expect("an image");
     let kinds: Vec<_> = frozen
         .sockets
         .keys()

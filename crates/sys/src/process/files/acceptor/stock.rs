@@ -2,6 +2,7 @@
 
 use super::{Given, verify};
 use crate::process::files::error::{At, FilesError, Refusal};
+use crate::process::files::image::changes::Former;
 use crate::process::files::image::{FileId, Image, Kind, ObjectId};
 use crate::process::files::kinds::{self, epoll, unix::Stage};
 use crate::process::files::raw;
@@ -69,7 +70,7 @@ impl Stock {
         stock.make_room()?;
         let ids: BTreeSet<FileId> = stock.image.files.keys().copied().collect();
         stock.make(&ids, given)?;
-        epoll::finish(&mut stock, &BTreeMap::new(), &ids)?;
+        epoll::finish(&mut stock, &Former::default(), &ids)?;
         Ok(stock)
     }
 

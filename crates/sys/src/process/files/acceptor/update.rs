@@ -3,12 +3,12 @@
 use super::stock::Stock;
 use super::{Given, verify};
 use crate::process::files::error::{At, FilesError, Refusal};
-use crate::process::files::image::changes::Changes;
-use crate::process::files::image::{FileId, Image, Kind, OpenFile, UnixLink, Watch};
+use crate::process::files::image::changes::{Changes, Former};
+use crate::process::files::image::{FileId, Kind, OpenFile, UnixLink};
 use crate::process::files::kinds::{anonymous, content, epoll, named, pipe, terminal, unix};
 use crate::process::files::raw;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 impl Stock {
@@ -18,11 +18,10 @@ impl Stock {
     /// # Errors
     /// As [`Self::prepare`]; [`FilesError::Malformed`] for changes that do not fit. The donor can still go on.
     pub fn finish(&mut self, changes: Changes, given: Given) -> Result<(), FilesError> {
-        let before = self.change(changes, given, true)?;
-        self.fill(&before)?;
-        let ids: Vec<FileId> = self.image.files.keys().copied().collect();
-        for id in ids {
-            self.set_state(id, before.files.get(&id))?;
+        let former = self.change(changes, given, true)?;
+        self.fill(&former)?;
+        for (id, file) in &self.image.files {
+            self.set_state(*id, file, former.file(*id, file))?;
         }
         self.keepers.clear();
         self.pipe_ends.clear();
@@ -35,48 +34,52 @@ impl Stock {
     /// # Errors
     /// As [`Self::prepare`]; [`FilesError::Malformed`] for changes that do not fit. The stock is of no use then.
     pub fn follow(&mut self, changes: Changes, given: Given) -> Result<(), FilesError> {
-        let before = self.change(changes, given, false)?;
-        for (id, value) in &self.image.contents {
-            if let (Some(keeper), Some(before)) = (self.keepers.get(id), before.contents.get(id)) {
-                content::update(keeper, before, value)?;
+        let former = self.change(changes, given, false)?;
+        for (id, before) in &former.contents {
+            let now = self.image.contents.get(id);
+            if let (Some(keeper), Some(before), Some(now)) = (self.keepers.get(id), before, now) {
+                content::update(keeper, before, now)?;
             }
         }
         Ok(())
     }
 
-    /// Makes what is new or has become something else, and gives the image before; `last` when the tree stands still.
-    fn change(&mut self, changes: Changes, given: Given, last: bool) -> Result<Image, FilesError> {
+    /// Makes what is new or has become something else, and says what it was; `last` when the tree stands still.
+    fn change(&mut self, changes: Changes, given: Given, last: bool) -> Result<Former, FilesError> {
         self.stale |= changes.concern_tables();
-        let mut after = self.image.apply(changes)?;
-        std::mem::swap(&mut self.image, &mut after);
-        let before = after;
+        let former = self.image.apply(changes)?;
         let mut remade: BTreeSet<FileId> = given.sockets.keys().copied().collect();
-        for (id, file) in &self.image.files {
-            let old = before.files.get(id);
-            if old != Some(file) {
+        for (id, old) in &former.files {
+            let Some(file) = self.image.files.get(id) else {
+                self.files.remove(id);
+                continue;
+            };
+            if old.as_ref() != Some(file) {
                 verify::verify_file(file, last)?;
             }
-            if !old.is_some_and(|old| is_same_thing(old, file)) {
+            if !old.as_ref().is_some_and(|old| is_same_thing(old, file)) {
                 remade.insert(*id);
             }
         }
-        self.find_moved_contents(&before, &mut remade);
-        let image = &self.image;
-        self.files
-            .retain(|id, _| image.files.contains_key(id) && !remade.contains(id));
+        self.find_moved_contents(&former, &mut remade);
+        for id in &remade {
+            self.files.remove(id);
+        }
         self.make(&remade, given)?;
         if last {
             self.open_pidfds()?;
         }
-        epoll::finish(self, &watches(&before), &remade)?;
-        Ok(before)
+        epoll::finish(self, &former, &remade)?;
+        Ok(former)
     }
 
     /// Content that has come to move with mappings, or no longer does, is another's: files are opened anew.
-    fn find_moved_contents(&mut self, before: &Image, remade: &mut BTreeSet<FileId>) {
-        for (id, value) in &self.image.contents {
-            let old = before.contents.get(id);
-            if old.is_some_and(|old| old.elsewhere != value.elsewhere) {
+    fn find_moved_contents(&mut self, former: &Former, remade: &mut BTreeSet<FileId>) {
+        for (id, old) in &former.contents {
+            let (Some(old), Some(value)) = (old, self.image.contents.get(id)) else {
+                continue;
+            };
+            if old.elsewhere != value.elsewhere {
                 self.keepers.remove(id);
                 let of_it =
                     |kind: &Kind| matches!(kind, Kind::Content { content, .. } if content == id);
@@ -117,10 +120,10 @@ impl Stock {
     }
 
     /// Content of all that several open files share.
-    fn fill(&mut self, before: &Image) -> Result<(), FilesError> {
+    fn fill(&mut self, former: &Former) -> Result<(), FilesError> {
         for (id, value) in &self.image.contents {
             if let Some(keeper) = self.keepers.get(id) {
-                content::finish(keeper, before.contents.get(id), value)?;
+                content::finish(keeper, former.content(*id, value), value)?;
             }
         }
         for (id, value) in &self.image.pipes {
@@ -131,9 +134,13 @@ impl Stock {
         unix::fill(self)
     }
 
-    /// What belongs to one open file.
-    fn set_state(&mut self, id: FileId, before: Option<&OpenFile>) -> Result<(), FilesError> {
-        let file = &self.image.files[&id];
+    /// What belongs to one open file, which was `before` when it was prepared.
+    fn set_state(
+        &self,
+        id: FileId,
+        file: &OpenFile,
+        before: Option<&OpenFile>,
+    ) -> Result<(), FilesError> {
         let fd = self.files.get(&id).ok_or(Refusal::SocketAbsent(id))?;
         match &file.kind {
             Kind::Regular { offset, .. }
@@ -168,17 +175,6 @@ fn set_flags(fd: &OwnedFd, file: &OpenFile, before: Option<&OpenFile>) -> Result
         raw::set_status(fd, file.flags).at("F_SETFL")?;
     }
     Ok(())
-}
-
-fn watches(image: &Image) -> BTreeMap<FileId, Vec<Watch>> {
-    let sets = image
-        .files
-        .iter()
-        .filter_map(|(id, file)| match &file.kind {
-            Kind::Epoll { watches } => Some((*id, watches.clone())),
-            _ => None,
-        });
-    sets.collect()
 }
 
 /// Whether what was prepared for one can become the other.

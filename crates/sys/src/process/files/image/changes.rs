@@ -4,6 +4,7 @@ use super::limits::{self, Malformed};
 use super::{Content, FileId, Image, ObjectId, OpenFile, Pipe, Slot, Table, Terminal};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
+use std::mem::discriminant;
 
 /// The way from one image to a later one of the same tree.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -117,39 +118,80 @@ impl Image {
         }
     }
 
-    /// The image that `changes` lead to from this one.
+    /// Brings this image to where `changes` lead. What they leave alone costs nothing.
     ///
     /// # Errors
-    /// [`Malformed`] when the outcome contradicts itself or exceeds the limits.
-    pub fn apply(&self, changes: Changes) -> Result<Self, Malformed> {
-        let mut image = self.clone();
-        let (tables, contents) = (changes.tables, changes.contents);
-        image.tables.retain(|id, _| !tables.gone.contains(id));
+    /// [`Malformed`] when the outcome contradicts itself or exceeds the limits: the image is of no use then.
+    pub fn apply(&mut self, changes: Changes) -> Result<Former, Malformed> {
+        let known = changes.concern_files_alone(self);
+        let Changes {
+            tables,
+            files,
+            pipes,
+            terminals,
+            contents,
+        } = changes;
+        for id in &tables.gone {
+            self.tables.remove(id);
+        }
         for (id, change) in tables.set {
-            let table = image.tables.entry(id).or_default();
+            let table = self.tables.entry(id).or_default();
             table.pids = change.pids;
             table.descriptors_max = change.descriptors_max;
             change.slots.apply(&mut table.slots);
         }
-        image.contents.retain(|id, _| !contents.gone.contains(id));
+        let mut former = Former::default();
+        for id in contents.gone {
+            former.contents.insert(id, self.contents.remove(&id));
+        }
         for (id, change) in contents.set {
-            let mut chunks = image
-                .contents
-                .remove(&id)
-                .map(|content| content.chunks)
-                .unwrap_or_default();
+            let old = self.contents.remove(&id);
+            let mut chunks = old
+                .as_ref()
+                .map_or_else(BTreeMap::new, |old| old.chunks.clone());
             change.chunks.apply(&mut chunks);
             let content = Content {
                 chunks,
                 ..change.head
             };
-            image.contents.insert(id, content);
+            self.contents.insert(id, content);
+            former.contents.entry(id).or_insert(old);
         }
-        changes.files.apply(&mut image.files);
-        changes.pipes.apply(&mut image.pipes);
-        changes.terminals.apply(&mut image.terminals);
-        limits::check(&image)?;
-        Ok(image)
+        for id in files.gone {
+            former.files.insert(id, self.files.remove(&id));
+        }
+        for (id, file) in files.set {
+            let old = self.files.insert(id, file);
+            former.files.entry(id).or_insert(old);
+        }
+        pipes.apply(&mut self.pipes);
+        terminals.apply(&mut self.terminals);
+        match known {
+            true => limits::check_files(self, former.files.keys())?,
+            false => limits::check(self)?,
+        }
+        Ok(former)
+    }
+}
+
+/// What an image was where [`Image::apply`] has changed it; nothing where there was nothing.
+#[derive(Debug, Default)]
+pub struct Former {
+    /// Open files.
+    pub files: BTreeMap<FileId, Option<OpenFile>>,
+    /// Contents.
+    pub contents: BTreeMap<ObjectId, Option<Content>>,
+}
+
+impl Former {
+    /// An open file as it was, which is `now` so.
+    pub fn file<'a>(&'a self, id: FileId, now: &'a OpenFile) -> Option<&'a OpenFile> {
+        self.files.get(&id).map_or(Some(now), Option::as_ref)
+    }
+
+    /// The same of content.
+    pub fn content<'a>(&'a self, id: ObjectId, now: &'a Content) -> Option<&'a Content> {
+        self.contents.get(&id).map_or(Some(now), Option::as_ref)
     }
 }
 
@@ -162,16 +204,37 @@ impl Changes {
         Ok(postcard::from_bytes(bytes)?)
     }
 
+    /// Whether they are of open files alone, which the image has and which stay what they are: whatever refers to one is right
+    /// still.
+    fn concern_files_alone(&self, image: &Image) -> bool {
+        let of_a_kind = |(id, new): (&FileId, &OpenFile)| {
+            let old = image.files.get(id);
+            old.is_some_and(|old| discriminant(&old.kind) == discriminant(&new.kind))
+        };
+        !self.concern_tables()
+            && self.pipes.is_nothing()
+            && self.terminals.is_nothing()
+            && self.contents.is_nothing()
+            && self.files.gone.is_empty()
+            && self.files.set.iter().all(of_a_kind)
+    }
+
     /// Whether any table has something else at a number, or other processes.
     #[must_use]
     pub fn concern_tables(&self) -> bool {
-        !self.tables.set.is_empty() || !self.tables.gone.is_empty()
+        !self.tables.is_nothing()
     }
 }
 
 impl<K: Ord, T> Part<K, T> {
+    fn is_nothing(&self) -> bool {
+        self.set.is_empty() && self.gone.is_empty()
+    }
+
     fn apply(self, map: &mut BTreeMap<K, T>) {
-        map.retain(|key, _| !self.gone.contains(key));
+        for key in &self.gone {
+            map.remove(key);
+        }
         map.extend(self.set);
     }
 }

@@ -65,6 +65,18 @@ pub fn check(image: &Image) -> Result<(), Malformed> {
     check_contents(image)
 }
 
+/// The same where only these open files are others than when it was checked last.
+///
+/// # Errors
+/// As [`check`].
+pub(super) fn check_files<'a>(
+    image: &Image,
+    changed: impl Iterator<Item = &'a FileId>,
+) -> Result<(), Malformed> {
+    let mut changed = changed.filter_map(|id| image.files.get(id));
+    changed.try_for_each(|file| check_file(image, file))
+}
+
 fn check_contents(image: &Image) -> Result<(), Malformed> {
     let mut total = 0u64;
     for content in image.contents.values() {

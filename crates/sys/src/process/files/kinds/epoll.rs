@@ -4,10 +4,11 @@ use crate::process::files::acceptor::Stock;
 use crate::process::files::donor::{Saved, Saver, Subject};
 use crate::process::files::error::{FilesError, Reason};
 use crate::process::files::fdinfo::EpollLine;
-use crate::process::files::image::{FileId, Kind, Watch};
+use crate::process::files::image::changes::Former;
+use crate::process::files::image::{FileId, Kind, OpenFile, Watch};
 use crate::process::files::raw;
 use crate::sockopt::check;
-use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::io;
 use std::os::fd::RawFd;
 
@@ -63,30 +64,28 @@ fn find(saver: &Saver<'_>, subject: &Subject, line: &EpollLine, nth: u32) -> Opt
     None
 }
 
-/// Brings sets from what they watched (`before`, by set) to what they watch. `remade` says which files are not what they
-/// were.
+/// Brings sets from what they watched to what they watch. `remade` says which files are not what they were.
 pub fn finish(
     stock: &mut Stock,
-    before: &BTreeMap<FileId, Vec<Watch>>,
+    former: &Former,
     remade: &BTreeSet<FileId>,
 ) -> Result<(), FilesError> {
-    let sets: Vec<(FileId, Vec<Watch>)> = stock
-        .image
-        .files
-        .iter()
-        .filter_map(|(id, file)| match &file.kind {
-            Kind::Epoll { watches } => Some((*id, watches.clone())),
-            _ => None,
+    let watches = |file: &OpenFile| match &file.kind {
+        Kind::Epoll { watches } => Some(watches.clone()),
+        _ => None,
+    };
+    let may_differ = |id: &FileId| !remade.is_empty() || former.files.contains_key(id);
+    let sets: Vec<_> = (stock.image.files.iter())
+        .filter(|(id, _)| may_differ(id))
+        .filter_map(|(id, file)| {
+            let old = former.file(*id, file).filter(|_| !remade.contains(id));
+            Some((*id, old.and_then(watches), watches(file)?))
         })
         .collect();
-    for (set, watches) in sets {
-        let nothing = Vec::new();
-        let old = match before.get(&set) {
-            Some(old) if !remade.contains(&set) => old,
-            _ => &nothing,
-        };
-        let there = old.iter().filter(|watch| !remade.contains(&watch.file));
-        bring(stock, set, &there.copied().collect::<Vec<_>>(), &watches)?;
+    for (set, old, watches) in sets {
+        let mut there = old.unwrap_or_default();
+        there.retain(|watch| !remade.contains(&watch.file));
+        bring(stock, set, &there, &watches)?;
     }
     Ok(())
 }
