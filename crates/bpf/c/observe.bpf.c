@@ -19,6 +19,25 @@ struct {
 	__type(value, struct observe_order);
 } observed_sockets SEC(".maps");
 
+/* What a pass has seen, from the first on. Not given by the iterator's reads: these have little room, and between two of them
+ * the kernel remembers only how many sockets it has had, so that it misses some where others are let go. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__uint(max_entries, OBSERVED_MAX);
+	__type(key, __u32);
+	__type(value, struct observed);
+} seen SEC(".maps");
+
+/* How many there are; more than there is room for where some were left out. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, __u64);
+} seen_count SEC(".maps");
+
 static __always_inline void addresses(struct observed *o, struct sock *sk)
 {
 	struct sock_common *c = &sk->__sk_common;
@@ -185,6 +204,21 @@ static __attribute__((noinline)) int is_as_told(const struct observed *now, cons
 	return 1;
 }
 
+/* Adds a socket to those that this pass has seen; whether there was room. */
+static __always_inline int add(const struct observed *o)
+{
+	__u32 zero = 0, at;
+	__u64 *count = bpf_map_lookup_elem(&seen_count, &zero);
+	if (!count)
+		return 0;
+	at = *count;
+	struct observed *place = bpf_map_lookup_elem(&seen, &at);
+	*count = at + (place || at == OBSERVED_MAX);
+	if (place)
+		*place = *o;
+	return !!place;
+}
+
 SEC("iter/bpf_sk_storage_map")
 int observe(struct bpf_iter__bpf_sk_storage_map *context)
 {
@@ -202,9 +236,8 @@ int observe(struct bpf_iter__bpf_sk_storage_map *context)
 	socket_marks(&o.marks, sk);
 	ip_marks(&o.marks, sk, tcp);
 	tcp_marks(&o.marks, sk, tcp);
-	/* When the reader's buffer is full, the kernel comes back for the same socket. */
 	if (once) {
-		if (!bpf_seq_write(context->meta->seq, &o, sizeof(o)))
+		if (add(&o))
 			bpf_sk_storage_delete(&observed_sockets, sk);
 		return 0;
 	}
@@ -215,7 +248,7 @@ int observe(struct bpf_iter__bpf_sk_storage_map *context)
 	if (is_as_told(&o, &order->last))
 		return 0;
 	o.timestamp = clock;
-	if (bpf_seq_write(context->meta->seq, &o, sizeof(o)))
+	if (!add(&o))
 		return 0;
 	o.timestamp = 0;
 	order->last = o;

@@ -105,6 +105,9 @@ struct observed {
 	struct option_marks marks;
 };
 
+/* Sockets that one pass has room for. */
+#define OBSERVED_MAX 8192
+
 /* What is stored with a socket that is to be observed. */
 struct observe_order {
 	__u64 id;   /* goes into its record */

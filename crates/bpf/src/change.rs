@@ -1,14 +1,14 @@
 //! Flows and records set many at once (`c/change.h`), in place: some five times as fast as the map's own call, which makes a new
 //! element for each and frees the old one.
 
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
-use std::ptr::NonNull;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use libbpf_rs::libbpf_sys::{bpf_prog_test_run_opts, bpf_test_run_opts};
 use libbpf_rs::{MapHandle, Object};
 use zerocopy::{FromZeros, Immutable, IntoBytes};
 
+use crate::mapped::Mapped;
 use crate::shared::FlowKey;
 use crate::{Error, program};
 
@@ -18,7 +18,7 @@ const CHANGES_MAX: usize = 1024;
 /// A flow or a record to be set, with many others.
 #[repr(C)]
 #[derive(Clone, Copy, FromZeros)]
-struct Change {
+pub(crate) struct Change {
     key: FlowKey,
     /// A [`FlowValue`](crate::shared::FlowValue) or a [`Record`](crate::shared::Record).
     value: [u8; 16],
@@ -36,52 +36,14 @@ struct ChangeOrder {
 const _: () = assert!(size_of::<Change>() == 56 && size_of::<ChangeOrder>() == 8);
 
 /// Where changes are written for the programs: one batch at a time.
-pub(crate) struct Batch {
-    base: Mutex<NonNull<Change>>,
+pub(crate) type Batch = Mutex<Mapped<Change>>;
+
+/// Maps the array.
+pub(crate) fn batch(map: &MapHandle) -> Result<Arc<Batch>, Error> {
+    let changes = Mapped::map(map, "changes")?;
+    assert_eq!(changes.len(), CHANGES_MAX);
+    Ok(Arc::new(Mutex::new(changes)))
 }
-
-const BYTES: usize = CHANGES_MAX * size_of::<Change>();
-
-impl Batch {
-    /// Maps the array.
-    pub(crate) fn map(map: &MapHandle) -> Result<Arc<Self>, Error> {
-        let refused = || Error::Map {
-            name: "changes",
-            reason: std::io::Error::last_os_error().to_string(),
-        };
-        // SAFETY: a new shared mapping chosen by the kernel; the map has CHANGES_MAX values of that size.
-        let base = unsafe {
-            libc::mmap(
-                std::ptr::null_mut(),
-                BYTES,
-                libc::PROT_READ | libc::PROT_WRITE,
-                libc::MAP_SHARED,
-                map.as_fd().as_raw_fd(),
-                0,
-            )
-        };
-        if base == libc::MAP_FAILED {
-            return Err(refused());
-        }
-        let base = NonNull::new(base.cast()).ok_or_else(refused)?;
-        Ok(Arc::new(Self {
-            base: Mutex::new(base),
-        }))
-    }
-}
-
-impl Drop for Batch {
-    fn drop(&mut self) {
-        let base = self.base.get_mut().unwrap_or_else(PoisonError::into_inner);
-        // SAFETY: the mapping was made by `map` with this length and is not used after this.
-        unsafe { libc::munmap(base.as_ptr().cast(), BYTES) };
-    }
-}
-
-// SAFETY: the mapping belongs to no thread, and the lock lets one at a time use it.
-unsafe impl Send for Batch {}
-// SAFETY: as above.
-unsafe impl Sync for Batch {}
 
 /// Sets entries of one map.
 pub(crate) struct Changer {
@@ -116,7 +78,7 @@ impl Changer {
         values: &[V],
     ) -> Result<(), Error> {
         // Held to the end: another's changes would be carried out in place of these.
-        let batch = self.batch.base.lock();
+        let batch = self.batch.lock();
         let batch = batch.unwrap_or_else(PoisonError::into_inner);
         let batches = keys.chunks(CHANGES_MAX).zip(values.chunks(CHANGES_MAX));
         let mut failed = 0;
@@ -125,8 +87,8 @@ impl Changer {
                 let mut change = Change::new_zeroed();
                 change.key = *key;
                 change.value[..size_of::<V>()].copy_from_slice(value.as_bytes());
-                // SAFETY: `at` is below CHANGES_MAX, and the lock keeps others from the mapping.
-                unsafe { batch.add(at).write(change) };
+                // SAFETY: the lock keeps others from the mapping.
+                unsafe { batch.at(at).write(change) };
             }
             failed += self.run(keys.len())?;
         }

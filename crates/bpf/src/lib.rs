@@ -10,6 +10,7 @@ mod congestion;
 pub mod files;
 mod holds;
 mod link;
+mod mapped;
 pub mod observe;
 mod queue;
 mod records;
@@ -21,7 +22,7 @@ pub mod traffic;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
-use change::{Batch, Changer};
+use change::Changer;
 use congestion::Restorer;
 use libbpf_rs::{
     MapCore, MapFlags, MapHandle, Object, ObjectBuilder, RingBuffer, RingBufferBuilder,
@@ -151,11 +152,8 @@ impl Dataplane {
         })?;
         let object = load_object(OBJECT, pins, flows_max)?;
         let table = |name| handle(&object, name);
-        let holds = Holds::map(&table("holds")?).map_err(|e| Error::Map {
-            name: "holds",
-            reason: e.to_string(),
-        })?;
-        let batch = Batch::map(&table("changes")?)?;
+        let holds = Holds::map(&table("holds")?)?;
+        let batch = change::batch(&table("changes")?)?;
         let changer = |by, name| Changer::new(&object, &batch, by, name);
         let restorer = congestion::load().ok();
         let congestion = match &restorer {

@@ -3,12 +3,14 @@
 //! the same by `getsockopt` is a call for each field.
 
 use std::collections::HashSet;
+use std::io::{self, Read};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use libbpf_rs::{Iter, Link, MapCore, MapFlags, MapHandle, Object, ObjectBuilder};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-use crate::records::{CHUNK, read_counted};
+use crate::mapped::Mapped;
 use crate::{Error, handle};
 
 /// Bytes of [`Observed::marks`].
@@ -134,7 +136,7 @@ static OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/observe.bpf.o")
 pub struct Changes {
     /// As they are now.
     pub sockets: Vec<Observed>,
-    /// Certainly all that had changed; otherwise the next look may have more.
+    /// All that had changed; otherwise there was no room for more, which the next look has.
     pub complete: bool,
 }
 
@@ -142,6 +144,9 @@ pub struct Changes {
 pub struct Observer {
     link: Link,
     sockets: MapHandle,
+    /// Of the last pass.
+    seen: Mapped<Observed>,
+    count: Mapped<AtomicU64>,
     _object: Object,
 }
 
@@ -167,6 +172,8 @@ impl Observer {
         Ok(Self {
             link,
             sockets,
+            seen: Mapped::map(&handle(&object, "seen")?, "seen")?,
+            count: Mapped::map(&handle(&object, "seen_count")?, "seen_count")?,
             _object: object,
         })
     }
@@ -207,38 +214,55 @@ impl Observer {
     /// of their marks: it changes with traffic.
     ///
     /// # Errors
-    /// The kernel's refusal; what was given until then counts as given.
-    pub fn changes(&self) -> Result<Changes, Error> {
-        let (sockets, longest) = self.pass()?;
-        // Between two reads the kernel remembers only how many sockets it has had: where one is closed meanwhile, another is missed.
-        let complete = longest + size_of::<Observed>() <= CHUNK;
-        Ok(Changes { sockets, complete })
+    /// The kernel's refusal; what was seen until then counts as given.
+    pub fn changes(&mut self) -> Result<Changes, Error> {
+        self.pass()
     }
 
-    /// What one pass gives, and the bytes of its longest read.
-    fn pass(&self) -> Result<(Vec<Observed>, usize), Error> {
-        let iter = Iter::new(&self.link).map_err(|e| error(&e))?;
-        let refused = |e: std::io::Error| Error::Map {
-            name: MAP,
-            reason: e.to_string(),
+    /// One pass over all.
+    fn pass(&mut self) -> Result<Changes, Error> {
+        // SAFETY: the mapping lives as long as self; atomics tolerate the kernel's writes.
+        let count = unsafe { self.count.at(0).as_ref() };
+        count.store(0, Ordering::Release);
+        let mut iter = Iter::new(&self.link).map_err(|e| error(&e))?;
+        // It gives nothing, and so goes through all at the first read.
+        let outcome = loop {
+            match iter.read(&mut [0]) {
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                outcome => break outcome,
+            }
         };
-        read_counted(iter).map_err(refused)
+        outcome.map_err(|source| Error::Map {
+            name: MAP,
+            reason: source.to_string(),
+        })?;
+        let count = usize::try_from(count.load(Ordering::Acquire)).unwrap_or(usize::MAX);
+        let seen = 0..count.min(self.seen.len());
+        // SAFETY: the program has written them, and writes only in a pass, for which self is borrowed alone.
+        let sockets = seen.map(|at| unsafe { self.seen.at(at).read() });
+        Ok(Changes {
+            sockets: sockets.collect(),
+            complete: count <= self.seen.len(),
+        })
     }
 
     /// Reads these sockets once, in their order; `None` for what is no TCP socket. For an observer that follows none.
     ///
     /// # Errors
     /// The kernel's refusal.
-    pub fn read_once(&self, sockets: &[BorrowedFd<'_>]) -> Result<Vec<Option<Observed>>, Error> {
+    pub fn read_once(
+        &mut self,
+        sockets: &[BorrowedFd<'_>],
+    ) -> Result<Vec<Option<Observed>>, Error> {
         for (id, socket) in sockets.iter().enumerate() {
             self.order(*socket, ONCE | id as u64, 1)?;
         }
         let mut found = vec![None; sockets.len()];
         let mut missing: HashSet<usize> = (0..sockets.len()).collect();
-        // A pass that takes more than one read misses sockets, since those it has had are let go behind it.
+        // A pass has room for so many.
         while !missing.is_empty() {
             let before = missing.len();
-            for record in self.pass()?.0 {
+            for record in self.pass()?.sockets {
                 let place = (record.id ^ ONCE) as usize;
                 if missing.remove(&place) {
                     found[place] = Some(record);

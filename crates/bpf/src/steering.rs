@@ -1,20 +1,18 @@
 //! The steering table, and the cache of it that the steering program keeps for itself (`c/cache.h`).
 
-use std::os::fd::{AsFd, AsRawFd};
-use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use libbpf_rs::MapHandle;
 use zerocopy::IntoBytes;
 
 use crate::change::Changer;
+use crate::mapped::Mapped;
 use crate::shared::{FlowKey, Record};
 use crate::{Error, Table};
 
 /// Sets of the cache, and ways of a set (`c/shared.h`).
 const SETS: usize = 1 << 14;
 const WAYS: usize = 8;
-const BYTES: usize = SETS * WAYS * 8;
 /// Bits of a way that name the node; the others are the flow's.
 const NODE_BITS: u64 = 0xffff;
 const MULTIPLIER: u64 = 0x9fb2_1c65_1e98_df25;
@@ -23,7 +21,7 @@ const MULTIPLIER: u64 = 0x9fb2_1c65_1e98_df25;
 pub struct Steering {
     table: Table<FlowKey, Record>,
     changer: Changer,
-    ways: NonNull<AtomicU64>,
+    sets: Mapped<[AtomicU64; WAYS]>,
     seed: u64,
 }
 
@@ -40,30 +38,12 @@ impl Steering {
             seed = random()? | 1;
             seeds.set(&0, &seed)?;
         }
-        let refused = |e: std::io::Error| Error::Map {
-            name: "destinations",
-            reason: e.to_string(),
-        };
-        // SAFETY: a new shared mapping chosen by the kernel; the map has SETS values of WAYS * 8 bytes.
-        let base = unsafe {
-            libc::mmap(
-                std::ptr::null_mut(),
-                BYTES,
-                libc::PROT_READ | libc::PROT_WRITE,
-                libc::MAP_SHARED,
-                cache.as_fd().as_raw_fd(),
-                0,
-            )
-        };
-        if base == libc::MAP_FAILED {
-            return Err(refused(std::io::Error::last_os_error()));
-        }
-        let ways = NonNull::new(base.cast())
-            .ok_or_else(|| refused(std::io::ErrorKind::OutOfMemory.into()))?;
+        let sets = Mapped::map(cache, "destinations")?;
+        assert_eq!(sets.len(), SETS);
         Ok(Self {
             table,
             changer,
-            ways,
+            sets,
             seed,
         })
     }
@@ -116,10 +96,9 @@ impl Steering {
     /// The program looks into the table again. The record has been changed before: the system call is a barrier.
     fn forget(&self, flow: &FlowKey) {
         let hash = hash(flow, self.seed);
-        let set = (hash as usize & (SETS - 1)) * WAYS;
-        for way in set..set + WAYS {
-            // SAFETY: the mapping lives as long as self and has SETS * WAYS values; atomics tolerate the kernel's writes.
-            let way = unsafe { self.ways.add(way).as_ref() };
+        let set = self.sets.at(hash as usize & (SETS - 1));
+        // SAFETY: the mapping lives as long as self; atomics tolerate the kernel's writes.
+        for way in unsafe { set.as_ref() } {
             let known = way.load(Ordering::SeqCst);
             if known != 0 && (known ^ hash) <= NODE_BITS {
                 // What has come instead meanwhile may be cleared too: the program finds it in the table again.
@@ -128,19 +107,6 @@ impl Steering {
         }
     }
 }
-
-impl Drop for Steering {
-    fn drop(&mut self) {
-        // SAFETY: the mapping was made by `new` with this length and is not used after this.
-        unsafe { libc::munmap(self.ways.as_ptr().cast(), BYTES) };
-    }
-}
-
-// SAFETY: the mapping is accessed by atomics alone.
-unsafe impl Send for Steering {}
-// SAFETY: as above.
-unsafe impl Sync for Steering {}
-
 fn hash(flow: &FlowKey, seed: u64) -> u64 {
     let mut hash = seed;
     for word in flow.as_bytes().chunks_exact(8) {

@@ -175,7 +175,8 @@ fn a_stopped_process_is_saved_alike_either_way() {
             new_sockets,
             "copies of new sockets alone"
         );
-        let image = draft.image.apply(listed.changes).expect("an image");
+        let mut image = draft.image.clone();
+        image.apply(listed.changes).expect("an image");
         let mut copier = Copier::default();
         for (id, place) in listed.places.all(&draft) {
             let copy = copier.copy(place).expect("a copy");

@@ -82,7 +82,7 @@ fn connection(listen: &str, connect: &str) -> (TcpStream, TcpStream) {
 
 /// Compares what both ways read of all sockets; the first one's options are what the others are told apart from.
 fn compare(server: &[(String, TcpStream)], enough_for: usize) {
-    let sockets = Sockets::new();
+    let mut sockets = Sockets::new();
     let fds: Vec<BorrowedFd<'_>> = server.iter().map(|(_, stream)| stream.as_fd()).collect();
     let seen = sockets.look(&fds);
     let mut enough = 0;

@@ -37,8 +37,8 @@ impl Sockets {
 
     /// What can be seen of each, in their order.
     #[must_use]
-    pub fn look(&self, sockets: &[BorrowedFd<'_>]) -> Vec<Option<Observed>> {
-        let observer = self.observer.as_ref();
+    pub fn look(&mut self, sockets: &[BorrowedFd<'_>]) -> Vec<Option<Observed>> {
+        let observer = self.observer.as_mut();
         let seen = observer.map(|observer| observer.read_once(sockets));
         match seen {
             Some(Ok(seen)) => seen,

@@ -17,8 +17,9 @@ use crate::dataplane::Entry;
 
 impl Engine {
     /// What can be seen of the sockets of these flows, without asking each.
-    pub(super) fn look_at(&self, flows: &[Flow]) -> Vec<Option<Observed>> {
-        let socket = |flow| self.donations.get(flow)?.socket.as_ref();
+    pub(super) fn look_at(&mut self, flows: &[Flow]) -> Vec<Option<Observed>> {
+        let donations = &self.donations;
+        let socket = |flow| donations.get(flow)?.socket.as_ref();
         let with: Vec<(usize, BorrowedFd<'_>)> = flows
             .iter()
             .enumerate()
