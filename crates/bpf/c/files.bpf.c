@@ -5,6 +5,7 @@
 #include <linux/bpf.h>
 #include <bpf/bpf_core_read.h>
 #include <bpf/bpf_helpers.h>
+#include "epoll.h"
 #include "files.h"
 
 /* The kernel's structures, as far as they are read; the loader finds the fields by name. */
@@ -12,8 +13,17 @@
 
 struct vfsmount;
 
+struct qstr {
+	const unsigned char *name;
+};
+
+struct dentry {
+	struct qstr d_name;
+};
+
 struct path {
 	struct vfsmount *mnt;
+	struct dentry *dentry;
 };
 
 struct vfsmount {
@@ -27,6 +37,7 @@ struct mount {
 
 struct super_block {
 	__u32 s_dev;
+	unsigned long s_magic;
 };
 
 struct file_lock_context;
@@ -50,6 +61,7 @@ struct file {
 	const struct file_operations *f_op;
 	struct inode *f_inode;
 	unsigned int f_flags;
+	void *private_data;
 	struct path f_path;
 	long long f_pos;
 };
@@ -98,6 +110,8 @@ struct bpf_iter__task_file {
 
 #pragma clang attribute pop
 
+#define ANON_INODE_FS_MAGIC 0x09041934
+
 static __always_inline void file_fields(struct listed *l, struct file *file)
 {
 	struct inode *inode = file->f_inode;
@@ -113,13 +127,28 @@ static __always_inline void file_fields(struct listed *l, struct file *file)
 		l->bits |= LISTED_MORE;
 }
 
+static const char epoll_name[] = "[eventpoll]";
+
+/* Whether a file, which has no name of its own, is an epoll set. */
+static __always_inline int is_epoll(struct file *file)
+{
+	char name[sizeof(epoll_name)] = {};
+	if (BPF_CORE_READ(file, f_inode, i_sb, s_magic) != ANON_INODE_FS_MAGIC)
+		return 0;
+	bpf_probe_read_kernel_str(name, sizeof(name), BPF_CORE_READ(file, f_path.dentry, d_name.name));
+	return !bpf_strncmp(name, sizeof(name), epoll_name);
+}
+
 /* A socket's file shows lines only where its protocol has some. */
 static __always_inline void kind_fields(struct listed *l, struct file *file)
 {
 	struct socket *socket = bpf_sock_from_file(file);
 	if (!socket) {
+		int is_locked = l->bits & LISTED_MORE;
 		if (BPF_CORE_READ(file, f_op, show_fdinfo))
 			l->bits |= LISTED_MORE;
+		if (!is_locked && is_epoll(file) && epoll_digest(file->private_data, &l->digest))
+			l->bits |= LISTED_DIGEST;
 		return;
 	}
 	if (BPF_CORE_READ(socket, ops, show_fdinfo))

@@ -10,6 +10,7 @@ enum listed_bits {
 	LISTED_CLOSE_ON_EXEC = 1,
 	LISTED_MORE = 2,   /* its kind or its locks add lines to fdinfo */
 	LISTED_THREAD = 4, /* of a thread that is not its process's first, and has a table of its own */
+	LISTED_DIGEST = 8, /* the digest is that of an epoll set */
 };
 
 /* A descriptor. */
@@ -29,8 +30,9 @@ struct listed {
 	__u16 type;
 	__u16 protocol;
 	__u32 pad;
+	__u64 digest; /* of what an epoll set watches, else 0 */
 };
 
-_Static_assert(sizeof(struct listed) == 72, "listed");
+_Static_assert(sizeof(struct listed) == 80, "listed");
 
 #endif

@@ -20,6 +20,8 @@ pub mod bits {
     pub const MORE: u32 = 2;
     /// It is in a table of a thread's own.
     pub const THREAD: u32 = 4;
+    /// It is an epoll set, whose digest is known.
+    pub const DIGEST: u32 = 8;
 }
 
 /// A descriptor at one instant.
@@ -56,9 +58,11 @@ pub struct Descriptor {
     pub protocol: u16,
     /// Zero.
     pub pad: u32,
+    /// What an epoll set watches: the sum of `c/epoll.h` over its entries; otherwise 0.
+    pub digest: u64,
 }
 
-const _: () = assert!(size_of::<Descriptor>() == 72);
+const _: () = assert!(size_of::<Descriptor>() == 80);
 
 static OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/files.bpf.o"));
 

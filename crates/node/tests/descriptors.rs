@@ -12,7 +12,8 @@ use std::time::{Duration, Instant};
 
 use holdfast_node::dataplane::Descriptors;
 use holdfast_sys::process::files::image::Kind;
-use holdfast_sys::process::files::{Copier, Draft, FdInfo, Limits};
+use holdfast_sys::process::files::{Copier, Draft, EpollLine, FdInfo, Limits, Watches};
+use rustix::event::epoll;
 
 const PATIENCE: Duration = Duration::from_secs(30);
 
@@ -147,6 +148,77 @@ fn each_field_is_what_proc_shows() {
         assert!(one.has_more || !with_more.contains(&number), "{number}");
     }
     assert_eq!(met, own);
+}
+
+#[test]
+fn a_set_s_digest_is_that_of_its_entries() {
+    let descriptors = Descriptors::new();
+    let list = || {
+        descriptors
+            .list(&[std::process::id() as i32])
+            .expect("this kernel takes it")
+    };
+    let set = || epoll::create(epoll::CreateFlags::empty()).expect("a set");
+    let pipes: Vec<_> = (0..700)
+        .map(|_| std::io::pipe().expect("a pipe").0)
+        .collect();
+    let pipes: Vec<OwnedFd> = pipes.into_iter().map(OwnedFd::from).collect();
+    let add = |set: &OwnedFd, at: usize| {
+        let data = epoll::EventData::new_u64(at as u64 * 0x0101_0101_0101);
+        epoll::add(set, &pipes[at], data, epoll::EventFlags::IN).expect("added");
+    };
+    let (one, other, empty) = (set(), set(), set());
+    (0..700).for_each(|at| add(&one, at));
+    (0..700).rev().for_each(|at| add(&other, at));
+    let digests = || {
+        let listings = list();
+        let at = |fd: &OwnedFd| {
+            let mut all = listings[0].descriptors.iter();
+            all.find(|one| one.number == fd.as_raw_fd() as u32)
+                .expect("it is open")
+        };
+        let lines = |set: &OwnedFd| {
+            let pid = std::process::id() as i32;
+            proc_info(pid, set.as_raw_fd() as u32)
+                .expect("it is open")
+                .epoll()
+        };
+        for set in [&one, &other, &empty] {
+            let file = |line: &EpollLine| {
+                let mut pipes = pipes.iter();
+                let watched = pipes.find(|pipe| pipe.as_raw_fd() as u32 == line.fd);
+                at(watched.expect("a pipe")).file
+            };
+            let entries = lines(set);
+            let entries = entries
+                .iter()
+                .map(|line| (file(line), line.fd, line.events, line.data));
+            assert_eq!(at(set).watches, Some(Watches::of(entries)));
+        }
+        assert_eq!(at(&pipes[0]).watches, None, "it is no set");
+        (at(&one).watches, at(&other).watches)
+    };
+    let (first, second) = digests();
+    assert_eq!(first, second, "the same entries");
+    epoll::modify(
+        &other,
+        &pipes[350],
+        epoll::EventData::new_u64(350 * 0x0101_0101_0101),
+        epoll::EventFlags::OUT,
+    )
+    .expect("modified");
+    let (first_still, changed) = digests();
+    assert_eq!(first_still, first);
+    assert_ne!(changed, first);
+    rustix::fs::flock(&one, rustix::fs::FlockOperation::LockShared).expect("locked");
+    let listings = list();
+    let mut all = listings[0].descriptors.iter();
+    let locked = all.find(|file| file.number == one.as_raw_fd() as u32);
+    assert_eq!(
+        locked.expect("it is open").watches,
+        None,
+        "locks are lines, too"
+    );
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! The descriptors of processes as the kernel's iterator lists them, in the terms of `sys`.
 
 use holdfast_bpf::files::{Descriptor, Lister, bits};
-use holdfast_sys::process::files::{FdInfo, Listed, Listing};
+use holdfast_sys::process::files::{FdInfo, Listed, Listing, Watches};
 use rustix::fs::OFlags;
 
 /// Lists descriptors of processes many at once, where the kernel can.
@@ -68,5 +68,6 @@ fn listed(seen: &Descriptor) -> Listed {
             rest: String::new(),
         },
         has_more: seen.bits & bits::MORE != 0,
+        watches: (seen.bits & bits::DIGEST != 0).then_some(Watches(seen.digest)),
     }
 }

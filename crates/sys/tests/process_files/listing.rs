@@ -1,6 +1,6 @@
 //! What a caller lists that can look at many descriptors at once, made from `/proc`.
 
-use holdfast_sys::process::files::{FdInfo, Listed, Listing};
+use holdfast_sys::process::files::{EpollLine, FdInfo, Listed, Listing, Watches};
 use std::collections::HashMap;
 use std::fs;
 
@@ -41,6 +41,7 @@ pub fn list(pids: &[i32]) -> Vec<Listing> {
                 file,
                 info,
                 has_more,
+                watches: None,
             });
         }
         let first = pids
@@ -55,7 +56,52 @@ pub fn list(pids: &[i32]) -> Vec<Listing> {
             descriptors,
         })
     };
-    pids.iter().filter_map(listing).collect()
+    let mut listings: Vec<Listing> = pids.iter().filter_map(listing).collect();
+    let files: Vec<Same> = known.into_values().flatten().collect();
+    for listing in &mut listings {
+        for one in &mut listing.descriptors {
+            one.watches = watches((listing.pid, one.number), &files);
+        }
+    }
+    listings
+}
+
+/// What an epoll set watches, if all of that is among these files.
+fn watches(set: (i32, u32), files: &[Same]) -> Option<Watches> {
+    let text = fs::read_to_string(format!("/proc/{}/fdinfo/{}", set.0, set.1)).ok()?;
+    let lines = FdInfo::parse(&text)?.epoll();
+    if lines.is_empty() {
+        return None;
+    }
+    let mut met: HashMap<u32, u32> = HashMap::new();
+    let entry = |line: &EpollLine| {
+        let nth = met.entry(line.fd).or_default();
+        let found = files
+            .iter()
+            .find(|(pid, fd, _)| is_watched((*pid, *fd), set, (line.fd, *nth)));
+        *nth += 1;
+        found.map(|(.., file)| (*file, line.fd, line.events, line.data))
+    };
+    let entries: Option<Vec<_>> = lines.iter().map(entry).collect();
+    entries.map(Watches::of)
+}
+
+/// `kcmp` of an open file with what a set watches at a number.
+fn is_watched(file: (i32, u32), set: (i32, u32), (number, nth): (u32, u32)) -> bool {
+    const KCMP_EPOLL_TFD: i32 = 7;
+    let slot = [set.1, number, nth];
+    // SAFETY: the kernel reads three words, which outlive the call.
+    let order = unsafe {
+        libc::syscall(
+            libc::SYS_kcmp,
+            file.0,
+            set.0,
+            KCMP_EPOLL_TFD,
+            file.1,
+            slot.as_ptr(),
+        )
+    };
+    order == 0
 }
 
 /// `kcmp` of two open files (0) or two tables (2).

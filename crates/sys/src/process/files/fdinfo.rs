@@ -46,6 +46,12 @@ pub struct InotifyLine {
 }
 
 impl FdInfo {
+    /// Whether somebody is told by signal of what happens to it.
+    #[must_use]
+    pub fn is_async(&self) -> bool {
+        self.flags & libc::O_ASYNC as u32 != 0
+    }
+
     /// Reads the text; `None` when it lacks what every such file has.
     #[must_use]
     pub fn parse(text: &str) -> Option<Self> {

@@ -5,6 +5,7 @@ use super::error::{At, FilesError};
 use super::fdinfo::FdInfo;
 use super::kept::Kept;
 use super::survey::{DescriptorSeen, FdInfoDirectory, Holder, Survey, TableSeen};
+use super::watches::Watches;
 use super::{raw, survey};
 use std::collections::HashMap;
 use std::io;
@@ -33,6 +34,8 @@ pub struct Listed {
     pub info: FdInfo,
     /// `fdinfo` has more lines: those of its kind, and locks.
     pub has_more: bool,
+    /// What it watches, where it is an epoll set, nobody has locked it, and that is known.
+    pub watches: Option<Watches>,
 }
 
 /// All descriptors of `pids`, as [`survey::survey`] finds them. What a listing leaves open is read from `/proc`, so the

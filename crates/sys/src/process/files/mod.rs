@@ -2,8 +2,8 @@
 //!
 //! At the donor, [`inspect`] names what cannot move, [`Draft::save`] reads everything while the tree runs, and
 //! [`Draft::save_frozen`] reads it again while it is stopped; only the difference ([`Frozen::changes`]) crosses in the freeze,
-//! and only what differs is read where [`Draft::expect`] could look ahead. No copy of a descriptor is kept while the tree runs: it would keep connections, locks and epoll sets alive
-//! that the program closes.
+//! and only what differs is read where [`Draft::expect`] could look ahead. No copy of a descriptor is kept while the tree
+//! runs: it would keep connections, locks and epoll sets alive that the program closes.
 //!
 //! At the acceptor, a [`Stock`] verifies the image, makes every open file once ([`Stock::prepare`]), brings it to its final
 //! state ([`Stock::finish`]), and says for each descriptor table which numbers to give them ([`Stock::arrangement`]).
@@ -25,6 +25,7 @@ mod kinds;
 mod listed;
 mod raw;
 mod survey;
+mod watches;
 
 pub use acceptor::{Given, OwnWatch, Place, Step, Stock};
 pub use donor::{Address, Copier, Draft, Frozen, Limits, Places};
@@ -37,3 +38,4 @@ pub(crate) use kinds::locks::take as take_lock;
 pub use kinds::terminal::take_terminal;
 pub use listed::{Listed, Listing};
 pub(crate) use survey::shared_tables;
+pub use watches::Watches;

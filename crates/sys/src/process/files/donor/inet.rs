@@ -73,6 +73,6 @@ pub fn is_unchanged(info: &FdInfo, before: &OpenFile) -> bool {
     let Kind::Inet { inode, .. } = before.kind else {
         return false;
     };
-    let quiet = before.owner.is_none() && info.flags & libc::O_ASYNC as u32 == 0;
+    let quiet = before.owner.is_none() && !info.is_async();
     inode == info.inode && quiet
 }

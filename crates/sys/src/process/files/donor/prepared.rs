@@ -3,13 +3,14 @@
 
 use super::{Draft, inet};
 use crate::process::files::fdinfo::FdInfo;
-use crate::process::files::image::{FileId, Slot};
+use crate::process::files::image::{FileId, Kind, Slot, Watch};
 use crate::process::files::kept::Kept;
 use crate::process::files::listed::{self, Listed, Listing, More};
 use crate::process::files::survey::{
     DescriptorSeen, Place, Pool, Survey, TableSeen, inner_pid, key,
 };
-use std::collections::{BTreeSet, HashSet};
+use crate::process::files::watches::Watches;
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 
 /// See the module's text.
@@ -48,12 +49,22 @@ struct Table {
 struct Known {
     class: usize,
     has_more: bool,
+    /// What the draft has of an epoll set.
+    watches: Option<Watches>,
+}
+
+impl Known {
+    /// Whether the lines of its kind say what they said.
+    fn has_nothing_new(&self, now: &Listed) -> bool {
+        let as_drafted = self.watches.is_some() && self.watches == now.watches;
+        !now.has_more || as_drafted
+    }
 }
 
 /// Which open files are to be looked at.
 #[derive(Debug)]
 struct Looks {
-    /// They need none, unless their flags change.
+    /// They need none, unless their flags change, or what they watch.
     quiet: Vec<bool>,
     /// All others.
     loud: Vec<usize>,
@@ -82,15 +93,16 @@ impl Prepared {
         let survey = listed::survey(pids, listings, &draft.kept).ok()?;
         let pool = Pool::new(&survey);
         let ids = ids(draft, &survey, &pool)?;
+        let watches = watches(draft, &survey, &pool, &ids);
         let firsts = firsts.into_iter();
         let tables = firsts
-            .map(|(at, more)| Table::of(&survey, &pool, (at, processes[at].pid), &more))
+            .map(|(at, more)| Table::of((&survey, &pool, &watches), (at, processes[at].pid), &more))
             .collect::<Option<_>>()?;
         Some(Self {
             expected: Arc::clone(expected),
             processes,
             tables,
-            looks: Looks::of(draft, &pool, &ids, expected),
+            looks: Looks::of(draft, &pool, (&ids, &watches), expected),
             open: (survey, pool, ids),
         })
     }
@@ -186,10 +198,36 @@ fn ids(draft: &Draft, survey: &Survey, pool: &Pool) -> Option<Vec<FileId>> {
     ids.into_iter().collect::<Option<_>>().filter(|_| all)
 }
 
+/// What the draft has of the epoll sets among all that is open; not of one that watches what nobody has open.
+fn watches(draft: &Draft, survey: &Survey, pool: &Pool, ids: &[FileId]) -> Vec<Option<Watches>> {
+    let set = |id: &FileId| match &draft.image.files.get(id)?.kind {
+        Kind::Epoll { watches } => Some(watches),
+        _ => None,
+    };
+    if ids.iter().all(|id| set(id).is_none()) {
+        return vec![None; ids.len()];
+    }
+    let mut files = HashMap::new();
+    for (number, seen) in survey {
+        for one in &seen.descriptors {
+            let class = pool.at(*number, one.number);
+            files.extend(class.zip(one.file).map(|(class, file)| (ids[class], file)));
+        }
+    }
+    let entry = |watch: &Watch| {
+        let file = files.get(&watch.file)?;
+        Some((*file, watch.fd, watch.events, watch.data))
+    };
+    let watches = |id| {
+        let entries: Option<Vec<_>> = set(id)?.iter().map(entry).collect();
+        entries.map(Watches::of)
+    };
+    ids.iter().map(watches).collect()
+}
+
 impl Table {
     fn of(
-        survey: &Survey,
-        pool: &Pool,
+        (survey, pool, watches): (&Survey, &Pool, &[Option<Watches>]),
         (listing, pid): (usize, i32),
         more: &[bool],
     ) -> Option<Self> {
@@ -197,9 +235,11 @@ impl Table {
         let (number, seen) =
             tables.find(|(_, seen)| seen.holders.iter().any(|holder| holder.pid == pid))?;
         let slots = seen.descriptors.iter().zip(more).map(|(one, has_more)| {
+            let class = pool.at(*number, one.number)?;
             Some(Known {
-                class: pool.at(*number, one.number)?,
+                class,
                 has_more: *has_more,
+                watches: watches[class],
             })
         });
         Some(Self {
@@ -225,7 +265,8 @@ impl Table {
             if !same {
                 return None;
             }
-            if now.has_more || (was.flags, was.offset) != (is.flags, is.offset) {
+            let as_it_was = (was.flags, was.offset) == (is.flags, is.offset);
+            if !(as_it_was && known.has_nothing_new(now)) {
                 changed.push(at);
             }
         }
@@ -250,7 +291,8 @@ impl Table {
                 return None;
             }
             let class = &mut pool.classes[known.class];
-            looks.note(known.class, class.info.flags != info.flags);
+            let news = class.info.flags != info.flags || !known.has_nothing_new(&listed[at]);
+            looks.note(known.class, news);
             if class.slots.first() == Some(&(self.number, one.number)) {
                 class.info.clone_from(&info);
             } else {
@@ -268,26 +310,42 @@ fn renew_shared(info: &mut FdInfo, now: &FdInfo) {
 }
 
 impl Looks {
-    fn of(draft: &Draft, pool: &Pool, ids: &[FileId], expected: &BTreeSet<FileId>) -> Self {
-        let quiet = pool.classes.iter().zip(ids).map(|(class, id)| {
-            let Place::Process(pid, fd) = class.place else {
-                return false;
-            };
-            let before = draft.image.files.get(id);
-            class.listed
-                && expected.contains(id)
-                && draft.places.get(id) == Some(&(pid, fd))
-                && before.is_some_and(|before| {
-                    before.flags == class.info.flags && inet::is_unchanged(&class.info, before)
-                })
-        });
+    fn of(
+        draft: &Draft,
+        pool: &Pool,
+        (ids, watches): (&[FileId], &[Option<Watches>]),
+        expected: &BTreeSet<FileId>,
+    ) -> Self {
+        let known = ids.iter().zip(watches);
+        let quiet = pool
+            .classes
+            .iter()
+            .zip(known)
+            .map(|(class, (id, watches))| {
+                let (Some(before), &Place::Process(pid, fd)) =
+                    (draft.image.files.get(id), &class.place)
+                else {
+                    return false;
+                };
+                let is_expected_socket = || {
+                    expected.contains(id)
+                        && draft.places.get(id) == Some(&(pid, fd))
+                        && inet::is_unchanged(&class.info, before)
+                };
+                let is_plain_set = || {
+                    let tells_nobody = before.owner.is_none() && !class.info.is_async();
+                    watches.is_some() && tells_nobody && before.locks.is_empty()
+                };
+                let as_drafted = class.listed && before.flags == class.info.flags;
+                as_drafted && (is_expected_socket() || is_plain_set())
+            });
         let quiet: Vec<bool> = quiet.collect();
         let loud = (0..quiet.len()).filter(|class| !quiet[*class]).collect();
         Self { quiet, loud }
     }
 
-    fn note(&mut self, class: usize, flags_changed: bool) {
-        if flags_changed && self.quiet[class] {
+    fn note(&mut self, class: usize, news: bool) {
+        if news && self.quiet[class] {
             self.quiet[class] = false;
             self.loud.push(class);
         }
