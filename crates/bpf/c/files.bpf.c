@@ -40,7 +40,15 @@ struct super_block {
 	unsigned long s_magic;
 };
 
-struct file_lock_context;
+struct list_head {
+	struct list_head *next;
+};
+
+struct file_lock_context {
+	struct list_head flc_flock;
+	struct list_head flc_posix;
+	struct list_head flc_lease;
+};
 
 struct inode {
 	unsigned short i_mode;
@@ -112,6 +120,17 @@ struct bpf_iter__task_file {
 
 #define ANON_INODE_FS_MAGIC 0x09041934
 
+#define HAS_SOME(list) (BPF_CORE_READ(list, next) != (list))
+
+/* Whether anybody has a lock or a lease on it: what once kept them stays, and all files without a name share an inode. */
+static __always_inline int is_locked(struct inode *inode)
+{
+	struct file_lock_context *locks;
+	/* As a number, for addresses in it to be compared. */
+	bpf_core_read(&locks, sizeof(locks), &inode->i_flctx);
+	return locks && (HAS_SOME(&locks->flc_flock) || HAS_SOME(&locks->flc_posix) || HAS_SOME(&locks->flc_lease));
+}
+
 static __always_inline void file_fields(struct listed *l, struct file *file)
 {
 	struct inode *inode = file->f_inode;
@@ -123,7 +142,7 @@ static __always_inline void file_fields(struct listed *l, struct file *file)
 	l->device = inode->i_sb->s_dev;
 	struct mount *mount = (void *)file->f_path.mnt - bpf_core_field_offset(struct mount, mnt);
 	l->mount = BPF_CORE_READ(mount, mnt_id);
-	if (inode->i_flctx)
+	if (is_locked(inode))
 		l->bits |= LISTED_MORE;
 }
 
@@ -133,7 +152,7 @@ static const char epoll_name[] = "[eventpoll]";
 static __always_inline int is_epoll(struct file *file)
 {
 	char name[sizeof(epoll_name)] = {};
-	if (BPF_CORE_READ(file, f_inode, i_sb, s_magic) != ANON_INODE_FS_MAGIC)
+	if (file->f_inode->i_sb->s_magic != ANON_INODE_FS_MAGIC)
 		return 0;
 	bpf_probe_read_kernel_str(name, sizeof(name), BPF_CORE_READ(file, f_path.dentry, d_name.name));
 	return !bpf_strncmp(name, sizeof(name), epoll_name);
@@ -144,14 +163,14 @@ static __always_inline void kind_fields(struct listed *l, struct file *file)
 {
 	struct socket *socket = bpf_sock_from_file(file);
 	if (!socket) {
-		int is_locked = l->bits & LISTED_MORE;
-		if (BPF_CORE_READ(file, f_op, show_fdinfo))
+		int has_locks = l->bits & LISTED_MORE;
+		if (file->f_op->show_fdinfo)
 			l->bits |= LISTED_MORE;
-		if (!is_locked && is_epoll(file) && epoll_digest(file->private_data, &l->digest))
+		if (!has_locks && is_epoll(file) && epoll_digest(file->private_data, &l->digest))
 			l->bits |= LISTED_DIGEST;
 		return;
 	}
-	if (BPF_CORE_READ(socket, ops, show_fdinfo))
+	if (socket->ops->show_fdinfo)
 		l->bits |= LISTED_MORE;
 	struct sock *sk = socket->sk;
 	if (!sk)
@@ -164,7 +183,7 @@ static __always_inline void kind_fields(struct listed *l, struct file *file)
 
 static __always_inline int closes_on_exec(struct task_struct *task, __u32 fd)
 {
-	unsigned long word = 0, *words = BPF_CORE_READ(task, files, fdt, close_on_exec);
+	unsigned long word = 0, *words = task->files->fdt->close_on_exec;
 	bpf_probe_read_kernel(&word, sizeof(word), words + fd / 64);
 	return word >> (fd % 64) & 1;
 }

@@ -210,15 +210,16 @@ fn a_set_s_digest_is_that_of_its_entries() {
     let (first_still, changed) = digests();
     assert_eq!(first_still, first);
     assert_ne!(changed, first);
+    let watches = || {
+        let listings = list();
+        let mut all = listings[0].descriptors.iter();
+        let found = all.find(|file| file.number == one.as_raw_fd() as u32);
+        found.expect("it is open").watches
+    };
     rustix::fs::flock(&one, rustix::fs::FlockOperation::LockShared).expect("locked");
-    let listings = list();
-    let mut all = listings[0].descriptors.iter();
-    let locked = all.find(|file| file.number == one.as_raw_fd() as u32);
-    assert_eq!(
-        locked.expect("it is open").watches,
-        None,
-        "locks are lines, too"
-    );
+    assert_eq!(watches(), None, "locks are lines, too");
+    rustix::fs::flock(&one, rustix::fs::FlockOperation::Unlock).expect("unlocked");
+    assert_eq!(watches(), first);
 }
 
 #[test]
