@@ -12,7 +12,9 @@ use std::time::{Duration, Instant};
 
 use holdfast_node::dataplane::Descriptors;
 use holdfast_sys::process::files::image::Kind;
-use holdfast_sys::process::files::{Copier, Draft, EpollLine, FdInfo, Limits, Watches};
+use holdfast_sys::process::files::{
+    Copier, Draft, EpollLine, FdInfo, Limits, Listed, Listing, Watches,
+};
 use rustix::event::epoll;
 
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -150,72 +152,58 @@ fn each_field_is_what_proc_shows() {
     assert_eq!(met, own);
 }
 
+/// One of this process's descriptors as it is listed.
+fn listed<'a>(listings: &'a [Listing], file: &OwnedFd) -> &'a Listed {
+    let mut all = listings[0].descriptors.iter();
+    all.find(|one| one.number == file.as_raw_fd() as u32)
+        .expect("it is open")
+}
+
+/// The digest of a set of pipes that `/proc` shows.
+fn shown_digest(listings: &[Listing], set: &OwnedFd, pipes: &[OwnedFd]) -> Watches {
+    let shown = proc_info(std::process::id() as i32, set.as_raw_fd() as u32);
+    let entries = shown.expect("it is open").epoll();
+    let file = |line: &EpollLine| {
+        let mut pipes = pipes.iter();
+        let watched = pipes.find(|pipe| pipe.as_raw_fd() as u32 == line.fd);
+        listed(listings, watched.expect("a pipe")).file
+    };
+    let entries = entries.iter();
+    Watches::of(entries.map(|line| (file(line), line.fd, line.events, line.data)))
+}
+
 #[test]
 fn a_set_s_digest_is_that_of_its_entries() {
     let descriptors = Descriptors::new();
-    let list = || {
-        descriptors
-            .list(&[std::process::id() as i32])
-            .expect("this kernel takes it")
-    };
-    let set = || epoll::create(epoll::CreateFlags::empty()).expect("a set");
-    let pipes: Vec<_> = (0..700)
-        .map(|_| std::io::pipe().expect("a pipe").0)
-        .collect();
-    let pipes: Vec<OwnedFd> = pipes.into_iter().map(OwnedFd::from).collect();
+    let own = [std::process::id() as i32];
+    let list = || descriptors.list(&own).expect("this kernel takes it");
+    let pipes = (0..700).map(|_| std::io::pipe().expect("a pipe").0);
+    let pipes: Vec<OwnedFd> = pipes.map(OwnedFd::from).collect();
+    let data = |at: usize| epoll::EventData::new_u64(at as u64 * 0x0101_0101_0101);
     let add = |set: &OwnedFd, at: usize| {
-        let data = epoll::EventData::new_u64(at as u64 * 0x0101_0101_0101);
-        epoll::add(set, &pipes[at], data, epoll::EventFlags::IN).expect("added");
+        epoll::add(set, &pipes[at], data(at), epoll::EventFlags::IN).expect("added");
     };
-    let (one, other, empty) = (set(), set(), set());
+    let [one, other, empty] =
+        [(); 3].map(|()| epoll::create(epoll::CreateFlags::empty()).expect("a set"));
     (0..700).for_each(|at| add(&one, at));
     (0..700).rev().for_each(|at| add(&other, at));
     let digests = || {
         let listings = list();
-        let at = |fd: &OwnedFd| {
-            let mut all = listings[0].descriptors.iter();
-            all.find(|one| one.number == fd.as_raw_fd() as u32)
-                .expect("it is open")
-        };
-        let lines = |set: &OwnedFd| {
-            let pid = std::process::id() as i32;
-            proc_info(pid, set.as_raw_fd() as u32)
-                .expect("it is open")
-                .epoll()
-        };
         for set in [&one, &other, &empty] {
-            let file = |line: &EpollLine| {
-                let mut pipes = pipes.iter();
-                let watched = pipes.find(|pipe| pipe.as_raw_fd() as u32 == line.fd);
-                at(watched.expect("a pipe")).file
-            };
-            let entries = lines(set);
-            let entries = entries
-                .iter()
-                .map(|line| (file(line), line.fd, line.events, line.data));
-            assert_eq!(at(set).watches, Some(Watches::of(entries)));
+            let shown = shown_digest(&listings, set, &pipes);
+            assert_eq!(listed(&listings, set).watches, Some(shown));
         }
-        assert_eq!(at(&pipes[0]).watches, None, "it is no set");
-        (at(&one).watches, at(&other).watches)
+        let of = |file| listed(&listings, file).watches;
+        assert_eq!(of(&pipes[0]), None, "it is no set");
+        (of(&one), of(&other))
     };
     let (first, second) = digests();
     assert_eq!(first, second, "the same entries");
-    epoll::modify(
-        &other,
-        &pipes[350],
-        epoll::EventData::new_u64(350 * 0x0101_0101_0101),
-        epoll::EventFlags::OUT,
-    )
-    .expect("modified");
+    epoll::modify(&other, &pipes[350], data(350), epoll::EventFlags::OUT).expect("modified");
     let (first_still, changed) = digests();
     assert_eq!(first_still, first);
     assert_ne!(changed, first);
-    let watches = || {
-        let listings = list();
-        let mut all = listings[0].descriptors.iter();
-        let found = all.find(|file| file.number == one.as_raw_fd() as u32);
-        found.expect("it is open").watches
-    };
+    let watches = || listed(&list(), &one).watches;
     rustix::fs::flock(&one, rustix::fs::FlockOperation::LockShared).expect("locked");
     assert_eq!(watches(), None, "locks are lines, too");
     rustix::fs::flock(&one, rustix::fs::FlockOperation::Unlock).expect("unlocked");
