@@ -2,6 +2,7 @@
 
 use crate::leftovers;
 use crate::moving::{Host, Tree};
+use rustix::process::{WaitId, WaitIdOptions};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -141,8 +142,14 @@ impl Program {
                 .and_then(|text| text.parse::<u64>().ok())
                 .unwrap_or(0)
         };
-        let before = beats(self);
-        self.wait_for(|program| beats(program) >= before + 5);
+        // Changes, not their sum: one that was rolled back counts from where it was.
+        let (mut last, mut changes) = (beats(self), 0);
+        self.wait_for(|program| {
+            let now = beats(program);
+            changes += u32::from(now != last);
+            last = now;
+            changes >= 5
+        });
     }
 
     /// Tells it to end, and asks for its verdict.
@@ -155,14 +162,26 @@ impl Program {
         assert_eq!((verdict.as_str(), status), ("passed", 0));
     }
 
-    fn wait_for(&self, condition: impl Fn(&Self) -> bool) {
+    fn wait_for(&self, mut condition: impl FnMut(&Self) -> bool) {
         let began = Instant::now();
         while !condition(self) {
             if let Some(verdict) = self.read("verdict") {
                 panic!("the program says: {verdict}");
             }
-            assert!(began.elapsed() < LIMIT, "the program does not go on");
+            if began.elapsed() >= LIMIT {
+                panic!("the program does not go on: {}", self.original());
+            }
             std::thread::sleep(Duration::from_millis(2));
+        }
+    }
+
+    /// How the process is that was started, which ends too when it has moved.
+    fn original(&self) -> String {
+        let child = WaitId::Pid(rustix::process::Pid::from_child(&self.child));
+        let ended = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
+        match rustix::process::waitid(child, ended) {
+            Ok(Some(status)) => format!("{}: ended, {:?}", self.pid, status.exit_status()),
+            other => format!("{}: {other:?}", self.pid),
         }
     }
 

@@ -15,12 +15,21 @@
 
 static const char *folder;
 
-/* Leaves a word as a symbolic link: that takes no descriptor, which a move might lose. */
+/* Leaves a word as a symbolic link: that takes no descriptor, which a move might lose. Where a copy is ended and the
+ * original goes on, each has made or renamed what the other is about to: then it is done again under another name. */
 static void leave(const char *name, const char *text) {
-    char path[512], made[520];
+    static unsigned tries;
+    char path[512], made[540];
+    int saved = errno;
     snprintf(path, sizeof path, "%s/%s", folder, name);
-    snprintf(made, sizeof made, "%s.%d", path, (int)getpid());
-    if (symlink(text, made) || rename(made, path)) _exit(99);
+    for (;;) {
+        snprintf(made, sizeof made, "%s.%d.%u", path, (int)getpid(), __atomic_fetch_add(&tries, 1, __ATOMIC_RELAXED));
+        if (symlink(text, made)) {
+            if (errno != EEXIST) _exit(99);
+        } else if (!rename(made, path)) break;
+        else if (errno != ENOENT) _exit(99);
+    }
+    errno = saved;
 }
 
 static void fail(int line, const char *format, ...) {
