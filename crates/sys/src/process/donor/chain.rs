@@ -69,8 +69,9 @@ pub(super) fn run(
     tracee.set_registers(&chain.making(base, 0, calls[0]))?;
     let outcome = wait_for_end(tracee, signal, call + 2);
     if !matches!(outcome, Err(Error::Gone(_))) {
-        // The frames have made the kernel forget how far the call was.
+        // The frames have made the kernel forget how far the call was, and vector registers with it: only the last has them.
         tracee.set_registers(&portable(before, false))?;
+        tracee.set_extended(&chain.extended)?;
         tracee.set_mask(mask)?;
         memory.write(base, &saved)?;
     }
