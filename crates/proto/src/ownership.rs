@@ -11,6 +11,10 @@
 //! many times more slowly: at 100,000 connections a second, by about 1.5 a second, so a `u32` lasts 90 years.) Floors
 //! live in memory; a restarted daemon starts them all at a number that has passed the old ones, see [`Floors::new`].
 
+mod together;
+
+pub use together::Together;
+
 use holdfast_wire::{Change, ChangeKind, Epoch, Flow, NodeId, Record, RecordState, Refusal};
 use std::hash::{Hash, Hasher};
 
@@ -22,6 +26,7 @@ use std::hash::{Hash, Hasher};
 /// | establish `e` | none | owned by the asker, `e` |
 /// | divert `e` | owned by the asker, `e` | transit from the asker, `e+1` |
 /// | commit `e` | transit to the asker, `e` | owned by the asker, `e+1` |
+/// | commit all `e` | as commit; the flows are the holder's to look after, see [`Together`] | |
 /// | rollback `e` | transit from or to the asker, `e` | owned by the donor, `e+1` |
 /// | rollback `e` | owned by the asker, `e-1`: the divert has not come yet | owned by the asker, `e+1`: it never will |
 /// | remove `e` | owned by the asker, `e` | none |
@@ -75,7 +80,11 @@ fn from_owned(
             let epoch = record.epoch.checked_add(1)?;
             Some(Some(Record::transit(asker, acceptor, epoch)))
         }
-        ChangeKind::Commit | ChangeKind::Rollback if now == asked + 1 => Some(Some(record)),
+        ChangeKind::Commit | ChangeKind::CommitAll { .. } | ChangeKind::Rollback
+            if now == asked + 1 =>
+        {
+            Some(Some(record))
+        }
         ChangeKind::Rollback if now + 1 == asked => {
             let epoch = change.epoch.checked_add(1)?;
             Some(Some(Record::owned(asker, epoch)))
@@ -97,7 +106,7 @@ fn from_transit(
             let same = donor == asker && acceptor == to && now == asked + 1;
             same.then_some(Some(record))
         }
-        ChangeKind::Commit if acceptor == asker && now == asked => {
+        ChangeKind::Commit | ChangeKind::CommitAll { .. } if acceptor == asker && now == asked => {
             let epoch = record.epoch.checked_add(1)?;
             Some(Some(Record::owned(acceptor, epoch)))
         }

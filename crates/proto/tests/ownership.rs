@@ -1,8 +1,11 @@
 //! The compare-and-set, against any sequence of changes from any node.
 
-use holdfast_proto::ownership::{Floors, apply};
-use holdfast_wire::{Change, ChangeKind, Epoch, Flow, NodeId, Protocol, Record, RecordState};
+use holdfast_proto::ownership::{Floors, Together, apply};
+use holdfast_wire::{
+    Change, ChangeKind, Epoch, Flow, MoveId, NodeId, Protocol, Record, RecordState, Refusal,
+};
 use proptest::prelude::*;
+use std::collections::BTreeMap;
 
 fn flow(port: u16) -> Flow {
     Flow {
@@ -30,6 +33,7 @@ fn kind() -> impl Strategy<Value = ChangeKind> {
         Just(ChangeKind::Establish),
         node().prop_map(|acceptor| ChangeKind::Divert { acceptor }),
         Just(ChangeKind::Commit),
+        (0_u32..3).prop_map(|flows| ChangeKind::CommitAll { flows }),
         Just(ChangeKind::Rollback),
         Just(ChangeKind::Remove),
     ]
@@ -88,7 +92,8 @@ proptest! {
             (Some(RecordState::Transit { donor, acceptor }), RecordState::Owned { owner }) => {
                 prop_assert!(owner == donor || owner == acceptor);
                 prop_assert!(asker == donor || asker == acceptor);
-                prop_assert_eq!(owner == acceptor && donor != acceptor, kind == ChangeKind::Commit && donor != acceptor);
+                let commit = matches!(kind, ChangeKind::Commit | ChangeKind::CommitAll { .. });
+                prop_assert_eq!(owner == acceptor && donor != acceptor, commit && donor != acceptor);
             }
             (Some(old @ RecordState::Transit { .. }), new @ RecordState::Transit { .. }) => prop_assert_eq!(old, new),
             (None, RecordState::Transit { .. }) => prop_assert!(false, "a transit from nothing"),
@@ -158,6 +163,93 @@ fn the_rules_one_by_one() {
     let fenced = apply(owned, &change(ChangeKind::Rollback, 2), A).expect("fenced");
     assert_eq!(fenced, Some(Record::owned(A, 3)));
     assert!(apply(fenced, &change(divert, 1), A).is_err());
+}
+
+/// The table of a holder that knows one process and flows that its donor diverted with it.
+struct Table {
+    records: BTreeMap<Flow, Record>,
+    together: Together,
+}
+
+impl Table {
+    fn new(flows: u16) -> (Self, Change) {
+        let (records, together) = (BTreeMap::new(), Together::default());
+        let mut table = Self { records, together };
+        (0..flows).for_each(|port| drop(table.ask(A, &[of(flow(port), ChangeKind::Establish, 7)])));
+        let (donor, boot, seq) = (A, 1, 1);
+        let process = Flow::of_move(MoveId { donor, boot, seq });
+        let divert = ChangeKind::Divert { acceptor: B };
+        let mut question = vec![
+            of(process, ChangeKind::Establish, 1),
+            of(process, divert, 1),
+        ];
+        question.extend((0..flows).map(|port| of(flow(port), divert, 7)));
+        assert!(table.ask(A, &question).iter().all(Result::is_ok));
+        let flows = u32::from(flows);
+        (table, of(process, ChangeKind::CommitAll { flows }, 2))
+    }
+
+    fn ask(&mut self, asker: NodeId, changes: &[Change]) -> Vec<Result<Option<Record>, Refusal>> {
+        let mut results = Vec::new();
+        for change in changes {
+            let result = apply(self.records.get(&change.flow).copied(), change, asker);
+            if let Ok(record) = result {
+                match record {
+                    Some(record) => self.records.insert(change.flow, record),
+                    None => self.records.remove(&change.flow),
+                };
+            }
+            results.push(result);
+        }
+        self.together.answered(changes, &results);
+        results
+    }
+
+    fn committed(&self, change: &Change, asker: NodeId) -> Option<Vec<(Flow, Record)>> {
+        let current = |flow: &Flow| self.records.get(flow).copied();
+        self.together.committed(change, asker, current)
+    }
+}
+
+fn of(flow: Flow, kind: ChangeKind, epoch: Epoch) -> Change {
+    Change { flow, kind, epoch }
+}
+
+#[test]
+fn what_was_diverted_together_is_committed_together() {
+    let (table, all) = Table::new(3);
+    let after = (0..3).map(|port| (flow(port), Record::owned(B, 9)));
+    assert_eq!(table.committed(&all, B), Some(after.collect()));
+    assert_eq!(table.committed(&all, C), None, "another's transit");
+    let fewer = ChangeKind::CommitAll { flows: 2 };
+    assert_eq!(table.committed(&of(all.flow, fewer, 2), B), None);
+    let forgetful = Together::default();
+    let current = |flow: &Flow| table.records.get(flow).copied();
+    assert_eq!(
+        forgetful.committed(&all, B, current),
+        None,
+        "after a restart"
+    );
+    assert_eq!(Table::new(0).0.committed(&Table::new(0).1, B), Some(vec![]));
+}
+
+#[test]
+fn a_flow_that_has_left_its_transit_is_not_committed_with_others() {
+    for kind in [ChangeKind::Rollback, ChangeKind::Commit] {
+        let (mut table, all) = Table::new(3);
+        assert!(table.ask(B, &[of(flow(1), kind, 8)])[0].is_ok());
+        assert_eq!(table.committed(&all, B), None, "{kind:?}");
+    }
+    // Nor one that is in transit again.
+    let (mut table, all) = Table::new(3);
+    let divert = ChangeKind::Divert { acceptor: B };
+    let question = [of(flow(1), ChangeKind::Rollback, 8), of(flow(1), divert, 9)];
+    assert!(table.ask(A, &question).iter().all(Result::is_ok));
+    assert_eq!(table.committed(&all, B), None);
+    // Nothing is left to commit when the process's own transit has ended.
+    let (mut table, all) = Table::new(3);
+    assert!(table.ask(A, &[of(all.flow, ChangeKind::Rollback, 2)])[0].is_ok());
+    assert_eq!(table.committed(&all, B), None);
 }
 
 #[test]

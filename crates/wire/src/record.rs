@@ -84,6 +84,12 @@ pub enum ChangeKind {
     Rollback,
     /// The asker, who owns the flow at `epoch`, has closed it.
     Remove,
+    /// [`Commit`](Self::Commit) of a process's record and of all flows that were diverted with one question behind it: of all, or none.
+    /// A holder that does not know them, or does not know so many, refuses, and is asked for each.
+    CommitAll {
+        /// How many they are.
+        flows: u32,
+    },
 }
 
 /// One compare-and-set asked of the holder.

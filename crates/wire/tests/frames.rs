@@ -50,12 +50,11 @@ fn record() -> impl Strategy<Value = Record> {
 }
 
 fn change() -> impl Strategy<Value = Change> {
+    use ChangeKind::{Commit, CommitAll, Divert, Establish, Remove, Rollback};
     let kind = prop_oneof![
-        Just(ChangeKind::Establish),
-        node().prop_map(|acceptor| ChangeKind::Divert { acceptor }),
-        Just(ChangeKind::Commit),
-        Just(ChangeKind::Rollback),
-        Just(ChangeKind::Remove),
+        proptest::sample::select(vec![Establish, Commit, Rollback, Remove]),
+        node().prop_map(|acceptor| Divert { acceptor }),
+        any::<u32>().prop_map(|flows| CommitAll { flows }),
     ];
     (flow(), kind, any::<u32>()).prop_map(|(flow, kind, epoch)| Change { flow, kind, epoch })
 }

@@ -5,7 +5,7 @@ use std::collections::{HashMap, HashSet};
 use holdfast_bpf::Dataplane as Programs;
 use holdfast_bpf::shared::{FlowKey, Record as MapRecord};
 use holdfast_proto::handoff::{Completion, Results, Token};
-use holdfast_proto::ownership::{Floors, apply};
+use holdfast_proto::ownership::{Floors, Together, apply};
 use holdfast_wire::{Change, ChangeKind, Epoch, Flow, NodeId, Record, RecordState, Refusal};
 
 use super::Engine;
@@ -16,6 +16,7 @@ pub struct Holder {
     floors: Floors,
     /// Records of flows in transit, as the table has them: who commits or rolls back waits, and looking up one by one takes long.
     transits: HashMap<Flow, Record>,
+    together: Together,
 }
 
 impl Holder {
@@ -33,6 +34,7 @@ impl Holder {
         Self {
             floors: Floors::new(least),
             transits: HashMap::new(),
+            together: Together::default(),
         }
     }
 
@@ -68,14 +70,18 @@ impl Holder {
         let mut results = Vec::with_capacity(changes.len());
         let mut unstored = Unstored::default();
         for change in changes {
+            let all = matches!(change.kind, ChangeKind::CommitAll { .. });
             // One question may name a flow twice.
-            if unstored.has(&change.flow) {
+            if all || unstored.has(&change.flow) {
                 self.store(programs, &mut unstored, &mut results);
             }
             let in_transit = self.transits.get(&change.flow).copied();
             let current = in_transit.or_else(|| Self::lookup(programs, &change.flow));
             let mut result = self.decide(current, asker, change);
             match result {
+                Ok(Some(record)) if all => {
+                    result = self.commit_all(programs, asker, change, (current, record));
+                }
                 Ok(Some(record)) => unstored.put(results.len(), change.flow, record, current),
                 Ok(None) => result = self.remove(programs, &change.flow, current),
                 Err(_) => {}
@@ -83,7 +89,50 @@ impl Holder {
             results.push(result);
         }
         self.store(programs, &mut unstored, &mut results);
+        self.together.answered(changes, &results);
         results
+    }
+
+    /// Stores the record of a process that is committed, and those of its flows: all or none.
+    fn commit_all(
+        &mut self,
+        programs: &Programs,
+        asker: NodeId,
+        change: &Change,
+        (current, record): (Option<Record>, Record),
+    ) -> Result<Option<Record>, Refusal> {
+        // Asked again.
+        if current == Some(record) {
+            return Ok(current);
+        }
+        let transit = |flow: &Flow| self.transits.get(flow).copied();
+        let Some(mut all) = self.together.committed(change, asker, transit) else {
+            return Err(Refusal { current });
+        };
+        all.push((change.flow, record));
+        let keys: Vec<FlowKey> = all.iter().map(|(flow, _)| key_of(flow)).collect();
+        let records: Vec<MapRecord> = all.iter().map(|(_, after)| record_to_map(after)).collect();
+        if let Err(error) = programs.steering.set_many(&keys, &records) {
+            tracing::error!(%error, "the steering table does not take a process's records");
+            self.undo(programs, &all);
+            return Err(Refusal { current });
+        }
+        for (flow, _) in &all {
+            self.transits.remove(flow);
+        }
+        Ok(Some(record))
+    }
+
+    /// Puts back the transits of which some are stored as committed.
+    fn undo(&self, programs: &Programs, all: &[(Flow, Record)]) {
+        let before = all
+            .iter()
+            .filter_map(|(flow, _)| Some((flow, self.transits.get(flow)?)));
+        for (flow, record) in before {
+            if let Err(error) = programs.steering.set(&key_of(flow), &record_to_map(record)) {
+                tracing::error!(%flow, %error, "a record is not put back into the steering table");
+            }
+        }
     }
 
     fn store(

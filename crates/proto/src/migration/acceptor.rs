@@ -39,6 +39,8 @@ pub(super) struct Taken {
     pub hops: u32,
     /// Flows whose packets are held, or will be.
     pub held: BTreeSet<Flow>,
+    /// How often the donor has named such flows.
+    pub arms: u32,
     pub flows: Vec<FlowAt>,
     pub peers: Vec<PeerConnections>,
     /// At which this node owns the process's record.
@@ -63,6 +65,7 @@ impl Taken {
             offer: None,
             hops: 0,
             held: BTreeSet::new(),
+            arms: 0,
             flows: Vec::new(),
             peers: Vec::new(),
             epoch: 0,
@@ -173,6 +176,7 @@ impl Migration {
             return self.core.send(from, id, MoveFrame::Armed { part, result });
         }
         taken.held.extend(named);
+        taken.arms += 1;
         let purpose = Purpose::Arm(id, part);
         self.core
             .command(purpose, |token| Command::Arm { token, id, flows });

@@ -45,6 +45,7 @@ pub(super) enum AskPurpose {
     Divert(MoveId),
     Rollback(MoveId),
     Commit(MoveId),
+    CommitAll(MoveId),
     Restarted(MoveId),
     /// A record that has served its turn.
     Remove(MoveId),
@@ -162,6 +163,7 @@ impl Migration {
             AskPurpose::Divert(id) => self.diverted(now, id, answers),
             AskPurpose::Rollback(id) => self.rolled_back(now, id, answers),
             AskPurpose::Commit(id) => self.committed(now, id, answers),
+            AskPurpose::CommitAll(id) => self.committed_all(now, id, answers),
             AskPurpose::Restarted(id) => self.restarted_take_answered(now, id, answers),
             AskPurpose::Remove(id) => self.removed(id),
             AskPurpose::Flush(id) => self.flushed(id),

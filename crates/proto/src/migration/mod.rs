@@ -8,7 +8,8 @@
 //! **The decision is one compare-and-set.** A move has a record in the steering table ([`holdfast_wire::Flow::of_move`]),
 //! arbitrated by [`crate::ownership`] like a flow. The question that diverts names it first and then all flows of the process; so
 //! do that which commits and that which rolls back. The holder applies a question in one step, so the first of commit and
-//! rollback decides about all of them. Who is in doubt does not run the process, and asks.
+//! rollback decides about all of them. Who is in doubt does not run the process, and asks. A commit names the process alone where
+//! all its flows were diverted with one question: [`crate::ownership::Together`].
 //!
 //! | step | donor | acceptor | holder |
 //! | --- | --- | --- | --- |

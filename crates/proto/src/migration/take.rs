@@ -57,8 +57,39 @@ impl Migration {
             return self.say_never(id, &why);
         }
         taken.times.restore_us = taken.enter(now, Stage::Committing);
-        let changes = changes(id, ChangeKind::Commit, &taken.flows);
-        self.ask(now, changes, AskPurpose::Commit(id));
+        // They are what was diverted with it: none was closed before the freeze, and none came late.
+        if taken.arms == 1 && taken.flows.len() == taken.held.len() {
+            let flows = taken.flows.len() as u32;
+            let all = of_process(id, ChangeKind::CommitAll { flows }, TRANSIT);
+            self.ask(now, vec![all], AskPurpose::CommitAll(id));
+        } else {
+            self.commit_each(now, id);
+        }
+    }
+
+    fn commit_each(&mut self, now: Duration, id: MoveId) {
+        if let Some(taken) = self.acceptor.get(&id) {
+            let changes = changes(id, ChangeKind::Commit, &taken.flows);
+            self.ask(now, changes, AskPurpose::Commit(id));
+        }
+    }
+
+    /// The holder has decided about the process and all its flows.
+    pub(super) fn committed_all(&mut self, now: Duration, id: MoveId, answers: Answers) {
+        let node = self.core.config.node;
+        let Some(taken) = self.taken_in(id, Stage::Committing) else {
+            return;
+        };
+        match answers.first() {
+            Some(Ok(Some(process))) if process.is_owned_by(node) => {
+                let flows = taken.flows.iter();
+                let ours = |flow: &FlowAt| Record::owned(node, flow.epoch.saturating_add(TRANSIT));
+                let records: Vec<_> = flows.map(|flow| Some(ours(flow))).collect();
+                self.go(now, id, *process, records.into_iter());
+            }
+            // It does not know what was diverted together; or the commit is refused once more, and then for good.
+            _ => self.commit_each(now, id),
+        }
     }
 
     /// The holder has decided.

@@ -13,6 +13,8 @@ pub enum Bug {
     RollbackWithoutProcess,
     /// A commit leaves it out, and is taken for granted.
     CommitWithoutProcess,
+    /// The holder commits a process, and leaves the flows in transit that are to come with it.
+    CommitsProcessAlone,
     /// The holder takes any epoch for the right one.
     StaleEpochAccepted,
     /// A freeze leaves the process running.
@@ -39,12 +41,13 @@ pub enum Bug {
 
 impl Bug {
     /// All of them.
-    pub const ALL: [Bug; 16] = [
+    pub const ALL: [Bug; 17] = [
         Bug::GoesBeforeCommitted,
         Bug::ThawsUnasked,
         Bug::ReleasesEarly,
         Bug::RollbackWithoutProcess,
         Bug::CommitWithoutProcess,
+        Bug::CommitsProcessAlone,
         Bug::StaleEpochAccepted,
         Bug::FreezeKeepsRunning,
         Bug::RestartThaws,

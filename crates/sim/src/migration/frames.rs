@@ -1,6 +1,7 @@
 //! What daemons send each other, and where bugs bend it.
 
 use super::Bug;
+use super::holder::is_commit;
 use super::world::World;
 use crate::group::{World as _, id};
 use holdfast_wire::migration::MoveFrame;
@@ -28,11 +29,11 @@ impl World {
     /// The machine asks the holder: where the bugs that do not wait for the answer come in.
     fn asks(&mut self, node: usize, changes: &[Change]) {
         let process = changes.iter().find_map(|change| {
-            let deciding = matches!(change.kind, ChangeKind::Commit | ChangeKind::Rollback);
+            let deciding = is_commit(change.kind) || change.kind == ChangeKind::Rollback;
             Some((change.flow.move_id().filter(|_| deciding)?, change.kind))
         });
         match (self.bug, process) {
-            (Some(Bug::GoesBeforeCommitted), Some((id, ChangeKind::Commit))) => {
+            (Some(Bug::GoesBeforeCommitted), Some((id, kind))) if is_commit(kind) => {
                 self.start(node, id, &[]);
             }
             (Some(Bug::ThawsUnasked), Some((id, ChangeKind::Rollback))) => self.thaw(node, id),

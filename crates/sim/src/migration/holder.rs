@@ -6,7 +6,7 @@ use super::world::{Work, World};
 use crate::group::{World as _, change, id, index};
 use crate::time::Time;
 use holdfast_proto::ownership;
-use holdfast_wire::{Change, ChangeKind, NodeId, Record, RecordState, Refusal};
+use holdfast_wire::{Change, ChangeKind, Flow, NodeId, Record, RecordState, Refusal};
 
 impl World {
     /// All changes of one question, in one step.
@@ -16,8 +16,27 @@ impl World {
         changes: &[Change],
     ) -> Vec<Result<Option<Record>, Refusal>> {
         let each = changes.iter();
-        each.map(|change| self.arbitrate_one(asker, *change))
-            .collect()
+        let results: Vec<_> = each
+            .map(|change| self.arbitrate_one(asker, *change))
+            .collect();
+        self.together.answered(changes, &results);
+        results
+    }
+
+    /// The flows that are committed with their process; whether they are.
+    fn commit_flows(&mut self, asker: NodeId, change: &Change) -> bool {
+        if self.bug == Some(Bug::CommitsProcessAlone) {
+            return true;
+        }
+        let current = |flow: &Flow| self.core.steering.get(flow).copied();
+        let Some(flows) = self.together.committed(change, asker, current) else {
+            return false;
+        };
+        for (flow, record) in flows {
+            self.core.record(flow, &Ok(Some(record)));
+            self.core.count("commit of flow with its process");
+        }
+        true
     }
 
     fn arbitrate_one(
@@ -36,16 +55,21 @@ impl World {
             (Some(Bug::RollbackWithoutProcess), ChangeKind::Rollback, _) if process => {
                 return Ok(Some(Record::owned(asker, 3)));
             }
-            (Some(Bug::CommitWithoutProcess), ChangeKind::Commit, _) if process => {
+            (Some(Bug::CommitWithoutProcess), kind, _) if process && is_commit(kind) => {
                 return Ok(Some(Record::owned(asker, 3)));
             }
             _ => {}
         }
         let mut result = ownership::apply(current, &change, asker);
+        let all = matches!(change.kind, ChangeKind::CommitAll { .. });
+        let again = result == Ok(current);
+        if all && result.is_ok() && !again && !self.commit_flows(asker, &change) {
+            result = Err(Refusal { current });
+        }
         self.core.record(change.flow, &result);
         match &mut result {
             Ok(_) if self.bug == Some(Bug::ForgottenEarly) => {
-                if process && change.kind == ChangeKind::Commit {
+                if process && is_commit(change.kind) {
                     self.core.steering.remove(&change.flow);
                 }
             }
@@ -54,6 +78,7 @@ impl World {
         }
         let kind = match change.kind {
             ChangeKind::Divert { .. } => "divert".to_owned(),
+            ChangeKind::CommitAll { .. } => "commit with all flows".to_owned(),
             kind => format!("{kind:?}").to_lowercase(),
         };
         let what = if process { "process" } else { "flow" };
@@ -109,4 +134,9 @@ impl World {
             entries.remove(&flow);
         }
     }
+}
+
+/// Whether an acceptor asks so.
+pub(super) fn is_commit(kind: ChangeKind) -> bool {
+    matches!(kind, ChangeKind::Commit | ChangeKind::CommitAll { .. })
 }

@@ -6,6 +6,7 @@ use crate::group::{self, Core, client, id, pairs};
 use crate::random::Random;
 use crate::time::Time;
 use holdfast_proto::migration::{Command, Completion, Event, Migration, Results, Token};
+use holdfast_proto::ownership::Together;
 use holdfast_wire::migration::TranslateStep;
 use holdfast_wire::{Change, Flow, Frame, MoveId, Protocol};
 use std::collections::{BTreeMap, BTreeSet};
@@ -39,6 +40,8 @@ pub(super) struct World {
     pub(super) core: Core<Migration, Work>,
     pub(super) hosts: Vec<Host>,
     pub(super) holder_busy: Time,
+    /// What the holder's daemon remembers of diverts.
+    pub(super) together: Together,
     /// The highest epoch that each flow had.
     pub(super) epochs: BTreeMap<Flow, u32>,
     /// What daemons have sent each other of processes.
@@ -67,6 +70,7 @@ impl group::World for World {
             core: Core::new(config, seed),
             hosts: (0..config.nodes).map(|_| Host::default()).collect(),
             holder_busy: Time::ZERO,
+            together: Together::default(),
             epochs: BTreeMap::new(),
             images: BTreeMap::new(),
             truths: Vec::new(),
@@ -129,6 +133,9 @@ impl group::World for World {
     fn crash(&mut self, node: usize) {
         self.count_crash(node);
         self.hosts[node].crash();
+        if node == self.core.holder {
+            self.together = Together::default();
+        }
         self.core.kill(node);
     }
 
