@@ -119,6 +119,7 @@ fn changes() -> Vec<Change> {
             acceptor: NodeId(2),
         },
         ChangeKind::Commit,
+        ChangeKind::CommitAll { flows: 2 },
         ChangeKind::Rollback,
         ChangeKind::Remove,
     ];

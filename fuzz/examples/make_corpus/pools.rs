@@ -5,7 +5,7 @@ use bytes::BytesMut;
 use holdfast_api::app;
 use holdfast_api::control::PolicyDetail;
 use holdfast_api::pool::{
-    Departure, ElementEvent, FromPool, Registration, Service, SessionEvent, ToPool,
+    Departure, ElementEvent, FromPool, Registration, Service, SessionEvent, SessionOptions, ToPool,
 };
 use holdfast_wire::rserpool::asap::Message;
 use holdfast_wire::rserpool::{ElementId, PoolHandle};
@@ -25,7 +25,10 @@ pub fn pool() -> std::io::Result<()> {
     let to_pool = [
         ToPool::Register(registration),
         ToPool::Policy(load),
-        ToPool::Open { handle },
+        ToPool::Open {
+            handle,
+            options: SessionOptions::default(),
+        },
         ToPool::Data {
             session,
             bytes: b"data".to_vec(),
