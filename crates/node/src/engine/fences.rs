@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 
+use foldhash::fast::RandomState;
 use holdfast_bpf::shared::FlowState;
 use holdfast_proto::migration::FlowEpoch;
 use holdfast_wire::migration::FlowAt;
@@ -22,7 +23,7 @@ pub struct Fence {
 }
 
 /// All of them.
-pub type Fences = HashMap<Flow, Fence>;
+pub type Fences = HashMap<Flow, Fence, RandomState>;
 
 impl Engine {
     /// The flows of this node that come to these sockets.

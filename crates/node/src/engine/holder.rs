@@ -2,6 +2,7 @@
 
 use std::collections::{HashMap, HashSet};
 
+use foldhash::fast::RandomState;
 use holdfast_bpf::Dataplane as Programs;
 use holdfast_bpf::shared::{FlowKey, Record as MapRecord};
 use holdfast_proto::handoff::{Completion, Results, Token};
@@ -15,7 +16,7 @@ use crate::dataplane::{flow_of, key_of, record_from_map, record_to_map};
 pub struct Holder {
     floors: Floors,
     /// Records of flows in transit, as the table has them: who commits or rolls back waits, and looking up one by one takes long.
-    transits: HashMap<Flow, Record>,
+    transits: HashMap<Flow, Record, RandomState>,
     together: Together,
 }
 
@@ -33,7 +34,7 @@ impl Holder {
             .max(seconds_since_2020);
         Self {
             floors: Floors::new(least),
-            transits: HashMap::new(),
+            transits: HashMap::default(),
             together: Together::default(),
         }
     }
@@ -183,7 +184,7 @@ impl Holder {
 /// Records that are decided and not yet in the table, where they go together.
 #[derive(Default)]
 struct Unstored {
-    flows: HashSet<Flow>,
+    flows: HashSet<Flow, RandomState>,
     decided: Vec<Decided>,
 }
 

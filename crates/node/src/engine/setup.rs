@@ -179,7 +179,7 @@ fn assemble(config: Config) -> Result<(Engine, Inputs), SetupError> {
     let engine = Engine {
         machine: Handoff::new(machine),
         moves,
-        fences: HashMap::new(),
+        fences: HashMap::default(),
         going: BTreeMap::new(),
         leaving: BTreeMap::new(),
         newcomers: BTreeMap::new(),

@@ -178,7 +178,8 @@ impl Core {
         let all = std::mem::take(&mut self.moving).into_iter();
         let (ended, others): (Vec<_>, Vec<_>) = all.partition(|(_, moving)| moving.id == id);
         self.moving = others.into_iter().collect();
-        for (flow, moving) in ended {
+        let reported = |(_, moving): &(Flow, Moving)| !moving.deferred.is_empty();
+        for (flow, moving) in ended.into_iter().filter(reported) {
             let mut is_ours = !moved(&flow);
             for mut change in moving.deferred {
                 if change.kind == ChangeKind::Remove {

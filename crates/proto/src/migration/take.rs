@@ -186,10 +186,11 @@ impl Migration {
         taken.wait = self.core.config.ask_retry_min;
         let flows = taken.ours.clone();
         let ours: BTreeMap<Flow, _> = flows.iter().copied().collect();
+        // The donor waits, and nobody for the rest.
+        self.say_done(now, id);
         self.core
             .end_flows(id, &ours, |flow| !ours.contains_key(flow));
         self.core.event(Event::Accepted { id, flows });
-        self.say_done(now, id);
     }
 
     /// Tells the donor that its process runs here, until it says that nothing of it is left there.

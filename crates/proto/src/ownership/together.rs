@@ -1,6 +1,7 @@
 //! Flows that are diverted with a process, so that its commit need not name them.
 
 use super::apply;
+use foldhash::fast::RandomState;
 use holdfast_wire::{Change, ChangeKind, Epoch, Flow, NodeId, Record, Refusal};
 use std::collections::HashMap;
 
@@ -9,7 +10,7 @@ use std::collections::HashMap;
 /// [`ChangeKind::CommitAll`], and is asked for each flow.
 #[derive(Debug, Clone, Default)]
 pub struct Together {
-    moves: HashMap<Flow, Vec<(Flow, Epoch)>>,
+    moves: HashMap<Flow, Vec<(Flow, Epoch)>, RandomState>,
 }
 
 impl Together {
