@@ -45,7 +45,7 @@ static __always_inline __u16 recorded(const struct flow_key *flow)
 	struct record *record = bpf_map_lookup_elem(&steering, flow);
 	if (!record)
 		return 0;
-	return record->state == RECORD_TRANSIT ? record->acceptor : record->owner;
+	return record->state == RECORD_TRANSIT && !record->by_donor ? record->acceptor : record->owner;
 }
 
 /* Puts a destination that was just read from the table into the set. */
@@ -93,7 +93,9 @@ static __always_inline struct cache_set *set_of(const struct flow_key *flow, __u
 	return set;
 }
 
-/* The node the steering table sends a flow to: the owner; in transit, the acceptor, which holds it. 0: no record. */
+/* The node the steering table sends a flow to: the owner; in transit, the acceptor, which holds it, unless the donor is to
+ * see it first. 0: no record.
+ */
 static __always_inline __u16 recorded_destination(const struct flow_key *flow, struct cache_set *set, __u64 hash)
 {
 	if (!set)

@@ -8,12 +8,30 @@
 
 #include "maps.h"
 
+/* A flow joins a convoy, or leaves it; what it is otherwise may change meanwhile. */
+static __always_inline int join(struct flow_value *flow, __u8 convoy)
+{
+#pragma unroll
+	for (int tries = 0; tries < 4; tries++) {
+		union flow_turn was = {.word = *(volatile __u32 *)turn_of(flow)}, now = was;
+		now.convoy = convoy;
+		if (__sync_val_compare_and_swap(turn_of(flow), was.word, now.word) == was.word)
+			return 0;
+	}
+	return 1;
+}
+
 static long change_flow(__u32 index, struct change_order *order)
 {
 	struct change *change = bpf_map_lookup_elem(&changes, &index);
 	if (!change)
 		return 1;
 	struct flow_value *flow = bpf_map_lookup_elem(&flows, &change->key);
+	if (!change->flow.state) {
+		if (flow)
+			order->failed += join(flow, change->flow.convoy);
+		return 0;
+	}
 	if (!flow) {
 		if (bpf_map_update_elem(&flows, &change->key, &change->flow, BPF_ANY))
 			order->failed++;
@@ -44,7 +62,8 @@ static long change_record(__u32 index, struct change_order *order)
 	int begins = change->record.state == RECORD_TRANSIT;
 	if (begins)
 		__sync_lock_test_and_set(nodes, next);
-	*(volatile __u8 *)&record->state = change->record.state;
+	/* And by which way. */
+	*(volatile __u32 *)&record->state = *(__u32 *)&change->record.state;
 	if (!begins)
 		__sync_lock_test_and_set(nodes, next);
 	return 0;

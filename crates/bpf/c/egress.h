@@ -96,10 +96,15 @@ static __always_inline int translate_here(struct __sk_buff *skb, struct config *
 	struct flow_value *flow = bpf_map_lookup_elem(&flows, &there);
 	if (!flow)
 		return NEXT;
-	switch (flow->state) {
+	struct standing now = standing_of(flow);
+	switch (now.state) {
+	case FLOW_LEAVING:
+		if (is_for_donor(p, PARSE_FLOW))
+			break;
+		return translate(skb, config, p, now.peer);
 	case FLOW_TRANSIT_OUT:
 	case FLOW_MOVED:
-		return translate(skb, config, p, flow->peer);
+		return translate(skb, config, p, now.peer);
 	case FLOW_TRANSIT_IN:
 		return hold(config, flow);
 	case FLOW_FLUSHING: {
@@ -121,9 +126,10 @@ static __always_inline int private_egress(struct __sk_buff *skb, struct config *
 		if (peer && *peer != config->self)
 			return drop(DROP_EGRESS_TRANSIT);
 	}
-	if (flow && (flow->state == FLOW_TRANSIT_OUT || flow->state == FLOW_TRANSIT_IN))
+	__u8 state = flow ? standing_of(flow).state : 0;
+	if (state == FLOW_TRANSIT_OUT || state == FLOW_TRANSIT_IN)
 		return drop(DROP_EGRESS_TRANSIT);
-	if (flow && flow->state == FLOW_MOVED)
+	if (state == FLOW_MOVED)
 		return drop(DROP_EGRESS_NOT_OWNER);
 	struct translation *to = bpf_map_lookup_elem(&translations, &p->flow);
 	if (!to)
@@ -147,7 +153,7 @@ int holdfast_egress(struct __sk_buff *skb)
 	struct flow_value *flow = bpf_map_lookup_elem(&flows, &p.flow);
 	if (!flow)
 		return egress_unknown(skb, config, &p);
-	switch (flow->state) {
+	switch (standing_of(flow).state) {
 	case FLOW_TRANSIT_OUT:
 	case FLOW_TRANSIT_IN:
 		return drop(DROP_EGRESS_TRANSIT);

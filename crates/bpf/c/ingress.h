@@ -52,6 +52,14 @@ static __always_inline int age(struct __sk_buff *skb, const struct packet *p)
 	return !bpf_skb_store_bytes(skb, at, word, 2, 0);
 }
 
+/* Whether a packet of a flow whose data goes to the acceptor is for the donor's stack all the same: it brings nothing. */
+static __always_inline int is_for_donor(const struct packet *p, int what)
+{
+	if (what == PARSE_ICMP)
+		return 1;
+	return p->flow.protocol == IPPROTO_TCP && !p->payload && !p->fragment;
+}
+
 static __always_inline int hold(struct config *config, struct flow_value *flow)
 {
 	__u32 slot = flow->hold_slot;
@@ -193,19 +201,24 @@ static __always_inline int known(struct __sk_buff *skb, struct config *config, s
 				 const struct packet *p, int what)
 {
 	seen(flow);
-	switch (flow->state) {
+	struct standing now = standing_of(flow);
+	switch (now.state) {
 	case FLOW_PREPARED:
 		copy_out_of_order(skb, config, p);
 		return NEXT;
+	case FLOW_LEAVING:
+		if (is_for_donor(p, what))
+			return NEXT;
+		return forward_straggler(skb, config, p, now.peer);
 	case FLOW_TRANSIT_OUT:
-		return forward_straggler(skb, config, p, flow->peer);
+		return forward_straggler(skb, config, p, now.peer);
 	case FLOW_MOVED:
 		/* A SYN that was steered here begins a new connection between the same ports; its handshake ends here too. */
 		if (p->tcp_syn && !p->tcp_ack)
 			return NEXT;
 		if (what == PARSE_FLOW && p->flow.protocol == IPPROTO_TCP && awaited(skb, p) == AWAITED_BY_LISTENER)
 			return NEXT;
-		return forward_straggler(skb, config, p, flow->peer);
+		return forward_straggler(skb, config, p, now.peer);
 	case FLOW_TRANSIT_IN:
 		return hold(config, flow);
 	case FLOW_FLUSHING:
@@ -255,16 +268,21 @@ static __always_inline int deliver_from_here(struct config *config)
 /* A packet of no service: of a connection at the address of one node alone, that moves with its process, or of nothing that
  * concerns us.
  */
-static __always_inline int private_ingress(struct __sk_buff *skb, struct config *config, const struct packet *p)
+static __always_inline int private_ingress(struct __sk_buff *skb, struct config *config, const struct packet *p, int what)
 {
 	struct flow_value *flow = bpf_map_lookup_elem(&flows, &p->flow);
 	if (!flow)
 		return NEXT;
 	seen(flow);
-	switch (flow->state) {
+	struct standing now = standing_of(flow);
+	switch (now.state) {
+	case FLOW_LEAVING:
+		if (is_for_donor(p, what))
+			break;
+		return forward(skb, config, p, now.peer, 0);
 	case FLOW_TRANSIT_OUT:
 	case FLOW_MOVED:
-		return forward(skb, config, p, flow->peer, 0);
+		return forward(skb, config, p, now.peer, 0);
 	case FLOW_TRANSIT_IN:
 		return hold(config, flow);
 	case FLOW_FLUSHING: {
@@ -312,7 +330,7 @@ int holdfast_ingress(struct __sk_buff *skb)
 	}
 	struct service *service = service_of(&p.flow);
 	if (!service)
-		return private_ingress(skb, config, &p);
+		return private_ingress(skb, config, &p, what);
 	if (!config->ready)
 		return drop(DROP_NOT_READY);
 	int verdict = decide(skb, config, service, &p, what);

@@ -68,6 +68,15 @@ struct {
 	__type(value, struct flow_value);
 } flows SEC(".maps");
 
+/* Convoys; no flow is of the first. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, MAX_CONVOYS);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__type(key, __u32);
+	__type(value, struct convoy);
+} convoys SEC(".maps");
+
 /* Private flows whose other end is not where its address is. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
@@ -153,11 +162,11 @@ static __always_inline void emit(const struct flow_key *flow, __u32 epoch, __u8 
 	bpf_ringbuf_submit(event, 0);
 }
 
-/* State, padding and peer are one word, that others change, too. */
+/* State, convoy and peer are one word, that others change, too. */
 union flow_turn {
 	struct {
 		__u8 state;
-		__u8 pad;
+		__u8 convoy;
 		__u16 peer;
 	};
 	__u32 word;
@@ -166,6 +175,34 @@ union flow_turn {
 static __always_inline __u32 *turn_of(struct flow_value *flow)
 {
 	return (__u32 *)&flow->state;
+}
+
+/* What a flow is at this instant: by itself, or by its convoy. */
+struct standing {
+	__u8 state;
+	__u16 peer;
+	__u32 epoch;
+};
+
+static __always_inline struct standing standing_of(const struct flow_value *flow)
+{
+	struct standing now = {.state = flow->state, .peer = flow->peer, .epoch = flow->epoch};
+	__u32 index = flow->convoy;
+	if (!index)
+		return now;
+	struct convoy *convoy = bpf_map_lookup_elem(&convoys, &index);
+	__u64 word = convoy ? *(volatile __u64 *)convoy : 0;
+	struct convoy all;
+	__builtin_memcpy(&all, &word, sizeof(all));
+	if (!all.state)
+		return now;
+	now.epoch += all.ahead;
+	/* Its socket closed while it was ours. */
+	if (now.state == FLOW_CLOSING && (all.state == FLOW_LEAVING || all.state == FLOW_FLUSHING))
+		return now;
+	now.state = all.state;
+	now.peer = all.peer;
+	return now;
 }
 
 /* Puts a flow into a state, if it is still in the other. */

@@ -11,6 +11,7 @@
 #define PLACEMENT_SLOTS 1024
 #define MAX_HOLD_SLOTS 65536
 #define MAX_WAITING 65536
+#define MAX_CONVOYS 256
 
 /* A flow; local is the service's side. IPv4 as mapped IPv6. Ports in network order. */
 struct flow_key {
@@ -31,15 +32,24 @@ enum flow_state {
 	FLOW_FLUSHING = 5,    /* ours; what arrives is held until the hold is empty */
 	FLOW_MOVED = 6,       /* was ours: nothing leaves, what arrives goes on to the new owner */
 	FLOW_CLOSING = 7,     /* socket closed; the last packets (TIME_WAIT) still pass */
+	FLOW_LEAVING = 8,    /* ours for a moment still: what brings data goes on to the acceptor, what acknowledges passes */
 };
 
 struct flow_value {
 	__u32 epoch;
 	__u8 state;
-	__u8 pad;
+	__u8 convoy;     /* whose state is this flow's, if it has one; 0: none */
 	__u16 peer;      /* the other node of a handoff */
 	__u32 hold_slot; /* index into holds */
 	__u32 seen_s;    /* last packet, seconds of the monotonic clock */
+};
+
+/* The flows of a process that moves: one word turns all of them. */
+struct convoy {
+	__u8 state; /* 0: each has its own */
+	__u8 ahead; /* by so much their epochs are later than their own say */
+	__u16 peer;
+	__u32 pad;
 };
 
 enum record_state {
@@ -53,10 +63,11 @@ struct record {
 	__u16 owner;    /* the donor while in transit */
 	__u16 acceptor; /* only while in transit */
 	__u8 state;
-	__u8 pad[3];
+	__u8 by_donor;  /* while in transit: packets go by way of the donor, which has what acknowledges */
+	__u8 pad[2];
 };
 
-/* A flow or a record to be set, with many others. */
+/* A flow or a record to be set, with many others; of a flow without a state the convoy alone. */
 struct change {
 	struct flow_key key;
 	union {
@@ -219,6 +230,7 @@ struct congestion {
 /* src/shared.rs asserts the same. */
 _Static_assert(sizeof(struct flow_key) == 40, "flow_key");
 _Static_assert(sizeof(struct flow_value) == 16, "flow_value");
+_Static_assert(sizeof(struct convoy) == 8, "convoy");
 _Static_assert(sizeof(struct record) == 12, "record");
 _Static_assert(sizeof(struct change) == 56, "change");
 _Static_assert(sizeof(struct change_order) == 8, "change_order");

@@ -56,12 +56,13 @@ static __always_inline void closed(struct flow_key *flow, __u8 from)
 	if (!value)
 		return;
 	/* A socket that closes because its flow moved says nothing about the flow. */
-	__u8 state = value->state;
-	if (state != FLOW_OWNED && state != FLOW_FLUSHING && state != FLOW_PREPARED)
+	struct standing now = standing_of(value);
+	if (now.state != FLOW_OWNED && now.state != FLOW_FLUSHING && now.state != FLOW_PREPARED &&
+	    now.state != FLOW_LEAVING)
 		return;
-	turn(value, state, FLOW_CLOSING);
+	turn(value, value->state, FLOW_CLOSING);
 	value->seen_s = now_s();
-	emit(flow, value->epoch, EVENT_CLOSED, from);
+	emit(flow, now.epoch, EVENT_CLOSED, from);
 }
 
 SEC("sockops")

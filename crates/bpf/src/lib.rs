@@ -7,6 +7,7 @@
 
 mod change;
 mod congestion;
+mod convoys;
 pub mod files;
 mod holds;
 mod link;
@@ -29,6 +30,7 @@ use libbpf_rs::{
 };
 use zerocopy::{FromBytes, IntoBytes};
 
+pub use convoys::Convoys;
 pub use holds::Holds;
 pub use link::Hook;
 pub use queue::Queue;
@@ -119,11 +121,13 @@ pub struct Dataplane {
     pub congestion: Option<Table<FlowKey, Congestion>>,
     /// Counters of held packets.
     pub holds: Holds,
+    /// Flows that move together.
+    pub convoys: Convoys,
 }
 
 static OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/holdfast.bpf.o"));
 
-const PINNED_MAPS: [&str; 14] = [
+const PINNED_MAPS: [&str; 15] = [
     "config",
     "services",
     "successors",
@@ -134,6 +138,7 @@ const PINNED_MAPS: [&str; 14] = [
     "destinations",
     "seed",
     "flows",
+    "convoys",
     "translations",
     "holds",
     "counters",
@@ -178,6 +183,7 @@ impl Dataplane {
             nodes: Table::new(table("nodes")?, "nodes"),
             peers: Table::new(table("peers")?, "peers"),
             holds,
+            convoys: Convoys::map(&table("convoys")?)?,
             congestion,
             restorer,
             object,

@@ -12,6 +12,8 @@ pub const MAX_SERVICES: usize = 64;
 pub const MAX_NODES: usize = 256;
 /// The mark of packets that are for a node's stack although their address is another's: see `c/shared.h`.
 pub const PRIVATE_MARK: u32 = 0x686f_6c64;
+/// Convoys; they are numbered from 1 on.
+pub const MAX_CONVOYS: usize = 256;
 /// Flows that can be held at a time.
 pub const MAX_HOLD_SLOTS: u32 = 65536;
 
@@ -89,16 +91,30 @@ shared!(
     FlowValue {
         /// Ownership epoch.
         epoch: u32,
-        /// A [`FlowState`].
+        /// A [`FlowState`]; 0 in a change: the convoy alone is to be set.
         state: u8,
-        /// Zero.
-        pad: u8,
+        /// The convoy whose state it has, if that has one; 0: none.
+        convoy: u8,
         /// The other node of a handoff.
         peer: u16,
         /// Index into the hold counters.
         hold_slot: u32,
         /// Last packet, seconds of the monotonic clock.
         seen_s: u32,
+    }
+);
+
+shared!(
+    /// The state that all flows of a process that moves have.
+    Convoy {
+        /// A [`FlowState`]; 0: each flow has its own.
+        state: u8,
+        /// By so much their epochs are later than their own values say.
+        ahead: u8,
+        /// The other node of the move.
+        peer: u16,
+        /// Zero.
+        pad: u32,
     }
 );
 
@@ -113,8 +129,10 @@ shared!(
         acceptor: u16,
         /// [`RECORD_OWNED`] or [`RECORD_TRANSIT`].
         state: u8,
+        /// Not 0: while in transit, packets go by way of the donor.
+        by_donor: u8,
         /// Zero.
-        pad: [u8; 3],
+        pad: [u8; 2],
     }
 );
 
@@ -276,18 +294,46 @@ pub enum FlowState {
     Moved = 6,
     /// The socket closed; its last packets still pass.
     Closing = 7,
+    /// Ours for a moment still: what brings data goes on to the acceptor, what acknowledges passes.
+    Leaving = 8,
 }
 
 impl FlowState {
     /// The state a map value holds; `None` for a number no program writes.
     #[must_use]
     pub fn from_raw(raw: u8) -> Option<Self> {
-        use FlowState::{Closing, Flushing, Moved, Owned, Prepared, TransitIn, TransitOut};
+        use FlowState::{
+            Closing, Flushing, Leaving, Moved, Owned, Prepared, TransitIn, TransitOut,
+        };
         [
-            Owned, Prepared, TransitOut, TransitIn, Flushing, Moved, Closing,
+            Owned, Prepared, TransitOut, TransitIn, Flushing, Moved, Closing, Leaving,
         ]
         .into_iter()
         .find(|state| *state as u8 == raw)
+    }
+}
+
+impl FlowValue {
+    /// What the flow is at this instant, if its convoy is that (`standing_of` of `c/maps.h`).
+    #[must_use]
+    pub fn standing(self, convoy: Convoy) -> Self {
+        use FlowState::{Closing, Flushing, Leaving};
+        if self.convoy == 0 || convoy.state == 0 {
+            return self;
+        }
+        let epoch = self.epoch.wrapping_add(convoy.ahead.into());
+        let is = |raw: u8, state: FlowState| raw == state as u8;
+        let was_ours = is(convoy.state, Leaving) || is(convoy.state, Flushing);
+        if is(self.state, Closing) && was_ours {
+            return Self { epoch, ..self };
+        }
+        let (state, peer) = (convoy.state, convoy.peer);
+        Self {
+            epoch,
+            state,
+            peer,
+            ..self
+        }
     }
 }
 
@@ -364,6 +410,7 @@ pub const COUNTER_NAMES: [&str; 23] = [
 
 const _: () = {
     assert!(size_of::<FlowKey>() == 40);
+    assert!(size_of::<Convoy>() == 8);
     assert!(size_of::<FlowValue>() == 16);
     assert!(size_of::<Record>() == 12);
     assert!(size_of::<ServiceKey>() == 20);

@@ -172,7 +172,9 @@ fn a_socket_restored_ahead_keeps_the_donors_time() {
         "it is late by what the message took: {behind}"
     );
     let elapsed_us = taken_at.elapsed().as_micros() as u64;
-    socket.keep_time(&fixed, &seen, elapsed_us).expect("set");
+    socket
+        .keep_time(&fixed, &seen, elapsed_us, false)
+        .expect("set");
     let behind = donors().wrapping_sub(clock(socket.as_fd())) as i32;
     // `glance` waited for the connection to be drained before it took the state.
     assert!(behind <= 0, "it is late by {behind}");

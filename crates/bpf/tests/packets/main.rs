@@ -2,6 +2,7 @@
 //! `ethtool`.
 
 mod broadcast;
+mod convoy;
 mod encap;
 mod fragments;
 mod ownership;

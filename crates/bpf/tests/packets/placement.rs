@@ -78,7 +78,8 @@ fn the_steering_table_comes_before_the_placement() {
                 owner: 2,
                 acceptor: 1,
                 state: RECORD_TRANSIT,
-                pad: [0; 3],
+                by_donor: 0,
+                pad: [0; 2],
             },
         );
         assert_eq!(transit.ask(b"who?"), 1);

@@ -20,9 +20,9 @@ pub fn flow_of(key: &FlowKey) -> Option<Flow> {
     .ok()
 }
 
-/// The holder's record as the steering table has it.
+/// The holder's record as the steering table has it; in transit, packets go to the acceptor, or `by_donor`.
 #[must_use]
-pub fn record_to_map(record: &Record) -> MapRecord {
+pub fn record_to_map(record: &Record, by_donor: bool) -> MapRecord {
     let (state, owner, acceptor) = match record.state {
         RecordState::Owned { owner } => (RECORD_OWNED, owner, NodeId(0)),
         RecordState::Transit { donor, acceptor } => (RECORD_TRANSIT, donor, acceptor),
@@ -32,7 +32,8 @@ pub fn record_to_map(record: &Record) -> MapRecord {
         owner: owner.0,
         acceptor: acceptor.0,
         state,
-        pad: [0; 3],
+        by_donor: u8::from(by_donor && state == RECORD_TRANSIT),
+        pad: [0; 2],
     }
 }
 

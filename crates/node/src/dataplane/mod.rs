@@ -3,6 +3,7 @@
 //! Decides nothing about ownership: it writes what the machine of `proto::handoff` asked for.
 
 mod convert;
+mod convoys;
 mod descriptors;
 mod followed;
 mod group;
@@ -12,6 +13,7 @@ mod order;
 mod placement;
 
 pub use convert::{flow_of, key_of, record_from_map, record_to_map};
+pub use convoys::Convoy;
 pub use descriptors::Descriptors;
 pub use followed::{Followed, Look, Sight};
 pub use group::NodePath;
@@ -36,6 +38,7 @@ pub struct Dataplane {
     generations: BTreeMap<u16, u8>,
     /// The node's own address, where processes move.
     home: Option<IpAddr>,
+    convoys: convoys::Numbers,
 }
 
 /// What the ingress and egress filters are told about one flow.
@@ -57,12 +60,15 @@ impl Dataplane {
     /// # Errors
     /// The kernel refuses the programs.
     pub fn load(pins: &Path, flows_max: u32) -> Result<Self, Error> {
-        Ok(Self {
+        let dataplane = Self {
             programs: Programs::load(pins, flows_max)?,
             sockets: Sockets::new(),
             generations: BTreeMap::new(),
             home: None,
-        })
+            convoys: convoys::Numbers::new(),
+        };
+        dataplane.dissolve_all()?;
+        Ok(dataplane)
     }
 
     /// Flows at this address are never another's to answer: see [`Dataplane::forget`].
@@ -75,6 +81,19 @@ impl Dataplane {
     /// # Errors
     /// The flow table is full, or the kernel refuses.
     pub fn set_flows(&self, entries: &[Entry], state: FlowState) -> Result<(), Error> {
+        self.set_flows_in(entries, state, Convoy::NONE)
+    }
+
+    /// The same, of flows that join a convoy.
+    ///
+    /// # Errors
+    /// The flow table is full, or the kernel refuses.
+    pub fn set_flows_in(
+        &self,
+        entries: &[Entry],
+        state: FlowState,
+        convoy: Convoy,
+    ) -> Result<(), Error> {
         let seen_s = monotonic_s();
         let keys: Vec<FlowKey> = entries.iter().map(|entry| key_of(&entry.flow)).collect();
         let values: Vec<FlowValue> = entries
@@ -82,7 +101,7 @@ impl Dataplane {
             .map(|entry| FlowValue {
                 epoch: entry.epoch,
                 state: state as u8,
-                pad: 0,
+                convoy: convoy.number(),
                 peer: entry.peer.0,
                 hold_slot: entry.hold_slot,
                 seen_s,
@@ -95,16 +114,17 @@ impl Dataplane {
     #[must_use]
     pub fn flow(&self, flow: &Flow) -> Option<(FlowState, FlowValue)> {
         let value = self.programs.flows.get(&key_of(flow)).ok()??;
+        let value = self.standing(value);
         Some((FlowState::from_raw(value.state)?, value))
     }
 
     /// Whether this node owns the flow, so that its packets belong to the stack.
     #[must_use]
     pub fn is_ours(&self, flow: &Flow) -> bool {
-        use FlowState::{Closing, Flushing, Owned, Prepared};
+        use FlowState::{Closing, Flushing, Leaving, Owned, Prepared};
         matches!(
             self.flow(flow),
-            Some((Owned | Prepared | Flushing | Closing, _))
+            Some((Owned | Prepared | Leaving | Flushing | Closing, _))
         )
     }
 
@@ -134,6 +154,7 @@ impl Dataplane {
             .entries()
             .into_iter()
             .filter_map(|(key, value)| {
+                let value = self.standing(value);
                 Some((flow_of(&key)?, FlowState::from_raw(value.state)?, value))
             })
             .collect()

@@ -10,20 +10,47 @@ use holdfast_wire::{Change, Flow, MoveId, NodeId, Protocol};
 
 use super::Engine;
 use super::tombstones::Tombstone;
-use crate::dataplane::{Entry, HeldPacket, in_order, monotonic_ns, monotonic_s};
+use crate::dataplane::{Convoy, Entry, HeldPacket, in_order, monotonic_ns, monotonic_s};
 use crate::migration::Place;
 
 /// A flow of a process that comes: its packets wait.
 pub struct Fence {
     id: MoveId,
     slot: u32,
+    epoch: u32,
     held: Vec<HeldPacket>,
     /// Packets no longer wait, but go to the stack.
     released: bool,
 }
 
+/// The flows of a process that is about to stop here.
+pub struct Leaving {
+    to: NodeId,
+    flows: Vec<FlowEpoch>,
+    convoy: Convoy,
+}
+
+/// The flows of a process that is to run here.
+#[derive(Default)]
+pub struct Coming {
+    convoy: Convoy,
+    /// Those that are not at the epochs at which their packets wait.
+    odd: Vec<FlowEpoch>,
+    /// When they are this node's.
+    flows: Vec<FlowEpoch>,
+}
+
 /// All of them.
 pub type Fences = HashMap<Flow, Fence, RandomState>;
+
+/// Where what comes for a process on its way from here goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Turn {
+    /// Data to the acceptor; what acknowledges comes here, as long as the process runs.
+    Leaves,
+    /// All to the acceptor: it stands still.
+    Stands,
+}
 
 impl Engine {
     /// The flows of this node that come to these sockets.
@@ -69,16 +96,24 @@ impl Engine {
         if let Some(why) = flows.iter().find_map(|of| self.refuse_private(&of.flow)) {
             return Err(why);
         }
+        let many = "too many processes or connections are in transit here; try again";
+        if !self.coming.contains_key(&id) {
+            let convoy = self.dataplane.form().ok_or(many)?;
+            let coming = Coming {
+                convoy,
+                ..Coming::default()
+            };
+            self.coming.insert(id, coming);
+        }
         let mut entries = Vec::with_capacity(flows.len());
         for of in flows {
-            let slot = self
-                .slots
-                .take()
-                .ok_or("too many connections are in transit here; try again")?;
+            let slot = self.slots.take().ok_or(many)?;
             self.dataplane.programs.holds.reset(slot);
+            let epoch = of.epoch.saturating_add(1);
             let fence = Fence {
                 id,
                 slot,
+                epoch,
                 held: Vec::new(),
                 released: false,
             };
@@ -87,13 +122,32 @@ impl Engine {
             }
             entries.push(Entry {
                 flow: of.flow,
-                epoch: of.epoch.saturating_add(1),
+                epoch,
                 peer: id.donor,
                 hold_slot: slot,
             });
         }
-        let set = self.dataplane.set_flows(&entries, FlowState::TransitIn);
+        let convoy = self.coming.get(&id).map_or(Convoy::NONE, |of| of.convoy);
+        let set = self
+            .dataplane
+            .set_flows_in(&entries, FlowState::TransitIn, convoy);
         set.map_err(|error| error.to_string())
+    }
+
+    /// The process is about to be committed with these: the next epoch of each is that of its fence, unless it is odd.
+    pub(super) fn expect_flows(&mut self, id: MoveId, flows: &[FlowAt]) {
+        let fences = &self.fences;
+        let is_odd = |of: &&FlowAt| {
+            let fence = fences.get(&of.flow);
+            fence.is_none_or(|fence| fence.epoch != of.epoch.saturating_add(1))
+        };
+        if let Some(coming) = self.coming.get_mut(&id) {
+            let odd = flows.iter().filter(is_odd).map(|of| FlowEpoch {
+                flow: of.flow,
+                epoch: of.epoch.saturating_add(2),
+            });
+            coming.odd = odd.collect();
+        }
     }
 
     /// A packet that waited for a flow of a process; given back if there is no such flow.
@@ -110,19 +164,45 @@ impl Engine {
         None
     }
 
-    /// A process stands still, or runs on: its flows are diverted, or here as before. Not if the move was given up meanwhile.
-    pub(super) fn turn_flows(&self, id: MoveId, stopped: bool) -> Result<(), String> {
-        let (to, flows) = self.leaving.get(&id).ok_or("the move was given up")?;
-        match stopped {
-            true => self.divert_out(*to, flows),
-            false => self.keep_flows(flows),
+    /// Flows of a process that is about to stop here. What comes for them comes here still.
+    pub(super) fn about_to_leave(
+        &mut self,
+        id: MoveId,
+        to: NodeId,
+        flows: &[FlowEpoch],
+    ) -> Result<(), String> {
+        if !self.leaving.contains_key(&id) {
+            let many = "too many processes are moving here; try again";
+            let leaving = Leaving {
+                to,
+                flows: Vec::new(),
+                convoy: self.dataplane.form().ok_or(many)?,
+            };
+            self.leaving.insert(id, leaving);
         }
+        let Some(leaving) = self.leaving.get_mut(&id) else {
+            return Ok(());
+        };
+        let joined = (self.dataplane).join(flows.iter().map(|of| &of.flow), leaving.convoy);
+        leaving.flows.extend(flows);
+        joined.map_err(|error| error.to_string())
     }
 
-    /// Nothing of these flows leaves this node any more, and what comes goes on to the other.
-    fn divert_out(&self, to: NodeId, flows: &[FlowEpoch]) -> Result<(), String> {
-        let set = self.set_all(flows, to, FlowState::TransitOut);
-        set.map_err(|error| error.to_string())
+    /// What comes for a process on its way from here goes to where it says; that is undone where it stays a while longer.
+    pub(super) fn turn_flows(&self, id: MoveId, turn: Turn) -> Result<(), String> {
+        let leaving = self.leaving.get(&id).ok_or("the move was given up")?;
+        let state = match turn {
+            Turn::Leaves => FlowState::Leaving,
+            Turn::Stands => FlowState::TransitOut,
+        };
+        self.dataplane.turn(leaving.convoy, state, leaving.to, 0);
+        Ok(())
+    }
+
+    /// Those of a process that has left, or stays.
+    pub(super) fn no_longer_leaving(&mut self, id: MoveId) -> Convoy {
+        let leaving = self.leaving.remove(&id);
+        leaving.map_or(Convoy::NONE, |leaving| leaving.convoy)
     }
 
     /// The flows stay here.
@@ -177,21 +257,31 @@ impl Engine {
         flows: &[FlowEpoch],
         lost: &[Flow],
     ) -> Result<(), String> {
-        let set = self.set_all(flows, NodeId(0), FlowState::Flushing);
-        set.map_err(|error| error.to_string())?;
-        for packet in self.moves.take_packets(id) {
-            self.hold.inject(&packet);
-        }
         for flow in lost {
             self.unfence(flow);
         }
-        self.going.insert(id, flows.to_vec());
+        let coming = self.coming.remove(&id).unwrap_or_default();
+        match coming.convoy {
+            // What an earlier daemon had put together.
+            Convoy::NONE => self.set_all(flows, NodeId(0), FlowState::Flushing),
+            convoy => {
+                self.dataplane
+                    .turn(convoy, FlowState::Flushing, NodeId(0), 1);
+                self.set_all(&coming.odd, NodeId(0), FlowState::Flushing)
+            }
+        }
+        .map_err(|error| error.to_string())?;
+        for packet in self.moves.take_packets(id) {
+            self.hold.inject(&packet);
+        }
+        let flows = flows.to_vec();
+        self.coming.insert(id, Coming { flows, ..coming });
         Ok(())
     }
 
     /// The process runs: what waited comes, in order.
     pub(super) fn flush_fences(&mut self, id: MoveId) {
-        let Some(flows) = self.going.remove(&id) else {
+        let Some(Coming { flows, convoy, .. }) = self.coming.remove(&id) else {
             return;
         };
         self.read_hold();
@@ -211,6 +301,7 @@ impl Engine {
         if let Err(error) = self.set_all(&flows, NodeId(0), FlowState::Owned) {
             tracing::error!(%error, "flows stay in the hold's care");
         }
+        self.dataplane.disband(convoy);
         // What slipped into the hold between the last look and the change.
         self.read_hold();
         for of in &flows {
@@ -224,10 +315,12 @@ impl Engine {
 
     /// The process does not come.
     pub(super) fn discard_fences(&mut self, id: MoveId) {
-        self.going.remove(&id);
         let of_move = self.fences.iter().filter(|(_, fence)| fence.id == id);
         let flows: Vec<Flow> = of_move.map(|(flow, _)| *flow).collect();
         flows.iter().for_each(|flow| self.unfence(flow));
+        if let Some(coming) = self.coming.remove(&id) {
+            self.dataplane.disband(coming.convoy);
+        }
     }
 
     fn unfence(&mut self, flow: &Flow) {

@@ -14,15 +14,18 @@ use crate::dataplane::{flow_of, key_of, record_from_map, record_to_map};
 
 /// Looks records up and changes them. One daemon writes the table, so look-up and store are one step.
 pub struct Holder {
+    node: NodeId,
     floors: Floors,
     /// Records of flows in transit, as the table has them: who commits or rolls back waits, and looking up one by one takes long.
     transits: HashMap<Flow, Record, RandomState>,
     together: Together,
+    /// By whom a process was committed whose flows' records are to follow.
+    unwritten: Option<(Change, NodeId)>,
 }
 
 impl Holder {
     /// A holder over the table that an earlier daemon may have left.
-    pub fn new(programs: &Programs, seconds_since_2020: Epoch) -> Self {
+    pub fn new(programs: &Programs, node: NodeId, seconds_since_2020: Epoch) -> Self {
         let highest = programs
             .steering
             .entries()
@@ -33,9 +36,11 @@ impl Holder {
             .map_or(1, |epoch| epoch.saturating_add(1))
             .max(seconds_since_2020);
         Self {
+            node,
             floors: Floors::new(least),
             transits: HashMap::default(),
             together: Together::default(),
+            unwritten: None,
         }
     }
 
@@ -68,16 +73,23 @@ impl Holder {
         asker: NodeId,
         changes: &[Change],
     ) -> Vec<Result<Option<Record>, Refusal>> {
+        self.write_behind(programs);
         let mut results = Vec::with_capacity(changes.len());
-        let mut unstored = Unstored::default();
+        let mut unstored = Unstored::of(self.node, changes);
+        // The process's record decides about flows that are named behind it.
+        let mut refused = false;
         for change in changes {
+            if refused && !change.flow.is_process() {
+                let current = self.current(programs, &change.flow);
+                results.push(Err(Refusal { current }));
+                continue;
+            }
             let all = matches!(change.kind, ChangeKind::CommitAll { .. });
             // One question may name a flow twice.
             if all || unstored.has(&change.flow) {
                 self.store(programs, &mut unstored, &mut results);
             }
-            let in_transit = self.transits.get(&change.flow).copied();
-            let current = in_transit.or_else(|| Self::lookup(programs, &change.flow));
+            let current = self.current(programs, &change.flow);
             let mut result = self.decide(current, asker, change);
             match result {
                 Ok(Some(record)) if all => {
@@ -87,6 +99,9 @@ impl Holder {
                 Ok(None) => result = self.remove(programs, &change.flow, current),
                 Err(_) => {}
             }
+            if change.flow.is_process() {
+                refused = result.is_err();
+            }
             results.push(result);
         }
         self.store(programs, &mut unstored, &mut results);
@@ -94,7 +109,13 @@ impl Holder {
         results
     }
 
-    /// Stores the record of a process that is committed, and those of its flows: all or none.
+    fn current(&self, programs: &Programs, flow: &Flow) -> Option<Record> {
+        let in_transit = self.transits.get(flow).copied();
+        in_transit.or_else(|| Self::lookup(programs, flow))
+    }
+
+    /// Stores the record of a process that is committed, and with it decides about its flows, all or none: their records follow
+    /// when the process runs ([`Holder::write_behind`]). Should this end before, each is committed when the acceptor asks again.
     fn commit_all(
         &mut self,
         programs: &Programs,
@@ -106,33 +127,36 @@ impl Holder {
         if current == Some(record) {
             return Ok(current);
         }
-        let transit = |flow: &Flow| self.transits.get(flow).copied();
-        let Some(mut all) = self.together.committed(change, asker, transit) else {
-            return Err(Refusal { current });
-        };
-        all.push((change.flow, record));
-        let keys: Vec<FlowKey> = all.iter().map(|(flow, _)| key_of(flow)).collect();
-        let records: Vec<MapRecord> = all.iter().map(|(_, after)| record_to_map(after)).collect();
-        if let Err(error) = programs.steering.set_many(&keys, &records) {
-            tracing::error!(%error, "the steering table does not take a process's records");
-            self.undo(programs, &all);
+        if !self.together.can_commit(change) {
             return Err(Refusal { current });
         }
-        for (flow, _) in &all {
-            self.transits.remove(flow);
+        let key = key_of(&change.flow);
+        if let Err(error) = programs.steering.set(&key, &record_to_map(&record, false)) {
+            tracing::error!(%error, "the steering table does not take a process's record");
+            return Err(Refusal { current });
         }
+        self.transits.remove(&change.flow);
+        self.unwritten = Some((*change, asker));
         Ok(Some(record))
     }
 
-    /// Puts back the transits of which some are stored as committed.
-    fn undo(&self, programs: &Programs, all: &[(Flow, Record)]) {
-        let before = all
-            .iter()
-            .filter_map(|(flow, _)| Some((flow, self.transits.get(flow)?)));
-        for (flow, record) in before {
-            if let Err(error) = programs.steering.set(&key_of(flow), &record_to_map(record)) {
-                tracing::error!(%flow, %error, "a record is not put back into the steering table");
-            }
+    /// Writes what was decided into the table. Until then packets of these flows go to their donor, which sends them on.
+    pub fn write_behind(&mut self, programs: &Programs) {
+        let Some((change, asker)) = self.unwritten.take() else {
+            return;
+        };
+        let transit = |flow: &Flow| self.transits.get(flow).copied();
+        let Some(all) = self.together.committed(&change, asker, transit) else {
+            return tracing::error!(process = %change.flow, "flows are not what was committed with it");
+        };
+        let keys: Vec<FlowKey> = all.iter().map(|(flow, _)| key_of(flow)).collect();
+        let records = all.iter().map(|(_, record)| record_to_map(record, false));
+        let records: Vec<MapRecord> = records.collect();
+        if let Err(error) = programs.steering.set_many(&keys, &records) {
+            tracing::error!(%error, "the steering table lacks records of a process");
+        }
+        for (flow, _) in &all {
+            self.transits.remove(flow);
         }
     }
 
@@ -186,6 +210,8 @@ impl Holder {
 struct Unstored {
     flows: HashSet<Flow, RandomState>,
     decided: Vec<Decided>,
+    /// Who gets what leaves its donor only with a process, if that is not the holder, which no detour leads to.
+    by_donor: bool,
 }
 
 struct Decided {
@@ -197,6 +223,19 @@ struct Decided {
 }
 
 impl Unstored {
+    /// What a question leads to.
+    fn of(holder: NodeId, changes: &[Change]) -> Self {
+        let of_process = changes.iter().take_while(|change| change.flow.is_process());
+        let by_donor = of_process.into_iter().any(|change| match change.kind {
+            ChangeKind::Divert { acceptor } => acceptor != holder,
+            _ => false,
+        });
+        Self {
+            by_donor,
+            ..Self::default()
+        }
+    }
+
     fn has(&self, flow: &Flow) -> bool {
         self.flows.contains(flow)
     }
@@ -217,10 +256,11 @@ impl Unstored {
         programs: &Programs,
         results: &mut [Result<Option<Record>, Refusal>],
     ) -> Vec<(Flow, Record)> {
-        let Self { decided, .. } = std::mem::take(self);
+        let (decided, by_donor) = (std::mem::take(&mut self.decided), self.by_donor);
+        self.flows.clear();
         let keys: Vec<FlowKey> = decided.iter().map(|one| key_of(&one.flow)).collect();
         let records: Vec<MapRecord> = (decided.iter())
-            .map(|one| record_to_map(&one.record))
+            .map(|one| record_to_map(&one.record, by_donor))
             .collect();
         let stored = |one: &Decided| (one.flow, one.record);
         if programs.steering.set_many(&keys, &records).is_ok() {
@@ -271,9 +311,17 @@ impl Engine {
     }
 
     /// The records of flows, as this node has them.
-    pub(super) fn records_of(&self, flows: &[Flow]) -> Vec<Option<Record>> {
+    pub(super) fn records_of(&mut self, flows: &[Flow]) -> Vec<Option<Record>> {
+        self.write_behind();
         let programs = &self.dataplane.programs;
         let record = |flow| Holder::lookup(programs, flow);
         flows.iter().map(record).collect()
+    }
+
+    /// What the holder has decided is in its table.
+    pub(super) fn write_behind(&mut self) {
+        if let Some(holder) = &mut self.holder {
+            holder.write_behind(&self.dataplane.programs);
+        }
     }
 }

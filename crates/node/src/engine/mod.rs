@@ -44,10 +44,10 @@ use holdfast_api::app::FromDaemon;
 use holdfast_api::control::HandoffCounts;
 use holdfast_api::{Drain, FlowText};
 use holdfast_proto::handoff::{Command, Completion, Handoff, Output};
-use holdfast_proto::migration::FlowEpoch as MoveFlow;
 use holdfast_sys::tcp_repair::{Preparer, StaticReader};
 use holdfast_wire::{Flow, MoveId, NodeId, Protocol};
 
+pub(crate) use fences::Turn;
 pub use setup::{SetupError, check_capabilities, start};
 
 use crate::app::{AppServer, SessionId};
@@ -60,7 +60,7 @@ use acceptor::{Arrival, Preparing};
 use congestion::Congestion;
 use donor::{Collecting, Donation, Draining};
 use faults::{Faults, Moment};
-use fences::Fences;
+use fences::{Coming, Fences, Leaving};
 use holder::Holder;
 use journal::Journal;
 use operations::Operations;
@@ -83,10 +83,10 @@ pub struct Engine {
     machine: Handoff,
     moves: Moves,
     fences: Fences,
-    /// Flows of processes that are about to run here.
-    going: BTreeMap<MoveId, Vec<MoveFlow>>,
-    /// Flows of processes that are about to stop here, and where they go.
-    leaving: BTreeMap<MoveId, (NodeId, Vec<MoveFlow>)>,
+    /// Flows of processes that are to run here.
+    coming: BTreeMap<MoveId, Coming>,
+    /// Flows of processes that are about to stop here.
+    leaving: BTreeMap<MoveId, Leaving>,
     /// Datagram flows that began here since the last round of each.
     newcomers: BTreeMap<MoveId, Vec<Flow>>,
     holder: Option<Holder>,

@@ -24,9 +24,9 @@ impl Engine {
     /// Takes what a thread tells.
     pub(super) fn handle_told(&mut self, told: Told) {
         let mut told = match told {
-            Told::Stops { id, stopped, reply } => {
+            Told::Turns { id, turn, reply } => {
                 // A thread that does not wait has ended.
-                let turned = self.turn_flows(id, stopped);
+                let turned = self.turn_flows(id, turn);
                 let newcomers = || self.newcomers.get(&id).cloned().unwrap_or_default();
                 let _ = reply.send(turned.map(|()| newcomers()));
                 return;
@@ -112,21 +112,27 @@ impl Engine {
             Command::Freeze { id, flows, .. } => {
                 // Diverted when it stands still: until then what it sends must leave.
                 let to = self.moves.acceptor_of(*id).unwrap_or(NodeId(0));
-                let (_, leaving) = self.leaving.entry(*id).or_insert((to, Vec::new()));
-                leaving.extend(flows);
+                let failed = self.about_to_leave(*id, to, flows).err()?;
+                Some(Results::Frozen(Err(failed)))
+            }
+            Command::Restore { id, flows, .. } => {
+                self.expect_flows(*id, flows);
                 None
             }
             // The filters first: what sockets send when they wake must pass.
             Command::Thaw { id, flows, .. } => {
-                self.leaving.remove(id);
-                let failed = self.keep_flows(flows).err()?;
-                Some(Results::Thawed(Err(failed)))
+                let convoy = self.no_longer_leaving(*id);
+                self.dataplane.dissolve(convoy);
+                let kept = self.keep_flows(flows);
+                self.dataplane.disband(convoy);
+                Some(Results::Thawed(Err(kept.err()?)))
             }
             Command::Release { id, to, flows, .. } => {
-                self.leaving.remove(id);
                 self.servers_left(*id, *to);
-                let failed = self.moved_away(*to, flows).err()?;
-                Some(Results::Released(Err(failed)))
+                let moved = self.moved_away(*to, flows);
+                let convoy = self.no_longer_leaving(*id);
+                self.dataplane.disband(convoy);
+                Some(Results::Released(Err(moved.err()?)))
             }
             Command::Go {
                 id, flows, lost, ..

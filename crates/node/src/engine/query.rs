@@ -26,7 +26,10 @@ impl Engine {
         let mut flows = FlowCounts::default();
         for (_, state, _) in self.dataplane.flows() {
             match state {
-                FlowState::Owned | FlowState::Prepared | FlowState::Flushing => flows.owned += 1,
+                FlowState::Owned
+                | FlowState::Prepared
+                | FlowState::Leaving
+                | FlowState::Flushing => flows.owned += 1,
                 FlowState::TransitIn | FlowState::TransitOut => flows.transit += 1,
                 FlowState::Moved => flows.moved += 1,
                 FlowState::Closing => {}

@@ -43,7 +43,9 @@ impl Engine {
             FlowState::Owned | FlowState::Prepared | FlowState::Flushing => {}
             FlowState::Closing => return Err(Reason::UnknownFlow),
             FlowState::Moved => return Err(Reason::OwnedElsewhere(None)),
-            FlowState::TransitIn | FlowState::TransitOut => return Err(Reason::AlreadyMoving),
+            FlowState::Leaving | FlowState::TransitIn | FlowState::TransitOut => {
+                return Err(Reason::AlreadyMoving);
+            }
         }
         let donation = self.donations.get_mut(flow).ok_or(Reason::UnknownFlow)?;
         let mut queue = SendQueueInfo::default();

@@ -275,7 +275,9 @@ fn recovered(flow: &Flow, state: FlowState, value: &FlowValue) -> Option<Recover
         FlowState::TransitOut => (RecoveredRole::Donor, value.epoch),
         FlowState::TransitIn => (RecoveredRole::Acceptor, value.epoch),
         FlowState::Flushing => (RecoveredRole::Acceptor, value.epoch.saturating_sub(1)),
-        FlowState::Owned | FlowState::Moved | FlowState::Closing => return None,
+        FlowState::Owned | FlowState::Leaving | FlowState::Moved | FlowState::Closing => {
+            return None;
+        }
     };
     Some(RecoveredFlow {
         flow: *flow,

@@ -67,6 +67,8 @@ pub(super) async fn run(
             engine.handle_kernel(&told);
         }
         engine.pump();
+        // Who asked has the answer.
+        engine.write_behind();
     }
     // Filters, maps and addresses stay: flows go on without a daemon, and its successor adopts them.
     engine.peers.shutdown();

@@ -175,12 +175,12 @@ fn assemble(config: Config) -> Result<(Engine, Inputs), SetupError> {
     let run_dir = config.node.run_dir.clone();
     let holder = config
         .is_holder()
-        .then(|| Holder::new(&dataplane.programs, floor));
+        .then(|| Holder::new(&dataplane.programs, config.node.id, floor));
     let engine = Engine {
         machine: Handoff::new(machine),
         moves,
         fences: HashMap::default(),
-        going: BTreeMap::new(),
+        coming: BTreeMap::new(),
         leaving: BTreeMap::new(),
         newcomers: BTreeMap::new(),
         preparer: Preparer::new().map_err(other)?,

@@ -18,10 +18,11 @@ use holdfast_sys::process::donor::Held;
 use holdfast_sys::process::following::Following;
 use holdfast_sys::process::image::{Clocks, Frozen, Missing, Tree, decode};
 use holdfast_sys::process::sockets::Sockets;
-use holdfast_sys::tcp_repair::WindowProbe;
+use holdfast_sys::tcp_repair::{TcpDynamic, TcpStatic, WindowProbe};
 use holdfast_wire::MoveId;
 use rustix::event::EventfdFlags;
 
+use self::sockets::Awakening;
 use super::beginnings::{listen, offsets, settle};
 use super::connections;
 use super::follow::Follower;
@@ -47,7 +48,13 @@ const PROGRAM: &str = "/proc/self/exe";
 #[derive(Debug)]
 pub(super) enum Job {
     Build(Token),
-    Piece { kind: u8, more: bool, bytes: Bytes },
+    /// Packets wait: it is about to come.
+    Armed,
+    Piece {
+        kind: u8,
+        more: bool,
+        bytes: Bytes,
+    },
     Restore(Token, Entry),
     Go(Token),
     Discard(Token),
@@ -83,12 +90,13 @@ impl Acceptor {
             restorer: None,
             held: None,
             sockets: None,
+            awakening: None,
+            unfinished: Vec::new(),
             building: None,
             complete: false,
             problem: None,
             steps: Steps::begin(),
             hurries,
-            freezing: false,
             following: None,
             wake: wake.clone(),
         };
@@ -136,6 +144,10 @@ struct Taking {
     /// The same, as it is written down.
     held: Option<Held>,
     sockets: Option<Sockets>,
+    /// In which those are awakened that need nothing else.
+    awakening: Option<Awakening>,
+    /// What is to be written down of the others.
+    unfinished: Vec<(TcpStatic, TcpDynamic)>,
     /// Who waits until the first shape of the tree was taken.
     building: Option<Token>,
     /// The state of the stopped tree was taken.
@@ -144,9 +156,8 @@ struct Taking {
     problem: Option<String>,
     /// Since the tree was about to stand still.
     steps: Steps,
-    /// Ahead of ordinary threads from then on.
+    /// Ahead of ordinary threads since its packets wait.
     hurries: bool,
-    freezing: bool,
     /// Memory that follows.
     following: Option<Following>,
     wake: Arc<OwnedFd>,
@@ -159,10 +170,9 @@ impl Taking {
         // The thread's own, and so not among what it was started with.
         let mut hurry = None;
         while let Ok(job) = inbox.recv() {
-            if self.freezing && self.hurries && hurry.is_none() {
-                hurry = Hurry::begin();
-            }
             match job {
+                // Later is too late: others would run before what says that it stands still is seen.
+                Job::Armed => hurry = hurry.or_else(|| self.hurries.then(Hurry::begin)?),
                 Job::Build(token) => self.building = Some(token),
                 Job::Piece { kind, more, bytes } => self.piece(kind, more, bytes),
                 Job::Restore(token, entry) => {
@@ -179,6 +189,7 @@ impl Taking {
                     }
                 }
                 Job::Discard(token) => {
+                    let _ = self.sockets_back();
                     (self.restorer, self.sockets) = (None, None);
                     if let Some((groups, group)) = &self.group {
                         groups.remove(group.path());
@@ -249,7 +260,6 @@ impl Taking {
                 self.give_states(kind, connections::decode(message)?)?;
             }
             Kind::Freezing => {
-                self.freezing = true;
                 if self.hurries {
                     self.there()?.hurry().map_err(text)?;
                 }
@@ -316,8 +326,8 @@ impl Taking {
         if !self.complete {
             return Err("not all of it came".to_owned());
         }
-        let unfinished = self.sockets.as_ref().map(Sockets::unfinished);
-        if let Some(unfinished) = unfinished.filter(|some| !some.is_empty()) {
+        let unfinished = std::mem::take(&mut self.unfinished);
+        if !unfinished.is_empty() {
             self.record.write(&Entry::Unfinished(unfinished))?;
         }
         self.steps.done("wait");
@@ -328,6 +338,7 @@ impl Taking {
 
     fn go(&mut self) -> Result<(), String> {
         self.steps.done("commit");
+        self.sockets_back()?;
         if let Some(sockets) = &mut self.sockets {
             let activated = sockets.activate(WindowProbe::No, RESTORERS);
             activated.map_err(|error| error.to_string())?;

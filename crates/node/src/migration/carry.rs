@@ -262,6 +262,9 @@ impl Moves {
         let armed = self.armed.entry(id).or_default();
         armed.extend(&flows);
         armed.sort_unstable();
+        if let Some(acceptor) = self.acceptors.get(&id) {
+            acceptor.job(acceptor::Job::Armed);
+        }
         let record = self.records.of(id, Role::Takes);
         record.write(&Entry::Armed(flows))
     }

@@ -125,6 +125,22 @@ impl Connections {
         untold(self.sights.as_mut()?, false)
     }
 
+    /// Whether connections are followed.
+    pub(super) fn follows_some(&self) -> bool {
+        self.sights.as_ref().is_some_and(Sights::follows_some)
+    }
+
+    /// Looks again, and counts connections that would have to be asked; none where they are not followed.
+    pub(super) fn unseen(&mut self) -> Option<usize> {
+        self.look_again(false);
+        Some(self.sights.as_ref()?.unseen().len())
+    }
+
+    /// What the acceptor has not been told of what was seen, of connections whose options are known.
+    pub(super) fn untold(&mut self) -> Option<States> {
+        untold(self.sights.as_mut()?, false)
+    }
+
     /// Where that cannot be, connections have to be asked, all of them.
     fn look_again(&mut self, last: bool) {
         let looked = self.sights.as_mut().map(|sights| sights.look(last));

@@ -78,7 +78,7 @@ fn unfinished(entries: &[Entry]) -> Vec<(TcpStatic, TcpDynamic)> {
 pub(super) fn discard(entries: &[Entry], way_back: &Path, record: &Record) {
     if let Some(held) = restorer_of(entries) {
         // Nothing can be done about one that cannot be ended.
-        let _ = held.end();
+        let _ = held.release();
     }
     let _ = std::fs::remove_file(way_back);
     record.remove();

@@ -67,6 +67,11 @@ impl Sights {
         Ok(())
     }
 
+    /// Whether there are any.
+    pub(super) fn follows_some(&self) -> bool {
+        !self.sure.is_empty()
+    }
+
     /// Looks at all; `last` when they stand still: then nothing may be missed.
     pub(super) fn look(&mut self, last: bool) -> Result<(), Error> {
         let Look { at_us, changed } = self.followed.look(last)?;

@@ -13,6 +13,7 @@ use tokio::sync::{mpsc, oneshot};
 
 use super::places::Place;
 use super::residents::Came;
+use crate::engine::Turn;
 
 /// Something a thread has to say.
 pub(crate) enum Told {
@@ -48,10 +49,10 @@ pub(crate) enum Told {
     Sockets { id: MoveId, sockets: Vec<Place> },
     /// To be given to this node's stack before the sockets of a process that comes act, in this order.
     Packets { id: MoveId, packets: Vec<Vec<u8>> },
-    /// A process on its way from here stands still, or runs on: what is sent to it goes on to the other node, or to it.
-    Stops {
+    /// A process on its way from here is about to stand still, or does.
+    Turns {
         id: MoveId,
-        stopped: bool,
+        turn: Turn,
         /// With the datagram flows that began here since the last round.
         reply: oneshot::Sender<Result<Vec<Flow>, String>>,
     },

@@ -42,6 +42,8 @@ pub(super) struct Taken {
     /// How often the donor has named such flows.
     pub arms: u32,
     pub flows: Vec<FlowAt>,
+    /// Those that the holder has committed with the process, without their names.
+    pub committed_unnamed: Vec<FlowAt>,
     pub peers: Vec<PeerConnections>,
     /// At which this node owns the process's record.
     pub epoch: Epoch,
@@ -67,6 +69,7 @@ impl Taken {
             held: BTreeSet::new(),
             arms: 0,
             flows: Vec::new(),
+            committed_unnamed: Vec::new(),
             peers: Vec::new(),
             epoch: 0,
             ours: Vec::new(),

@@ -85,6 +85,7 @@ impl Migration {
                 let flows = taken.flows.iter();
                 let ours = |flow: &FlowAt| Record::owned(node, flow.epoch.saturating_add(TRANSIT));
                 let records: Vec<_> = flows.map(|flow| Some(ours(flow))).collect();
+                taken.committed_unnamed = taken.flows.clone();
                 self.go(now, id, *process, records.into_iter());
             }
             // It does not know what was diverted together; or the commit is refused once more, and then for good.
@@ -249,8 +250,11 @@ impl Migration {
             return;
         };
         taken.stage = Stage::Forgetting;
-        let remove = of_process(id, ChangeKind::Remove, taken.epoch);
-        self.ask(now, vec![remove], AskPurpose::Remove(id));
+        // A holder that died behind its decision about all of them may have written none.
+        let flows = std::mem::take(&mut taken.committed_unnamed);
+        let mut changes: Vec<Change> = flows.iter().map(commit).collect();
+        changes.push(of_process(id, ChangeKind::Remove, taken.epoch));
+        self.ask(now, changes, AskPurpose::Remove(id));
     }
 
     /// The record of a move is gone: what was written down of it may go too.
@@ -270,11 +274,19 @@ impl Migration {
 /// A change of the process's record, and the same of its flows' transits.
 pub(super) fn changes(id: MoveId, kind: ChangeKind, flows: &[FlowAt]) -> Vec<Change> {
     let flows = flows.iter().map(|flow| Change {
-        flow: flow.flow,
         kind,
-        epoch: flow.epoch.saturating_add(1),
+        ..commit(flow)
     });
     std::iter::once(of_process(id, kind, TRANSIT))
         .chain(flows)
         .collect()
+}
+
+/// The commit of a flow alone.
+fn commit(flow: &FlowAt) -> Change {
+    Change {
+        flow: flow.flow,
+        kind: ChangeKind::Commit,
+        epoch: flow.epoch.saturating_add(1),
+    }
 }

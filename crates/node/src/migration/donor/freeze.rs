@@ -12,7 +12,7 @@ use holdfast_wire::Flow;
 use holdfast_wire::migration::FlowAt;
 use tokio::sync::oneshot;
 
-use super::super::connections::{self, Connections, Reader};
+use super::super::connections::{self, Connections, Reader, States};
 use super::super::pieces::Kind;
 use super::super::records::Entry;
 use super::super::state::{Last, State};
@@ -20,6 +20,7 @@ use super::super::steps::Steps;
 use super::super::told::Told;
 use super::serve::Serving;
 use super::{Giving, PAGES_BYTES, text};
+use crate::engine::Turn;
 
 /// For how long it is tried to stop a tree where its descriptors can be saved, and between two times.
 const STOP_MAX: Duration = Duration::from_millis(300);
@@ -28,16 +29,22 @@ const STOP_AGAIN: Duration = Duration::from_millis(1);
 /// So few connections that changed cost less in the freeze than to catch up with them once more.
 const FEW: usize = 32;
 
+/// For how long it is waited until what a program has sent last is acknowledged, and between two looks.
+const QUIET_MAX: Duration = Duration::from_millis(10);
+const QUIET_AGAIN: Duration = Duration::from_millis(2);
+
 impl Giving {
     pub(super) fn freeze(&mut self, state: State) -> (State, Result<FreezeReport, String>) {
-        let _hurry = self.ways.hurries.then(Hurry::begin);
         let (began, mut ahead) = (Instant::now(), Duration::ZERO);
         let mut before = self.outgoing.counts();
+        let hurries = self.ways.hurries;
+        let _hurry;
         let (mut stopped, last, newcomers) = match state {
             State::Watched(tracker) => {
                 if let Err(why) = self.catch_up() {
                     return (State::Watched(tracker), Err(why));
                 }
+                _hurry = hurries.then(Hurry::begin);
                 before = self.outgoing.counts();
                 ahead = began.elapsed();
                 self.steps = Steps::begin();
@@ -49,10 +56,13 @@ impl Giving {
                 }
             }
             // What came late is diverted now, too.
-            State::Waiting(stopped, last) => match self.turn_flows(true) {
-                Ok(_) => (stopped, *last, Vec::new()),
-                Err(why) => return (State::Stopped(stopped), Err(why)),
-            },
+            State::Waiting(stopped, last) => {
+                _hurry = hurries.then(Hurry::begin);
+                match self.turn_flows(Turn::Stands) {
+                    Ok(_) => (stopped, *last, Vec::new()),
+                    Err(why) => return (State::Stopped(stopped), Err(why)),
+                }
+            }
             other => return (other, Err("nothing was copied".to_owned())),
         };
         match self.late(&last, newcomers) {
@@ -164,21 +174,45 @@ impl Giving {
     }
 
     /// While it still runs: connections at the acceptor become what they are here, again as long as far fewer have changed
-    /// meanwhile, and it hears that the rest follows.
+    /// meanwhile. Then nothing new comes to it, so that what it has is all answered and acknowledged when it is stopped.
     fn catch_up(&mut self) -> Result<(), String> {
         let mut before = usize::MAX;
         while let Some(seen) = self.connections.as_mut().and_then(Connections::catch_up) {
             let changed = seen.states.len();
-            tracing::debug!(id = %self.id, changed, "caught up");
-            self.outgoing
-                .send(Kind::Seen, connections::encode(&seen)?)?;
-            self.outgoing.taken()?;
+            self.send_seen(&seen)?;
             if changed < FEW || changed > before / 2 {
                 break;
             }
             before = changed;
         }
+        let follows = self.connections.as_ref();
+        if follows.is_some_and(Connections::follows_some) {
+            self.turn_flows(Turn::Leaves)?;
+            self.wait_for_quiet();
+            if let Some(seen) = self.connections.as_mut().and_then(Connections::untold) {
+                self.send_seen(&seen)?;
+            }
+        }
         self.outgoing.send(Kind::Freezing, Vec::new())
+    }
+
+    fn send_seen(&mut self, seen: &States) -> Result<(), String> {
+        tracing::debug!(id = %self.id, changed = seen.states.len(), "caught up");
+        self.outgoing.send(Kind::Seen, connections::encode(seen)?)?;
+        self.outgoing.taken()
+    }
+
+    /// Until there is no connection that has to be asked, or they become no fewer: some acknowledge with what they send next.
+    fn wait_for_quiet(&mut self) {
+        let (began, mut before) = (Instant::now(), usize::MAX);
+        while let Some(unseen) = self.connections.as_mut().and_then(Connections::unseen) {
+            if unseen == 0 || unseen >= before || began.elapsed() >= QUIET_MAX {
+                tracing::debug!(id = %self.id, unseen, "quiet");
+                return;
+            }
+            before = unseen;
+            std::thread::sleep(QUIET_AGAIN);
+        }
     }
 
     /// What was sent and saved since the counts were those.
@@ -226,7 +260,7 @@ impl Giving {
                 Err(failed) => failed,
             };
             // Before it runs: what it sends when it wakes must pass.
-            let kept = self.turn_flows(false);
+            let kept = self.turn_flows(Turn::Leaves);
             tracker = stopped.thaw().map_err(|error| Unstopped {
                 tracker: None,
                 why: text(error),
@@ -267,7 +301,7 @@ impl Giving {
         };
         reader.begin(stopped.describer().map_err(failed)?);
         // The event loop does that meanwhile.
-        let turning = self.ask_to_turn(true);
+        let turning = self.ask_to_turn(Turn::Stands);
         let state = self.send_memory(stopped);
         let turned = answer(turning);
         self.steps.done("divert");
@@ -288,17 +322,17 @@ impl Giving {
         Ok((Last { descriptors, state }, newcomers))
     }
 
-    /// Has the event loop divert packets of the process, or leave them here, and waits until it has. Gives the datagram flows
+    /// Has the event loop turn what comes for the process, and waits until it has. Gives the datagram flows
     /// that began here since the last round.
-    fn turn_flows(&self, stopped: bool) -> Result<Vec<Flow>, String> {
-        answer(self.ask_to_turn(stopped))
+    fn turn_flows(&self, turn: Turn) -> Result<Vec<Flow>, String> {
+        answer(self.ask_to_turn(turn))
     }
 
     /// The same without waiting; see [`answer`].
-    fn ask_to_turn(&self, stopped: bool) -> Turning {
+    fn ask_to_turn(&self, turn: Turn) -> Turning {
         let (reply, answer) = oneshot::channel();
         let id = self.id;
-        self.teller.tell(Told::Stops { id, stopped, reply });
+        self.teller.tell(Told::Turns { id, turn, reply });
         answer
     }
 

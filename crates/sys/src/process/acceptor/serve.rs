@@ -9,6 +9,7 @@ use crate::process::error::{Context, Error, Result, check_long};
 use crate::process::files::Stock;
 use crate::process::following;
 use crate::process::image::{PagesIn, decode};
+use crate::process::sockets::left;
 use std::ffi::CStr;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
@@ -52,7 +53,11 @@ fn restore(channel: &mut UnixStream, back: Option<UnixListener>) -> Result<Optio
                 Some(back) if restoration.is_complete() => {
                     *channel = back.accept().context(talking)?.0
                 }
-                _ => return Ok(None),
+                _ => {
+                    // Connections may be awake. One that cannot be abandoned is closed as it is.
+                    let _ = left::abandon_all(std::process::id().cast_signed());
+                    return Ok(None);
+                }
             }
             continue;
         };

@@ -1,9 +1,11 @@
 //! Sockets of a tree at the acceptor.
 
+mod awake;
+
+use self::awake::lacks;
 use super::clock::Clock;
 use super::{SocketError, SocketState, SocketStatic};
 use crate::process::files::image::FileId;
-use crate::tcp_info::TcpState;
 use crate::tcp_repair::{
     PreparedSocket, Preparer, RestoredSocket, Settled, TcpDynamic, TcpStatic, WindowProbe,
     activate_all, each, ended, injection, restore, settle,
@@ -37,6 +39,8 @@ enum Phase {
     Prepared(PreparedSocket),
     /// With its connection, in repair mode.
     Restored(RestoredSocket, Box<Taken>),
+    /// The same, but that it would act, if its packets could leave and others came.
+    Awake(RestoredSocket, Box<Taken>),
     /// Anything else, or a connection that goes on.
     Ready(OwnedFd),
 }
@@ -58,7 +62,7 @@ impl AsFd for Made {
     fn as_fd(&self) -> BorrowedFd<'_> {
         match &self.phase {
             Phase::Prepared(socket) => socket.as_fd(),
-            Phase::Restored(socket, _) => socket.as_fd(),
+            Phase::Restored(socket, _) | Phase::Awake(socket, _) => socket.as_fd(),
             Phase::Ready(socket) => socket.as_fd(),
         }
     }
@@ -194,7 +198,7 @@ impl Sockets {
         threads: usize,
     ) -> Result<Vec<Vec<u8>>, SocketError> {
         let has_state = |made: &Made| match &made.phase {
-            Phase::Restored(_, taken) => taken.clock.is_some(),
+            Phase::Restored(_, taken) | Phase::Awake(_, taken) => taken.clock.is_some(),
             _ => matches!(made.fixed, SocketStatic::Ended { .. }),
         };
         for (id, made) in &self.made {
@@ -210,11 +214,14 @@ impl Sockets {
     /// The clocks of connections that were restored ahead, as far as they are late.
     fn keep_time(&self, now_us: u64) -> Result<(), SocketError> {
         for (id, made) in &self.made {
-            if let (SocketStatic::Connection(fixed), Phase::Restored(socket, taken)) =
-                (&made.fixed, &made.phase)
-                && let Some(lag_us) = taken.clock.and_then(|clock| clock.lag_us(now_us))
-            {
-                let outcome = socket.keep_time(fixed, &taken.state, lag_us);
+            let (socket, taken, is_awake) = match &made.phase {
+                Phase::Restored(socket, taken) => (socket, taken, false),
+                Phase::Awake(socket, taken) => (socket, taken, true),
+                _ => continue,
+            };
+            let lag_us = taken.clock.and_then(|clock| clock.lag_us(now_us));
+            if let (SocketStatic::Connection(fixed), Some(lag_us)) = (&made.fixed, lag_us) {
+                let outcome = socket.keep_time(fixed, &taken.state, lag_us, is_awake);
                 outcome.map_err(|error| SocketError::from(error).of(*id))?;
             }
         }
@@ -238,7 +245,9 @@ impl Sockets {
                 (SocketStatic::Connection(fixed), phase, SocketState::Connection(state)) => {
                     let getter = match phase {
                         Phase::Prepared(socket) => Getter::Prepared(socket),
-                        Phase::Restored(socket, _) => Getter::Again(socket),
+                        Phase::Restored(socket, _) | Phase::Awake(socket, _) => {
+                            Getter::Again(socket)
+                        }
                         Phase::Ready(_) => return Err(SocketError::Unknown.of(id)),
                     };
                     connections.push((id, getter, fixed, state));
@@ -287,9 +296,6 @@ impl Sockets {
     /// Connections that lack something until [`Sockets::activate`]: what a later daemon must know to let them go on.
     #[must_use]
     pub fn unfinished(&self) -> Vec<(TcpStatic, TcpDynamic)> {
-        let lacks = |state: &TcpDynamic| {
-            state.unsent > 0 || state.fin_unsent || state.state != TcpState::Established
-        };
         let all = self.made.values();
         all.filter_map(|made| match (&made.fixed, &made.phase) {
             (SocketStatic::Connection(fixed), Phase::Restored(_, taken)) if lacks(&taken.state) => {
@@ -311,6 +317,10 @@ impl Sockets {
                 (SocketStatic::Connection(fixed), Phase::Restored(socket, taken)) => {
                     work.push(socket);
                     kept.push((id, fixed, taken.state));
+                }
+                (fixed, Phase::Awake(socket, _)) => {
+                    let phase = Phase::Ready(socket.into());
+                    self.made.insert(id, Made { fixed, phase });
                 }
                 (fixed, phase) => drop(self.made.insert(id, Made { fixed, phase })),
             }

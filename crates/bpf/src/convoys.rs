@@ -1,0 +1,42 @@
+//! Flows that move together, whose state one write changes, shared with the programs.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use libbpf_rs::MapHandle;
+use zerocopy::IntoBytes;
+
+use crate::Error;
+use crate::mapped::Mapped;
+use crate::shared::{Convoy, MAX_CONVOYS};
+
+/// All of them.
+pub struct Convoys {
+    words: Mapped<AtomicU64>,
+}
+
+impl Convoys {
+    pub(crate) fn map(map: &MapHandle) -> Result<Self, Error> {
+        let words = Mapped::map(map, "convoys")?;
+        assert_eq!(words.len(), MAX_CONVOYS);
+        Ok(Self { words })
+    }
+
+    /// What a convoy's flows are.
+    #[must_use]
+    pub fn get(&self, number: u8) -> Convoy {
+        zerocopy::transmute!(self.word(number).load(Ordering::Acquire))
+    }
+
+    /// Turns all flows of a convoy.
+    pub fn turn(&self, number: u8, convoy: Convoy) {
+        let mut word = [0; size_of::<Convoy>()];
+        word.copy_from_slice(convoy.as_bytes());
+        self.word(number)
+            .store(u64::from_ne_bytes(word), Ordering::Release);
+    }
+
+    fn word(&self, number: u8) -> &AtomicU64 {
+        // SAFETY: the mapping lives as long as self; the programs read whole words.
+        unsafe { self.words.at(number.into()).as_ref() }
+    }
+}

@@ -1,0 +1,58 @@
+//! Connections that leave repair mode before it is certain that they act here.
+//!
+//! It costs as many system calls as there are connections, which need not wait for the commit: until then the filters let
+//! nothing of them out, and hold what comes. Closed like that they would try to tell their peers for minutes, in vain, with
+//! their addresses in use: so they go back into repair mode first.
+
+use super::{Made, Phase, SocketError, SocketStatic, Sockets};
+use crate::tcp_info::TcpState;
+use crate::tcp_repair::{TcpDynamic, each};
+use std::mem;
+
+/// Whether a connection that has this lacks something until it acts.
+pub(super) fn lacks(state: &TcpDynamic) -> bool {
+    state.unsent > 0 || state.fin_unsent || state.state != TcpState::Established
+}
+
+impl Sockets {
+    /// Takes connections that have all they need out of repair mode, by so many threads. Their packets must be held, ingress and
+    /// egress shut.
+    ///
+    /// # Errors
+    /// The first that the kernel refused; it is gone.
+    pub fn awaken(&mut self, threads: usize) -> Result<(), SocketError> {
+        let (mut asleep, mut failed) = (Vec::new(), None);
+        for (id, made) in mem::take(&mut self.made) {
+            match (made.fixed, made.phase) {
+                (fixed @ SocketStatic::Connection(_), Phase::Restored(socket, taken))
+                    if !lacks(&taken.state) =>
+                {
+                    asleep.push((id, fixed, socket, taken));
+                }
+                (fixed, phase) => drop(self.made.insert(id, Made { fixed, phase })),
+            }
+        }
+        let awake = each(asleep, threads, |(id, fixed, socket, taken)| {
+            let outcome = socket.awaken();
+            (id, fixed, outcome.map(|()| Phase::Awake(socket, taken)))
+        });
+        for (id, fixed, phase) in awake {
+            match phase {
+                Ok(phase) => drop(self.made.insert(id, Made { fixed, phase })),
+                Err(error) => failed = failed.or(Some(SocketError::from(error).of(id))),
+            }
+        }
+        failed.map_or(Ok(()), Err)
+    }
+}
+
+impl Drop for Sockets {
+    fn drop(&mut self) {
+        for made in self.made.values() {
+            if let Phase::Awake(socket, _) = &made.phase {
+                // One that cannot be is closed as it is.
+                let _ = socket.lull();
+            }
+        }
+    }
+}
