@@ -75,7 +75,7 @@ impl Digest {
 
     /// Adds what a process has but its registers, which the donor knows and the acceptor reads back.
     pub(crate) fn add_process(&mut self, process: &Process, stands: &Standing<'_>) -> Result<()> {
-        memory::add_mappings(self, process.pid, &stands.lines);
+        memory::add_mappings(self, process, &stands.lines);
         memory::add_content(self, process, stands)?;
         descriptors::add(self, process.pid, stands.pid)
     }
