@@ -9,6 +9,7 @@ mod save;
 mod stage;
 
 pub use list::Listed;
+pub use queue::peek;
 pub use restore::{fill, make, settle};
 pub use save::save;
 pub use stage::Stage;
