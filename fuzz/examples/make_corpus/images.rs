@@ -223,6 +223,8 @@ fn kinds() -> [Kind; 7] {
             socket: 1,
             name: UnixName::Abstract(Bytes(b"name".to_vec())),
             link,
+            owner: (1000, 1000),
+            peer: Some((0, 0)),
             shutdown: 0,
             options: Vec::new(),
             queue,

@@ -3,6 +3,7 @@
 mod address;
 mod list;
 mod naming;
+mod peer;
 mod queue;
 mod restore;
 mod save;
