@@ -102,13 +102,18 @@ impl Placed {
     }
 
     /// No thread may stand where functions of the original's kernel begin, nor return there from the handler of a signal: other
-    /// instructions are there.
-    pub fn check_threads(&self, husk: &Husk, state: &FrozenProcess) -> Result<()> {
+    /// instructions are there. What of its memory is `missing` comes when it runs, and cannot be looked at.
+    pub fn check_threads(
+        &self,
+        husk: &Husk,
+        state: &FrozenProcess,
+        missing: &[(u64, u64)],
+    ) -> Result<()> {
         for (tid, thread) in husk.threads.iter().zip(&state.threads) {
             let registers = &thread.registers;
             let (start, length) = self.original;
             let inside = registers.rip.wrapping_sub(start) < length;
-            if inside || self.returns(husk, registers.rsp)? {
+            if inside || self.returns(husk, registers.rsp, missing)? {
                 return Err(Error::Refused(format!(
                     "thread {tid} is in the vDSO of the donor's kernel, which differs from this one's; try again"
                 )));
@@ -118,13 +123,14 @@ impl Placed {
     }
 
     /// Whether a stack has an address between instructions that are no more.
-    fn returns(&self, husk: &Husk, stack: u64) -> Result<bool> {
+    fn returns(&self, husk: &Husk, stack: u64, missing: &[(u64, u64)]) -> Result<bool> {
         let of_stack = |mapping: &&Mapping| mapping.start <= stack && stack < mapping.end;
         let Some(mapping) = husk.mappings.iter().find(of_stack) else {
             return Ok(false);
         };
         let at = stack.next_multiple_of(8);
-        let mut bytes = vec![0; mapping.end.saturating_sub(at).min(SEARCHED_MAX) as usize];
+        let length = there(at, mapping.end, missing).min(SEARCHED_MAX);
+        let mut bytes = vec![0; length as usize];
         husk.memory.read(at, &mut bytes)?;
         Ok(self.leads_back(&bytes))
     }
@@ -141,6 +147,13 @@ impl Placed {
             .map(|word| u64::from_ne_bytes(word.try_into().unwrap_or_default()))
             .any(within)
     }
+}
+
+/// How many bytes are there from an address on, before the next that are missing.
+fn there(at: u64, end: u64, missing: &[(u64, u64)]) -> u64 {
+    let behind = missing.iter().filter(|(_, gone)| *gone > at);
+    let next = behind.map(|(start, _)| *start).min();
+    next.map_or(end, |next| next.min(end)).saturating_sub(at)
 }
 
 fn is_code(mapping: &Mapping) -> bool {
@@ -176,6 +189,16 @@ fn put_away(husk: &Husk, here: &[MapLine], process: &Process) -> Result<((u64, u
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Who reads what is missing waits for whoever waits for this.
+    #[test]
+    fn what_is_missing_is_not_looked_at() {
+        let missing = [(0x1000, 0x2000), (0x5000, 0x6000), (0x9000, 0xa000)];
+        assert_eq!(there(0x3000, 0x8000, &missing), 0x2000);
+        assert_eq!(there(0x5800, 0x8000, &missing), 0);
+        assert_eq!(there(0x6000, 0x8000, &missing), 0x2000);
+        assert_eq!(there(0x6000, 0x8000, &[]), 0x2000);
+    }
 
     #[test]
     fn places_between_instructions_that_are_no_more_are_found() {

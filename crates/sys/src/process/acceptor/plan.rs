@@ -119,17 +119,16 @@ impl Restoration {
             return Err(Error::Image("state of other processes"));
         }
         stopped::stop(&self.tree, &self.husks, &frozen)?;
-        for ((process, husk), state) in self
-            .tree
-            .processes
-            .iter()
-            .zip(&self.husks)
-            .zip(&frozen.processes)
-        {
+        let processes = self.tree.processes.iter().zip(&self.husks);
+        for (index, ((process, husk), state)) in (0..).zip(processes.zip(&frozen.processes)) {
             match (husk, state) {
                 (Some(husk), Some(state)) if state.threads.len() == process.threads.len() => {
                     if let Some(foreign) = &husk.foreign {
-                        foreign.check_threads(husk, state)?;
+                        foreign.check_threads(
+                            husk,
+                            state,
+                            self.watched.missing.of_process(index),
+                        )?;
                     }
                     state::restore(husk, process, state, &self.objects)?;
                 }
