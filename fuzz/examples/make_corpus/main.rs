@@ -1,6 +1,7 @@
 //! Writes the corpus: one frame of each kind, streams of several, flows and packets.
 #![forbid(unsafe_code)]
 
+mod images;
 mod pools;
 
 use bytes::Bytes;
@@ -52,6 +53,8 @@ fn main() -> std::io::Result<()> {
     }
     packets()?;
     states()?;
+    images::images()?;
+    write("vdso", "example", &holdfast_fuzz::vdso::example())?;
     messages()?;
     pools::pool()?;
     pools::rserpool()?;

@@ -29,6 +29,8 @@ pub mod sockets;
 mod system_v;
 #[cfg(target_arch = "x86_64")]
 mod trace;
+#[cfg(target_arch = "x86_64")]
+pub mod vdso;
 
 /// The name (`comm`) of the first process of a PID namespace that a restorer made.
 pub const REAPER_NAME: &str = "holdfast-reaper";

@@ -4,8 +4,10 @@ use crate::moving;
 use crate::program::Program;
 use holdfast_sys::process::donor::{StoppedTree, Tracker};
 use holdfast_sys::process::error::Error;
-use holdfast_sys::process::image::{Content, Descriptors, Frozen, Pages, Run, Space};
+use holdfast_sys::process::files::Image;
+use holdfast_sys::process::image::{Content, Descriptors, Files, Frozen, Pages, Run, Space};
 use std::collections::BTreeMap;
+use std::io::Write;
 
 #[test]
 fn what_differs_is_named() {
@@ -31,17 +33,124 @@ fn what_differs_is_named() {
     program.ends_well(tree);
 }
 
+/// What waits in pipes and sockets, who shares what, and locks.
+#[test]
+fn descriptors_that_differ_are_named() {
+    let program = Program::start("kept");
+    assert_eq!(made_with(&program, &Change::default()), None);
+    let why = |change: &Change<'_>| made_with(&program, change).expect("it is seen");
+    let more = |number: u32| {
+        why(&Change {
+            on_made: &move |root| write_more(root, number),
+            ..Change::default()
+        })
+    };
+    assert!(more(21).contains(": what waits at descriptor 20 of process "));
+    for (from, at) in [(22, 23), (23, 22), (25, 24)] {
+        let text = format!(": what waits at descriptor {at} of process ");
+        assert!(more(from).contains(&text), "{}", more(from));
+    }
+    let parted = why(&Change {
+        on_image: &|image| {
+            let table = image.tables.values_mut().next().expect("a table");
+            let other = table.slots[&28];
+            table.slots.insert(27, other);
+        },
+        ..Change::default()
+    });
+    assert!(
+        parted.contains("who shares the open file of descriptor 27 of process "),
+        "{parted}"
+    );
+    // A record lock, one of an open file, and one of all of it.
+    for place in 0..3 {
+        let fewer = why(&Change {
+            on_image: &|image| {
+                let files = image.files.values_mut();
+                let locks = files.flat_map(|file| std::iter::once(&mut file.locks));
+                let kept = locks.filter(|locks| !locks.is_empty());
+                let mut kinds = Vec::new();
+                for locks in kept {
+                    locks.retain(|lock| {
+                        let kind = std::mem::discriminant(&lock.holder);
+                        if !kinds.contains(&kind) {
+                            kinds.push(kind);
+                        }
+                        kinds.iter().position(|known| *known == kind) != Some(place)
+                    });
+                }
+                assert_eq!(kinds.len(), 3);
+            },
+            ..Change::default()
+        });
+        assert!(fewer.contains(": locks of process "), "{fewer}");
+    }
+    program.goes_on();
+    let tree = program.tree(&moving::Host::own());
+    program.ends_well(tree);
+}
+
+/// Into a pipe, or a socket for the other end, of the copy.
+fn write_more(root: i32, number: u32) {
+    let path = format!("/proc/{root}/fd/{number}");
+    match std::fs::File::options().write(true).open(&path) {
+        Ok(mut pipe) => pipe.write_all(b"!").expect("written"),
+        Err(_) => {
+            let pid = rustix::process::Pid::from_raw(root).expect("a number");
+            let process = rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty());
+            let none = rustix::process::PidfdGetfdFlags::empty();
+            let socket = process
+                .and_then(|process| rustix::process::pidfd_getfd(process, number as i32, none))
+                .expect("a copy");
+            assert_eq!(rustix::io::write(socket, b"!").expect("sent"), 1);
+        }
+    }
+}
+
+/// What is changed of a program on its way.
+struct Change<'a> {
+    on_image: &'a dyn Fn(&mut Image),
+    on_pages: &'a dyn Fn(&mut Pages),
+    on_state: &'a dyn Fn(&mut Frozen),
+    /// Of what was made, whose root the test sees under this number.
+    on_made: &'a dyn Fn(i32),
+}
+
+impl Default for Change<'_> {
+    fn default() -> Self {
+        Self {
+            on_image: &|_| {},
+            on_pages: &|_| {},
+            on_state: &|_| {},
+            on_made: &|_| {},
+        }
+    }
+}
+
 /// Makes a program elsewhere, with something changed on its way; says what differs. The program goes on.
 fn made(
     program: &Program,
     on_pages: impl Fn(&mut Pages),
     on_state: impl Fn(&mut Frozen),
 ) -> Option<String> {
+    let change = Change {
+        on_pages: &on_pages,
+        on_state: &on_state,
+        ..Change::default()
+    };
+    made_with(program, &change)
+}
+
+fn made_with(program: &Program, change: &Change<'_>) -> Option<String> {
     let mut tracker = Tracker::start(program.pid()).expect("watched");
-    let first = tracker.descriptors().expect("descriptors");
+    let mut first = tracker.descriptors().expect("descriptors");
+    let Files::Image(image) = &mut first.files else {
+        panic!("the first look gives all");
+    };
+    (change.on_image)(image);
     let stopped = tracker.freeze().map_err(|unfrozen| unfrozen.error);
     let mut stopped = stopped.expect("stops");
-    let outcome = make(&first, &mut stopped, on_pages, on_state);
+    let outcome = make(&first, &mut stopped, change);
     stopped.roll_back().expect("goes on");
     match outcome {
         Ok(()) => None,
@@ -50,23 +159,19 @@ fn made(
     }
 }
 
-fn make(
-    first: &Descriptors,
-    stopped: &mut StoppedTree,
-    on_pages: impl Fn(&mut Pages),
-    on_state: impl Fn(&mut Frozen),
-) -> Result<(), Error> {
+fn make(first: &Descriptors, stopped: &mut StoppedTree, change: &Change<'_>) -> Result<(), Error> {
     let mut restorer = moving::restorer();
     restorer.tree(stopped.tree())?;
     while let Some(mut pages) = stopped.read(1 << 20)? {
-        on_pages(&mut pages);
+        (change.on_pages)(&mut pages);
         restorer.pages(pages)?;
     }
     restorer.descriptors(first, &BTreeMap::new())?;
     restorer.last_descriptors(&stopped.descriptors()?, &BTreeMap::new())?;
     let state = stopped.state()?;
     let mut given = state.clone();
-    on_state(&mut given);
+    (change.on_state)(&mut given);
     restorer.frozen(&given)?;
+    (change.on_made)(restorer.root()?.expect("a root"));
     restorer.compare(&stopped.digest(&state)?)
 }

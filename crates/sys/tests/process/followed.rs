@@ -196,6 +196,22 @@ fn follows(program: Program) {
     program.ends_well(back);
 }
 
+/// Of stacks that follow what is not there is not looked at for places in the code of another kernel.
+#[test]
+fn memory_follows_a_program_to_another_kernel() {
+    let program = Program::start_with("clock", &["another"]);
+    let moved = alone(|| {
+        let (moved, mut link) =
+            migrate_ahead(program.tree(&Host::own()), &Host::new()).expect("moves");
+        while !link.serve(true).expect("serves") {}
+        let counts = link.complete().expect("completes");
+        assert!(counts.missing > 0);
+        moved
+    });
+    program.goes_on();
+    program.ends_well(moved);
+}
+
 /// What ends a program while its memory is on its way.
 fn ends(end: impl FnOnce(&Tree, &mut Link) + Send) {
     let program = Program::start("heap");

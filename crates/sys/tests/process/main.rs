@@ -8,6 +8,7 @@ mod compared;
 mod faults;
 mod features;
 mod followed;
+mod foreign;
 mod leftovers;
 mod measure;
 mod moving;

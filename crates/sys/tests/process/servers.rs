@@ -68,6 +68,40 @@ fn connections_go_on_after_a_rollback() {
     program.ends_well(tree);
 }
 
+/// What came before the move and was not read is read after two of them.
+#[test]
+fn unread_datagrams_move() {
+    let net = Arc::new(Net::new());
+    let [here, there] = hosts(&net);
+    let addresses = [SERVICE_V4.to_string(), SERVICE_V6.to_string()];
+    let program = net
+        .a
+        .run(|| Program::start_with("unread_datagrams", &[&addresses[0], &addresses[1]]));
+    net.client.run(|| {
+        send_datagrams(SERVICE_V4.into(), "0.0.0.0:0");
+        send_datagrams(SERVICE_V6.into(), "[::]:0");
+    });
+    wait_for("datagrams at both sockets", || program.said("peeked"));
+    let moved = moving::migrate(program.tree(&here), &there).expect("moves");
+    program.goes_on();
+    let back = moving::migrate(moved, &here).expect("moves back");
+    program.goes_on();
+    program.ends_well(back);
+}
+
+/// From two sockets in turn; each says from which, and its number.
+fn send_datagrams(to: IpAddr, from: &str) {
+    let sockets = [(); 2].map(|()| UdpSocket::bind(from).expect("bound"));
+    for number in 0..40usize {
+        let socket = &sockets[number % 2];
+        let port = socket.local_addr().expect("an address").port();
+        let mut text = format!("{port} {number} ").into_bytes();
+        text.resize(20, b' ');
+        text.resize(20 + 37 * number, b'a' + (number % 26) as u8);
+        socket.send_to(&text, (to, DATAGRAMS[0])).expect("sent");
+    }
+}
+
 /// Both hosts of a net, which are reached when a tree is there.
 fn hosts(net: &Arc<Net>) -> [Host; 2] {
     let [to_a, to_b] = [To::A, To::B].map(|to| {

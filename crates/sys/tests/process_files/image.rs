@@ -20,6 +20,8 @@ fn socket(link: UnixLink) -> Kind {
         socket: 1,
         name: UnixName::None,
         link,
+        owner: (0, 0),
+        peer: None,
         shutdown: 0,
         options: Vec::new(),
         queue: Vec::new(),

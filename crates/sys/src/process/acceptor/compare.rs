@@ -2,8 +2,9 @@
 
 use super::husk::Husk;
 use super::plan::Restoration;
-use crate::process::digest::{Digest, Part, Standing, of_thread};
+use crate::process::digest::{Digest, Part, Standing, of_thread, planned_locks};
 use crate::process::error::{Error, Result};
+use crate::process::files::image::Lock;
 use crate::process::image::{FrozenProcess, Process};
 use crate::process::procfs;
 use crate::process::trace::{STUB_BYTES, Tracee};
@@ -13,18 +14,28 @@ impl Restoration {
     pub fn compare(&self, theirs: &Digest) -> Result<()> {
         let frozen = self.state().ok_or(Error::Image("checksums before state"))?;
         let mut ours = Digest::default();
+        let mut seen = Vec::new();
         let states = self.husks.iter().zip(&frozen.processes);
         for (process, (husk, state)) in self.tree.processes.iter().zip(states) {
             if let (Some(husk), Some(state)) = (husk, state) {
-                add(&mut ours, process, husk, state)?;
+                let locks = self.stock.as_ref();
+                let locks = locks.map(|stock| planned_locks(stock.image(), process.pid));
+                add(&mut ours, process, (husk, state), locks.unwrap_or_default())?;
+                seen.push((process.pid, husk.pid));
             }
         }
+        ours.add_sharing(&seen)?;
         self.objects.add_to(&mut ours)?;
         theirs.compare(&ours)
     }
 }
 
-fn add(digest: &mut Digest, process: &Process, husk: &Husk, state: &FrozenProcess) -> Result<()> {
+fn add(
+    digest: &mut Digest,
+    process: &Process,
+    (husk, state): (&Husk, &FrozenProcess),
+    locks: Vec<(u32, Lock)>,
+) -> Result<()> {
     for (tid, thread) in husk.threads.iter().zip(&state.threads) {
         let tracee = Tracee { tid: *tid };
         // Given once more when it is let go; until then the thread has those of its husk.
@@ -46,6 +57,7 @@ fn add(digest: &mut Digest, process: &Process, husk: &Husk, state: &FrozenProces
         lines,
         memory: &husk.memory,
         state,
+        locks: Some(locks),
     };
     digest.add_process(process, &standing)
 }

@@ -1,6 +1,7 @@
 //! A husk's memory before anything of the original is in it: the stub, and the kernel's own pages where the original
 //! has them.
 
+use super::foreign::Foreign;
 use super::husk::Husk;
 use crate::process::donor::gap;
 use crate::process::error::{Error, Result};
@@ -9,7 +10,7 @@ use crate::process::procfs::{self, MapLine};
 use crate::process::trace::STUB_BYTES;
 
 /// Takes everything out of a husk but its stub, and puts the kernel's pages in place.
-pub(super) fn empty(husk: &mut Husk, process: &Process) -> Result<()> {
+pub(super) fn empty(husk: &mut Husk, process: &Process, foreign: Option<&Foreign>) -> Result<()> {
     let lines = procfs::mappings(husk.pid)?;
     let (start, end) = (husk.stub.address, husk.stub.address + STUB_BYTES);
     let mut script = husk.script();
@@ -26,8 +27,12 @@ pub(super) fn empty(husk: &mut Husk, process: &Process) -> Result<()> {
     }
     husk.run(script)?;
     husk.mappings.clear();
+    husk.foreign = None;
     let here: Vec<MapLine> = lines.into_iter().filter(is_kernels).collect();
-    place_kernel(husk, &here, process)
+    match foreign {
+        Some(foreign) if foreign.place(husk, &here, process)? => Ok(()),
+        _ => place_kernel(husk, &here, process),
+    }
 }
 
 fn is_kernels(line: &MapLine) -> bool {

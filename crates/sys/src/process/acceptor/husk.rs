@@ -1,5 +1,6 @@
 //! A process in the making.
 
+use super::foreign::Placed;
 use super::slots::Slots;
 use crate::process::donor::value;
 use crate::process::error::{Context, Error, Result};
@@ -18,6 +19,8 @@ pub(super) struct Husk {
     pub memory: Memory,
     /// What is mapped.
     pub mappings: Vec<Mapping>,
+    /// The code of two kernels, if the original's is another.
+    pub foreign: Option<Placed>,
     /// Threads, the first one first.
     pub threads: Vec<i32>,
     /// Its descriptors, which other husks may share.
@@ -36,6 +39,7 @@ impl Husk {
             },
             memory: Memory::open(pid)?.lift()?,
             mappings: Vec::new(),
+            foreign: None,
             threads: vec![pid],
             slots: Rc::default(),
         })

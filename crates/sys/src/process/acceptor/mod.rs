@@ -12,6 +12,7 @@ mod courier;
 mod credentials;
 mod descriptors;
 mod emptied;
+mod foreign;
 mod go;
 mod husk;
 mod layout;

@@ -1,5 +1,6 @@
 //! What a restorer has made, and what it makes of each message.
 
+use super::foreign::Foreign;
 use super::husk::Husk;
 use super::missing::Watched;
 use super::objects::Objects;
@@ -9,8 +10,7 @@ use crate::process::donor::features;
 use crate::process::error::{Error, Result};
 use crate::process::files::Stock;
 use crate::process::image::{Content, Frozen, PagesIn, Process, Run, Space, Tree, each};
-use crate::process::procfs;
-use crate::process::trace::{Memory, Stop, wait_for};
+use crate::process::trace::{Stop, wait_for};
 use std::collections::HashMap;
 use std::time::Duration;
 
@@ -22,6 +22,8 @@ pub(super) struct Restoration {
     /// By index in the tree; nothing for a zombie.
     pub(super) husks: Vec<Option<Husk>>,
     stub: u64,
+    /// The kernel's code of the original, where that is another than ours.
+    foreign: Option<Foreign>,
     /// Processes that bear groups whose leaders are not in the tree.
     pub(super) bearers: Vec<i32>,
     pub(super) frozen: Option<Frozen>,
@@ -58,7 +60,7 @@ impl Restoration {
         // What was to follow comes with this round, if the original was let go again.
         self.watched = Watched::default();
         if self.husks.is_empty() {
-            check_vdso(&tree)?;
+            self.foreign = Foreign::of(&tree)?;
         }
         let gone = self.objects.gone_segments(&tree);
         for husk in self.husks.iter_mut().flatten() {
@@ -77,6 +79,9 @@ impl Restoration {
         self.follow_processes(&tree)?;
         for (process, husk) in tree.processes.iter().zip(&mut self.husks) {
             if let Some(husk) = husk {
+                if let Some(foreign) = &husk.foreign {
+                    foreign.check(process)?;
+                }
                 mapper::reconcile(husk, process, &self.objects)?;
                 threads::reconcile(husk, process)?;
             }
@@ -114,15 +119,17 @@ impl Restoration {
             return Err(Error::Image("state of other processes"));
         }
         stopped::stop(&self.tree, &self.husks, &frozen)?;
-        for ((process, husk), state) in self
-            .tree
-            .processes
-            .iter()
-            .zip(&self.husks)
-            .zip(&frozen.processes)
-        {
+        let processes = self.tree.processes.iter().zip(&self.husks);
+        for (index, ((process, husk), state)) in (0..).zip(processes.zip(&frozen.processes)) {
             match (husk, state) {
                 (Some(husk), Some(state)) if state.threads.len() == process.threads.len() => {
+                    if let Some(foreign) = &husk.foreign {
+                        foreign.check_threads(
+                            husk,
+                            state,
+                            self.watched.missing.of_process(index),
+                        )?;
+                    }
                     state::restore(husk, process, state, &self.objects)?;
                 }
                 (None, None) => {}
@@ -241,7 +248,7 @@ impl Restoration {
             husk.run(script)?;
         }
         check_features(tree, &husk)?;
-        emptied::empty(&mut husk, process)?;
+        emptied::empty(&mut husk, process, self.foreign.as_ref())?;
         Ok(husk)
     }
 
@@ -267,7 +274,7 @@ impl Restoration {
         match self.husks.last_mut() {
             Some(Some(husk)) if husk.generation != process.generation => {
                 husk.generation = process.generation;
-                emptied::empty(husk, process)
+                emptied::empty(husk, process, self.foreign.as_ref())
             }
             _ => Ok(()),
         }
@@ -330,23 +337,6 @@ fn groups_without_leader(tree: &Tree) -> Vec<i32> {
     // A byte counts them.
     groups.truncate(100);
     groups
-}
-
-/// Programs hold addresses inside the vDSO.
-fn check_vdso(tree: &Tree) -> Result<()> {
-    let own = std::process::id() as i32;
-    let lines = procfs::mappings(own)?;
-    let mut here = Vec::new();
-    if let Some(line) = lines.iter().find(|line| line.name == b"[vdso]") {
-        here.resize((line.end - line.start) as usize, 0);
-        Memory::open(own)?.read(line.start, &mut here)?;
-    }
-    if !tree.vdso.is_empty() && here != tree.vdso {
-        return Err(Error::Refused(
-            "the vDSO of its kernel differs from the donor's".to_owned(),
-        ));
-    }
-    Ok(())
 }
 
 fn check_features(tree: &Tree, husk: &Husk) -> Result<()> {

@@ -1,9 +1,11 @@
 //! Descriptors, as procfs shows them on any machine.
 
-use super::{Digest, Part};
+use super::contents::Contents;
+use super::{Digest, Part, Standing, locks};
 use crate::process::error::{Result, unexpected};
 use crate::process::files::FdInfo;
 use crate::process::procfs;
+use std::collections::BTreeMap;
 use std::fmt::Write;
 
 /// Flags of an open file that say how it may be used.
@@ -15,8 +17,11 @@ const FLAGS: i32 = libc::O_ACCMODE
     | libc::O_ASYNC
     | libc::O_PATH;
 
-/// Adds all descriptors of a process, which the caller sees as `pid`.
-pub(super) fn add(digest: &mut Digest, process: i32, pid: i32) -> Result<()> {
+/// Adds all descriptors of a process.
+pub(super) fn add(digest: &mut Digest, process: i32, stands: &Standing<'_>) -> Result<()> {
+    let pid = stands.pid;
+    let contents = Contents::of(pid)?;
+    let mut infos = BTreeMap::new();
     for number in procfs::numbers(&format!("/proc/{pid}/fd"), pid)? {
         let link = procfs::link(pid, &format!("fd/{number}"))?;
         let text = procfs::read(pid, &format!("fdinfo/{number}"))?;
@@ -28,12 +33,27 @@ pub(super) fn add(digest: &mut Digest, process: i32, pid: i32) -> Result<()> {
         }
         let part = Part::Descriptor { process, number };
         digest.insert(part, crc32c::crc32c(describe(&link, &info).as_bytes()));
+        if let Some(checksum) = contents.checksum(number, &link, info.flags)? {
+            digest.insert(Part::Queue { process, number }, checksum);
+        }
+        infos.insert(number, info);
+    }
+    let shown;
+    let found = match &stands.locks {
+        Some(planned) => planned,
+        None => {
+            shown = locks::shown(&infos);
+            &shown
+        }
+    };
+    if let Some(checksum) = locks::checksum(&infos, found) {
+        digest.insert(Part::Locks { process }, checksum);
     }
     Ok(())
 }
 
 /// What is the same on every machine: no number of an inode, and no name that leads nowhere.
-fn name(link: &str) -> Option<&str> {
+pub(super) fn name(link: &str) -> Option<&str> {
     let deleted = link.ends_with(" (deleted)") && !link.starts_with("/memfd:");
     match link.split_once(":[") {
         Some((kind, number)) if number.starts_with(|c: char| c.is_ascii_digit()) => Some(kind),

@@ -3,8 +3,9 @@
 use super::{Digest, Part, Standing};
 use crate::process::donor::{data_ranges, read_padded, scan_own};
 use crate::process::error::{Context, Result};
-use crate::process::image::{FrozenProcess, PAGE, Process};
+use crate::process::image::{Backing, FrozenProcess, PAGE, Process};
 use crate::process::procfs::MapLine;
+use crate::process::ranges::Ranges;
 use crate::process::system_v::MAPPED;
 use std::fs::File;
 use std::io;
@@ -15,13 +16,13 @@ const CHUNK: u64 = 1 << 20;
 const ZEROS: [u8; PAGE as usize] = [0; PAGE as usize];
 
 /// Adds what is mapped. Neighbours that are alike count as one: whether the kernel keeps them apart depends on how they came to be.
-pub(super) fn add_mappings(digest: &mut Digest, process: i32, lines: &[MapLine]) {
-    let of_program = |line: &&MapLine| !line.name.starts_with(b"[v");
-    let lines: Vec<&MapLine> = lines.iter().filter(of_program).collect();
-    let alike = |a: &&MapLine, b: &&MapLine| a.end == b.start && kind(a) == kind(b);
+pub(super) fn add_mappings(digest: &mut Digest, process: &Process, lines: &[MapLine]) {
+    let lines = of_program(process, lines);
+    let process = process.pid;
+    let alike = |a: &MapLine, b: &MapLine| a.end == b.start && kind(a) == kind(b);
     for lines in lines.chunk_by(alike) {
         let (start, end) = (lines[0].start, lines[lines.len() - 1].end);
-        let (protection, shared, name) = kind(lines[0]);
+        let (protection, shared, name) = kind(&lines[0]);
         let head = crc32c::crc32c(&[protection as u8, u8::from(shared)]);
         let part = Part::Mapping {
             process,
@@ -30,6 +31,27 @@ pub(super) fn add_mappings(digest: &mut Digest, process: i32, lines: &[MapLine])
         };
         digest.insert(part, crc32c::crc32c_append(head, name));
     }
+}
+
+/// Not what is the kernel's, nor what stands for that where the kernel is another.
+fn of_program(process: &Process, lines: &[MapLine]) -> Vec<MapLine> {
+    let kernels = process.mappings.iter();
+    let kernels: Ranges = kernels
+        .filter(|mapping| matches!(mapping.backing, Backing::Kernel(_)))
+        .map(|mapping| (mapping.start, mapping.end))
+        .collect();
+    let mut found = Vec::new();
+    for line in lines.iter().filter(|line| !line.name.starts_with(b"[v")) {
+        let whole: Ranges = [(line.start, line.end)].into_iter().collect();
+        for (start, end) in whole.minus(&kernels).iter() {
+            found.push(MapLine {
+                start,
+                end,
+                ..line.clone()
+            });
+        }
+    }
+    found
 }
 
 fn kind(line: &MapLine) -> (i32, bool, &[u8]) {

@@ -3,11 +3,15 @@
 //!
 //! Contents are hashed by CRC-32C, which notices what goes wrong by mistake. Who means harm is kept out by the channel.
 
+mod contents;
 mod descriptors;
+mod locks;
 mod memory;
 mod registers;
+mod sharing;
 
 use super::error::{Error, Result};
+use super::files::image::Lock;
 use super::image::{Checked, FrozenProcess, Process};
 use super::procfs::MapLine;
 use super::trace::Memory;
@@ -15,6 +19,7 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fmt;
 
+pub(crate) use locks::planned as planned_locks;
 pub(crate) use memory::of_file;
 pub(crate) use registers::of_thread;
 
@@ -42,6 +47,12 @@ pub(crate) enum Part {
     Descriptor { process: i32, number: u32 },
     /// The content of shared memory, by index in the tree.
     Shared(u32),
+    /// What waits in a pipe or a unix socket.
+    Queue { process: i32, number: u32 },
+    /// Of which open file a descriptor is, if of one that others have too.
+    Sharing { process: i32, number: u32 },
+    /// Locks on files.
+    Locks { process: i32 },
 }
 
 impl fmt::Display for Part {
@@ -63,6 +74,14 @@ impl fmt::Display for Part {
             Self::Name { process, number } | Self::Descriptor { process, number } => {
                 write!(f, "descriptor {number} of process {process}")
             }
+            Self::Queue { process, number } => {
+                write!(f, "what waits at descriptor {number} of process {process}")
+            }
+            Self::Sharing { process, number } => write!(
+                f,
+                "who shares the open file of descriptor {number} of process {process}"
+            ),
+            Self::Locks { process } => write!(f, "locks of process {process}"),
             Self::Shared(index) => write!(f, "shared memory {index}"),
         }
     }
@@ -75,9 +94,14 @@ impl Digest {
 
     /// Adds what a process has but its registers, which the donor knows and the acceptor reads back.
     pub(crate) fn add_process(&mut self, process: &Process, stands: &Standing<'_>) -> Result<()> {
-        memory::add_mappings(self, process.pid, &stands.lines);
+        memory::add_mappings(self, process, &stands.lines);
         memory::add_content(self, process, stands)?;
-        descriptors::add(self, process.pid, stands.pid)
+        descriptors::add(self, process.pid, stands)
+    }
+
+    /// Adds which descriptors are of one open file. Processes are named as they see themselves, and as the caller sees them.
+    pub(crate) fn add_sharing(&mut self, processes: &[(i32, i32)]) -> Result<()> {
+        sharing::add(self, processes)
     }
 
     /// Says that the original is like what was made of it, or what differs.
@@ -126,6 +150,8 @@ pub(crate) struct Standing<'a> {
     pub lines: Vec<MapLine>,
     pub memory: &'a Memory,
     pub state: &'a FrozenProcess,
+    /// Locks that it is to get, by descriptor; where that is not said, it has them.
+    pub locks: Option<Vec<(u32, Lock)>>,
 }
 
 #[cfg(test)]

@@ -15,6 +15,7 @@ impl StoppedTree {
     /// What the kernel says.
     pub fn digest(&self, frozen: &Frozen) -> Result<Digest> {
         let mut digest = Digest::default();
+        let mut seen = Vec::new();
         let tracked = self.tracker.processes.iter();
         let processes = self.tree().processes.iter().zip(&frozen.processes);
         for (tracked, (process, state)) in tracked.zip(processes) {
@@ -33,9 +34,12 @@ impl StoppedTree {
                 lines: own_maps(tracked.pid, Some(&watched.attachment), false)?,
                 memory: &watched.memory,
                 state,
+                locks: None,
             };
             digest.add_process(process, &standing)?;
+            seen.push((process.pid, tracked.pid));
         }
+        digest.add_sharing(&seen)?;
         for index in 0..self.tree().shared.len() as u32 {
             let file = self.tracker.catalogue.handle(index as usize);
             let checksum = of_file(file).context(|| "reading shared memory".to_owned())?;

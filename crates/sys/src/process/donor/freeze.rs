@@ -48,6 +48,7 @@ impl Tracker {
     pub fn freeze(mut self) -> std::result::Result<StoppedTree, Box<Unfrozen>> {
         let mut halted = Vec::new();
         let outcome = self.halt_all(&mut halted).and_then(|()| {
+            self.lead_out(&halted)?;
             let mut round = self.collect(false)?;
             for (process, halted) in round.tree.processes.iter_mut().zip(&halted) {
                 if let Some(halted) = halted {

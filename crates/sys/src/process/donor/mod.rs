@@ -15,6 +15,7 @@ pub(crate) mod gap;
 mod halt;
 mod hidden;
 mod hold;
+mod lead_out;
 mod machine;
 mod process_state;
 mod round;

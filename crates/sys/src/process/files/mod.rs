@@ -9,7 +9,7 @@
 //! state ([`Stock::finish`]), and says for each descriptor table which numbers to give them ([`Stock::arrangement`]).
 //!
 //! What a program could notice, since the kernel does not show or take it: an edge-triggered or one-shot entry of epoll
-//! may be reported once more; the PID in `SO_PEERCRED` and `F_GETLK` is the restorer's; of a stream, descriptors in flight
+//! may be reported once more; the PID in `SO_PEERCRED` and `F_GETLK` is the restorer's, and `SO_PEERGROUPS` are; of a stream, descriptors in flight
 //! may come with bytes that were sent just before them without; a timer stands still during the freeze.
 //!
 //! TCP and UDP sockets are handed through: a copy at the donor ([`Frozen::sockets`]), a slot at the acceptor.
@@ -35,7 +35,10 @@ pub use image::Image;
 pub use image::changes::Changes;
 pub use inspect::inspect;
 pub(crate) use kinds::locks::take as take_lock;
+pub(crate) use kinds::pipe::content as pipe_content;
 pub use kinds::terminal::take_terminal;
+pub(crate) use kinds::unix::peek as unix_queue;
 pub use listed::{Listed, Listing};
+pub(crate) use raw::compare_files as compare_open_files;
 pub(crate) use survey::shared_tables;
 pub use watches::Watches;

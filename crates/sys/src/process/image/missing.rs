@@ -44,6 +44,12 @@ impl Missing {
         Self { processes }
     }
 
+    /// What a process lacks.
+    pub(crate) fn of_process(&self, process: u32) -> &[(u64, u64)] {
+        let found = self.processes.iter().find(|of| of.process == process);
+        found.map_or(&[], |of| &of.ranges)
+    }
+
     /// Whether nothing is missing.
     #[must_use]
     pub fn is_empty(&self) -> bool {

@@ -239,7 +239,7 @@ fn path(path: &[u8]) -> Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{PagesIn, decode, encode};
+    use super::super::{Descriptors, Missing, PagesIn, decode, encode};
     use super::*;
     use proptest::prelude::*;
 
@@ -302,6 +302,35 @@ mod tests {
             let _ = decode::<Tree>(&bytes);
             let _ = PagesIn::read(&bytes);
             let _ = decode::<Frozen>(&bytes);
+            let _ = decode::<Descriptors>(&bytes);
+            let _ = decode::<Missing>(&bytes);
+        }
+
+        #[test]
+        fn changed_states_are_read_or_refused(
+            changes in proptest::collection::vec((0usize..100_000, any::<u8>()), 1..6),
+            cut in 0usize..100_000,
+        ) {
+            let thread = FrozenThread { extended: vec![0; 64], ..FrozenThread::default() };
+            let process = FrozenProcess {
+                threads: vec![thread; 2],
+                actions: vec![Default::default(); 64],
+                directory: b"/".to_vec(),
+                ..FrozenProcess::default()
+            };
+            let frozen = Frozen { processes: vec![Some(process), None] };
+            let bytes = encode(&frozen).expect("encodes");
+            prop_assert_eq!(decode::<Frozen>(&bytes).expect("decodes"), frozen);
+            let mut other = bytes.clone();
+            for (at, to) in changes {
+                let place = at % other.len();
+                other[place] = to;
+            }
+            other.truncate(other.len() - cut % other.len() / 8);
+            if let Ok(frozen) = decode::<Frozen>(&other) {
+                prop_assert!(frozen.check().is_ok());
+            }
+            prop_assert!(decode::<Frozen>(&bytes[..cut % bytes.len()]).is_err());
         }
 
         #[test]

@@ -303,7 +303,15 @@ impl<'a> Saver<'a> {
             {
                 Ok(None)
             }
-            outcome => Ok(Some(outcome.at("pidfd_getfd")?)),
+            outcome => {
+                let copy = outcome.at("pidfd_getfd")?;
+                // Closed as well, and its number is another's by now.
+                let other = || -> Result<bool, FilesError> {
+                    let found = rustix::fs::fstat(&copy).at("fstat")?;
+                    Ok(found.st_ino != self.pool.classes[class].info.inode)
+                };
+                Ok((self.frozen || !other()?).then_some(copy))
+            }
         }
     }
 

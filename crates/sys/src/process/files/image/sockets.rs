@@ -36,6 +36,10 @@ pub struct UnixSocket {
     pub name: UnixName,
     /// How it is connected.
     pub link: UnixLink,
+    /// Who made the socket: user and group.
+    pub owner: (u32, u32),
+    /// User and group of who connected or listened at the other end; of a listener, who listened.
+    pub peer: Option<(u32, u32)>,
     /// Halves that are shut: 1 reading, 2 writing.
     pub shutdown: u8,
     /// Options that differ from a new socket's.

@@ -25,7 +25,7 @@ pub fn save(saver: &mut Saver<'_>, subject: &Subject, stat: &Stat) -> Saved<Kind
         let capacity = fcntl_getpipe_size(&subject.copy).at("F_GETPIPE_SZ")?;
         let packets = ends(saver, subject).any(|flags| flags & libc::O_DIRECT as u32 != 0);
         let chunks = if saver.frozen {
-            read(subject, capacity).at("tee")?
+            content(&subject.reopen_path()).at("tee")?
         } else {
             Vec::new()
         };
@@ -103,15 +103,16 @@ pub fn half(saver: &Saver<'_>) -> Vec<(usize, String)> {
     half.cloned().collect()
 }
 
-/// What is in the pipe. It stays there: `tee` copies it into a pipe of our own.
-fn read(subject: &Subject, capacity: usize) -> std::io::Result<Vec<Bytes>> {
+/// What is in the pipe that this path leads to. It stays there: `tee` copies it into a pipe of our own.
+pub fn content(path: &str) -> std::io::Result<Vec<Bytes>> {
     let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
-    let from = open(subject.reopen_path(), flags, Mode::empty())?;
+    let from = open(path, flags, Mode::empty())?;
     let waiting = ioctl_fionread(&from)? as usize;
     if waiting == 0 {
         return Ok(Vec::new());
     }
     let (reader, writer) = pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK)?;
+    let capacity = fcntl_getpipe_size(&from)?;
     fcntl_setpipe_size(&writer, capacity)?;
     tee(&from, &writer, capacity, SpliceFlags::NONBLOCK)?;
     drop(writer);

@@ -1,6 +1,7 @@
 //! A Unix socket at the acceptor.
 
 use super::naming::{at_name, bind, bind_for, directory, final_path, raw_name};
+use super::peer::{Who, acting_as};
 use super::{BUFFERS, OPTIONS, address, queue};
 use crate::process::files::acceptor::Stock;
 use crate::process::files::error::{At, FilesError, Refusal};
@@ -25,7 +26,7 @@ pub fn make(stock: &mut Stock, id: FileId) -> Result<(), FilesError> {
     match socket.link {
         UnixLink::To(peer) if is_mutual(stock, id, peer) => make_pair(stock, id, peer, &socket),
         UnixLink::Gone => {
-            let (fd, ghost) = pair(socket.socket)?;
+            let (fd, ghost) = pair(socket.socket, socket.peer)?;
             // The ghost is closed when the queue is filled.
             let ghost = stock.lift(ghost)?;
             stock.ghosts.insert(id, ghost);
@@ -33,10 +34,10 @@ pub fn make(stock: &mut Stock, id: FileId) -> Result<(), FilesError> {
             keep(stock, id, fd)
         }
         _ => {
-            let fd = new_socket(libc::AF_UNIX, socket.socket, 0).at("socket")?;
+            let fd = alone(&socket)?;
             bind(stock, fd.as_fd(), &socket)?;
             if let UnixLink::Listening(backlog) = socket.link {
-                listen(&fd, backlog as i32).at("listen")?;
+                acting_as(socket.peer, || Ok(listen(&fd, backlog as i32)?)).at("listen")?;
             }
             if let UnixLink::Service(path) = &socket.link {
                 let outcome = address::connect(fd.as_fd(), path.as_bytes());
@@ -66,14 +67,20 @@ fn keep(stock: &mut Stock, id: FileId, fd: OwnedFd) -> Result<(), FilesError> {
     stock.keep(id, fd)
 }
 
-fn pair(kind: i32) -> Result<(OwnedFd, OwnedFd), FilesError> {
+fn pair(kind: i32, made_by: Option<Who>) -> Result<(OwnedFd, OwnedFd), FilesError> {
     let mut fds = [0; 2];
     let kind = kind | libc::SOCK_CLOEXEC;
     // SAFETY: `fds` is writable for two descriptors and outlives the call.
-    check(unsafe { libc::socketpair(libc::AF_UNIX, kind, 0, fds.as_mut_ptr()) })
-        .at("socketpair")?;
+    let make = || check(unsafe { libc::socketpair(libc::AF_UNIX, kind, 0, fds.as_mut_ptr()) });
+    acting_as(made_by, make).at("socketpair")?;
     // SAFETY: the call succeeded, so both are new descriptors that nothing else owns.
     Ok(unsafe { (OwnedFd::from_raw_fd(fds[0]), OwnedFd::from_raw_fd(fds[1])) })
+}
+
+/// A socket of its owner's that is not connected.
+fn alone(socket: &UnixSocket) -> Result<OwnedFd, FilesError> {
+    let make = || new_socket(libc::AF_UNIX, socket.socket, 0);
+    acting_as(Some(socket.owner), make).at("socket")
 }
 
 /// Two sockets that are connected to each other.
@@ -93,7 +100,7 @@ fn make_pair(
     } else if accepted(&other) {
         connect_and_accept(stock, socket, &other)?
     } else {
-        let (fd, peer_fd) = pair(socket.socket)?;
+        let (fd, peer_fd) = pair(socket.socket, socket.peer)?;
         bind(stock, fd.as_fd(), socket)?;
         bind(stock, peer_fd.as_fd(), &other)?;
         (fd, peer_fd)
@@ -153,15 +160,15 @@ fn connect_and_accept(
             }
             let listener = new_socket(libc::AF_UNIX, server.socket, 0).at("socket")?;
             bind_for(stock, listener.as_fd(), &server, false)?;
-            listen(&listener, 1).at("listen")?;
+            acting_as(client.peer, || Ok(listen(&listener, 1)?)).at("listen")?;
             (listener, final_path(&server.name))
         }
     };
-    let fd = new_socket(libc::AF_UNIX, client.socket, 0).at("socket")?;
+    let fd = alone(client)?;
     bind(stock, fd.as_fd(), client)?;
     let name = raw_name(&server.name);
     at_name(stock, &server.name, &file, |_| {
-        address::connect(fd.as_fd(), &name)
+        acting_as(server.peer, || address::connect(fd.as_fd(), &name))
     })?;
     if let Some(stage) = stock
         .stages
@@ -193,16 +200,19 @@ pub fn fill(stock: &mut Stock) -> Result<(), FilesError> {
         }
         stock.ghosts.remove(id);
         if let UnixLink::Waiting(listener, place) = socket.link {
-            waiting.push((listener, place, *id));
+            waiting.push((listener, place, *id, socket.owner));
         }
     }
     waiting.sort_unstable();
-    for (listener, _, id) in waiting {
+    // Who accepts them will be told of who made them: mostly that is who connected them.
+    for (listener, _, id, owner) in waiting {
         let name = socket_of(stock, listener)?.name;
         let file = final_path(&name);
         let fd = stock.get(id)?.try_clone_to_owned().at("dup")?;
         let raw = raw_name(&name);
-        at_name(stock, &name, &file, |_| address::connect(fd.as_fd(), &raw))?;
+        at_name(stock, &name, &file, |_| {
+            acting_as(Some(owner), || address::connect(fd.as_fd(), &raw))
+        })?;
     }
     // Datagram sockets that are connected one way only.
     for (id, socket) in &sockets {
@@ -273,6 +283,8 @@ fn sender_named(stock: &mut Stock, from: &[u8], kind: i32) -> Result<OwnedFd, Fi
         socket: kind,
         name,
         link: UnixLink::Alone,
+        owner: (0, 0),
+        peer: None,
         shutdown: 0,
         options: Vec::new(),
         queue: Vec::new(),

@@ -2,7 +2,7 @@
 
 use super::list::{Entry, list};
 use super::queue::{Peeked, peek};
-use super::{BUFFERS, OPTIONS, address};
+use super::{BUFFERS, OPTIONS, address, peer};
 use crate::process::files::donor::{Saved, Saver, Subject};
 use crate::process::files::error::{At, FilesError, Reason};
 use crate::process::files::image::{
@@ -35,10 +35,13 @@ pub fn save(saver: &mut Saver<'_>, subject: &Subject, socket: i32) -> Saved<Kind
     };
     let mut found = options(subject.fd(), &OPTIONS)?;
     found.extend(buffers(subject.fd())?);
+    let stat = rustix::fs::fstat(&subject.copy).at("fstat")?;
     Ok(Kind::Unix(Box::new(UnixSocket {
         socket,
         name,
         link,
+        owner: (stat.st_uid, stat.st_gid),
+        peer: peer::of(subject.fd()).at("SO_PEERCRED")?,
         shutdown: entry.shutdown,
         options: found,
         queue,

@@ -1,0 +1,227 @@
+//! The kernel's code where the original's kernel has another than this one. The original's stays where the program knows it, as
+//! ordinary memory in which each function leads to ours, and ours is where nothing of the program is.
+//!
+//! What the original's code reads beside it is zeros: that is a clock which cannot be read without a call. So whoever was interrupted
+//! in the middle of it by a signal, and returns there, makes the call.
+
+use super::husk::Husk;
+use crate::process::donor::gap;
+use crate::process::error::{Error, Result};
+use crate::process::image::{ADDRESS_END, Backing, FrozenProcess, Mapping, Process, Tree};
+use crate::process::procfs::{self, MapLine};
+use crate::process::trace::{Memory, STUB_BYTES};
+use crate::process::vdso::{self, Patched};
+
+/// Bytes of a stack that are searched for places to return to.
+const SEARCHED_MAX: u64 = 1 << 20;
+
+/// The code of two kernels.
+#[derive(Debug)]
+pub(super) struct Foreign {
+    original: Vec<u8>,
+    own: Vec<u8>,
+}
+
+/// Where it is in a husk.
+#[derive(Debug)]
+pub(super) struct Placed {
+    /// Ours, with its data.
+    own: (u64, u64),
+    /// The original's: first address, bytes.
+    original: (u64, u64),
+    /// Where in that functions begin which lead elsewhere: offset, bytes.
+    places: Vec<(u64, u64)>,
+}
+
+impl Foreign {
+    /// Nothing where both kernels have the same code.
+    pub fn of(tree: &Tree) -> Result<Option<Self>> {
+        let pid = std::process::id() as i32;
+        let lines = procfs::mappings(pid)?;
+        let mut own = Vec::new();
+        if let Some(line) = lines.iter().find(|line| line.name == b"[vdso]") {
+            own.resize((line.end - line.start) as usize, 0);
+            Memory::open(pid)?.read(line.start, &mut own)?;
+        }
+        if tree.vdso.is_empty() || tree.vdso == own {
+            return Ok(None);
+        }
+        // What cannot be done is said before anything is made.
+        vdso::patch(&tree.vdso, &own, 0)?;
+        Ok(Some(Self {
+            original: tree.vdso.clone(),
+            own,
+        }))
+    }
+
+    /// Moves the kernel's pages `here` out of the way of a program, and puts what it knows where it knows it. False if it has none.
+    pub fn place(&self, husk: &mut Husk, here: &[MapLine], process: &Process) -> Result<bool> {
+        let is_kernels = |mapping: &&Mapping| matches!(mapping.backing, Backing::Kernel(_));
+        let known: Vec<Mapping> = (process.mappings.iter().filter(is_kernels))
+            .cloned()
+            .collect();
+        let Some(code) = known.iter().find(|mapping| is_code(mapping)) else {
+            return Ok(false);
+        };
+        if code.end - code.start != self.original.len() as u64 {
+            return Err(Error::Image("a vDSO in parts"));
+        }
+        let (own, base) = put_away(husk, here, process)?;
+        let Patched { image, places } = vdso::patch(&self.original, &self.own, base)?;
+        let mut script = husk.script();
+        for mapping in &known {
+            let executable = if is_code(mapping) { libc::PROT_EXEC } else { 0 };
+            let protection = (libc::PROT_READ | executable) as u64;
+            let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED_NOREPLACE;
+            let (start, length) = (mapping.start, mapping.end - mapping.start);
+            let arguments = [start, length, protection, flags as u64, u64::MAX, 0];
+            script.call("mmap", libc::SYS_mmap, &arguments);
+        }
+        husk.run(script)?;
+        husk.memory.write_any(code.start, &image)?;
+        husk.foreign = Some(Placed {
+            own,
+            original: (code.start, code.end - code.start),
+            places,
+        });
+        husk.mappings = known;
+        Ok(true)
+    }
+}
+
+impl Placed {
+    /// The original may not have mapped anything where the kernel's code is here.
+    pub fn check(&self, process: &Process) -> Result<()> {
+        let (start, end) = self.own;
+        let overlaps = |mapping: &Mapping| mapping.start < end && start < mapping.end;
+        if process.mappings.iter().any(overlaps) {
+            let why = "the original has taken the addresses of this kernel's vDSO; try again";
+            return Err(Error::Refused(why.to_owned()));
+        }
+        Ok(())
+    }
+
+    /// No thread may stand where functions of the original's kernel begin, nor return there from the handler of a signal: other
+    /// instructions are there. What of its memory is `missing` comes when it runs, and cannot be looked at.
+    pub fn check_threads(
+        &self,
+        husk: &Husk,
+        state: &FrozenProcess,
+        missing: &[(u64, u64)],
+    ) -> Result<()> {
+        for (tid, thread) in husk.threads.iter().zip(&state.threads) {
+            let registers = &thread.registers;
+            let (start, length) = self.original;
+            let inside = registers.rip.wrapping_sub(start) < length;
+            if inside || self.returns(husk, registers.rsp, missing)? {
+                return Err(Error::Refused(format!(
+                    "thread {tid} is in the vDSO of the donor's kernel, which differs from this one's; try again"
+                )));
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether a stack has an address between instructions that are no more.
+    fn returns(&self, husk: &Husk, stack: u64, missing: &[(u64, u64)]) -> Result<bool> {
+        let of_stack = |mapping: &&Mapping| mapping.start <= stack && stack < mapping.end;
+        let Some(mapping) = husk.mappings.iter().find(of_stack) else {
+            return Ok(false);
+        };
+        let at = stack.next_multiple_of(8);
+        let length = there(at, mapping.end, missing).min(SEARCHED_MAX);
+        let mut bytes = vec![0; length as usize];
+        husk.memory.read(at, &mut bytes)?;
+        Ok(self.leads_back(&bytes))
+    }
+
+    fn leads_back(&self, stack: &[u8]) -> bool {
+        let (start, length) = self.original;
+        let within = |address: u64| {
+            let offset = address.wrapping_sub(start);
+            let split = |(from, bytes): &(u64, u64)| offset > *from && offset - from < *bytes;
+            offset < length && self.places.iter().any(split)
+        };
+        let words = stack.chunks_exact(8);
+        words
+            .map(|word| u64::from_ne_bytes(word.try_into().unwrap_or_default()))
+            .any(within)
+    }
+}
+
+/// How many bytes are there from an address on, before the next that are missing.
+fn there(at: u64, end: u64, missing: &[(u64, u64)]) -> u64 {
+    let behind = missing.iter().filter(|(_, gone)| *gone > at);
+    let next = behind.map(|(start, _)| *start).min();
+    next.map_or(end, |next| next.min(end)).saturating_sub(at)
+}
+
+fn is_code(mapping: &Mapping) -> bool {
+    matches!(&mapping.backing, Backing::Kernel(name) if name == "[vdso]")
+}
+
+/// Moves the kernel's pages together, whose code reads the data at their side. Gives where they are, and where the code.
+fn put_away(husk: &Husk, here: &[MapLine], process: &Process) -> Result<((u64, u64), u64)> {
+    let here: Vec<&MapLine> = here.iter().filter(|line| line.end <= ADDRESS_END).collect();
+    let start = here.iter().map(|line| line.start).min().unwrap_or(0);
+    let end = here.iter().map(|line| line.end).max().unwrap_or(0);
+    let mut used: Vec<(u64, u64)> = (process.mappings.iter())
+        .map(|mapping| (mapping.start, mapping.end))
+        .collect();
+    used.push((start, end));
+    used.push((husk.stub.address, husk.stub.address + STUB_BYTES));
+    let to = gap::find(&used, end - start).ok_or(Error::Image("no free addresses"))?;
+    let how = (libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED) as u64;
+    let mut script = husk.script();
+    let mut base = 0;
+    for line in here {
+        let (length, place) = (line.end - line.start, to + (line.start - start));
+        let arguments = [line.start, length, length, how, place];
+        script.call("mremap", libc::SYS_mremap, &arguments);
+        if line.name == b"[vdso]" {
+            base = place;
+        }
+    }
+    husk.run(script)?;
+    Ok(((to, to + (end - start)), base))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Who reads what is missing waits for whoever waits for this.
+    #[test]
+    fn what_is_missing_is_not_looked_at() {
+        let missing = [(0x1000, 0x2000), (0x5000, 0x6000), (0x9000, 0xa000)];
+        assert_eq!(there(0x3000, 0x8000, &missing), 0x2000);
+        assert_eq!(there(0x5800, 0x8000, &missing), 0);
+        assert_eq!(there(0x6000, 0x8000, &missing), 0x2000);
+        assert_eq!(there(0x6000, 0x8000, &[]), 0x2000);
+    }
+
+    #[test]
+    fn places_between_instructions_that_are_no_more_are_found() {
+        let placed = Placed {
+            own: (0x1000, 0x3000),
+            original: (0x7000, 0x2000),
+            places: vec![(0x800, 14), (0xa00, 14)],
+        };
+        let found = |words: &[u64]| {
+            let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_ne_bytes()).collect();
+            placed.leads_back(&bytes)
+        };
+        // The first instruction is a jump now, behind the last all is as it was.
+        assert!(!found(&[
+            0,
+            0x7800,
+            0x780e,
+            0x7a00,
+            0x6801,
+            0x9801,
+            u64::MAX
+        ]));
+        assert!(found(&[0, 0x7801]));
+        assert!(found(&[0x7a0d, 0]));
+    }
+}

@@ -1,0 +1,96 @@
+//! Locks on files. What was made of a tree gets them when it is let go; until then they are what it is to get.
+
+use crate::process::files::image::{Lock, LockHolder};
+use crate::process::files::{FdInfo, Image};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// By the lowest descriptor of the same file, since the kernel shows a process's own at each: its checksum, if there are any.
+pub(super) fn checksum(infos: &BTreeMap<u32, FdInfo>, locks: &[(u32, Lock)]) -> Option<u32> {
+    let file = |info: &FdInfo| (info.mount, info.inode);
+    let mut first: BTreeMap<(u32, u64), u32> = BTreeMap::new();
+    for (number, info) in infos {
+        first.entry(file(info)).or_insert(*number);
+    }
+    let found: BTreeSet<String> = locks
+        .iter()
+        .map(|(number, lock)| {
+            let lowest = infos.get(number).and_then(|info| first.get(&file(info)));
+            let holder = match lock.holder {
+                LockHolder::Table(_) => "process",
+                LockHolder::OpenFile => "open file",
+                LockHolder::Flock => "flock",
+            };
+            let (write, start, end) = (lock.write, lock.start, lock.end);
+            format!("{lowest:?} {holder} {write} {start} {end:?}")
+        })
+        .collect();
+    let text: Vec<String> = found.into_iter().collect();
+    (!text.is_empty()).then(|| crc32c::crc32c(text.join("\n").as_bytes()))
+}
+
+/// As the kernel shows them.
+pub(super) fn shown(infos: &BTreeMap<u32, FdInfo>) -> Vec<(u32, Lock)> {
+    let of_one = |(number, info): (&u32, &FdInfo)| {
+        let locks = info.locks(0).unwrap_or_default();
+        let number = *number;
+        locks.into_iter().map(move |lock| (number, lock))
+    };
+    infos.iter().flat_map(of_one).collect()
+}
+
+/// Those that a process, as it sees itself, is to get.
+pub(crate) fn planned(image: &Image, pid: i32) -> Vec<(u32, Lock)> {
+    let mut found = Vec::new();
+    for (table, has) in image
+        .tables
+        .iter()
+        .filter(|(_, has)| has.pids.contains(&pid))
+    {
+        for (number, slot) in &has.slots {
+            let locks = image.files.get(&slot.file).map(|file| &file.locks);
+            let own = |lock: &&Lock| match lock.holder {
+                LockHolder::Table(holder) => holder == *table,
+                LockHolder::Flock | LockHolder::OpenFile => true,
+            };
+            let locks = locks.into_iter().flatten().filter(own);
+            found.extend(locks.map(|lock| (*number, *lock)));
+        }
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_lock_counts_by_its_file_and_range_wherever_it_is_shown() {
+        let info = |inode| FdInfo {
+            inode,
+            ..FdInfo::default()
+        };
+        let infos = BTreeMap::from([(3, info(7)), (4, info(7)), (5, info(8))]);
+        let lock = |number, holder, start| {
+            let lock = Lock {
+                holder,
+                write: true,
+                start,
+                end: Some(20),
+            };
+            (number, lock)
+        };
+        let table = LockHolder::Table;
+        let of = |locks: &[(u32, Lock)]| checksum(&infos, locks);
+        assert_eq!(of(&[]), None);
+        let twice = [lock(3, table(0), 10), lock(4, table(0), 10)];
+        assert_eq!(of(&twice), of(&[lock(4, table(9), 10)]));
+        let others = [
+            lock(5, table(0), 10),
+            lock(3, table(0), 11),
+            lock(3, LockHolder::OpenFile, 10),
+        ];
+        for other in others {
+            assert_ne!(of(&twice), of(&[other]));
+        }
+    }
+}

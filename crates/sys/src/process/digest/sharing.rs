@@ -1,0 +1,60 @@
+//! Which descriptors are of one open file, so that they have one position and one set of flags.
+
+use super::{Digest, Part};
+use crate::process::error::{Context, Result};
+use crate::process::files::compare_open_files;
+use crate::process::procfs;
+use std::cmp::Ordering;
+use std::collections::BTreeMap;
+
+/// A process as it sees itself, and a number of its.
+type Own = (i32, u32);
+/// The same process as the caller sees it.
+type Seen = (i32, u32);
+
+/// Adds, for each descriptor of an open file that has several, the first of them. Processes are named as they see themselves, and as
+/// the caller sees them.
+pub(super) fn add(digest: &mut Digest, processes: &[(i32, i32)]) -> Result<()> {
+    // Only what has one name can be one.
+    let mut alike: BTreeMap<String, Vec<(Own, Seen)>> = BTreeMap::new();
+    for (own, pid) in processes {
+        for number in procfs::numbers(&format!("/proc/{pid}/fd"), *pid)? {
+            let link = procfs::link(*pid, &format!("fd/{number}"))?;
+            let number = number as u32;
+            let found = alike.entry(link).or_default();
+            found.push(((*own, number), (*pid, number)));
+        }
+    }
+    for descriptors in alike.into_values() {
+        for same in groups(descriptors)?.iter().filter(|same| same.len() > 1) {
+            let first = same.iter().min().copied().unwrap_or_default();
+            let checksum = crc32c::crc32c(format!("{first:?}").as_bytes());
+            for (process, number) in same.iter().copied() {
+                digest.insert(Part::Sharing { process, number }, checksum);
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Those of one open file together. The kernel tells no identity, but an order.
+fn groups(descriptors: Vec<(Own, Seen)>) -> Result<Vec<Vec<Own>>> {
+    let mut files: Vec<(Seen, Vec<Own>)> = Vec::new();
+    for (own, seen) in descriptors {
+        let mut failed = None;
+        let place = files.binary_search_by(|(other, _)| {
+            compare_open_files(*other, seen).unwrap_or_else(|error| {
+                failed = Some(error);
+                Ordering::Equal
+            })
+        });
+        if let Some(error) = failed {
+            return Err(error).context(|| format!("comparing descriptor {} of {}", seen.1, seen.0));
+        }
+        match place {
+            Ok(at) => files[at].1.push(own),
+            Err(at) => files.insert(at, (seen, vec![own])),
+        }
+    }
+    Ok(files.into_iter().map(|(_, own)| own).collect())
+}

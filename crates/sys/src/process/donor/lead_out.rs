@@ -1,0 +1,106 @@
+//! Threads that stand in the kernel's code in user space (`vdso(7)`) when all stops.
+
+use super::halt::Halted;
+use super::tracker::Tracker;
+use crate::process::error::{Error, Result};
+use crate::process::image::{Backing, Mapping};
+use crate::process::procfs::{self, Status};
+use crate::process::trace::{Stop, Tracee, wait_for};
+use std::time::Duration;
+
+/// Most instructions that are waited for. A clock takes some sixty; who gets random bytes may need millions.
+const STEPS_MAX: usize = 2000;
+/// Signals that the processor makes: blocked ones would lose their handlers.
+const BY_PROCESSOR: [i32; 5] = [
+    libc::SIGTRAP,
+    libc::SIGSEGV,
+    libc::SIGBUS,
+    libc::SIGILL,
+    libc::SIGFPE,
+];
+
+impl Tracker {
+    /// Leads threads out of the kernel's code, which may be another at the acceptor: there they could not go on in the middle of it.
+    /// It takes some instructions, which write memory: before the last look at that.
+    pub(super) fn lead_out(&self, halted: &[Option<Halted>]) -> Result<()> {
+        for (halted, tracked) in halted.iter().zip(&self.processes) {
+            let (Some(halted), Some(watched)) = (halted, &tracked.watched) else {
+                continue;
+            };
+            let code = match range(&watched.mappings) {
+                None if watched.mappings.is_empty() => range_by_name(halted.pid)?,
+                found => found,
+            };
+            let Some(code) = code else {
+                continue;
+            };
+            for thread in &halted.threads {
+                lead(halted.pid, thread.tracee, code)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+type Range = (u64, u64);
+
+fn range(mappings: &[Mapping]) -> Option<Range> {
+    let is_code =
+        |mapping: &&Mapping| matches!(&mapping.backing, Backing::Kernel(name) if name == "[vdso]");
+    let found = mappings.iter().find(is_code)?;
+    Some((found.start, found.end))
+}
+
+fn range_by_name(pid: i32) -> Result<Option<Range>> {
+    let lines = procfs::mappings(pid)?;
+    let code = lines.iter().find(|line| line.name == b"[vdso]");
+    Ok(code.map(|line| (line.start, line.end)))
+}
+
+fn lead(pid: i32, tracee: Tracee, (start, end): Range) -> Result<()> {
+    let inside = || -> Result<bool> { Ok((start..end).contains(&tracee.registers()?.rip)) };
+    if !inside()? || !takes_steps(pid, tracee)? {
+        return Ok(());
+    }
+    let mask = tracee.mask()?;
+    tracee.set_mask(
+        BY_PROCESSOR
+            .iter()
+            .fold(!0, |mask, signal| mask & !bit(*signal)),
+    )?;
+    let mut stopped = false;
+    for _ in 0..STEPS_MAX {
+        if !inside()? {
+            break;
+        }
+        tracee.step()?;
+        match wait_for(tracee.tid, Duration::from_secs(10))? {
+            Stop::Ended(_) => return Err(Error::Gone(tracee.tid)),
+            // It waits until the thread runs on.
+            Stop::Signal(libc::SIGSTOP) => stopped = true,
+            Stop::Signal(libc::SIGTRAP) | Stop::Group(_) | Stop::Interrupt => {}
+            // What it did there was wrong, and is done again when it runs on.
+            _ => break,
+        }
+    }
+    if stopped {
+        // SAFETY: no pointers are passed.
+        unsafe { libc::syscall(libc::SYS_tkill, tracee.tid, libc::SIGSTOP) };
+    }
+    tracee.set_mask(mask)
+}
+
+/// Whether steps would be noticed: who ignores `SIGTRAP`, or has one waiting, would have that no more.
+fn takes_steps(pid: i32, tracee: Tracee) -> Result<bool> {
+    let ignored = Status::read(pid, tracee.tid)?.signals[3];
+    let mut waiting = tracee.pending(false)?;
+    waiting.extend(tracee.pending(true)?);
+    let number = |info: &[u8; 128]| i32::from_ne_bytes([info[0], info[1], info[2], info[3]]);
+    let waits = waiting.iter().any(|info| number(info) == libc::SIGTRAP);
+    Ok(!waits && ignored & bit(libc::SIGTRAP) == 0)
+}
+
+/// A signal in a set.
+fn bit(signal: i32) -> u64 {
+    1 << (signal - 1)
+}

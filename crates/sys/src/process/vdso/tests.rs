@@ -1,0 +1,197 @@
+use super::*;
+use proptest::prelude::*;
+use std::ptr;
+
+const PROTECTION: i32 = libc::PROT_READ | libc::PROT_WRITE | libc::PROT_EXEC;
+
+/// This kernel's own, and where it is.
+fn own() -> (Vec<u8>, u64) {
+    let lines = crate::process::procfs::mappings(std::process::id() as i32).expect("mappings");
+    let line = lines.iter().find(|line| line.name == b"[vdso]");
+    let line = line.expect("this kernel has one");
+    let bytes = (line.end - line.start) as usize;
+    // SAFETY: the kernel keeps these pages there, readable, as long as the process lives.
+    let image = unsafe { std::slice::from_raw_parts(line.start as *const u8, bytes) };
+    (image.to_vec(), line.start)
+}
+
+/// Code that can be called, for good.
+fn loaded(image: &[u8]) -> u64 {
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+    // SAFETY: a new mapping, as large as what is copied into it.
+    unsafe {
+        let place = libc::mmap(ptr::null_mut(), image.len(), PROTECTION, flags, -1, 0);
+        assert_ne!(place, libc::MAP_FAILED);
+        ptr::copy_nonoverlapping(image.as_ptr(), place.cast(), image.len());
+        place.addr() as u64
+    }
+}
+
+fn address(image: &[u8], base: u64, name: &str) -> u64 {
+    let found = functions(image).expect("functions");
+    let found = found.iter().find(|one| one.name == name.as_bytes());
+    base + found.expect("it is there").offset
+}
+
+fn seconds(address: u64) -> i64 {
+    let mut now = libc::timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
+    // SAFETY: there is a function of this type there.
+    let clock: extern "C" fn(i32, *mut libc::timespec) -> i32 =
+        unsafe { std::mem::transmute(address as *const ()) };
+    assert_eq!(clock(libc::CLOCK_MONOTONIC, &raw mut now), 0);
+    now.tv_sec * 1_000_000_000 + now.tv_nsec
+}
+
+#[test]
+fn functions_lead_to_the_other_code_or_to_the_call() {
+    let (image, base) = own();
+    let real = address(&image, base, "__vdso_clock_gettime");
+    for new in [&image[..], &[]] {
+        let patched = patch(&image, new, base).expect("patched");
+        assert_ne!(patched.image, image);
+        let place = loaded(&patched.image);
+        for name in ["__vdso_clock_gettime", "clock_gettime"] {
+            let (first, now) = (seconds(real), seconds(address(&image, place, name)));
+            assert!(first <= now && now <= seconds(real), "{first} {now}");
+        }
+        // SAFETY: there are functions of these types there.
+        let (time, cpu) = unsafe {
+            let time: extern "C" fn(*mut i64) -> i64 =
+                std::mem::transmute(address(&image, place, "__vdso_time") as *const ());
+            let cpu: extern "C" fn(*mut u32, *mut u32, *mut u8) -> i32 =
+                std::mem::transmute(address(&image, place, "__vdso_getcpu") as *const ());
+            (time, cpu)
+        };
+        assert!(time(ptr::null_mut()) > 1_600_000_000);
+        let mut number = u32::MAX;
+        assert_eq!(cpu(&raw mut number, ptr::null_mut(), ptr::null_mut()), 0);
+        assert!(number < 8192);
+    }
+}
+
+#[test]
+fn random_bytes_come_by_the_call_where_the_other_code_has_none() {
+    let place = loaded(&call(libc::SYS_getrandom));
+    // SAFETY: there is a function of this type there.
+    let random: extern "C" fn(*mut u8, usize, u32, *mut u8, usize) -> isize =
+        unsafe { std::mem::transmute(place as *const ()) };
+    let mut bytes = [0; 32];
+    assert_eq!(random(bytes.as_mut_ptr(), 32, 0, ptr::null_mut(), 144), 32);
+    assert_ne!(bytes, [0; 32]);
+    let asked = random(ptr::null_mut(), 0, 0, bytes.as_mut_ptr(), usize::MAX);
+    assert_eq!(asked, -(libc::ENOSYS as isize));
+}
+
+#[test]
+fn all_aliases_are_found_and_lie_within_the_image() {
+    let (image, _) = own();
+    let found = functions(&image).expect("functions");
+    for name in [
+        "clock_gettime",
+        "gettimeofday",
+        "time",
+        "getcpu",
+        "clock_getres",
+    ] {
+        let same: Vec<&Function> = found
+            .iter()
+            .filter(|one| plain(&one.name) == name.as_bytes())
+            .collect();
+        assert_eq!(same.len(), 2, "{name}");
+        assert_eq!(same[0].offset, same[1].offset, "{name}");
+    }
+    assert!(
+        found
+            .iter()
+            .all(|one| one.offset + one.size <= image.len() as u64)
+    );
+}
+
+/// Renames a function, by all of its names.
+fn renamed(image: &[u8], from: &str, to: &str) -> Vec<u8> {
+    assert_eq!(from.len(), to.len());
+    let mut image = image.to_vec();
+    let from = [from.as_bytes(), b"\0"].concat();
+    for at in 0..image.len() - from.len() {
+        if image[at..].starts_with(&from) {
+            image[at..at + to.len()].copy_from_slice(to.as_bytes());
+        }
+    }
+    image
+}
+
+#[test]
+fn what_cannot_be_led_anywhere_is_refused() {
+    let (image, base) = own();
+    let strange = renamed(&image, "getcpu", "gotcpu");
+    let why = patch(&strange, &image, base).unwrap_err().to_string();
+    assert!(why.ends_with("a function that is not known here"), "{why}");
+    // Both have it.
+    assert!(patch(&strange, &strange, base).is_ok());
+    let enclave = renamed(&image, "getrandom", "sgx_enter");
+    assert!(patch(&enclave, &image, base).is_err());
+    let mut other = image.clone();
+    other[18] = 183;
+    let why = patch(&other, &image, base).unwrap_err().to_string();
+    assert!(why.contains("no ELF image for x86_64"), "{why}");
+    assert!(patch(&image[..64], &image, base).is_err());
+}
+
+#[test]
+fn symbols_are_counted_by_either_table() {
+    const OLD: u64 = 4;
+    let (image, _) = own();
+    let entry = [OLD.to_le_bytes()].concat();
+    let at = (0..image.len() - 8).step_by(8).find(|at| {
+        image[*at..].starts_with(&entry)
+            && image[at + 8..at + 16] != [0; 8]
+            && image[at + 16..].starts_with(&0x6fff_fef5u64.to_le_bytes())
+    });
+    // A kernel that has but one of them is read by that.
+    let Some(at) = at else {
+        assert!(functions(&image).is_ok());
+        return;
+    };
+    let mut other = image.clone();
+    other[at..at + 8].copy_from_slice(&0x6000_0000u64.to_le_bytes());
+    assert_eq!(
+        functions(&other).expect("read"),
+        functions(&image).expect("read")
+    );
+}
+
+proptest! {
+    #[test]
+    fn any_bytes_give_an_error_or_an_image(bytes: Vec<u8>) {
+        let _ = functions(&bytes);
+        let _ = patch(&bytes, &bytes, 0);
+    }
+
+    /// Whatever is wrong in it, what is read lies within, and nothing else changes than what is told.
+    #[test]
+    fn a_damaged_image_does_no_harm(
+        damage in prop::collection::vec((0usize..0x800, any::<u8>()), 1..8),
+        length in 0usize..8192,
+        cut: bool,
+    ) {
+        let (mut image, base) = own();
+        for (at, byte) in damage {
+            image[at] = byte;
+        }
+        if cut {
+            image.truncate(length);
+        }
+        let found = functions(&image).unwrap_or_default();
+        prop_assert!(found.iter().all(|one| one.offset + one.size <= image.len() as u64));
+        if let Ok(patched) = patch(&image, &own().0, base) {
+            prop_assert_eq!(patched.image.len(), image.len());
+            let told = |at: u64| patched.places.iter().any(|(from, bytes)| at >= *from && at - from < *bytes);
+            for (at, (old, new)) in (0..).zip(image.iter().zip(&patched.image)) {
+                prop_assert!(old == new || told(at));
+            }
+        }
+    }
+}

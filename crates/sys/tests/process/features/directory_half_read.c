@@ -1,0 +1,70 @@
+/* A directory that is read half: the rest comes, and nothing of it twice. */
+#include <dirent.h>
+#include <sys/stat.h>
+#include "feature.h"
+
+#define NAMES 200
+
+static int directory;
+static char seen_before[NAMES], seen[NAMES];
+static off_t half;
+static DIR *stream;
+static int of_stream;
+
+/* Notes the names that come next, until that many have come or there are no more. */
+static int read_names(char *noted, int wanted) {
+    char entries[1024];
+    int count = 0;
+    while (count < wanted) {
+        long length = syscall(SYS_getdents64, directory, entries, sizeof entries);
+        CHECK(length >= 0);
+        if (!length) break;
+        for (long at = 0; at < length;) {
+            struct dirent64 *entry = (void *)(entries + at);
+            at += entry->d_reclen;
+            if (entry->d_name[0] == '.') continue;
+            int number = atoi(entry->d_name + 1);
+            CHECK(number >= 0 && number < NAMES && !noted[number]);
+            noted[number] = 1;
+            count++;
+        }
+    }
+    return count;
+}
+
+static void begin(void) {
+    char path[512], name[540];
+    snprintf(path, sizeof path, "%s/names", folder);
+    CHECK(!mkdir(path, 0755));
+    for (int i = 0; i < NAMES; i++) {
+        snprintf(name, sizeof name, "%s/n%d", path, i);
+        int file = open(name, O_CREAT | O_WRONLY, 0644);
+        CHECK(file >= 0 && !close(file));
+    }
+    directory = open(path, O_RDONLY | O_DIRECTORY);
+    CHECK(directory >= 0);
+    int count = read_names(seen_before, NAMES / 2);
+    CHECK(count >= NAMES / 2 && count < NAMES);
+    half = lseek(directory, 0, SEEK_CUR);
+    CHECK(half > 0);
+    stream = opendir(path);
+    CHECK(stream);
+}
+
+static void check(void) {
+    EQUAL(lseek(directory, 0, SEEK_CUR), half);
+    memcpy(seen, seen_before, NAMES);
+    read_names(seen, NAMES);
+    for (int i = 0; i < NAMES; i++) EQUAL(seen[i], 1);
+    EQUAL(lseek(directory, half, SEEK_SET), half);
+    /* One name a time, over all moves. */
+    struct dirent *entry = readdir(stream);
+    if (entry) of_stream += entry->d_name[0] != '.';
+    else {
+        EQUAL(of_stream, NAMES);
+        of_stream = 0;
+        rewinddir(stream);
+    }
+}
+
+FEATURE(begin(), check(), )

@@ -1,0 +1,55 @@
+//! What a donor says of processes: the acceptor decodes it, and looks at what the types cannot say.
+
+use holdfast_sys::process::files::Image;
+use holdfast_sys::process::image::{
+    Checked, Descriptors, Files, Frozen, Missing, PagesIn, Tree, decode, encode,
+};
+
+/// The first byte chooses what the rest is. What is taken is encoded and decoded again as the same; what is done with it does not
+/// panic.
+pub fn run(data: &[u8]) -> bool {
+    let Some((choice, rest)) = data.split_first() else {
+        return false;
+    };
+    match choice % 5 {
+        0 => again::<Tree>(rest).is_some(),
+        1 => again::<Frozen>(rest).is_some(),
+        2 => again::<Descriptors>(rest).is_some_and(descriptors),
+        3 => again::<Missing>(rest).is_some(),
+        _ => pages(rest),
+    }
+}
+
+fn again<T: Checked + PartialEq + std::fmt::Debug>(bytes: &[u8]) -> Option<T> {
+    let value: T = decode(bytes).ok()?;
+    let bytes = encode(&value).expect("it came so");
+    let same: T = decode(&bytes).expect("it was encoded");
+    assert_eq!(same, value);
+    Some(value)
+}
+
+/// What changed is looked at together with what it leads to.
+fn descriptors(found: Descriptors) -> bool {
+    match found.files {
+        Files::Image(image) => {
+            let nothing = image.changes_since(&image);
+            let mut same = image.clone();
+            assert!(same.apply(nothing).is_ok() && same == image);
+        }
+        Files::Changes(changes) => {
+            let _ = Image::default().apply(changes);
+        }
+    }
+    true
+}
+
+fn pages(bytes: &[u8]) -> bool {
+    let Ok(pages) = PagesIn::read(bytes) else {
+        return false;
+    };
+    let alike: Vec<_> = pages.alike().collect();
+    let runs: usize = alike.iter().map(|(runs, _)| runs.len()).sum();
+    let content: usize = alike.iter().map(|(_, bytes)| bytes.len()).sum();
+    assert_eq!((runs, content), (pages.runs.len(), pages.bytes.len()));
+    true
+}
