@@ -8,6 +8,7 @@ use crate::process::files::image::FileId;
 use crate::process::image::{Descriptors, Frozen, Pages, Tree, encode};
 use crate::process::inspect;
 use crate::process::procfs::children;
+use crate::process::rights::Rights;
 use crate::process::sockets::left;
 use crate::process::trace::pidfd_open;
 use crate::tcp_repair::{TcpDynamic, TcpStatic};
@@ -146,6 +147,14 @@ impl Restorer {
     #[must_use]
     pub fn readable(&self) -> BorrowedFd<'_> {
         self.channel.as_fd()
+    }
+
+    /// Says what the tree may open, which is everything otherwise; before its first tree.
+    ///
+    /// # Errors
+    /// What the restorer says.
+    pub fn rights(&mut self, rights: &Rights) -> Result<()> {
+        self.ask(Kind::Rights, &encode(rights)?).map(drop)
     }
 
     /// The original is about to stand still: from now on until the tree runs, the restorer is ahead of ordinary threads of this
