@@ -279,6 +279,11 @@ impl Counter {
         name.into()
     }
 
+    /// Which program it is.
+    pub fn program(&self) -> &'static str {
+        self.program
+    }
+
     pub fn last(&self) -> Result<Count> {
         self.counts()?.pop().context("it wrote nothing")
     }
