@@ -13,6 +13,7 @@ mod loaded;
 #[allow(dead_code, reason = "a part is used")]
 mod numbered;
 mod policy;
+mod privileges;
 mod session;
 mod units;
 mod waiting;
@@ -197,6 +198,11 @@ fn what_a_process_has_open_its_users_could_open() {
 #[test]
 fn a_family_of_sockets_that_is_not_listed_stays() {
     alone(policy::family);
+}
+
+#[test]
+fn the_daemon_has_the_capabilities_that_are_documented() {
+    alone(privileges::as_documented);
 }
 
 #[test]
