@@ -28,6 +28,15 @@ pub fn serving(name: &str) -> Result<(World, tempfile::TempDir)> {
 
 /// The same over one family.
 pub fn serving_over(name: &str, family: Family) -> Result<(World, tempfile::TempDir)> {
+    serving_by(name, family, ("", "</dev/null"))
+}
+
+/// The same of a server with this in front of its command and behind it, for a shell.
+pub fn serving_by(
+    name: &str,
+    family: Family,
+    (before, behind): (&str, &str),
+) -> Result<(World, tempfile::TempDir)> {
     let mut spec = ClusterSpec::new(format!("m-{name}-{}", std::process::id()));
     spec.migration = true;
     spec.daemon_environment = [("HOLDFAST_TEST_FAULTS".to_owned(), "1".to_owned())].into();
@@ -46,11 +55,10 @@ pub fn serving_over(name: &str, family: Family) -> Result<(World, tempfile::Temp
     let address = world.cluster.service_address(family).to_string();
     let mut command = world.cluster.lab().command("n2")?;
     command
-        .args([
-            "sh",
-            "-c",
-            "setsid \"$0\" \"$@\" </dev/null >/dev/null 2>&1 &",
-        ])
+        .args(["sh", "-c"])
+        .arg(format!(
+            "{before} setsid \"$0\" \"$@\" {behind} >/dev/null 2>&1 &"
+        ))
         .arg(compile("echo")?)
         .args([address, PORT.to_string()])
         .arg(folder.path().join("pid"));

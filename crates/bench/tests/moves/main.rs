@@ -12,6 +12,7 @@ mod loaded;
 #[path = "../udp/numbered.rs"]
 #[allow(dead_code, reason = "a part is used")]
 mod numbered;
+mod obstacles;
 mod policy;
 mod privileges;
 mod session;
@@ -198,6 +199,11 @@ fn what_a_process_has_open_its_users_could_open() {
 #[test]
 fn a_family_of_sockets_that_is_not_listed_stays() {
     alone(policy::family);
+}
+
+#[test]
+fn what_stands_in_the_way_at_the_acceptor_is_named() {
+    alone(|| obstacles::refused("obstacles"));
 }
 
 #[test]

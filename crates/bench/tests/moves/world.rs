@@ -252,6 +252,25 @@ impl World {
         Ok(processes.into_iter().filter(is_it).count())
     }
 
+    /// Waits until no node holds packets, or has a flow between two.
+    pub fn nothing_is_in_transit(&self) -> Result<()> {
+        for node in self.cluster.nodes() {
+            let control = self.cluster.control_blocking(&node)?;
+            let busy = |line: &&str| {
+                line.starts_with("holdfast_hold_slots ")
+                    || line.starts_with("holdfast_flows_in_transit{")
+            };
+            let mut last = String::new();
+            self.wait("something is held or in transit", || {
+                last = control.run(async |client| client.metrics().await)?;
+                Ok(last.lines().filter(busy).all(|line| line.ends_with(" 0")))
+            })
+            .with_context(|| last.lines().filter(busy).collect::<Vec<_>>().join("; "))
+            .with_context(|| node.clone())?;
+        }
+        Ok(())
+    }
+
     /// Waits for a condition.
     pub fn wait(&self, else_what: &str, condition: impl FnMut() -> Result<bool>) -> Result<()> {
         let mut condition = condition;

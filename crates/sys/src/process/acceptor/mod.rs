@@ -16,6 +16,7 @@ mod go;
 mod husk;
 mod layout;
 mod locks;
+mod lost;
 mod mapper;
 mod missing;
 mod objects;

@@ -232,10 +232,9 @@ impl Restorer {
         };
         let bytes = encode(&message)?;
         let fds: Vec<BorrowedFd<'_>> = sockets.values().copied().collect();
-        let pid = self.pid;
-        let talking = || format!("talking to restorer {pid}");
-        channel::send(&mut self.channel, kind, &[bytes]).context(talking)?;
-        channel::hand_over(&self.channel, &fds).context(talking)?;
+        channel::send(&mut self.channel, kind, &[bytes])
+            .and_then(|()| channel::hand_over(&self.channel, &fds))
+            .map_err(|error| self.lost(error))?;
         self.answer().map(drop)
     }
 
@@ -304,16 +303,13 @@ impl Restorer {
     }
 
     fn ask_with<P: AsRef<[u8]>>(&mut self, kind: Kind, parts: &[P]) -> Result<Reply> {
-        let pid = self.pid;
-        let talking = || format!("talking to restorer {pid}");
-        channel::send(&mut self.channel, kind, parts).context(talking)?;
+        channel::send(&mut self.channel, kind, parts).map_err(|error| self.lost(error))?;
         self.answer()
     }
 
     fn answer(&mut self) -> Result<Reply> {
-        let pid = self.pid;
-        let talking = || format!("talking to restorer {pid}");
-        match channel::receive_answer(&mut self.channel).context(talking)? {
+        let answer = channel::receive_answer(&mut self.channel);
+        match answer.map_err(|error| self.lost(error))? {
             reply @ (Reply::Done | Reply::Running(_) | Reply::Following(_)) => Ok(reply),
             Reply::Refused(why) => Err(Error::Refused(why)),
             Reply::Failed(why) => Err(Error::Kernel {

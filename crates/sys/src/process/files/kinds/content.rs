@@ -205,20 +205,29 @@ pub fn finish(fd: &OwnedFd, before: Option<&Content>, now: &Content) -> Result<(
 }
 
 fn write(fd: &OwnedFd, now: &Content, before: Option<&Content>) -> Result<(), FilesError> {
-    ftruncate(fd, now.size).at("ftruncate")?;
-    let file = File::from(fd.try_clone().at("dup")?);
+    let shown = shown(&now.form);
+    ftruncate(fd, now.size).at(shown)?;
+    let file = File::from(fd.try_clone().at(shown)?);
     let nothing = BTreeMap::new();
     let old = before.map_or(&nothing, |content| &content.chunks);
     for (offset, chunk) in old {
         if !now.chunks.contains_key(offset) && *offset < now.size {
             let length = chunk.0.len().min((now.size - offset) as usize);
-            file.write_all_at(&vec![0; length], *offset).at("pwrite")?;
+            file.write_all_at(&vec![0; length], *offset).at(shown)?;
         }
     }
     for (offset, chunk) in &now.chunks {
         if old.get(offset) != Some(chunk) {
-            file.write_all_at(&chunk.0, *offset).at("pwrite")?;
+            file.write_all_at(&chunk.0, *offset).at(shown)?;
         }
     }
     Ok(())
+}
+
+/// How what has no name is named where something is in its way.
+fn shown(form: &ContentForm) -> &str {
+    match form {
+        ContentForm::Memory { name, .. } => name,
+        ContentForm::Deleted { path } | ContentForm::Temporary { directory: path } => path,
+    }
 }
