@@ -15,6 +15,7 @@ mod numbered;
 mod obstacles;
 mod policy;
 mod privileges;
+mod served;
 mod session;
 mod units;
 mod waiting;
@@ -238,8 +239,18 @@ fn connections_that_nobody_has_accepted_survive_a_daemon() {
 }
 
 #[test]
-fn connections_go_on_when_a_daemon_dies_while_they_are_in_repair_mode() {
-    alone(|| clients::killed("repair"));
+fn clients_go_on_when_a_daemon_dies() {
+    alone(|| served::disturbed("served", &served::KILLS));
+}
+
+#[test]
+fn clients_go_on_when_a_daemon_dies_at_any_moment_of_a_freeze() {
+    alone(|| served::at_any_moment("served-any"));
+}
+
+#[test]
+fn clients_go_on_when_a_link_breaks() {
+    alone(|| served::disturbed("served-cut", &served::CUTS));
 }
 
 #[test]

@@ -7,7 +7,6 @@ use anyhow::{Context, Result, ensure};
 use holdfast_api::control::MigrationOutcome;
 use holdfast_bench::cluster::Family;
 use holdfast_bench::load::Load;
-use holdfast_sys::process::REAPER_NAME;
 
 use crate::clients::{CLIENTS, all_go_on, connected, pid, serving_by};
 use crate::faults::{ACCEPTOR, DONOR, nothing_is_written};
@@ -139,7 +138,9 @@ impl Served<'_> {
         world.wait("something of it is left", || {
             Ok(world.runs(ACCEPTOR, "echo")? == 0)
         })?;
-        world.wait("a restorer is left", || Ok(self.restorers()?.is_empty()))?;
+        world.wait("a restorer is left", || {
+            Ok(self.world.restorers(ACCEPTOR)?.is_empty())
+        })?;
         ensure!(world.runs(DONOR, "echo")? == 1, "it is not where it was");
         world.nothing_is_in_transit()
     }
@@ -155,7 +156,7 @@ impl Served<'_> {
         let id = self.world.begin(pid(self.folder)?, DONOR, ACCEPTOR)?;
         self.world
             .wait("it did not come so far", || Ok(!file.exists()))?;
-        let restorers = self.restorers()?;
+        let restorers = self.world.restorers(ACCEPTOR)?;
         ensure!(restorers.len() == 1, "{restorers:?}");
         let killed = std::process::Command::new("kill")
             .args(["-9", &restorers[0].to_string()])
@@ -164,19 +165,6 @@ impl Served<'_> {
         self.kept(id, &["its restorer was killed", "memory"])?;
         std::mem::replace(&mut self.datagrams, begin()).end("restorer killed");
         Ok(self)
-    }
-
-    /// Restorers of the acceptor, by the PIDs that the test sees.
-    fn restorers(&self) -> Result<Vec<i32>> {
-        let mut found = self.world.cluster.lab().processes(ACCEPTOR)?;
-        found.retain(|pid| {
-            let text = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
-            let said = |key: &str| text.lines().find_map(|line| line.strip_prefix(key));
-            // What it makes has its name at first, but is not first in its PID namespace.
-            let is_first = said("NSpid:").is_some_and(|pids| pids.ends_with("\t1"));
-            is_first && said("Name:\t") == Some(REAPER_NAME)
-        });
-        Ok(found)
     }
 
     /// A process of that host has its PID, which is no obstacle: it keeps it, in a namespace of its own.
