@@ -71,6 +71,7 @@ struct Served {
     world: World,
     folder: tempfile::TempDir,
     connections: Load,
+    datagrams: Datagrams,
     at: &'static str,
     to: &'static str,
     /// The daemon of the node where new clients come to has died since the server left it, so that nobody sends them on.
@@ -96,7 +97,7 @@ pub fn disturbed(name: &str, cases: &[Case]) -> Result<()> {
             served.at
         );
     }
-    served.connections.stop()
+    served.end(name)
 }
 
 /// A daemon is killed at a moment of the freeze that chance chooses, while many connections are read or restored.
@@ -134,7 +135,7 @@ pub fn at_any_moment(name: &str) -> Result<()> {
             served.at
         );
     }
-    served.connections.stop()
+    served.end(name)
 }
 
 impl Served {
@@ -144,6 +145,7 @@ impl Served {
         all_go_on(&world, &connections)?;
         Ok(Served {
             sockets: sockets(&world)?,
+            datagrams: Datagrams::start(&world.cluster, Family::V4, CLIENTS),
             world,
             folder,
             connections,
@@ -151,6 +153,13 @@ impl Served {
             to: "n3",
             forgotten: false,
         })
+    }
+
+    /// No byte was wrong, and no datagram came twice.
+    fn end(self, name: &str) -> Result<()> {
+        let counts = self.datagrams.end(name);
+        ensure!(counts.doubled == 0, "{counts:?}");
+        self.connections.stop()
     }
 
     fn node(&self, role: Role) -> &'static str {
@@ -229,6 +238,8 @@ impl Served {
         }
         self.forgotten = self.at != HOME && (self.forgotten || victims.contains(&HOME));
         all_go_on(&self.world, &self.connections).context("connections")?;
+        // Those that were on their way when something died are lost.
+        self.datagrams.all_answered_again();
         self.world.nothing_is_in_transit()?;
         let expected = usize::from(!self.world.residents(self.at)?.is_empty());
         let restorers = |node| self.world.restorers(node).map(|found| found.len());

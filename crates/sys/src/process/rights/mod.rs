@@ -1,7 +1,7 @@
 //! What a tree that comes may open at this machine.
 //!
 //! A donor says which files a tree has open, and is believed only as far as those go whose processes it may send: what none of
-//! them could open here themselves is refused. The kernel decides that, not we: a [`Deputy`] opens it, a process that is one of
+//! them could open here themselves is refused. The kernel decides that, not we: a deputy opens it, a process that is one of
 //! them. So there is no moment between looking and opening.
 
 mod deputy;
