@@ -60,7 +60,8 @@ pub fn text(cluster: &Cluster, node: &str) -> Result<String> {
     if spec.migration {
         let users = Value::Array(vec![0.into()]);
         let paths = Value::Array(vec!["/".into()]);
-        let migration = table([("enabled", true.into()), ("users", users), ("paths", paths)]);
+        let mut migration = table([("enabled", true.into()), ("users", users), ("paths", paths)]);
+        migration.extend(spec.migration_policy.clone());
         whole.insert("migration".into(), migration.into());
     }
     Ok(toml::to_string(&whole)?)

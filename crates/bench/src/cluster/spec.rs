@@ -59,6 +59,8 @@ pub struct ClusterSpec {
     pub daemon_environment: BTreeMap<String, String>,
     /// Daemons move processes of any user and program.
     pub migration: bool,
+    /// What `[migration]` says instead, by key.
+    pub migration_policy: toml::Table,
     /// Daemons and server programs run with real-time priority, where that is allowed.
     pub realtime: bool,
     /// The daemons' log filter.
@@ -83,6 +85,7 @@ impl ClusterSpec {
             clock_shift: BTreeMap::new(),
             daemon_environment: BTreeMap::new(),
             migration: false,
+            migration_policy: toml::Table::new(),
             realtime: false,
             log: "info".into(),
             program_log: "info".into(),

@@ -20,6 +20,7 @@ use holdfast_api::control::{
 use serde::Serialize;
 
 use crate::cluster::Cluster;
+pub use counts::of_host;
 use stats::{Quantiles, microseconds};
 
 /// The connections move between these two; the holder is a third node, so every frame takes its full way.

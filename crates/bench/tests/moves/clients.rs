@@ -1,5 +1,6 @@
 //! A server that knows nothing of moves goes round while clients talk to it.
 
+use std::cell::Cell;
 use std::net::SocketAddr;
 use std::process::Stdio;
 use std::time::Duration;
@@ -8,15 +9,20 @@ use anyhow::{Context, Result, ensure};
 use holdfast_api::Protocol;
 use holdfast_api::control::{MigrationOutcome, MigrationStatus, SocketsWay};
 use holdfast_bench::cluster::{Cluster, ClusterSpec, Family, Service};
+use holdfast_bench::handoff::of_host;
 use holdfast_bench::load::{Load, connect, interval};
 
 use crate::common::PORT;
-use crate::faults::nothing_is_written;
 use crate::numbered::Datagrams;
 use crate::world::{World, compile};
 
 /// Clients with datagrams, and connections.
 pub const CLIENTS: usize = 8;
+
+/// A kernel sends a tail-loss probe after this at the earliest (4.1 ms, measured).
+const PROBE_MIN: Duration = Duration::from_millis(4);
+/// And after this it sends again what nobody has acknowledged (`TCP_RTO_MIN`).
+const TIMEOUT_MIN: Duration = Duration::from_millis(200);
 
 /// For how long a move is held up before the freeze: long enough to connect.
 const LATE_MS: u32 = 300;
@@ -28,6 +34,15 @@ pub fn serving(name: &str) -> Result<(World, tempfile::TempDir)> {
 
 /// The same over one family.
 pub fn serving_over(name: &str, family: Family) -> Result<(World, tempfile::TempDir)> {
+    serving_by(name, family, ("", "</dev/null"))
+}
+
+/// The same of a server with this in front of its command and behind it, for a shell.
+pub fn serving_by(
+    name: &str,
+    family: Family,
+    (before, behind): (&str, &str),
+) -> Result<(World, tempfile::TempDir)> {
     let mut spec = ClusterSpec::new(format!("m-{name}-{}", std::process::id()));
     spec.migration = true;
     spec.daemon_environment = [("HOLDFAST_TEST_FAULTS".to_owned(), "1".to_owned())].into();
@@ -46,11 +61,10 @@ pub fn serving_over(name: &str, family: Family) -> Result<(World, tempfile::Temp
     let address = world.cluster.service_address(family).to_string();
     let mut command = world.cluster.lab().command("n2")?;
     command
-        .args([
-            "sh",
-            "-c",
-            "setsid \"$0\" \"$@\" </dev/null >/dev/null 2>&1 &",
-        ])
+        .args(["sh", "-c"])
+        .arg(format!(
+            "{before} setsid \"$0\" \"$@\" {behind} >/dev/null 2>&1 &"
+        ))
         .arg(compile("echo")?)
         .args([address, PORT.to_string()])
         .arg(folder.path().join("pid"));
@@ -66,7 +80,11 @@ pub fn pid(folder: &tempfile::TempDir) -> Result<i32> {
 }
 
 /// Moves the server round, its sockets in each way once, and looks at clients after each move.
-fn round(world: &World, folder: &tempfile::TempDir, well: impl Fn() -> Result<()>) -> Result<()> {
+fn round(
+    world: &World,
+    folder: &tempfile::TempDir,
+    well: impl Fn(&MigrationStatus) -> Result<()>,
+) -> Result<()> {
     let mut pid = pid(folder)?;
     for (from, to, way) in [
         ("n2", "n3", SocketsWay::Incremental),
@@ -82,7 +100,7 @@ fn round(world: &World, folder: &tempfile::TempDir, well: impl Fn() -> Result<()
             status.freeze_us, status.freeze_bytes, status.phases_us
         );
         steps_are_told(&status);
-        well().with_context(|| format!("after the move from {from} to {to}, {way:?}"))?;
+        well(&status).with_context(|| format!("after the move from {from} to {to}, {way:?}"))?;
         world.wait("it is left", || Ok(world.residents(from)?.is_empty()))?;
         let residents = world.residents(to)?;
         ensure!(residents.len() == 1, "{residents:?}");
@@ -105,7 +123,7 @@ pub fn datagrams(name: &str) -> Result<()> {
     let (world, folder) = serving(name)?;
     let load = Datagrams::start(&world.cluster, Family::V4, CLIENTS);
     load.all_answered_again();
-    round(&world, &folder, || {
+    round(&world, &folder, |_| {
         load.all_answered_again();
         let new = Datagrams::start(&world.cluster, Family::V4, CLIENTS);
         new.all_answered_again();
@@ -118,19 +136,77 @@ pub fn datagrams(name: &str) -> Result<()> {
     Ok(())
 }
 
-/// No byte of a connection is wrong, and none ends.
+/// No byte of a connection is wrong, none ends, and what came meanwhile need not be sent again.
 pub fn connections(name: &str) -> Result<()> {
     let (world, folder) = serving(name)?;
     let load = connected(&world, CLIENTS)?;
     all_go_on(&world, &load)?;
-    round(&world, &folder, || {
+    let again = Again::begin(&world)?;
+    round(&world, &folder, |status| {
         all_go_on(&world, &load)?;
+        again.judge(status)?;
         // New clients find it too: the weights name the node where it began.
         let new = connected(&world, CLIENTS).context("new clients")?;
         all_go_on(&world, &new).context("new clients")?;
-        new.stop()
+        new.stop()?;
+        again.begin_again()
     })?;
+    ensure!(
+        again.clean.get() > 0,
+        "in each move something was sent again"
+    );
     load.stop()
+}
+
+/// What the clients' kernel has sent again.
+struct Again<'a> {
+    world: &'a World,
+    /// Retransmissions and timeouts at the beginning of a move.
+    before: Cell<[u64; 2]>,
+    /// Moves without any.
+    clean: Cell<u32>,
+}
+
+impl Again<'_> {
+    fn begin(world: &World) -> Result<Again<'_>> {
+        let again = Again {
+            world,
+            before: Cell::default(),
+            clean: Cell::default(),
+        };
+        again.begin_again()?;
+        Ok(again)
+    }
+
+    fn begin_again(&self) -> Result<()> {
+        self.before.set(self.counts()?);
+        Ok(())
+    }
+
+    fn counts(&self) -> Result<[u64; 2]> {
+        let values = of_host(self.world.cluster.lab(), "c1")?;
+        let of = |name: &str| values.get(name).copied().context("no such count");
+        Ok([of("Tcp.RetransSegs")?, of("TcpExt.TCPTimeouts")?])
+    }
+
+    /// A packet that was lost is sent again, however short the freeze was: in no move can that be said of every one. What was held is not,
+    /// unless it was held for longer than the kernel waits; and then once, by a probe.
+    fn judge(&self, status: &MigrationStatus) -> Result<()> {
+        let (before, now) = (self.before.get(), self.counts()?);
+        let [again, timeouts] = [0, 1].map(|at| now[at] - before[at]);
+        let freeze = Duration::from_secs_f64(status.freeze_us.unwrap_or_default() / 1e6);
+        eprintln!("{again} sent again, {timeouts} timeouts in a freeze of {freeze:?}");
+        if again == 0 {
+            self.clean.set(self.clean.get() + 1);
+        }
+        let connections = CLIENTS as u64;
+        let allowed = if freeze < PROBE_MIN { 0 } else { connections };
+        ensure!(
+            freeze >= TIMEOUT_MIN || (again <= allowed && timeouts == 0),
+            "{again} segments were sent again, {timeouts} after a timeout, in a freeze of {freeze:?}"
+        );
+        Ok(())
+    }
 }
 
 /// Connections that exchange messages all the time.
@@ -170,38 +246,6 @@ pub fn late(name: &str) -> Result<()> {
         load.stop()?;
     }
     Ok(())
-}
-
-/// Daemons die while connections are in repair mode: clients go on, wherever the server is.
-pub fn killed(name: &str) -> Result<()> {
-    let (world, folder) = serving(name)?;
-    let load = connected(&world, CLIENTS)?;
-    let (mut at, mut to) = ("n2", "n3");
-    let mut pid = pid(&folder)?;
-    for (command, donors, way) in [
-        ("move-freeze after", true, SocketsWay::Collective),
-        ("move-restore after", false, SocketsWay::Collective),
-        ("move-go before", false, SocketsWay::Incremental),
-        ("move-release before", true, SocketsWay::Incremental),
-    ] {
-        let victim = if donors { at } else { to };
-        let before = world.cluster.daemon_starts(victim);
-        let file = world.cluster.run_file(victim, "fault")?;
-        std::fs::write(&file, format!("{command} die"))?;
-        world.begin_by(pid, at, to, way)?;
-        world.wait("the daemon did not die", || {
-            Ok(world.cluster.daemon_starts(victim) > before)
-        })?;
-        world.cluster.wait_ready()?;
-        all_go_on(&world, &load).with_context(|| format!("{command}, {at} to {to}"))?;
-        world.wait("something is written down", || nothing_is_written(&world))?;
-        if let [resident] = &world.residents(to)?[..] {
-            pid = resident.pid;
-            (at, to) = (to, at);
-        }
-        eprintln!("{command}: it is on {at}");
-    }
-    load.stop()
 }
 
 /// Freezes with as many connections as `HOLDFAST_CONNECTIONS` says (1,024), in each way.

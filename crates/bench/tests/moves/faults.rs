@@ -11,10 +11,10 @@ pub const ACCEPTOR: &str = "n3";
 pub const HOLDER: &str = "n1";
 
 /// How long a daemon waits at a step until it is disturbed: longer than it takes to disturb it.
-const PAUSE_MS: u32 = 600;
+pub const PAUSE_MS: u32 = 600;
 
 /// How long a link stays cut: longer than a transfer may take, so that both sides give up.
-const CUT: Duration = Duration::from_millis(1500);
+pub const CUT: Duration = Duration::from_millis(1500);
 
 /// What happens.
 #[derive(Clone, Copy, Debug)]

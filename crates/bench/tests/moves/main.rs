@@ -12,6 +12,10 @@ mod loaded;
 #[path = "../udp/numbered.rs"]
 #[allow(dead_code, reason = "a part is used")]
 mod numbered;
+mod obstacles;
+mod policy;
+mod privileges;
+mod served;
 mod session;
 mod units;
 mod waiting;
@@ -20,7 +24,6 @@ mod world;
 use std::sync::{Mutex, PoisonError};
 
 use anyhow::{Result, ensure};
-use holdfast_api::control::MigrationOutcome;
 use holdfast_bench::cluster::Family;
 use holdfast_bench::migrate::topology;
 
@@ -184,26 +187,29 @@ fn the_control_group_of_a_unit_that_does_not_come_is_left_alone() {
     in_world("unit-stays", units::stay);
 }
 
-/// The node that takes a process decides who may come.
 #[test]
 fn a_user_that_is_not_listed_stays() {
-    in_world("policy", |world| {
-        let nobody = [
-            "setpriv",
-            "--reuid=65534",
-            "--regid=65534",
-            "--clear-groups",
-        ];
-        let counter = world.start_by("n2", &nobody)?;
-        let id = world.begin(world.pid_on("n2", &counter)?, "n2", "n3")?;
-        let status = world.ended("n2", id)?;
-        let MigrationOutcome::Kept { reason } = &status.outcome else {
-            anyhow::bail!("it came: {status:?}");
-        };
-        ensure!(reason.contains("user 65534"), "{reason}");
-        world.goes_on(&counter, "n2")?;
-        world.end(&counter)
-    });
+    in_world("policy", policy::a_user);
+}
+
+#[test]
+fn what_a_process_has_open_its_users_could_open() {
+    alone(policy::files);
+}
+
+#[test]
+fn a_family_of_sockets_that_is_not_listed_stays() {
+    alone(policy::family);
+}
+
+#[test]
+fn what_stands_in_the_way_at_the_acceptor_is_named() {
+    alone(|| obstacles::refused("obstacles"));
+}
+
+#[test]
+fn the_daemon_has_the_capabilities_that_are_documented() {
+    alone(privileges::as_documented);
 }
 
 #[test]
@@ -233,8 +239,18 @@ fn connections_that_nobody_has_accepted_survive_a_daemon() {
 }
 
 #[test]
-fn connections_go_on_when_a_daemon_dies_while_they_are_in_repair_mode() {
-    alone(|| clients::killed("repair"));
+fn clients_go_on_when_a_daemon_dies() {
+    alone(|| served::disturbed("served", &served::KILLS));
+}
+
+#[test]
+fn clients_go_on_when_a_daemon_dies_at_any_moment_of_a_freeze() {
+    alone(|| served::at_any_moment("served-any"));
+}
+
+#[test]
+fn clients_go_on_when_a_link_breaks() {
+    alone(|| served::disturbed("served-cut", &served::CUTS));
 }
 
 #[test]

@@ -14,9 +14,13 @@ use holdfast_api::control::{
 };
 use holdfast_bench::cluster::{Cluster, ClusterSpec, LATE_MAX, was_late};
 use holdfast_lab::Topology;
+use holdfast_sys::process::REAPER_NAME;
 
 /// Whatever is waited for; the machine may be very busy.
 const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Before this a daemon does not give up what an earlier one left, if nobody tells it what became of that.
+const GIVEN_UP: Duration = Duration::from_secs(20);
 
 /// How often is looked.
 const LOOK: Duration = Duration::from_millis(10);
@@ -252,12 +256,52 @@ impl World {
         Ok(processes.into_iter().filter(is_it).count())
     }
 
+    /// Restorers of a node, by the PIDs that the test sees.
+    pub fn restorers(&self, node: &str) -> Result<Vec<i32>> {
+        let mut found = self.cluster.lab().processes(node)?;
+        found.retain(|pid| {
+            let text = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+            let said = |key: &str| text.lines().find_map(|line| line.strip_prefix(key));
+            // What it makes has its name at first, but is not first in its PID namespace.
+            let is_first = said("NSpid:").is_some_and(|pids| pids.ends_with("\t1"));
+            is_first && said("Name:\t") == Some(REAPER_NAME)
+        });
+        Ok(found)
+    }
+
+    /// Waits until no node holds packets, or has a flow between two.
+    pub fn nothing_is_in_transit(&self) -> Result<()> {
+        for node in self.cluster.nodes() {
+            let control = self.cluster.control_blocking(&node)?;
+            let busy = |line: &&str| {
+                line.starts_with("holdfast_hold_slots ")
+                    || line.starts_with("holdfast_flows_in_transit{")
+            };
+            let mut last = String::new();
+            self.wait_for(GIVEN_UP, "something is held or in transit", || {
+                last = control.run(async |client| client.metrics().await)?;
+                Ok(last.lines().filter(busy).all(|line| line.ends_with(" 0")))
+            })
+            .with_context(|| last.lines().filter(busy).collect::<Vec<_>>().join("; "))
+            .with_context(|| node.clone())?;
+        }
+        Ok(())
+    }
+
     /// Waits for a condition.
     pub fn wait(&self, else_what: &str, condition: impl FnMut() -> Result<bool>) -> Result<()> {
-        let mut condition = condition;
+        self.wait_for(PATIENCE, else_what, condition)
+    }
+
+    fn wait_for(
+        &self,
+        limit: Duration,
+        else_what: &str,
+        mut condition: impl FnMut() -> Result<bool>,
+    ) -> Result<()> {
         let began = Instant::now();
         while !condition()? {
-            ensure!(began.elapsed() < PATIENCE, "{else_what}");
+            ensure!(began.elapsed() < limit, "{else_what}");
             std::thread::sleep(LOOK);
         }
         Ok(())
@@ -277,6 +321,11 @@ impl Counter {
         let mut name = self.file.clone().into_os_string();
         name.push(".end");
         name.into()
+    }
+
+    /// Which program it is.
+    pub fn program(&self) -> &'static str {
+        self.program
     }
 
     pub fn last(&self) -> Result<Count> {

@@ -1,5 +1,7 @@
 //! From the raw file to a [`Config`]: references resolved, defaults filled in, contradictions refused.
 
+mod migration;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
 use std::ops::Range;
@@ -10,12 +12,11 @@ use holdfast_wire::{NodeId, Protocol};
 use toml::Spanned;
 
 use super::raw::{
-    Raw, RawChannel, RawGroup, RawMigration, RawNode, RawPeer, RawPlacement, RawProtocol, RawReach,
-    RawService,
+    Raw, RawChannel, RawGroup, RawNode, RawPeer, RawPlacement, RawProtocol, RawReach, RawService,
 };
 use super::{
     AppConfig, ChannelConfig, Config, ConfigError, DEFAULT_PORT, GroupConfig, LogConfig,
-    MigrationConfig, NodeConfig, Peer, Placement, Reach, Service,
+    NodeConfig, Peer, Placement, Reach, Service,
 };
 
 const NAME_LENGTH_MAX: usize = 40;
@@ -278,19 +279,6 @@ impl<'a> Check<'a> {
             ping_interval: Duration::from_millis(ping_ms),
             dead_after: Duration::from_millis(dead_ms),
             queue_bytes: queue_mib as usize * 1024 * 1024,
-        })
-    }
-
-    fn migration(&self, raw: RawMigration) -> Result<MigrationConfig, ConfigError> {
-        if let Some(path) = raw.paths.iter().find(|path| !path.get_ref().is_absolute()) {
-            let problem = format!("{} is not an absolute path", path.get_ref().display());
-            return Err(self.fail(path, problem, "name a directory from the root on"));
-        }
-        Ok(MigrationConfig {
-            enabled: raw.enabled,
-            users: raw.users,
-            groups: raw.groups,
-            paths: raw.paths.into_iter().map(Spanned::into_inner).collect(),
         })
     }
 

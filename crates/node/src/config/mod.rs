@@ -182,6 +182,45 @@ pub struct MigrationConfig {
     pub groups: BTreeSet<u32>,
     /// They may run programs in these directories, or below them.
     pub paths: Vec<PathBuf>,
+    /// They may have open what is in these directories, or below them, though their users could not open it.
+    pub files: Vec<PathBuf>,
+    /// They may have sockets of these families.
+    pub families: BTreeSet<SocketFamily>,
+}
+
+/// A family of sockets.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, serde::Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum SocketFamily {
+    /// TCP and UDP over IPv4.
+    Ipv4,
+    /// The same over IPv6, also with addresses of IPv4.
+    Ipv6,
+    /// Unix sockets, also those between processes that come together.
+    Unix,
+    /// Netlink.
+    Netlink,
+}
+
+impl SocketFamily {
+    /// Every family.
+    pub const ALL: [SocketFamily; 4] = [
+        SocketFamily::Ipv4,
+        SocketFamily::Ipv6,
+        SocketFamily::Unix,
+        SocketFamily::Netlink,
+    ];
+}
+
+impl std::fmt::Display for SocketFamily {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            SocketFamily::Ipv4 => "ipv4",
+            SocketFamily::Ipv6 => "ipv6",
+            SocketFamily::Unix => "unix",
+            SocketFamily::Netlink => "netlink",
+        })
+    }
 }
 
 /// `[log]`: form and filter of the log.

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use serde::Deserialize;
 use toml::Spanned;
 
-use super::{LogFormat, TlsConfig};
+use super::{LogFormat, SocketFamily, TlsConfig};
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -150,6 +150,10 @@ pub(super) struct RawMigration {
     pub groups: BTreeSet<u32>,
     #[serde(default)]
     pub paths: Vec<Spanned<PathBuf>>,
+    #[serde(default)]
+    pub files: Vec<Spanned<PathBuf>>,
+    /// All, where it is left out.
+    pub families: Option<BTreeSet<SocketFamily>>,
 }
 
 #[derive(Deserialize, Default)]

@@ -243,3 +243,20 @@ fn mutated_text_is_refused_or_read() {
     }
     assert!(good > 100 && bad > 100, "{good} read, {bad} refused");
 }
+
+#[test]
+fn what_processes_that_come_may_have_is_checked() {
+    let config = parse(EXAMPLE).unwrap().migration;
+    assert_eq!(config.files, [Path::new("/var/log/game")]);
+    assert_eq!(
+        config.families,
+        [SocketFamily::Ipv4, SocketFamily::Ipv6].into()
+    );
+    let left_out = EXAMPLE.replacen("families = ", "# families = ", 1);
+    let config = parse(&left_out).unwrap().migration;
+    assert_eq!(config.families, SocketFamily::ALL.into());
+    let error = broken("\"ipv6\"]", "\"ipx\"]");
+    assert_at(&error, "migration.families", "ipx");
+    let error = broken("files = [\"/var", "files = [\"var");
+    assert_at(&error, "migration.files", "not an absolute path");
+}

@@ -172,6 +172,10 @@ impl Engine {
         let until = self.now() + COME_BACK;
         match self.recovered.get_mut(flow) {
             Some(of) => {
+                // Nothing will be held for it any more.
+                if verdict == Verdict::Cancelled {
+                    self.slots.give_back(std::mem::take(&mut of.slot));
+                }
                 of.verdict = Some(verdict);
                 of.until = Some(until);
                 true

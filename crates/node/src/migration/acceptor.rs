@@ -305,7 +305,8 @@ impl Taking {
             let offsets = offsets(clocks);
             let program = Path::new(PROGRAM);
             let restorer = Restorer::start_adoptable(program, &[RESTORER], offsets, &back);
-            let restorer = restorer.map_err(text)?;
+            let mut restorer = restorer.map_err(text)?;
+            restorer.rights(self.policy.rights()).map_err(text)?;
             let held = Held::of(restorer.pid()).map_err(text)?;
             self.record.write(&Entry::Restorer(held))?;
             self.held = Some(held);

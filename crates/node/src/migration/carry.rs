@@ -228,10 +228,12 @@ impl Moves {
 
     fn build(&mut self, token: Token, id: MoveId, offer: &Offer) -> Now {
         let failed = |why| Some(Results::Built(Err(why)));
-        let Description { name, group, .. } = match Description::decode(&offer.description) {
+        let description = match Description::decode(&offer.description) {
             Ok(description) => description,
             Err(why) => return failed(why),
         };
+        let policy = self.policy.of(&description);
+        let Description { name, group, .. } = description;
         let came = Came {
             name,
             hops: offer.hops,
@@ -248,7 +250,7 @@ impl Moves {
         }
         let group = group.map(|group| (self.groups.clone(), group));
         let back = self.records.way_back(id);
-        let (policy, teller) = (self.policy.clone(), self.teller.clone());
+        let teller = self.teller.clone();
         let of = (came, group, self.hurries);
         match Acceptor::start(id, policy, (record, back), of, teller) {
             Ok(acceptor) => self.acceptors.insert(id, acceptor),

@@ -7,12 +7,14 @@ use std::collections::BTreeSet;
 use std::path::Path;
 
 use holdfast_sys::cgroup::Group;
+use holdfast_sys::process::files::image::Kind;
 use holdfast_sys::process::image::{Descriptors, Frozen, Tree};
 use holdfast_sys::process::procfs::Status;
+use holdfast_sys::process::rights::{Identity, Rights};
 use serde::{Deserialize, Serialize};
 
 use super::places::Addresses;
-use crate::config::MigrationConfig;
+use crate::config::{MigrationConfig, SocketFamily};
 
 /// What a donor says of a process before it sends any of it.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -21,6 +23,8 @@ pub(super) struct Description {
     pub(super) name: String,
     /// Whose its processes are.
     pub(super) users: BTreeSet<u32>,
+    /// As who they open files.
+    pub(super) identities: BTreeSet<Identity>,
     /// The programs that they run.
     pub(super) programs: BTreeSet<String>,
     /// The control group that goes along: a unit's.
@@ -34,6 +38,11 @@ impl Description {
         for pid in pids {
             if let Ok(status) = Status::read(*pid, *pid) {
                 description.users.extend(status.uids);
+                description.identities.insert(Identity {
+                    user: status.uids[3],
+                    group: status.gids[3],
+                    groups: status.groups,
+                });
             }
             if let Ok(program) = std::fs::read_link(format!("/proc/{pid}/exe")) {
                 let program = program.to_string_lossy().into_owned();
@@ -67,6 +76,8 @@ pub(super) fn name_of(pid: i32) -> String {
 pub(super) struct Policy {
     config: MigrationConfig,
     addresses: Addresses,
+    /// What the process that comes may open.
+    rights: Rights,
 }
 
 impl Policy {
@@ -74,12 +85,60 @@ impl Policy {
         Policy {
             config: config.clone(),
             addresses,
+            rights: Rights::Of {
+                whose: BTreeSet::new(),
+                files: Vec::new(),
+            },
         }
     }
 
-    /// Whether the sockets that were sent may come: at addresses of the group, and no others.
+    /// For a process that was offered so, and not refused: it may open what those of its users could. Where root's processes may
+    /// come nothing is gained by asking: one of them could open everything.
+    pub(super) fn of(&self, description: &Description) -> Policy {
+        let rights = match self.config.users.contains(&0) {
+            true => Rights::All,
+            false => Rights::Of {
+                whose: description.identities.clone(),
+                files: self.config.files.clone(),
+            },
+        };
+        Policy {
+            rights,
+            ..self.clone()
+        }
+    }
+
+    /// What the process that comes may open.
+    pub(super) fn rights(&self) -> &Rights {
+        &self.rights
+    }
+
+    /// Whether the sockets that were sent may come: of the families that are listed, at addresses of the group, and no others.
     pub(super) fn check_sockets(&self, found: &Descriptors) -> Result<(), String> {
+        let internet = |is_v6: bool| match is_v6 {
+            true => SocketFamily::Ipv6,
+            false => SocketFamily::Ipv4,
+        };
+        for file in found.files.new_ones() {
+            match &file.kind {
+                Kind::Unix(_) => self.family(SocketFamily::Unix)?,
+                Kind::Netlink(_) => self.family(SocketFamily::Netlink)?,
+                _ => {}
+            }
+        }
+        for socket in found.sockets.values() {
+            self.family(internet(socket.is_v6()))?;
+        }
         self.addresses.check(found)
+    }
+
+    fn family(&self, family: SocketFamily) -> Result<(), String> {
+        match self.config.families.contains(&family) {
+            true => Ok(()),
+            false => Err(format!(
+                "it has a socket of family {family}, which is not in its list [migration] families"
+            )),
+        }
     }
 
     /// Why a process that is offered is not taken; empty if it is.
@@ -88,8 +147,16 @@ impl Policy {
             let text = "it takes no processes: [migration] enabled is not set in its configuration";
             return vec![text.to_owned()];
         }
-        let users = description.users.iter();
-        let mut refusals: Vec<String> = users.filter_map(|user| self.user(*user).err()).collect();
+        let identities = &description.identities;
+        let mut users = description.users.clone();
+        users.extend(identities.iter().map(|who| who.user));
+        let users = users.into_iter();
+        let mut refusals: Vec<String> = users.filter_map(|user| self.user(user).err()).collect();
+        let of_groups = |who: &Identity| {
+            let groups = std::iter::once(&who.group).chain(&who.groups);
+            self.groups(groups).err()
+        };
+        refusals.extend(identities.iter().filter_map(of_groups));
         let programs = description.programs.iter();
         refusals.extend(programs.filter_map(|program| self.program(Path::new(program)).err()));
         refusals.extend(too_large(memory));
@@ -118,13 +185,8 @@ impl Policy {
         for thread in threads.flat_map(|process| &process.threads) {
             let who = &thread.credentials;
             who.uids.iter().try_for_each(|user| self.user(*user))?;
+            self.groups(who.gids.iter().chain(&who.groups))?;
             let root = self.config.users.contains(&0);
-            let mut groups = who.gids.iter().chain(&who.groups);
-            if let Some(group) = groups.find(|group| !root && !self.config.groups.contains(group)) {
-                return Err(format!(
-                    "group {group} is not in its list [migration] groups of those whose processes may come"
-                ));
-            }
             // Permitted, effective and ambient ones; the inheritable and the bounding set give nothing by themselves.
             let [_, permitted, effective, _, ambient] = who.capabilities;
             if !root && (permitted | effective | ambient) != 0 {
@@ -135,6 +197,16 @@ impl Policy {
             }
         }
         Ok(())
+    }
+
+    fn groups<'a>(&self, mut groups: impl Iterator<Item = &'a u32>) -> Result<(), String> {
+        let root = self.config.users.contains(&0);
+        match groups.find(|group| !root && !self.config.groups.contains(group)) {
+            None => Ok(()),
+            Some(group) => Err(format!(
+                "group {group} is not in its list [migration] groups of those whose processes may come"
+            )),
+        }
     }
 
     fn user(&self, user: u32) -> Result<(), String> {
@@ -177,91 +249,4 @@ fn too_large(memory: u64) -> Option<String> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn policy(enabled: bool) -> Policy {
-        let config = MigrationConfig {
-            enabled,
-            users: BTreeSet::from([1000]),
-            groups: BTreeSet::from([100]),
-            paths: vec!["/usr/games".into()],
-        };
-        Policy::new(&config, Addresses::default())
-    }
-
-    fn game(user: u32, program: &str) -> Description {
-        Description {
-            name: "game".into(),
-            users: BTreeSet::from([user]),
-            programs: BTreeSet::from([program.to_owned()]),
-            group: None,
-        }
-    }
-
-    #[test]
-    fn only_what_is_allowed_comes() {
-        let allowed = game(1000, "/usr/games/server");
-        assert_eq!(policy(true).refusals(&allowed, 1), Vec::<String>::new());
-        assert_eq!(policy(false).refusals(&allowed, 1).len(), 1);
-        for (user, program, why) in [
-            (0, "/usr/games/server", "user 0"),
-            (1000, "/usr/gamesome/server", "/usr/gamesome"),
-            (1000, "/usr/games/../bin/sh", "/usr/games/../bin/sh"),
-        ] {
-            let refusals = policy(true).refusals(&game(user, program), 1);
-            assert_eq!(refusals.len(), 1, "{refusals:?}");
-            assert!(refusals[0].contains(why), "{refusals:?}");
-        }
-        let refusals = policy(true).refusals(&allowed, u64::MAX);
-        assert!(refusals[0].contains("MiB"), "{refusals:?}");
-    }
-
-    #[test]
-    fn what_is_sent_is_looked_at_again() {
-        use holdfast_sys::process::image::{BackingFile, FrozenProcess, FrozenThread, Process};
-        let tree = |path: &str| Tree {
-            processes: vec![Process::default()],
-            files: vec![BackingFile {
-                path: path.into(),
-                ..BackingFile::default()
-            }],
-            ..Tree::default()
-        };
-        assert_eq!(policy(true).check_tree(&tree("/usr/games/server")), Ok(()));
-        assert!(policy(true).check_tree(&tree("/bin/sh")).is_err());
-        let frozen = |uids: [u32; 4], group: u32, permitted: u64| {
-            let mut thread = FrozenThread::default();
-            thread.credentials.uids = uids;
-            thread.credentials.gids = [100; 4];
-            thread.credentials.groups = vec![group];
-            thread.credentials.capabilities[1] = permitted;
-            let process = FrozenProcess {
-                threads: vec![thread],
-                ..FrozenProcess::default()
-            };
-            Frozen {
-                processes: vec![Some(process)],
-            }
-        };
-        assert_eq!(
-            policy(true).check_frozen(&frozen([1000; 4], 100, 0)),
-            Ok(())
-        );
-        assert!(
-            policy(true)
-                .check_frozen(&frozen([1000, 1000, 0, 1000], 100, 0))
-                .is_err()
-        );
-        assert!(
-            policy(true)
-                .check_frozen(&frozen([1000; 4], 42, 0))
-                .is_err()
-        );
-        assert!(
-            policy(true)
-                .check_frozen(&frozen([1000; 4], 100, 1 << 12))
-                .is_err()
-        );
-    }
-}
+mod tests;

@@ -2,6 +2,8 @@
 
 use super::error::{Context, Error, Result};
 use super::image::BackingFile;
+use super::rights::Opener;
+use rustix::fs::OFlags;
 use sha2::{Digest, Sha256};
 use std::ffi::OsStr;
 use std::fs::File;
@@ -38,10 +40,12 @@ pub(crate) fn of_file(path: &[u8], file: &File) -> Result<BackingFile> {
 ///
 /// # Errors
 /// [`Error::Refused`], with the path, if it is missing or differs.
-pub(crate) fn open_same(wanted: &BackingFile) -> Result<File> {
+pub(crate) fn open_same(wanted: &BackingFile, opener: &mut Opener) -> Result<File> {
     let path = std::path::Path::new(OsStr::from_bytes(&wanted.path));
     let refused = |why: String| Error::Refused(format!("{}: {why}", path.display()));
-    let file = File::open(path).map_err(|error| refused(error.to_string()))?;
+    let file = opener.open(path, OFlags::RDONLY);
+    let file = file.map_err(|error| Error::Refused(opener.why_not(path, &error)))?;
+    let file = File::from(file);
     let kind = file
         .metadata()
         .map_err(|error| refused(error.to_string()))?;
@@ -146,12 +150,14 @@ mod tests {
         let path = program.as_os_str().as_bytes();
         let of_program = of_file(path, &File::open(&program).expect("opens")).expect("reads");
         assert!(!of_program.build_id.is_empty() && of_program.digest.is_empty());
-        open_same(&of_program).expect("the same");
+        open_same(&of_program, &mut Opener::default()).expect("the same");
         let other = BackingFile {
             size: of_program.size + 1,
             ..of_program
         };
-        let refusal = open_same(&other).expect_err("differs").to_string();
+        let refusal = open_same(&other, &mut Opener::default())
+            .expect_err("differs")
+            .to_string();
         assert!(refusal.contains(&*program.to_string_lossy()), "{refusal}");
 
         let folder = tempfile();
@@ -170,7 +176,10 @@ mod tests {
             .expect("creates")
             .write_all(b"two")
             .expect("writes");
-        assert!(matches!(open_same(&of_text), Err(Error::Refused(_))));
+        assert!(matches!(
+            open_same(&of_text, &mut Opener::default()),
+            Err(Error::Refused(_))
+        ));
         std::fs::remove_dir_all(folder).expect("removed");
     }
 

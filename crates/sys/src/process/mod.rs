@@ -24,6 +24,7 @@ pub mod inspect;
 pub mod procfs;
 #[cfg(target_arch = "x86_64")]
 mod ranges;
+pub mod rights;
 pub mod sockets;
 #[cfg(target_arch = "x86_64")]
 mod system_v;

@@ -9,6 +9,9 @@ use std::time::{Duration, Instant};
 /// How long anything may take on a busy machine.
 const LIMIT: Duration = Duration::from_secs(30);
 
+/// How often a tree is looked at whose processes come and go: enough that some end meanwhile.
+const LOOKS: usize = 500;
+
 /// What the program `blocked` does, and what must be said.
 const CASES: [(&str, &str); 26] = [
     ("io_uring", "anon_inode:[io_uring]"),
@@ -38,6 +41,33 @@ const CASES: [(&str, &str); 26] = [
     ("first_thread", "first thread has ended"),
     ("outsider", "which would stay behind"),
 ];
+
+/// A process that ends while it is looked at is no obstacle, whatever of it is gone by then.
+#[test]
+fn children_that_end_meanwhile_do_not_hide() {
+    let forks = "while :; do (:); (:) & (:) & wait; done";
+    let mut shell = std::process::Command::new("sh")
+        .args(["-c", forks])
+        .spawn()
+        .expect("a shell");
+    let root = shell.id() as i32;
+    let looks = (0..LOOKS).map(|_| inspect(root).expect("looks"));
+    let hides = |blocker: &holdfast_sys::process::inspect::Blocker| {
+        matches!(blocker.obstacle, Obstacle::Hidden(_))
+    };
+    let hidden: Vec<_> = looks
+        .flat_map(|report| report.blockers)
+        .filter(hides)
+        .collect();
+    shell.kill().expect("killed");
+    shell.wait().expect("ended");
+    assert!(
+        hidden.is_empty(),
+        "{} of {LOOKS}: {:?}",
+        hidden.len(),
+        hidden[0]
+    );
+}
 
 #[test]
 fn what_cannot_move_is_named() {

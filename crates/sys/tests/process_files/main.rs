@@ -7,6 +7,7 @@ mod files;
 mod harness;
 mod image;
 mod listing;
+mod rights;
 mod sets;
 mod sockets;
 mod tables;

@@ -44,6 +44,8 @@ pub(crate) enum Kind {
     Drop = 13,
     /// After `Go`: nothing is missing any more.
     Complete = 14,
+    /// What the tree may open; before all that it opens.
+    Rights = 15,
 }
 
 impl Kind {
@@ -63,6 +65,7 @@ impl Kind {
             Self::Keep,
             Self::Drop,
             Self::Complete,
+            Self::Rights,
         ];
         all.into_iter().find(|kind| *kind as u8 == byte)
     }

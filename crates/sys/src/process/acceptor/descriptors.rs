@@ -48,7 +48,11 @@ impl Restoration {
         };
         match (handed.files.into_owned(), &mut self.stock) {
             (Files::Image(image), None) => {
-                let stock = self.stock.insert(Stock::prepare(image, given)?);
+                let stock = self.stock.insert(Stock::prepare_for(
+                    image,
+                    given,
+                    self.objects.rights().clone(),
+                )?);
                 if last {
                     stock.finish(Changes::default(), Given::default())?;
                 }

@@ -13,13 +13,17 @@ use crate::process::trace::Tracee;
 impl Restoration {
     /// The original is about to stand still: until the tree runs the restorer is ahead of ordinary threads, where it may be, and
     /// husks are until they have the state of their processes.
-    pub fn hurry(&mut self) {
+    pub fn hurry(&mut self) -> Result<()> {
+        if self.husks.is_empty() {
+            return Err(Error::Image("a freeze before the first tree"));
+        }
         self.hurry = Hurry::begin();
         if self.hurry.is_some() {
             for tid in self.husks.iter().flatten().flat_map(|husk| &husk.threads) {
                 hurry_husk(*tid);
             }
         }
+        Ok(())
     }
 
     /// Does while nobody knows yet whether the tree will run what would have to be done then. What fails is told then.

@@ -17,6 +17,7 @@ mod go;
 mod husk;
 mod layout;
 mod locks;
+mod lost;
 mod mapper;
 mod missing;
 mod objects;

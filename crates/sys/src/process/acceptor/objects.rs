@@ -6,7 +6,9 @@ use crate::process::error::{Context, Error, Result, check_long};
 use crate::process::files::Stock;
 use crate::process::identity;
 use crate::process::image::{Content, Run, Shared, SharedKind, Tree};
+use crate::process::rights::{Opener, Rights};
 use crate::process::system_v::Made;
+use rustix::fs::OFlags;
 use std::collections::BTreeMap;
 use std::ffi::{CString, OsStr};
 use std::fs::File;
@@ -21,6 +23,8 @@ pub(super) struct Objects {
     shared: Vec<Held>,
     /// How many of them the stock of open files has got.
     stocked: usize,
+    /// Who opens them.
+    opener: Opener,
 }
 
 /// A shared memory.
@@ -34,17 +38,34 @@ struct Held {
 }
 
 impl Objects {
+    /// What the tree may open.
+    pub fn set_rights(&mut self, rights: Rights) {
+        self.opener = Opener::new(rights);
+    }
+
+    pub fn rights(&self) -> &Rights {
+        self.opener.rights()
+    }
+
     /// Opens or makes what a tree refers to and is not there yet.
     pub fn follow(&mut self, tree: &Tree) -> Result<()> {
+        self.open(tree)?;
+        // Its PIDs come next.
+        self.opener.rest();
+        self.resize(tree)
+    }
+
+    fn open(&mut self, tree: &Tree) -> Result<()> {
         for file in tree.files.iter().skip(self.files.len()) {
-            self.files.push(lift(identity::open_same(file)?)?);
+            let file = identity::open_same(file, &mut self.opener)?;
+            self.files.push(lift(file)?);
         }
         for object in tree.shared.iter().skip(self.shared.len()) {
             let segment = object.segment().filter(|of| !of.gone);
             let segment = segment.map(|of| Made::new(*of)).transpose()?;
             let file = lift(match &segment {
                 Some(made) => made.open()?,
-                None => make(object)?,
+                None => make(object, &mut self.opener)?,
             })?;
             let donors = is_donors(tree, object, &file)?;
             self.shared.push(Held {
@@ -53,6 +74,10 @@ impl Objects {
                 donors,
             });
         }
+        Ok(())
+    }
+
+    fn resize(&mut self, tree: &Tree) -> Result<()> {
         for (object, held) in tree.shared.iter().zip(&mut self.shared) {
             if let (Some(made), Some(wanted)) = (&mut held.segment, object.segment())
                 && !wanted.gone
@@ -121,9 +146,10 @@ impl Objects {
     /// Memory that descriptors may have too, by device and inode at the donor; what was given before is left out.
     pub fn fresh_memory(&mut self, tree: &Tree) -> Result<BTreeMap<(u64, u64), OwnedFd>> {
         let all = tree.shared.iter().zip(&self.shared);
-        let fresh = all
-            .skip(self.stocked)
-            .filter(|(_, held)| held.segment.is_none());
+        // Files with a name are opened by it.
+        let fresh = all.skip(self.stocked).filter(|(object, held)| {
+            held.segment.is_none() && !matches!(object.kind, SharedKind::File(_))
+        });
         let mut found = BTreeMap::new();
         for (object, held) in fresh {
             let copy = held.file.try_clone().context(|| "a copy".to_owned())?;
@@ -210,7 +236,7 @@ fn is_donors(tree: &Tree, object: &Shared, file: &File) -> Result<bool> {
     Ok(named && tree.boot_id == boot_id() && (device, here.ino()) == ((major, minor), inode))
 }
 
-fn make(object: &Shared) -> Result<File> {
+fn make(object: &Shared, opener: &mut Opener) -> Result<File> {
     let making = || "making shared memory".to_owned();
     match &object.kind {
         SharedKind::Anonymous => anonymous(object.size),
@@ -228,8 +254,9 @@ fn make(object: &Shared) -> Result<File> {
         SharedKind::SystemV(_) => anonymous(object.size),
         SharedKind::File(path) => {
             let path = std::path::Path::new(OsStr::from_bytes(path));
-            let file = File::options().read(true).write(true).open(path);
-            file.map_err(|error| Error::Refused(format!("{}: {error}", path.display())))
+            let file = opener.open(path, OFlags::RDWR);
+            file.map(File::from)
+                .map_err(|error| Error::Refused(opener.why_not(path, &error)))
         }
     }
 }

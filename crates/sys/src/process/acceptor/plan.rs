@@ -10,6 +10,7 @@ use crate::process::donor::features;
 use crate::process::error::{Error, Result};
 use crate::process::files::Stock;
 use crate::process::image::{Content, Frozen, PagesIn, Process, Run, Space, Tree, each};
+use crate::process::rights::Rights;
 use crate::process::trace::{Stop, wait_for};
 use std::collections::HashMap;
 use std::time::Duration;
@@ -53,6 +54,15 @@ impl Restoration {
     /// The state that it was given.
     pub(super) fn state(&self) -> Option<&Frozen> {
         self.frozen.as_ref()
+    }
+
+    /// What the tree may open.
+    pub fn set_rights(&mut self, rights: Rights) -> Result<()> {
+        if !self.husks.is_empty() {
+            return Err(Error::Image("rights out of order"));
+        }
+        self.objects.set_rights(rights);
+        Ok(())
     }
 
     /// Brings processes, threads and mappings to those of `tree`.

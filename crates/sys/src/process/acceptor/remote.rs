@@ -8,6 +8,7 @@ use crate::process::files::image::FileId;
 use crate::process::image::{Descriptors, Frozen, Pages, Tree, encode};
 use crate::process::inspect;
 use crate::process::procfs::children;
+use crate::process::rights::Rights;
 use crate::process::sockets::left;
 use crate::process::trace::pidfd_open;
 use crate::tcp_repair::{TcpDynamic, TcpStatic};
@@ -148,6 +149,14 @@ impl Restorer {
         self.channel.as_fd()
     }
 
+    /// Says what the tree may open, which is everything otherwise; before its first tree.
+    ///
+    /// # Errors
+    /// What the restorer says.
+    pub fn rights(&mut self, rights: &Rights) -> Result<()> {
+        self.ask(Kind::Rights, &encode(rights)?).map(drop)
+    }
+
     /// The original is about to stand still: from now on until the tree runs, the restorer is ahead of ordinary threads of this
     /// machine, where it may be.
     ///
@@ -223,10 +232,9 @@ impl Restorer {
         };
         let bytes = encode(&message)?;
         let fds: Vec<BorrowedFd<'_>> = sockets.values().copied().collect();
-        let pid = self.pid;
-        let talking = || format!("talking to restorer {pid}");
-        channel::send(&mut self.channel, kind, &[bytes]).context(talking)?;
-        channel::hand_over(&self.channel, &fds).context(talking)?;
+        channel::send(&mut self.channel, kind, &[bytes])
+            .and_then(|()| channel::hand_over(&self.channel, &fds))
+            .map_err(|error| self.lost(error))?;
         self.answer().map(drop)
     }
 
@@ -295,16 +303,13 @@ impl Restorer {
     }
 
     fn ask_with<P: AsRef<[u8]>>(&mut self, kind: Kind, parts: &[P]) -> Result<Reply> {
-        let pid = self.pid;
-        let talking = || format!("talking to restorer {pid}");
-        channel::send(&mut self.channel, kind, parts).context(talking)?;
+        channel::send(&mut self.channel, kind, parts).map_err(|error| self.lost(error))?;
         self.answer()
     }
 
     fn answer(&mut self) -> Result<Reply> {
-        let pid = self.pid;
-        let talking = || format!("talking to restorer {pid}");
-        match channel::receive_answer(&mut self.channel).context(talking)? {
+        let answer = channel::receive_answer(&mut self.channel);
+        match answer.map_err(|error| self.lost(error))? {
             reply @ (Reply::Done | Reply::Running(_) | Reply::Following(_)) => Ok(reply),
             Reply::Refused(why) => Err(Error::Refused(why)),
             Reply::Failed(why) => Err(Error::Kernel {

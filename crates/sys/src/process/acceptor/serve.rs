@@ -63,10 +63,8 @@ fn restore(channel: &mut UnixStream, back: Option<UnixListener>) -> Result<Optio
         };
         let outcome = match kind {
             Kind::Start => start(bytes),
-            Kind::Hurry => {
-                restoration.hurry();
-                Ok(())
-            }
+            Kind::Rights => decode(bytes).and_then(|rights| restoration.set_rights(rights)),
+            Kind::Hurry => restoration.hurry(),
             Kind::Tree => decode(bytes).and_then(|tree| restoration.tree(tree)),
             Kind::Pages => PagesIn::read(bytes).and_then(|pages| restoration.pages(&pages)),
             Kind::Frozen => decode(bytes).and_then(|frozen| restoration.frozen(frozen)),

@@ -8,7 +8,10 @@ use crate::process::image::{
     FrozenProcess, FrozenThread, IntervalTimer, Limit, PosixTimer, Process, Scheduling, SignalInfo,
 };
 use crate::process::trace::{Call, Tracee};
+use std::ffi::OsStr;
 use std::io;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
 
 /// `PR_SET_MM` with `PR_SET_MM_MAP`.
 const SET_MAP: [u64; 2] = [35, 14];
@@ -31,6 +34,11 @@ pub(super) fn restore(
     memory_fields(husk, &mut script, (process, state), objects)?;
     actions(&mut script, state)?;
     simple(&mut script, state)?;
+    let directory = Path::new(OsStr::from_bytes(&state.directory));
+    let early = objects.rights().exempts(directory);
+    if early {
+        change_directory(&mut script, state)?;
+    }
     timers(husk, &mut script, state)?;
     for info in &state.pending {
         queue(&mut script, info, |signal, at| {
@@ -49,6 +57,10 @@ pub(super) fn restore(
         let mut script = husk.script();
         thread_calls(husk.pid, *tid, thread, &mut script)?;
         if *tid == husk.pid {
+            if !early {
+                // As whoever it is now.
+                change_directory(&mut script, state)?;
+            }
             // Changed credentials make a process undumpable.
             script.attempt(
                 libc::SYS_prctl,
@@ -58,6 +70,12 @@ pub(super) fn restore(
         husk.run_in(Tracee { tid: *tid }, script)?;
         schedule(*tid, &thread.scheduling).context(|| format!("scheduling of thread {tid}"))?;
     }
+    Ok(())
+}
+
+fn change_directory(script: &mut Script, state: &FrozenProcess) -> Result<()> {
+    let directory = script.text(&state.directory)?;
+    script.call("its working directory", libc::SYS_chdir, &[directory]);
     Ok(())
 }
 
@@ -122,8 +140,6 @@ fn actions(script: &mut Script, state: &FrozenProcess) -> Result<()> {
 
 fn simple(script: &mut Script, state: &FrozenProcess) -> Result<()> {
     script.call("umask", libc::SYS_umask, &[u64::from(state.umask)]);
-    let directory = script.text(&state.directory)?;
-    script.call("chdir", libc::SYS_chdir, &[directory]);
     let mut prctl = |option: u64, value: u64, more: u64| {
         script.call("prctl", libc::SYS_prctl, &[option, value, more, 0, 0]);
     };

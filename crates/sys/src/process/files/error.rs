@@ -179,6 +179,11 @@ pub enum Refusal {
         /// What differs.
         what: &'static str,
     },
+    /// Nobody whose processes come with the tree may open it.
+    #[error(
+        "{0}: the acceptor's policy does not let it be opened so: neither the users of the process may, nor is it below [migration] files"
+    )]
+    NotAllowed(String),
     /// A Unix socket's name is in use.
     #[error("the socket name {0} is in use at the acceptor")]
     NameTaken(String),

@@ -2,7 +2,7 @@
 
 use super::Checked;
 use crate::process::error::{Error, Result};
-use crate::process::files::image::{FileId, limits};
+use crate::process::files::image::{FileId, OpenFile, limits};
 use crate::process::files::{Changes, Image};
 use crate::process::sockets::SocketStatic;
 use serde::{Deserialize, Serialize};
@@ -26,6 +26,17 @@ pub enum Files {
     Image(Image),
     /// What changed since the last look.
     Changes(Changes),
+}
+
+impl Files {
+    /// Open files that are new or others than before.
+    pub fn new_ones(&self) -> impl Iterator<Item = &OpenFile> {
+        let (all, some) = match self {
+            Self::Image(image) => (Some(image.files.values()), None),
+            Self::Changes(changes) => (None, Some(changes.files())),
+        };
+        all.into_iter().flatten().chain(some.into_iter().flatten())
+    }
 }
 
 impl Checked for Descriptors {

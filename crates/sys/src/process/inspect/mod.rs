@@ -48,7 +48,12 @@ pub fn inspect(root: i32) -> Result<Report> {
     }
     namespaces::check(root, &mut report)?;
     for pid in report.processes.clone() {
-        match look(pid, &mut report) {
+        let looked = match look(pid, &mut report) {
+            // It has ended meanwhile, and is looked at as what it is now.
+            Err(Error::Kernel { .. }) if is_zombie(pid) => look(pid, &mut report),
+            looked => looked,
+        };
+        match looked {
             Err(Error::Gone(gone)) if gone == pid && pid != root => {}
             Err(Error::Kernel { what, source }) => {
                 report.block(pid, Obstacle::Hidden(format!("{what}: {source}")));
@@ -90,6 +95,10 @@ pub fn tree(root: i32) -> Result<Vec<i32>> {
         at += 1;
     }
     Ok(found)
+}
+
+fn is_zombie(pid: i32) -> bool {
+    Stat::read(pid).is_ok_and(|stat| matches!(stat.state, 'Z' | 'X'))
 }
 
 /// In a wait status.

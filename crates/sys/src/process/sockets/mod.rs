@@ -58,6 +58,17 @@ impl SocketStatic {
         }
     }
 
+    /// Whether it is an IPv6 socket.
+    #[must_use]
+    pub fn is_v6(&self) -> bool {
+        match self {
+            Self::Connection(fixed) => fixed.v6_socket,
+            Self::Unconnected(fixed) => fixed.v6_socket,
+            Self::Datagrams(fixed) => fixed.v6_socket,
+            Self::Ended { v6_socket } => *v6_socket,
+        }
+    }
+
     /// What a copy has of a socket that stays with the original.
     #[must_use]
     pub fn of_a_copy(self) -> Self {

@@ -6,6 +6,7 @@ use crate::process::files::image::changes::Former;
 use crate::process::files::image::{FileId, Image, Kind, ObjectId};
 use crate::process::files::kinds::{self, epoll, unix::Stage};
 use crate::process::files::raw;
+use crate::process::rights::{Opener, Rights};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::io;
@@ -34,6 +35,8 @@ pub struct Stock {
     pub(in crate::process::files) stages: Vec<Stage>,
     /// Memory that moves with its mappings.
     pub(in crate::process::files) memory: BTreeMap<(u64, u64), OwnedFd>,
+    /// Who opens what the image names.
+    pub(in crate::process::files) opener: Opener,
     pub(super) files: BTreeMap<FileId, OwnedFd>,
     /// How often each file was made.
     pub(super) versions: HashMap<FileId, u32>,
@@ -52,7 +55,16 @@ impl Stock {
     /// [`FilesError::Refused`] by name for whatever is missing or differs here; [`FilesError::Kernel`]. The donor is not
     /// concerned.
     pub fn prepare(image: Image, given: Given) -> Result<Self, FilesError> {
-        verify::verify(&image)?;
+        Self::prepare_for(image, given, Rights::All)
+    }
+
+    /// The same, where the tree may not open everything.
+    ///
+    /// # Errors
+    /// As [`Self::prepare`]; [`Refusal::NotAllowed`] for what it may not open.
+    pub fn prepare_for(image: Image, given: Given, rights: Rights) -> Result<Self, FilesError> {
+        let mut opener = Opener::new(rights);
+        verify::verify(&mut opener, &image)?;
         let homes = homes(&image);
         let mut stock = Self {
             floor: image.ceiling() + MARGIN,
@@ -65,12 +77,14 @@ impl Stock {
             files: BTreeMap::new(),
             versions: HashMap::new(),
             homes,
+            opener,
             stale: true,
         };
         stock.make_room()?;
         let ids: BTreeSet<FileId> = stock.image.files.keys().copied().collect();
         stock.make(&ids, given)?;
         epoll::finish(&mut stock, &Former::default(), &ids)?;
+        stock.opener.rest();
         Ok(stock)
     }
 

@@ -26,6 +26,7 @@ impl Stock {
         self.keepers.clear();
         self.pipe_ends.clear();
         self.ghosts.clear();
+        self.opener.rest();
         Ok(())
     }
 
@@ -55,7 +56,7 @@ impl Stock {
                 continue;
             };
             if old.as_ref() != Some(file) {
-                verify::verify_file(file, last)?;
+                verify::verify_file(&mut self.opener, file, last)?;
             }
             if !old.as_ref().is_some_and(|old| is_same_thing(old, file)) {
                 remade.insert(*id);
@@ -70,6 +71,7 @@ impl Stock {
             self.open_pidfds()?;
         }
         epoll::finish(self, &former, &remade)?;
+        self.opener.rest();
         Ok(former)
     }
 

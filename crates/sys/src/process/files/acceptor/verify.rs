@@ -3,24 +3,23 @@
 use crate::process::files::error::FilesError;
 use crate::process::files::image::{Image, Kind, OpenFile};
 use crate::process::files::kinds::{named, stamp};
+use crate::process::rights::Opener;
 use rustix::fs::FileType;
 
 /// Every named file of the image is here and as it should be.
-pub fn verify(image: &Image) -> Result<(), FilesError> {
-    image
-        .files
-        .values()
-        .try_for_each(|file| verify_file(file, false))
+pub fn verify(opener: &mut Opener, image: &Image) -> Result<(), FilesError> {
+    let mut files = image.files.values();
+    files.try_for_each(|file| verify_file(opener, file, false))
 }
 
 /// The same for one file; `last` when the donor stands still.
-pub fn verify_file(file: &OpenFile, last: bool) -> Result<(), FilesError> {
+pub fn verify_file(opener: &mut Opener, file: &OpenFile, last: bool) -> Result<(), FilesError> {
     match &file.kind {
         Kind::Regular {
             path,
             stamp: Some(stamp),
             ..
-        } => stamp::verify(path, stamp, last),
+        } => stamp::verify(opener, path, stamp, last),
         Kind::Regular {
             path, stamp: None, ..
         } => named::verify_type(path, FileType::RegularFile, "type"),

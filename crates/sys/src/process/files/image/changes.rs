@@ -219,6 +219,11 @@ impl Changes {
             && self.files.set.iter().all(of_a_kind)
     }
 
+    /// Open files that are new or others than before.
+    pub fn files(&self) -> impl Iterator<Item = &OpenFile> {
+        self.files.set.values()
+    }
+
     /// Whether any table has something else at a number, or other processes.
     #[must_use]
     pub fn concern_tables(&self) -> bool {

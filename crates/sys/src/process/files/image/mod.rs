@@ -206,28 +206,6 @@ impl Image {
         self.tables.values().map(last).max().unwrap_or(0)
     }
 
-    /// Every path at the acceptor that restoring opens, watches, connects to or makes, and whether it may be written: what
-    /// a policy decides about.
-    pub fn paths(&self) -> impl Iterator<Item = (&str, bool)> {
-        let files = self.files.values().flat_map(|file| {
-            let write = file.flags & libc::O_ACCMODE as u32 != libc::O_RDONLY as u32;
-            file_paths(&file.kind)
-                .into_iter()
-                .map(move |path| (path, write))
-        });
-        let contents = self
-            .contents
-            .values()
-            .filter_map(|content| match &content.form {
-                ContentForm::Memory { .. } => None,
-                ContentForm::Deleted { path } | ContentForm::Temporary { directory: path } => {
-                    Some((path.as_str(), true))
-                }
-            });
-        let fifos = self.pipes.values().filter_map(|pipe| pipe.path.as_deref());
-        files.chain(contents).chain(fifos.map(|path| (path, true)))
-    }
-
     /// Reads an image that came from another node.
     ///
     /// # Errors
@@ -236,26 +214,5 @@ impl Image {
         let image: Self = postcard::from_bytes(bytes)?;
         limits::check(&image)?;
         Ok(image)
-    }
-}
-
-fn file_paths(kind: &Kind) -> Vec<&str> {
-    match kind {
-        Kind::Regular { path, .. }
-        | Kind::Directory { path, .. }
-        | Kind::Path { path }
-        | Kind::Device { path, .. } => vec![path],
-        Kind::Inotify { watches } => watches.values().map(|watch| watch.path.as_str()).collect(),
-        Kind::Unix(socket) => {
-            let mut paths = Vec::new();
-            if let UnixName::Path { name, file, .. } = &socket.name {
-                paths.push(file.as_deref().unwrap_or(name));
-            }
-            if let UnixLink::Service(path) = &socket.link {
-                paths.push(path);
-            }
-            paths
-        }
-        _ => Vec::new(),
     }
 }

@@ -5,6 +5,7 @@ use crate::process::files::donor::{Saved, Saver, Subject};
 use crate::process::files::error::{At, FilesError, Reason};
 use crate::process::files::image::{Kind, Timer};
 use crate::process::files::raw;
+use crate::process::rights::Opener;
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::time::{
     ClockId, Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, clock_gettime,
@@ -92,7 +93,7 @@ fn time_of_day_ns() -> u64 {
 }
 
 /// Makes one, without its state.
-pub fn make(kind: &Kind, flags: u32) -> Result<OwnedFd, FilesError> {
+pub fn make(opener: &mut Opener, kind: &Kind, flags: u32) -> Result<OwnedFd, FilesError> {
     let fd = match kind {
         Kind::Event { semaphore, .. } => {
             let mode = EventfdFlags::CLOEXEC;
@@ -111,7 +112,7 @@ pub fn make(kind: &Kind, flags: u32) -> Result<OwnedFd, FilesError> {
         Kind::Inotify { watches } => {
             let flags = rustix::fs::inotify::CreateFlags::CLOEXEC;
             let fd = rustix::fs::inotify::init(flags).at("inotify_init")?;
-            inotify::fill(&fd, watches)?;
+            inotify::fill(opener, &fd, watches)?;
             fd
         }
         _ => {

@@ -5,6 +5,8 @@ use crate::process::files::donor::{Saved, Saver, Subject};
 use crate::process::files::error::{At, FilesError, Reason, Refusal};
 use crate::process::files::image::limits::CHUNK;
 use crate::process::files::image::{Bytes, Content, ContentForm, FileId, Kind, ObjectId};
+use crate::process::files::kinds::named::allowed;
+use crate::process::rights::Opener;
 use rustix::fs::{
     Gid, MemfdFlags, Mode, OFlags, SealFlags, SeekFrom, Stat, Uid, fchmod, fchown, fcntl_add_seals,
     fcntl_get_seals, fstatfs, ftruncate, memfd_create, open, unlink,
@@ -121,7 +123,7 @@ pub fn make(
                 memory.try_clone().at("dup")?
             }
             None => {
-                let fd = create(&value)?;
+                let fd = create(&mut stock.opener, &value)?;
                 write(&fd, &value, None)?;
                 fd
             }
@@ -134,21 +136,31 @@ pub fn make(
     stock.keep(id, fd)
 }
 
-fn create(content: &Content) -> Result<OwnedFd, FilesError> {
+fn create(opener: &mut Opener, content: &Content) -> Result<OwnedFd, FilesError> {
     let (uid, gid, mode) = content.access;
     let fd = match &content.form {
         ContentForm::Memory { name, .. } => {
             let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
             memfd_create(name.as_str(), flags).at("memfd_create")?
         }
-        ContentForm::Deleted { path } => create_deleted(path)?,
+        ContentForm::Deleted { path } if !opener.is_bounded() => create_deleted(path)?,
+        ContentForm::Deleted { path } => {
+            let made = opener.nameless(Path::new(path), true, content.access);
+            return allowed(opener, path, made);
+        }
+        ContentForm::Temporary { directory } if opener.is_bounded() => {
+            let made = opener.nameless(Path::new(directory), false, content.access);
+            return allowed(opener, directory, made);
+        }
         ContentForm::Temporary { directory } => {
             let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
             open(directory.as_str(), flags, Mode::RUSR | Mode::WUSR).at(directory)?
         }
     };
     fchown(&fd, Some(Uid::from_raw(uid)), Some(Gid::from_raw(gid))).at("fchown")?;
-    fchmod(&fd, Mode::from_raw_mode(mode)).at("fchmod")?;
+    // What makes a program somebody else's is root's alone to give.
+    let plain = if opener.is_bounded() { 0o1777 } else { 0o7777 };
+    fchmod(&fd, Mode::from_raw_mode(mode & plain)).at("fchmod")?;
     Ok(fd)
 }
 
@@ -193,20 +205,29 @@ pub fn finish(fd: &OwnedFd, before: Option<&Content>, now: &Content) -> Result<(
 }
 
 fn write(fd: &OwnedFd, now: &Content, before: Option<&Content>) -> Result<(), FilesError> {
-    ftruncate(fd, now.size).at("ftruncate")?;
-    let file = File::from(fd.try_clone().at("dup")?);
+    let shown = shown(&now.form);
+    ftruncate(fd, now.size).at(shown)?;
+    let file = File::from(fd.try_clone().at(shown)?);
     let nothing = BTreeMap::new();
     let old = before.map_or(&nothing, |content| &content.chunks);
     for (offset, chunk) in old {
         if !now.chunks.contains_key(offset) && *offset < now.size {
             let length = chunk.0.len().min((now.size - offset) as usize);
-            file.write_all_at(&vec![0; length], *offset).at("pwrite")?;
+            file.write_all_at(&vec![0; length], *offset).at(shown)?;
         }
     }
     for (offset, chunk) in &now.chunks {
         if old.get(offset) != Some(chunk) {
-            file.write_all_at(&chunk.0, *offset).at("pwrite")?;
+            file.write_all_at(&chunk.0, *offset).at(shown)?;
         }
     }
     Ok(())
+}
+
+/// How what has no name is named where something is in its way.
+fn shown(form: &ContentForm) -> &str {
+    match form {
+        ContentForm::Memory { name, .. } => name,
+        ContentForm::Deleted { path } | ContentForm::Temporary { directory: path } => path,
+    }
 }

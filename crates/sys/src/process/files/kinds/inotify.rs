@@ -4,14 +4,17 @@ use crate::process::files::donor::{Saved, Saver, Subject};
 use crate::process::files::error::{At, FilesError, Reason, Refusal};
 use crate::process::files::fdinfo::InotifyLine;
 use crate::process::files::image::{InotifyWatch, Kind};
+use crate::process::files::kinds::named::allowed;
 use crate::process::files::raw;
+use crate::process::rights::Opener;
 use rustix::fs::inotify::{WatchFlags, add_watch, remove_watch};
 use rustix::fs::{Mode, OFlags, open};
-use rustix::io::{Errno, ioctl_fionread};
+use rustix::io::ioctl_fionread;
 use std::collections::BTreeMap;
 use std::fs;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
+use std::path::Path;
 
 /// What a program can ask for: events (`IN_ALL_EVENTS`) and the modes `IN_EXCL_UNLINK` and `IN_ONESHOT`.
 const ASKED: u32 = 0x0fff | 1 << 26 | 1 << 31;
@@ -63,7 +66,11 @@ fn path(mount: &OwnedFd, line: &InotifyLine) -> Option<String> {
 }
 
 /// Adds the watches with their numbers. The kernel counts up, so numbers between are used for a moment.
-pub fn fill(fd: &OwnedFd, watches: &BTreeMap<i32, InotifyWatch>) -> Result<(), FilesError> {
+pub fn fill(
+    opener: &mut Opener,
+    fd: &OwnedFd,
+    watches: &BTreeMap<i32, InotifyWatch>,
+) -> Result<(), FilesError> {
     let spare = tempfile_directory()?;
     let mut next = 1;
     let outcome = watches.iter().try_for_each(|(id, watch)| {
@@ -74,11 +81,8 @@ pub fn fill(fd: &OwnedFd, watches: &BTreeMap<i32, InotifyWatch>) -> Result<(), F
             discard(fd)?;
             next = spent + 1;
         }
-        let flags = WatchFlags::from_bits_retain(watch.mask);
-        let given = match add_watch(fd, watch.path.as_str(), flags) {
-            Err(Errno::NOENT) => return Err(Refusal::Missing(watch.path.clone()).into()),
-            given => given.at("inotify_add_watch")?,
-        };
+        let given = opener.watch(fd.as_fd(), Path::new(&watch.path), watch.mask);
+        let given = allowed(opener, &watch.path, given)?;
         if given != *id {
             let path = watch.path.clone();
             let what = "two watched paths are one file";

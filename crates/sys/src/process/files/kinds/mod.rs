@@ -51,12 +51,19 @@ fn save_regular(saver: &mut Saver<'_>, subject: &Subject, stat: &Stat) -> Saved<
 /// Makes an open file as far as that is possible before the tree stands still.
 pub fn make(stock: &mut Stock, id: FileId, file: &OpenFile) -> Result<(), FilesError> {
     match &file.kind {
-        Kind::Regular { path, .. } | Kind::Directory { path, .. } | Kind::Path { path } => {
-            let fd = named::open(path, file.flags)?;
+        Kind::Regular { path, stamp, .. } => {
+            let fd = named::open_for(&mut stock.opener, path, file.flags)?;
+            if stamp.is_none() {
+                named::require_kernels_own(&fd, path)?;
+            }
+            stock.keep(id, fd)
+        }
+        Kind::Directory { path, .. } | Kind::Path { path } => {
+            let fd = named::open_for(&mut stock.opener, path, file.flags)?;
             stock.keep(id, fd)
         }
         Kind::Device { path, device } => {
-            let fd = named::open_device(path, *device, file.flags)?;
+            let fd = named::open_device(&mut stock.opener, path, *device, file.flags)?;
             stock.keep(id, fd)
         }
         Kind::Content { content, .. } => content::make(stock, id, *content, file.flags),
@@ -70,7 +77,7 @@ pub fn make(stock: &mut Stock, id: FileId, file: &OpenFile) -> Result<(), FilesE
         | Kind::Timer(_)
         | Kind::Signal { .. }
         | Kind::Inotify { .. } => {
-            let fd = anonymous::make(&file.kind, file.flags)?;
+            let fd = anonymous::make(&mut stock.opener, &file.kind, file.flags)?;
             stock.keep(id, fd)
         }
         Kind::Unix(_) => unix::make(stock, id),

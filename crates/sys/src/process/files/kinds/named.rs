@@ -4,6 +4,7 @@ use super::stamp;
 use crate::process::files::donor::{Saved, Saver, Subject};
 use crate::process::files::error::{At, FilesError, Reason, Refusal};
 use crate::process::files::image::Kind;
+use crate::process::rights::{Opener, is_refusal};
 use rustix::fs::{FileType, Mode, OFlags, Stat, fstat, fstatfs, open as open_file, stat};
 use std::fs;
 use std::io;
@@ -138,10 +139,43 @@ pub fn open(path: &str, flags: u32) -> Result<OwnedFd, FilesError> {
     }
 }
 
+/// The same, with the rights of the tree.
+pub fn open_for(opener: &mut Opener, path: &str, flags: u32) -> Result<OwnedFd, FilesError> {
+    let flags = OFlags::from_bits_retain(flags & SHOWN as u32);
+    let outcome = opener.open(Path::new(path), flags);
+    allowed(opener, path, outcome)
+}
+
+/// Names what the tree has no right to.
+pub fn allowed<T>(opener: &Opener, path: &str, outcome: io::Result<T>) -> Result<T, FilesError> {
+    match outcome {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            Err(Refusal::Missing(path.to_string()).into())
+        }
+        Err(error) if opener.is_bounded() && is_refusal(&error) => {
+            Err(Refusal::NotAllowed(path.to_string()).into())
+        }
+        outcome => outcome.at(path),
+    }
+}
+
+/// A file whose content the kernel makes has none to be compared; any other has.
+pub fn require_kernels_own(fd: &OwnedFd, path: &str) -> Result<(), FilesError> {
+    match KERNELS_OWN.contains(&fstatfs(fd).at("fstatfs")?.f_type) {
+        true => Ok(()),
+        false => Err(differs(path, "file system")),
+    }
+}
+
 /// Opens a device, if it is the one that is meant.
-pub fn open_device(path: &str, device: (u32, u32), flags: u32) -> Result<OwnedFd, FilesError> {
+pub fn open_device(
+    opener: &mut Opener,
+    path: &str,
+    device: (u32, u32),
+    flags: u32,
+) -> Result<OwnedFd, FilesError> {
     verify_device(path, device)?;
-    let fd = open(path, flags)?;
+    let fd = open_for(opener, path, flags)?;
     let opened = fstat(&fd).at(path)?;
     require_device(path, device, &opened)?;
     Ok(fd)

@@ -138,7 +138,8 @@ pub fn make(stock: &mut Stock, id: FileId, pipe: ObjectId, flags: u32) -> Result
         let keeper = match &value.path {
             Some(path) => {
                 named::verify_type(path, rustix::fs::FileType::Fifo, "type")?;
-                named::open(path, (libc::O_RDWR | libc::O_NONBLOCK) as u32)?
+                let both = (libc::O_RDWR | libc::O_NONBLOCK) as u32;
+                named::open_for(&mut stock.opener, path, both)?
             }
             None => {
                 let (reader, writer) = pipe_with(PipeFlags::CLOEXEC).at("pipe2")?;

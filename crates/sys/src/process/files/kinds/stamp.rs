@@ -2,7 +2,9 @@
 
 use crate::process::files::error::{At, FilesError, Refusal};
 use crate::process::files::image::Stamp;
-use rustix::fs::{AtFlags, Mode, OFlags, StatxFlags, fstatvfs, open, statx};
+use crate::process::files::kinds::named::open_for;
+use crate::process::rights::Opener;
+use rustix::fs::{AtFlags, OFlags, StatxFlags, fstatvfs, statx};
 use sha2::{Digest, Sha256};
 use std::fs::File;
 use std::io;
@@ -76,13 +78,17 @@ fn digest(fd: &OwnedFd, size: u64) -> io::Result<[u8; 32]> {
 
 /// The file at `path` is the one that the stamp was taken of, or an equal one. In the freeze (`last`), the very same file
 /// must look as it looked to the donor.
-pub fn verify(path: &str, stamp: &Stamp, last: bool) -> Result<(), FilesError> {
+pub fn verify(
+    opener: &mut Opener,
+    path: &str,
+    stamp: &Stamp,
+    last: bool,
+) -> Result<(), FilesError> {
     let differs = |what| {
         let path = path.to_string();
         Err(Refusal::Differs { path, what }.into())
     };
-    let flags = OFlags::PATH | OFlags::CLOEXEC;
-    let fd = open(path, flags, Mode::empty()).map_err(|_| Refusal::Missing(path.to_string()))?;
+    let fd = open_for(opener, path, OFlags::PATH.bits())?;
     let here = take(&fd, Some(stamp)).at(path)?;
     if here.mode != stamp.mode {
         return differs("type or permissions");

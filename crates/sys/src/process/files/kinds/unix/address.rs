@@ -24,6 +24,15 @@ pub fn address(name: &[u8]) -> io::Result<(libc::sockaddr_un, libc::socklen_t)> 
     Ok((address, length as libc::socklen_t))
 }
 
+/// The address with this name, as the kernel reads it.
+pub fn bytes(name: &[u8]) -> io::Result<Vec<u8>> {
+    let (address, length) = address(name)?;
+    let mut bytes = address.sun_family.to_ne_bytes().to_vec();
+    bytes.extend(address.sun_path.iter().map(|byte| *byte as u8));
+    bytes.truncate(length as usize);
+    Ok(bytes)
+}
+
 /// The name in an address of this length.
 pub fn name(address: &libc::sockaddr_un, length: libc::socklen_t) -> Vec<u8> {
     let length = (length as usize)

@@ -7,7 +7,7 @@ use crate::process::files::error::{At, FilesError, Refusal};
 use crate::process::files::image::{UnixName, UnixSocket};
 use std::io;
 use std::os::fd::BorrowedFd;
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 
 /// A name as the kernel writes it.
 pub fn raw_name(name: &UnixName) -> Vec<u8> {
@@ -39,6 +39,9 @@ pub fn at_name<R: Send>(
     let UnixName::Path { name, .. } = name else {
         return work(None).at("a socket's name");
     };
+    if climbs(file) {
+        return Err(Refusal::NotAllowed(file.display().to_string()).into());
+    }
     let directory = directory(file);
     let at = match stock
         .stages
@@ -47,12 +50,26 @@ pub fn at_name<R: Send>(
     {
         Some(at) => at,
         None => {
-            stock.stages.push(Stage::new(directory)?);
+            let stage = Stage::new(&mut stock.opener, directory)?;
+            stock.stages.push(stage);
             stock.stages.len() - 1
         }
     };
     let stage = &stock.stages[at];
     stage.inside(name, file, || work(Some(stage))).at(name)
+}
+
+/// Whether a path leads above the root, as that of a stage is no root to whoever uses it from outside.
+fn climbs(file: &Path) -> bool {
+    let depths = file.components().scan(0, |depth, part| {
+        *depth += match part {
+            Component::ParentDir => -1,
+            Component::Normal(_) => 1,
+            _ => 0,
+        };
+        Some(*depth)
+    });
+    depths.into_iter().any(|depth: i32| depth < 0)
 }
 
 /// Where a file lies.
@@ -98,7 +115,7 @@ pub fn bind_for(
                 ..
             },
             Some(stage),
-        ) => stage.add(&file, *access),
+        ) => stage.add(&stock.opener, &file, *access),
         // The file was removed: the next socket may be bound by this name.
         (UnixName::Path { .. }, Some(stage)) if for_good => {
             stage.discard(&file);

@@ -8,6 +8,7 @@ use crate::process::files::error::{At, FilesError, Refusal};
 use crate::process::files::image::{FileId, Kind, UnixLink, UnixMessage, UnixName, UnixSocket};
 use crate::process::files::kinds::socket::{new_socket, set_options};
 use crate::process::files::raw;
+use crate::process::rights::is_refusal;
 use crate::sockopt::{check, set_int};
 use libc::SOL_SOCKET;
 use rustix::net::{Shutdown, accept_with, listen, shutdown};
@@ -40,11 +41,25 @@ pub fn make(stock: &mut Stock, id: FileId) -> Result<(), FilesError> {
                 acting_as(socket.peer, || Ok(listen(&fd, backlog as i32)?)).at("listen")?;
             }
             if let UnixLink::Service(path) = &socket.link {
-                let outcome = address::connect(fd.as_fd(), path.as_bytes());
-                outcome.map_err(|_| Refusal::Missing(path.clone()))?;
+                connect_outside(stock, fd.as_fd(), path)?;
             }
             keep(stock, id, fd)
         }
+    }
+}
+
+/// To who listens there, with the rights of the tree.
+fn connect_outside(stock: &mut Stock, fd: BorrowedFd<'_>, path: &str) -> Result<(), FilesError> {
+    let opener = &mut stock.opener;
+    let outcome = match opener.is_bounded() {
+        true => address::bytes(path.as_bytes()).and_then(|bytes| opener.connect(fd, &bytes)),
+        false => address::connect(fd, path.as_bytes()),
+    };
+    match outcome {
+        Err(error) if opener.is_bounded() && is_refusal(&error) => {
+            Err(Refusal::NotAllowed(path.to_string()).into())
+        }
+        outcome => Ok(outcome.map_err(|_| Refusal::Missing(path.to_string()))?),
     }
 }
 

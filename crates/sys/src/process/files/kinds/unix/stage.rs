@@ -1,45 +1,80 @@
 //! Socket files before they may be seen. The kernel remembers the name by which a socket was bound, so it is bound by its
 //! true name, but below a directory of our own that is the root for the moment; renaming the file publishes it.
 
+use crate::process::files::acceptor::Stock;
 use crate::process::files::error::{At, FilesError, Refusal};
-use rustix::fs::{AtFlags, CWD, Gid, Mode, Uid, chmodat, chownat};
+use crate::process::files::kinds::named::allowed;
+use crate::process::rights::Opener;
+use rustix::fs::{
+    AtFlags, CWD, Gid, Mode, OFlags, Uid, chmodat, chownat, fstat, mkdirat, openat, statat,
+    unlinkat,
+};
+use rustix::io::Errno;
 use rustix::process::{chdir, chroot};
 use rustix::thread::{UnshareFlags, unshare_unsafe};
 use std::fs;
 use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
-/// A directory in which socket files wait.
+/// What leads to an open directory.
+fn link(directory: &OwnedFd) -> PathBuf {
+    PathBuf::from(format!("/proc/self/fd/{}", directory.as_raw_fd()))
+}
+
+/// The directory that was made a moment ago, and no other that somebody has put in its place.
+fn held(place: &OwnedFd, name: &str) -> io::Result<OwnedFd> {
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let root = openat(place, name, flags, Mode::empty())?;
+    let found = fstat(&root)?;
+    if found.st_uid != rustix::process::geteuid().as_raw() || found.st_mode & 0o022 != 0 {
+        return Err(io::Error::from(io::ErrorKind::PermissionDenied));
+    }
+    Ok(root)
+}
+
+fn base(file: &Path) -> &Path {
+    file.file_name().map_or(file, Path::new)
+}
+
+/// A directory in which socket files wait. Both directories are held: whoever may rename them leads nobody elsewhere.
 #[derive(Debug)]
 pub struct Stage {
-    /// The directory in which the files will be.
+    /// The directory in which the files will be, as it is named.
     directory: PathBuf,
-    /// The root for the moment; inside the directory, so that both are on one file system.
-    root: PathBuf,
+    /// What it is.
+    place: OwnedFd,
+    /// The name in it of the root for the moment, so that both are on one file system.
+    name: String,
+    /// That root.
+    root: OwnedFd,
     /// Names of files that will be published.
     files: Vec<PathBuf>,
 }
 
 impl Stage {
-    /// A stage for files in `directory`, which must exist.
-    pub fn new(directory: &Path) -> Result<Self, FilesError> {
+    /// A stage for files in `directory`, which must exist, and where the tree must be allowed to make files.
+    pub fn new(opener: &mut Opener, directory: &Path) -> Result<Self, FilesError> {
         let shown = directory.display().to_string();
-        if !directory.is_dir() {
-            return Err(Refusal::Missing(shown).into());
-        }
+        let place = opener.open_writable(directory);
+        let place = allowed(opener, &shown, place)?;
+        let place = Stock::lift_own(place)?;
         for attempt in 0..1000 {
-            let root = directory.join(format!(".holdfast-{}-{attempt}", std::process::id()));
-            match fs::create_dir(&root) {
+            let name = format!(".holdfast-{}-{attempt}", std::process::id());
+            match mkdirat(&place, name.as_str(), Mode::RWXU) {
                 Ok(()) => {
+                    let root = Stock::lift_own(held(&place, &name).at(&shown)?)?;
                     let stage = Self {
                         directory: directory.to_path_buf(),
+                        place,
+                        name,
                         root,
                         files: Vec::new(),
                     };
                     fs::create_dir_all(stage.staged(directory)).at(&shown)?;
                     return Ok(stage);
                 }
-                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+                Err(Errno::EXIST) => {}
                 Err(error) => return Err(error).at(shown),
             }
         }
@@ -66,7 +101,7 @@ impl Stage {
         let run = || {
             // SAFETY: only root and working directory become this thread's own, which nothing else uses.
             unsafe { unshare_unsafe(UnshareFlags::FS) }?;
-            chroot(&self.root)?;
+            chroot(link(&self.root))?;
             chdir(from)?;
             work()
         };
@@ -76,7 +111,7 @@ impl Stage {
 
     /// Where a file waits.
     pub fn staged(&self, file: &Path) -> PathBuf {
-        self.root.join(file.strip_prefix("/").unwrap_or(file))
+        link(&self.root).join(file.strip_prefix("/").unwrap_or(file))
     }
 
     /// Removes a file that waits.
@@ -86,10 +121,23 @@ impl Stage {
     }
 
     /// Gives a file that waits its owner and permissions; it will be published.
-    pub fn add(&mut self, file: &Path, access: (u32, u32, u32)) -> Result<(), FilesError> {
+    pub fn add(
+        &mut self,
+        opener: &Opener,
+        file: &Path,
+        access: (u32, u32, u32),
+    ) -> Result<(), FilesError> {
+        self.check(opener, file, access.0)?;
         let staged = self.staged(file);
         let (uid, gid) = (Uid::from_raw(access.0), Gid::from_raw(access.1));
-        chownat(CWD, &staged, Some(uid), Some(gid), AtFlags::empty()).at("chown of a socket")?;
+        chownat(
+            CWD,
+            &staged,
+            Some(uid),
+            Some(gid),
+            AtFlags::SYMLINK_NOFOLLOW,
+        )
+        .at("chown of a socket")?;
         chmodat(
             CWD,
             &staged,
@@ -101,10 +149,23 @@ impl Stage {
         Ok(())
     }
 
+    /// Whether the tree may make this file, in place of one that is there.
+    fn check(&self, opener: &Opener, file: &Path, user: u32) -> Result<(), FilesError> {
+        let directory = fstat(&self.place).at("fstat")?;
+        let sticky = directory.st_mode & libc::S_ISVTX != 0 && !opener.may_be(directory.st_uid);
+        let there = statat(&self.place, base(file), AtFlags::SYMLINK_NOFOLLOW);
+        let others = there.is_ok_and(|there| !opener.may_be(there.st_uid));
+        if opener.rights().exempts(file) || opener.may_be(user) && !(sticky && others) {
+            return Ok(());
+        }
+        Err(Refusal::NotAllowed(file.display().to_string()).into())
+    }
+
     /// Puts the files where they belong, each in place of one that is there.
     pub fn publish(&mut self) -> Result<(), FilesError> {
         for file in std::mem::take(&mut self.files) {
-            fs::rename(self.staged(&file), &file).at(file.display().to_string())?;
+            let there = link(&self.place).join(base(&file));
+            fs::rename(self.staged(&file), there).at(file.display().to_string())?;
         }
         Ok(())
     }
@@ -113,6 +174,18 @@ impl Stage {
 impl Drop for Stage {
     fn drop(&mut self) {
         // What is left is of no use to anybody; a directory that cannot be removed harms nobody.
-        let _ = fs::remove_dir_all(&self.root);
+        for entry in fs::read_dir(link(&self.root))
+            .into_iter()
+            .flatten()
+            .flatten()
+        {
+            let path = entry.path();
+            let is_directory = entry.file_type().is_ok_and(|kind| kind.is_dir());
+            let _ = match is_directory {
+                true => fs::remove_dir_all(path),
+                false => fs::remove_file(path),
+            };
+        }
+        let _ = unlinkat(&self.place, self.name.as_str(), AtFlags::REMOVEDIR);
     }
 }

@@ -1,0 +1,244 @@
+//! What stands in the way at the acceptor: the move is refused and says why, the process and its clients go on where they are, and
+//! without it the next move succeeds.
+
+use std::path::Path;
+
+use anyhow::{Context, Result, ensure};
+use holdfast_api::control::MigrationOutcome;
+use holdfast_bench::cluster::Family;
+use holdfast_bench::load::Load;
+
+use crate::clients::{CLIENTS, all_go_on, connected, pid, serving_by};
+use crate::faults::{ACCEPTOR, DONOR, nothing_is_written};
+use crate::numbered::Datagrams;
+use crate::world::{World, compile};
+
+/// Address space that the server has and never touches.
+const EMPTY_BYTES: u64 = 4 << 30;
+/// What is left of the address space that the acceptor's restorer may have.
+const SPARE_BYTES: u64 = 1 << 30;
+/// Bytes of a file of the server's that has no name.
+const FILE_KIB: u32 = 512;
+
+/// A library that a server can be started with; two that differ have the same size.
+const LIBRARY: &str = "#include <sys/mman.h>\n\
+    int version = VERSION;\n\
+    __attribute__((constructor)) static void begin(void) {\n\
+        mmap(0, EMPTY, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);\n\
+    }\n";
+
+/// Something that a shell puts in the way, and takes away again.
+struct Obstacle<'a> {
+    put: String,
+    remove: String,
+    /// What the reason has in it.
+    says: Vec<&'a str>,
+}
+
+fn over(what: &Path, mount: &str, says: &'static str) -> Obstacle<'static> {
+    let what = what.display();
+    Obstacle {
+        put: format!("mount {mount} {what}"),
+        remove: format!("umount {what}"),
+        says: vec![says],
+    }
+}
+
+/// A server with clients, and whoever looks after all of it.
+struct Served<'a> {
+    world: &'a World,
+    folder: &'a tempfile::TempDir,
+    connections: Load,
+    datagrams: Datagrams,
+}
+
+/// All of them, one after the other.
+pub fn refused(name: &str) -> Result<()> {
+    let place = tempfile::tempdir()?;
+    let path = |name: &str| place.path().join(name);
+    for directory in ["library", "files", "other"] {
+        std::fs::create_dir(path(directory))?;
+    }
+    let library = path("library/one.so");
+    build(&library, 1)?;
+    build(&path("other/one.so"), 2)?;
+    let file = path("files/gone");
+    std::fs::write(&file, vec![7; FILE_KIB as usize * 1024])?;
+    let how = format!("<>{0}", file.display());
+    let by = format!("LD_PRELOAD={}", library.display());
+    let (world, folder) = serving_by(name, Family::V4, (&by, &how))?;
+    std::fs::remove_file(&file)?;
+
+    let program = compile("echo")?;
+    let served = Served {
+        world: &world,
+        folder: &folder,
+        connections: connected(&world, CLIENTS)?,
+        datagrams: Datagrams::start(&world.cluster, Family::V4, CLIENTS),
+    };
+    served.goes_on()?;
+    let beside = program.parent().context("a directory")?;
+    let other = format!("--bind {}", path("other/one.so").display());
+    let tiny = format!("-t tmpfs -o size={}k tmpfs", FILE_KIB / 4);
+    let obstacles = [
+        over(
+            &program,
+            "--bind /bin/true",
+            "differs from the donor's file",
+        ),
+        over(beside, "-t tmpfs tmpfs", "No such file"),
+        over(&library, &other, "one.so: differs from the donor's file"),
+        over(&path("library"), "-t tmpfs tmpfs", "one.so: No such file"),
+        over(&path("files"), &tiny, "files/gone: No space left on device"),
+        full_run_directory(),
+        no_memory(&world)?,
+    ];
+    for obstacle in obstacles {
+        served
+            .refuses(&obstacle)
+            .with_context(|| obstacle.put.clone())?;
+    }
+    served.restorer_killed()?.moves_in_the_end()
+}
+
+impl Served<'_> {
+    fn goes_on(&self) -> Result<()> {
+        all_go_on(self.world, &self.connections)?;
+        self.datagrams.all_answered_again();
+        Ok(())
+    }
+
+    fn run(&self, script: &str) -> Result<String> {
+        let mut command = self.world.cluster.lab().command(ACCEPTOR)?;
+        let output = command.args(["sh", "-c", script]).output()?;
+        ensure!(output.status.success(), "`{script}`: {output:?}");
+        Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
+    }
+
+    fn refuses(&self, obstacle: &Obstacle<'_>) -> Result<()> {
+        self.run(&obstacle.put)?;
+        let id = self.world.begin(pid(self.folder)?, DONOR, ACCEPTOR)?;
+        self.kept(id, &obstacle.says)?;
+        self.run(&obstacle.remove)?;
+        Ok(())
+    }
+
+    /// It stays, for this reason, and nothing of the move does.
+    fn kept(&self, id: u64, says: &[&str]) -> Result<()> {
+        let status = self.world.ended(DONOR, id)?;
+        let MigrationOutcome::Kept { reason } = &status.outcome else {
+            anyhow::bail!("it came: {status:?}");
+        };
+        eprintln!("{reason}");
+        let missing = says.iter().find(|part| !reason.contains(**part));
+        ensure!(missing.is_none(), "no {missing:?} in: {reason}");
+        self.goes_on()?;
+        let world = self.world;
+        world.wait("something is written down", || nothing_is_written(world))?;
+        world.wait("something of it is left", || {
+            Ok(world.runs(ACCEPTOR, "echo")? == 0)
+        })?;
+        world.wait("a restorer is left", || {
+            Ok(self.world.restorers(ACCEPTOR)?.is_empty())
+        })?;
+        ensure!(world.runs(DONOR, "echo")? == 1, "it is not where it was");
+        world.nothing_is_in_transit()
+    }
+
+    /// As the kernel does that has no memory left. Datagrams that have gone to the acceptor by then are lost, no others.
+    fn restorer_killed(mut self) -> Result<Self> {
+        let world = self.world;
+        let begin = || Datagrams::start(&world.cluster, Family::V4, CLIENTS);
+        let before = std::mem::replace(&mut self.datagrams, begin());
+        none_lost(before)?;
+        let file = self.world.cluster.run_file(DONOR, "fault")?;
+        std::fs::write(&file, "move-freeze before pause 600")?;
+        let id = self.world.begin(pid(self.folder)?, DONOR, ACCEPTOR)?;
+        self.world
+            .wait("it did not come so far", || Ok(!file.exists()))?;
+        let restorers = self.world.restorers(ACCEPTOR)?;
+        ensure!(restorers.len() == 1, "{restorers:?}");
+        let killed = std::process::Command::new("kill")
+            .args(["-9", &restorers[0].to_string()])
+            .status()?;
+        ensure!(killed.success(), "it was not killed");
+        self.kept(id, &["its restorer was killed", "memory"])?;
+        std::mem::replace(&mut self.datagrams, begin()).end("restorer killed");
+        Ok(self)
+    }
+
+    /// A process of that host has its PID, which is no obstacle: it keeps it, in a namespace of its own.
+    fn moves_in_the_end(self) -> Result<()> {
+        let pid = pid(self.folder)?;
+        let other = format!(
+            "for try in $(seq 1000); do echo $(({pid} - 1)) >/proc/sys/kernel/ns_last_pid; \
+             sleep 1000 </dev/null >/dev/null 2>&1 & \
+             [ $! = {pid} ] && exit 0; kill $!; done; exit 1"
+        );
+        self.run(&other)?;
+        self.world.move_to(pid, DONOR, ACCEPTOR)?;
+        self.goes_on()?;
+        let residents = self.world.residents(ACCEPTOR)?;
+        ensure!(residents.len() == 1, "{residents:?}");
+        let outside = residents[0].pid;
+        let inside = self.run(&format!(
+            "awk '/^NSpid/ {{ print $NF }}' /proc/{outside}/status"
+        ))?;
+        ensure!(inside == pid.to_string(), "it has PID {inside}, not {pid}");
+        self.run(&format!(
+            "[ $(cat /proc/{pid}/comm) = sleep ] && kill {pid}"
+        ))?;
+        none_lost(self.datagrams)?;
+        self.connections.stop()
+    }
+}
+
+fn none_lost(datagrams: Datagrams) -> Result<()> {
+    let counts = datagrams.end("obstacles");
+    ensure!(counts.lost.is_empty(), "{counts:?}");
+    Ok(())
+}
+
+fn build(library: &Path, version: u32) -> Result<()> {
+    let source = library.with_extension("c");
+    std::fs::write(&source, LIBRARY)?;
+    let status = std::process::Command::new("gcc")
+        .args(["-shared", "-fPIC", "-Wl,--build-id"])
+        .args([
+            format!("-DVERSION={version}"),
+            format!("-DEMPTY={EMPTY_BYTES}UL"),
+        ])
+        .arg("-o")
+        .args([library, &source])
+        .status()
+        .context("gcc")?;
+    ensure!(status.success(), "the library does not compile");
+    Ok(())
+}
+
+fn full_run_directory() -> Obstacle<'static> {
+    Obstacle {
+        put:
+            "mount -o remount,size=64k /run; dd if=/dev/zero of=/run/full bs=4k 2>/dev/null; exit 0"
+                .into(),
+        remove: "rm /run/full && mount -o remount,size=100m /run".into(),
+        says: vec!["No space left on device", "free space in the run directory"],
+    }
+}
+
+/// What the daemon starts from now on has less address space than the server.
+fn no_memory(world: &World) -> Result<Obstacle<'static>> {
+    let daemon = world.cluster.daemon_pid(ACCEPTOR)?.context("no daemon")?;
+    let status = std::fs::read_to_string(format!("/proc/{daemon}/status"))?;
+    let size = status.lines().find_map(|line| line.strip_prefix("VmSize:"));
+    let size = size.and_then(|text| text.split_whitespace().next());
+    let size: u64 = size.context("no size")?.parse()?;
+    let limit = size * 1024 + SPARE_BYTES;
+    ensure!(limit < EMPTY_BYTES, "the daemon has {size} KiB");
+    let inside = "$(pidof -s holdfastd)";
+    Ok(Obstacle {
+        put: format!("prlimit --pid {inside} --as={limit}:"),
+        remove: format!("prlimit --pid {inside} --as=unlimited:"),
+        says: vec!["Cannot allocate memory"],
+    })
+}

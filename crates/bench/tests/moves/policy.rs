@@ -1,0 +1,128 @@
+//! The node that takes a process decides what it may be and have.
+
+use std::fs::Permissions;
+use std::net::{TcpListener, TcpStream};
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+
+use anyhow::{Context, Result, ensure};
+use holdfast_api::control::MigrationOutcome;
+use holdfast_bench::cluster::{Cluster, ClusterSpec, Family};
+use toml::Value;
+
+use crate::faults::nothing_is_written;
+use crate::world::{Counter, World};
+
+/// Nobody's number, and group.
+const NOBODY: i64 = 65534;
+
+/// What makes the words behind it nobody's program: in the directory that is its first word, from a file that it cannot open.
+const AS_NOBODY: &str = "cd \"$0\" && file=$1 && shift && \
+    exec setpriv --reuid=65534 --regid=65534 --clear-groups \"$@\" <\"$file\"";
+
+/// A group with users = [0], to which nobody's process does not come.
+pub fn a_user(world: &World) -> Result<()> {
+    let counter = start(world, Path::new("/tmp"), Path::new("/dev/null"))?;
+    stays(world, &counter, "user 65534")
+}
+
+/// Nobody's processes may come, with what nobody may open and what is in a directory of the policy's.
+pub fn files() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let [listed, other] = ["listed", "other"].map(|name| folder.path().join(name));
+    for directory in [&listed, &other] {
+        std::fs::create_dir(directory)?;
+        let file = directory.join("roots");
+        std::fs::write(&file, "root's")?;
+        std::fs::set_permissions(&file, Permissions::from_mode(0o600))?;
+        std::fs::set_permissions(directory, Permissions::from_mode(0o700))?;
+    }
+    let world = world("files", &[&listed, Path::new(env!("CARGO_TARGET_TMPDIR"))])?;
+
+    // Nobody's own, and what is in the directory that is listed.
+    for (directory, file) in [
+        ("/tmp".as_ref(), "/dev/null".into()),
+        (&*listed, listed.join("roots")),
+    ] {
+        let counter = start(&world, directory, &file)?;
+        world
+            .migrate(&counter, "n2", "n3")
+            .with_context(|| format!("in {}", directory.display()))?;
+        world.end(&counter)?;
+    }
+    for (directory, file, why) in [
+        (
+            Path::new("/tmp"),
+            other.join("roots"),
+            format!("{}: ", other.join("roots").display()),
+        ),
+        // This is known only when it stands still.
+        (
+            &*other,
+            "/dev/null".into(),
+            "its working directory".to_owned(),
+        ),
+    ] {
+        let counter = start(&world, directory, &file)?;
+        stays(&world, &counter, &why)?;
+    }
+    Ok(())
+}
+
+/// A socket of a family that is not listed.
+pub fn family() -> Result<()> {
+    let world = world("family", &[Path::new(env!("CARGO_TARGET_TMPDIR"))])?;
+    let address = world.cluster.address("n1", Family::V4)?;
+    let lab = world.cluster.lab();
+    let listener = lab.in_net("n1", || TcpListener::bind((address, 0)))??;
+    let port = listener.local_addr()?.port().to_string();
+    std::thread::spawn(move || {
+        for stream in listener.incoming().flatten() {
+            let echo = |stream: TcpStream| std::io::copy(&mut stream.try_clone()?, &mut &stream);
+            std::thread::spawn(move || echo(stream));
+        }
+    });
+    let as_nobody = ["sh", "-c", AS_NOBODY, "/tmp", "/dev/null"];
+    let words = [&*address.to_string(), &port];
+    let counter = world.start_program("n2", &as_nobody, "session", &words)?;
+    stays(&world, &counter, "a socket of family ipv4")
+}
+
+fn world(name: &str, files: &[&Path]) -> Result<World> {
+    let mut spec = ClusterSpec::new(format!("m-{name}-{}", std::process::id()));
+    spec.migration = true;
+    let numbers = || Value::Array(vec![NOBODY.into()]);
+    let files = files
+        .iter()
+        .map(|path| Value::from(path.display().to_string()));
+    for (key, value) in [
+        ("users", numbers()),
+        ("groups", numbers()),
+        ("files", Value::Array(files.collect())),
+        ("families", Value::Array(vec!["unix".into()])),
+    ] {
+        spec.migration_policy.insert(key.to_owned(), value);
+    }
+    let cluster = Cluster::up(spec)?;
+    Ok(World { cluster })
+}
+
+fn start(world: &World, directory: &Path, file: &Path) -> Result<Counter> {
+    let (directory, file) = (directory.display().to_string(), file.display().to_string());
+    world.start_by("n2", &["sh", "-c", AS_NOBODY, &directory, &file])
+}
+
+/// It does not come, the reason is named, and it goes on where it is.
+fn stays(world: &World, counter: &Counter, why: &str) -> Result<()> {
+    let id = world.begin(world.pid_on("n2", counter)?, "n2", "n3")?;
+    let status = world.ended("n2", id)?;
+    let MigrationOutcome::Kept { reason } = &status.outcome else {
+        anyhow::bail!("it came: {status:?}");
+    };
+    eprintln!("{reason}");
+    ensure!(reason.contains(why), "{reason}");
+    world.goes_on(counter, "n2")?;
+    world.wait("something is written down", || nothing_is_written(world))?;
+    ensure!(world.runs("n3", counter.program())? == 0, "it is there too");
+    world.end(counter)
+}

@@ -1,0 +1,148 @@
+//! The daemon has the capabilities that its documentation lists, and no others.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use anyhow::{Context, Result, ensure};
+use holdfast_bench::cluster::{Cluster, ClusterSpec};
+
+const DOCUMENTATION: &str = include_str!("../../../../docs/configuration.md");
+
+/// Those of `linux/capability.h`, in the order of their numbers.
+const NAMES: [&str; 41] = [
+    "CHOWN",
+    "DAC_OVERRIDE",
+    "DAC_READ_SEARCH",
+    "FOWNER",
+    "FSETID",
+    "KILL",
+    "SETGID",
+    "SETUID",
+    "SETPCAP",
+    "LINUX_IMMUTABLE",
+    "NET_BIND_SERVICE",
+    "NET_BROADCAST",
+    "NET_ADMIN",
+    "NET_RAW",
+    "IPC_LOCK",
+    "IPC_OWNER",
+    "SYS_MODULE",
+    "SYS_RAWIO",
+    "SYS_CHROOT",
+    "SYS_PTRACE",
+    "SYS_PACCT",
+    "SYS_ADMIN",
+    "SYS_BOOT",
+    "SYS_NICE",
+    "SYS_RESOURCE",
+    "SYS_TIME",
+    "SYS_TTY_CONFIG",
+    "MKNOD",
+    "LEASE",
+    "AUDIT_WRITE",
+    "AUDIT_CONTROL",
+    "SETFCAP",
+    "MAC_OVERRIDE",
+    "MAC_ADMIN",
+    "SYSLOG",
+    "WAKE_ALARM",
+    "BLOCK_SUSPEND",
+    "AUDIT_READ",
+    "PERFMON",
+    "BPF",
+    "CHECKPOINT_RESTORE",
+];
+
+/// With migration and without it.
+pub fn as_documented() -> Result<()> {
+    let (needed, optional) = documented(true)?;
+    ensure!(needed.len() == 16, "not all are read: {needed:?}");
+    for migration in [true, false] {
+        let (needed, optional) = match migration {
+            true => (needed.clone(), optional.clone()),
+            false => documented(false)?,
+        };
+        let mut spec = ClusterSpec::new(format!("m-caps-{}", std::process::id()));
+        spec.migration = migration;
+        let cluster = Cluster::up(spec)?;
+        for node in cluster.nodes() {
+            let pid = cluster.daemon_pid(&node)?.context("no daemon")?;
+            for sets in threads(pid)? {
+                let has = &sets["CapEff"];
+                let more: Vec<_> = has
+                    .difference(&needed)
+                    .filter(|one| !optional.contains(*one))
+                    .collect();
+                ensure!(more.is_empty(), "{node} has {more:?}, which nothing says");
+                let less: Vec<_> = needed.difference(has).collect();
+                ensure!(less.is_empty(), "{node} lacks {less:?}");
+                ensure!(sets["CapPrm"] == *has, "{node} could have more: {sets:?}");
+                for inherited in ["CapInh", "CapAmb"] {
+                    ensure!(sets[inherited].is_empty(), "{node}: {sets:?}");
+                }
+                let bounded = migration || sets["CapBnd"] == *has;
+                ensure!(bounded, "what {node} starts could have more: {sets:?}");
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The sets of each thread of a process, by what procfs calls them.
+fn threads(pid: i32) -> Result<Vec<BTreeMap<String, BTreeSet<String>>>> {
+    let mut found = Vec::new();
+    for task in std::fs::read_dir(format!("/proc/{pid}/task"))? {
+        // A thread may end meanwhile.
+        let Ok(status) = std::fs::read_to_string(task?.path().join("status")) else {
+            continue;
+        };
+        let mut sets = BTreeMap::new();
+        for line in status.lines().filter(|line| line.starts_with("Cap")) {
+            let (name, bits) = line.split_once(":\t").context("a set")?;
+            let bits = u64::from_str_radix(bits, 16)?;
+            let names = (0..64).filter(|number| bits >> number & 1 == 1);
+            let name_of = |number: usize| match NAMES.get(number) {
+                Some(name) => format!("CAP_{name}"),
+                None => format!("number {number}"),
+            };
+            sets.insert(name.to_owned(), names.map(name_of).collect());
+        }
+        ensure!(sets.len() == 5, "{sets:?}");
+        found.push(sets);
+    }
+    ensure!(!found.is_empty(), "no threads");
+    Ok(found)
+}
+
+/// What the daemon is documented to keep, and what it may keep.
+fn documented(migration: bool) -> Result<(BTreeSet<String>, BTreeSet<String>)> {
+    let (_, section) = DOCUMENTATION
+        .split_once("\n## Capabilities\n")
+        .context("no section")?;
+    let section = section.split("\n## ").next().unwrap_or_default();
+    let (always, more) = section
+        .split_once("With `migration.enabled`")
+        .context("no second list")?;
+    let (mut needed, mut optional) = (BTreeSet::new(), BTreeSet::new());
+    let lines = always.lines().chain(more.lines().filter(|_| migration));
+    for line in lines.filter(|line| line.starts_with("| `CAP_")) {
+        let mut cells = line.split('|').skip(1);
+        let (names, purpose) = (
+            cells.next().unwrap_or_default(),
+            cells.next().unwrap_or_default(),
+        );
+        if purpose.contains("dropped after the start") {
+            continue;
+        }
+        let of = if purpose.contains("optional") {
+            &mut optional
+        } else {
+            &mut needed
+        };
+        of.extend(
+            names
+                .split(',')
+                .map(|name| name.trim().trim_matches('`').to_owned()),
+        );
+    }
+    Ok((needed, optional))
+}

@@ -1,0 +1,33 @@
+//! `[migration]`.
+
+use std::path::PathBuf;
+
+use toml::Spanned;
+
+use super::super::raw::RawMigration;
+use super::super::{ConfigError, MigrationConfig, SocketFamily};
+use super::Check;
+
+impl Check<'_> {
+    pub(super) fn migration(&self, raw: RawMigration) -> Result<MigrationConfig, ConfigError> {
+        Ok(MigrationConfig {
+            enabled: raw.enabled,
+            users: raw.users,
+            groups: raw.groups,
+            paths: self.directories(raw.paths)?,
+            files: self.directories(raw.files)?,
+            families: raw.families.unwrap_or(SocketFamily::ALL.into()),
+        })
+    }
+
+    fn directories(&self, paths: Vec<Spanned<PathBuf>>) -> Result<Vec<PathBuf>, ConfigError> {
+        let absolute = |path: Spanned<PathBuf>| match path.get_ref().is_absolute() {
+            true => Ok(path.into_inner()),
+            false => {
+                let problem = format!("{} is not an absolute path", path.get_ref().display());
+                Err(self.fail(&path, problem, "name a directory from the root on"))
+            }
+        };
+        paths.into_iter().map(absolute).collect()
+    }
+}

@@ -1,0 +1,184 @@
+//! Who may come, and what they may have.
+
+use std::collections::BTreeMap;
+
+use super::*;
+
+fn policy(enabled: bool) -> Policy {
+    let config = MigrationConfig {
+        enabled,
+        users: BTreeSet::from([1000]),
+        groups: BTreeSet::from([100]),
+        paths: vec!["/usr/games".into()],
+        files: vec!["/var/log/game".into()],
+        families: [SocketFamily::Ipv4, SocketFamily::Unix].into(),
+    };
+    Policy::new(&config, Addresses::default())
+}
+
+fn identity(user: u32, groups: &[u32]) -> Identity {
+    Identity {
+        user,
+        group: 100,
+        groups: groups.to_vec(),
+    }
+}
+
+fn game(user: u32, program: &str) -> Description {
+    Description {
+        name: "game".into(),
+        users: BTreeSet::from([user]),
+        identities: BTreeSet::from([identity(user, &[100])]),
+        programs: BTreeSet::from([program.to_owned()]),
+        group: None,
+    }
+}
+
+#[test]
+fn only_what_is_allowed_comes() {
+    let allowed = game(1000, "/usr/games/server");
+    assert_eq!(policy(true).refusals(&allowed, 1), Vec::<String>::new());
+    assert_eq!(policy(false).refusals(&allowed, 1).len(), 1);
+    for (user, program, why) in [
+        (1001, "/usr/games/server", "user 1001"),
+        (1000, "/usr/gamesome/server", "/usr/gamesome"),
+        (1000, "/usr/games/../bin/sh", "/usr/games/../bin/sh"),
+    ] {
+        let refusals = policy(true).refusals(&game(user, program), 1);
+        assert_eq!(refusals.len(), 1, "{refusals:?}");
+        assert!(refusals[0].contains(why), "{refusals:?}");
+    }
+    let refusals = policy(true).refusals(&allowed, u64::MAX);
+    assert!(refusals[0].contains("MiB"), "{refusals:?}");
+}
+
+#[test]
+fn what_is_sent_is_looked_at_again() {
+    use holdfast_sys::process::image::{BackingFile, FrozenProcess, FrozenThread, Process};
+    let tree = |path: &str| Tree {
+        processes: vec![Process::default()],
+        files: vec![BackingFile {
+            path: path.into(),
+            ..BackingFile::default()
+        }],
+        ..Tree::default()
+    };
+    assert_eq!(policy(true).check_tree(&tree("/usr/games/server")), Ok(()));
+    assert!(policy(true).check_tree(&tree("/bin/sh")).is_err());
+    let frozen = |uids: [u32; 4], group: u32, permitted: u64| {
+        let mut thread = FrozenThread::default();
+        thread.credentials.uids = uids;
+        thread.credentials.gids = [100; 4];
+        thread.credentials.groups = vec![group];
+        thread.credentials.capabilities[1] = permitted;
+        let process = FrozenProcess {
+            threads: vec![thread],
+            ..FrozenProcess::default()
+        };
+        Frozen {
+            processes: vec![Some(process)],
+        }
+    };
+    assert_eq!(
+        policy(true).check_frozen(&frozen([1000; 4], 100, 0)),
+        Ok(())
+    );
+    assert!(
+        policy(true)
+            .check_frozen(&frozen([1000, 1000, 0, 1000], 100, 0))
+            .is_err()
+    );
+    assert!(
+        policy(true)
+            .check_frozen(&frozen([1000; 4], 42, 0))
+            .is_err()
+    );
+    assert!(
+        policy(true)
+            .check_frozen(&frozen([1000; 4], 100, 1 << 12))
+            .is_err()
+    );
+}
+
+/// Somebody who opens files as one that may not come would have that one's files.
+#[test]
+fn only_who_may_come_opens_files() {
+    let why = |who: Identity| {
+        let description = Description {
+            identities: BTreeSet::from([who]),
+            ..game(1000, "/usr/games/server")
+        };
+        policy(true).refusals(&description, 1)
+    };
+    assert_eq!(why(identity(1000, &[])), Vec::<String>::new());
+    let refusals = why(identity(1001, &[]));
+    assert!(
+        refusals.len() == 1 && refusals[0].contains("user 1001"),
+        "{refusals:?}"
+    );
+    let refusals = why(identity(1000, &[42]));
+    assert!(
+        refusals.len() == 1 && refusals[0].contains("group 42"),
+        "{refusals:?}"
+    );
+}
+
+#[test]
+fn a_process_opens_what_its_users_could_and_the_files_of_the_policy() {
+    let game = game(1000, "/usr/games/server");
+    assert_eq!(
+        *policy(true).of(&game).rights(),
+        Rights::Of {
+            whose: BTreeSet::from([identity(1000, &[100])]),
+            files: vec!["/var/log/game".into()],
+        }
+    );
+    let mut roots = policy(true);
+    roots.config.users.insert(0);
+    assert_eq!(*roots.of(&game).rights(), Rights::All);
+    // Of whom nothing was said yet may open nothing.
+    let Rights::Of { whose, files } = policy(true).rights().clone() else {
+        panic!("everything");
+    };
+    assert!(whose.is_empty() && files.is_empty());
+}
+
+#[test]
+fn sockets_are_of_the_families_that_are_listed() {
+    use holdfast_sys::process::files::Image;
+    use holdfast_sys::process::files::image::{Kind, NetlinkSocket, OpenFile};
+    use holdfast_sys::process::image::Files;
+    use holdfast_sys::process::sockets::SocketStatic;
+    let sockets = |v6_socket| Descriptors {
+        files: Files::Image(Image::default()),
+        sockets: BTreeMap::from([(0, SocketStatic::Ended { v6_socket })]),
+        gone: BTreeSet::new(),
+    };
+    assert_eq!(policy(true).check_sockets(&sockets(false)), Ok(()));
+    let refusal = policy(true).check_sockets(&sockets(true));
+    assert!(refusal.is_err_and(|why| why.contains("family ipv6")));
+    // What changes is looked at like what was there first.
+    let netlink = OpenFile {
+        flags: 0,
+        owner: None,
+        locks: Vec::new(),
+        kind: Kind::Netlink(NetlinkSocket {
+            socket: 3,
+            port: 0,
+            groups: Vec::new(),
+            options: Vec::new(),
+        }),
+    };
+    let mut image = Image::default();
+    image.files.insert(0, netlink);
+    let changes = image.changes_since(&Image::default());
+    for files in [Files::Image(image), Files::Changes(changes)] {
+        let found = Descriptors {
+            files,
+            sockets: BTreeMap::new(),
+            gone: BTreeSet::new(),
+        };
+        let refusal = policy(true).check_sockets(&found);
+        assert!(refusal.is_err_and(|why| why.contains("family netlink")));
+    }
+}

@@ -1,0 +1,166 @@
+//! A process that makes system calls as somebody else, with our descriptors.
+//!
+//! It is no thread: what procfs lets threads of one process see of each other (their memory, which is ours) it must not open.
+
+use super::Identity;
+use crate::process::files::Stock;
+use rustix::fd::{AsRawFd, OwnedFd};
+use rustix::net::{
+    AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, recv, send, socketpair, sockopt,
+};
+use std::io;
+use std::time::Duration;
+
+/// Longest path, with its end.
+pub(super) const PAYLOAD_MAX: usize = 4096;
+/// Number, arguments, and which argument is the payload's address.
+const HEAD: usize = 8 * 8;
+/// How long a call may take: a file system may be far away.
+const PATIENCE: Duration = Duration::from_secs(30);
+/// `_LINUX_CAPABILITY_VERSION_3`.
+const VERSION: u32 = 0x2008_0522;
+/// Instead of an argument's number: there is no payload.
+const NONE: u64 = 6;
+
+/// Somebody else. It ends when it is dropped: its PID is of the tree's namespace, and may be wanted.
+#[derive(Debug)]
+pub(super) struct Deputy {
+    pid: i32,
+    ours: OwnedFd,
+    /// The table is shared, so this is the deputy's.
+    _theirs: OwnedFd,
+}
+
+/// A system call.
+pub(super) struct Call<'a> {
+    pub number: libc::c_long,
+    pub arguments: [u64; 5],
+    /// Bytes whose address is an argument, by that one's number.
+    pub payload: Option<(usize, &'a [u8])>,
+}
+
+impl Deputy {
+    pub fn start(identity: &Identity) -> io::Result<Self> {
+        let pair = socketpair(
+            AddressFamily::UNIX,
+            SocketType::SEQPACKET,
+            SocketFlags::CLOEXEC,
+            None,
+        )?;
+        // Out of the way of the tree's descriptors.
+        let lift = |fd| Stock::lift_own(fd).map_err(io::Error::other);
+        let (ours, theirs) = (lift(pair.0)?, lift(pair.1)?);
+        sockopt::set_socket_timeout(&ours, sockopt::Timeout::Recv, Some(PATIENCE))?;
+        // SAFETY: plain numbers, for which zero is a value.
+        let mut how: libc::clone_args = unsafe { std::mem::zeroed() };
+        how.flags = libc::CLONE_FILES as u64;
+        // SAFETY: `how` has the kernel's layout. Without CLONE_VM the child has a copy of everything, and makes nothing but
+        // system calls until it ends.
+        let pid = unsafe { libc::syscall(libc::SYS_clone3, &raw const how, size_of_val(&how)) };
+        if pid == 0 {
+            serve(theirs.as_raw_fd(), identity);
+        }
+        if pid < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        Ok(Self {
+            pid: pid as i32,
+            ours,
+            _theirs: theirs,
+        })
+    }
+
+    /// What the call returned.
+    pub fn call(&self, call: &Call<'_>) -> io::Result<i64> {
+        let (at, payload) = call.payload.unwrap_or((NONE as usize, &[]));
+        if payload.len() > PAYLOAD_MAX {
+            return Err(io::Error::from(io::ErrorKind::InvalidFilename));
+        }
+        let mut request = Vec::with_capacity(HEAD + payload.len());
+        request.extend_from_slice(&call.number.to_ne_bytes());
+        for argument in call.arguments {
+            request.extend_from_slice(&argument.to_ne_bytes());
+        }
+        request.extend_from_slice(&(at as u64).to_ne_bytes());
+        request.extend_from_slice(&(payload.len() as u64).to_ne_bytes());
+        request.extend_from_slice(payload);
+        send(&self.ours, &request, SendFlags::NOSIGNAL)?;
+        let mut answer = [0; 8];
+        let (count, _) = recv(&self.ours, &mut answer[..], RecvFlags::empty())?;
+        if count != answer.len() {
+            return Err(io::Error::from(io::ErrorKind::UnexpectedEof));
+        }
+        match i64::from_ne_bytes(answer) {
+            error if error < 0 => Err(io::Error::from_raw_os_error(-error as i32)),
+            result => Ok(result),
+        }
+    }
+}
+
+impl Drop for Deputy {
+    fn drop(&mut self) {
+        // SAFETY: no pointers but a null one are passed; nobody else waits for this child.
+        unsafe {
+            libc::kill(self.pid, libc::SIGKILL);
+            libc::waitpid(self.pid, std::ptr::null_mut(), libc::__WALL);
+        }
+    }
+}
+
+/// Runs in the child, which makes system calls and allocates nothing.
+fn serve(channel: i32, identity: &Identity) -> ! {
+    let mut request = [0u8; HEAD + PAYLOAD_MAX];
+    // SAFETY: system calls of the child alone, with pointers into its own memory that outlive them; what the calls of requests
+    // are given is what the parent has checked, and `_exit` ends the process.
+    unsafe {
+        if !become_it(identity) {
+            libc::_exit(1);
+        }
+        loop {
+            let count = libc::recv(channel, request.as_mut_ptr().cast(), request.len(), 0);
+            if count < HEAD as isize {
+                libc::_exit(0);
+            }
+            let mut words = [0u64; HEAD / 8];
+            let bytes = size_of_val(&words);
+            std::ptr::copy_nonoverlapping(request.as_ptr(), words.as_mut_ptr().cast(), bytes);
+            let [number, mut a, mut b, mut c, mut d, mut e, at, _] = words;
+            let payload = request.as_ptr().add(HEAD).addr() as u64;
+            match at {
+                0 => a = payload,
+                1 => b = payload,
+                2 => c = payload,
+                3 => d = payload,
+                4 => e = payload,
+                _ => {}
+            }
+            let mut result = libc::syscall(number as libc::c_long, a, b, c, d, e) as i64;
+            if result < 0 {
+                result = -i64::from(*libc::__errno_location());
+            }
+            let answer = (&raw const result).cast();
+            libc::send(channel, answer, size_of_val(&result), libc::MSG_NOSIGNAL);
+        }
+    }
+}
+
+/// Gives the calling process up for who it is to be; false where the kernel does not let it.
+///
+/// # Safety
+/// The process has one thread.
+unsafe fn become_it(identity: &Identity) -> bool {
+    let Identity {
+        user,
+        group,
+        groups,
+    } = identity;
+    let header = [VERSION, 0];
+    let none = [0u32; 6];
+    // SAFETY: all pointers are to memory of the layout that the calls read, which outlives them.
+    unsafe {
+        libc::syscall(libc::SYS_setgroups, groups.len(), groups.as_ptr()) == 0
+            && libc::syscall(libc::SYS_setresgid, *group, *group, *group) == 0
+            && libc::syscall(libc::SYS_setresuid, *user, *user, *user) == 0
+            && libc::syscall(libc::SYS_capset, header.as_ptr(), none.as_ptr()) == 0
+    }
+}

@@ -1,0 +1,271 @@
+//! Opening what a tree names, with no more rights than it has.
+
+use super::deputy::{Call, Deputy, PAYLOAD_MAX};
+use super::{Identity, Rights};
+use crate::process::files::Refusal;
+use rustix::fs::inotify::{WatchFlags, add_watch};
+use rustix::fs::{CWD, Mode, OFlags, ResolveFlags, open, openat2};
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+
+/// `AT_EACCESS` and `AT_EMPTY_PATH`: as who one is, what a descriptor stands for.
+const OF_DESCRIPTOR: u64 = (libc::AT_EACCESS | libc::AT_EMPTY_PATH) as u64;
+const HERE: u64 = libc::AT_FDCWD as u64;
+
+/// Opens things by path. Where it does not have all rights it has a deputy for each identity, from when it needs the first until
+/// [`Self::rest`].
+#[derive(Debug, Default)]
+pub(in crate::process) struct Opener {
+    rights: Rights,
+    deputies: Vec<(Identity, Deputy)>,
+}
+
+/// Who and how a new file is to be: user, group, mode.
+pub(in crate::process) type Access = (u32, u32, u32);
+
+impl Opener {
+    pub fn new(rights: Rights) -> Self {
+        Self {
+            rights,
+            deputies: Vec::new(),
+        }
+    }
+
+    pub fn rights(&self) -> &Rights {
+        &self.rights
+    }
+
+    /// Whether somebody else's rights are asked about.
+    pub fn is_bounded(&self) -> bool {
+        self.rights != Rights::All
+    }
+
+    /// Whether a file that comes may be this user's.
+    pub fn may_be(&self, user: u32) -> bool {
+        !self.is_bounded() || self.rights.whose().any(|one| one.user == user)
+    }
+
+    /// Why a file that is named is not open.
+    pub fn why_not(&self, path: &Path, error: &io::Error) -> String {
+        let shown = path.display().to_string();
+        match self.is_bounded() && is_refusal(error) {
+            true => Refusal::NotAllowed(shown).to_string(),
+            false => format!("{shown}: {error}"),
+        }
+    }
+
+    /// Ends the deputies: their PIDs may be wanted.
+    pub fn rest(&mut self) {
+        self.deputies.clear();
+    }
+
+    /// `open(2)`.
+    pub fn open(&mut self, path: &Path, flags: OFlags) -> io::Result<OwnedFd> {
+        let flags = flags | OFlags::CLOEXEC | OFlags::NOCTTY;
+        if !self.is_bounded() {
+            return Ok(open(path, flags, Mode::empty())?);
+        }
+        let name = name(path)?;
+        let opened = self.first(|deputy| open_by(deputy, &name, flags, 0));
+        match opened {
+            Err(error) if self.is_ours(&error, path) => open_ours(path, flags, Mode::empty()),
+            opened => opened,
+        }
+    }
+
+    /// A file without a name in a directory; or, where `name_is_known`, one that had this path for a moment.
+    pub fn nameless(
+        &mut self,
+        path: &Path,
+        name_is_known: bool,
+        access: Access,
+    ) -> io::Result<OwnedFd> {
+        let directory = match name_is_known {
+            true => path.parent().unwrap_or(path),
+            false => path,
+        };
+        let made = self.first(|deputy| {
+            let fd = match name_is_known {
+                true => create_removed(deputy, path)?,
+                false => open_by(deputy, &name(path)?, OFlags::TMPFILE | OFlags::RDWR, 0o600)?,
+            };
+            give(deputy, &fd, access)?;
+            Ok(fd)
+        });
+        match made {
+            Err(error) if self.is_ours(&error, path) => {
+                let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
+                let fd = open_ours(directory, flags, Mode::RUSR | Mode::WUSR)?;
+                let (user, group, mode) = access;
+                std::os::unix::fs::fchown(&fd, Some(user), Some(group))?;
+                // What makes a program somebody else's is not given away.
+                rustix::fs::fchmod(&fd, Mode::from_raw_mode(mode & 0o1777))?;
+                Ok(fd)
+            }
+            made => made,
+        }
+    }
+
+    /// `connect(2)` to an address of these bytes. Whoever listens there is told whose rights it was.
+    pub fn connect(&mut self, fd: BorrowedFd<'_>, address: &[u8]) -> io::Result<()> {
+        let length = address.len() as u64;
+        let number = fd.as_raw_fd() as u64;
+        let connected = self.first(|deputy| {
+            deputy.call(&Call {
+                number: libc::SYS_connect,
+                arguments: [number, 0, length, 0, 0],
+                payload: Some((1, address)),
+            })
+        });
+        connected.map(drop)
+    }
+
+    /// `inotify_add_watch(2)`.
+    pub fn watch(&mut self, fd: BorrowedFd<'_>, path: &Path, mask: u32) -> io::Result<i32> {
+        let name = name(path)?;
+        let number = fd.as_raw_fd() as u64;
+        let watched = self.first(|deputy| {
+            deputy.call(&Call {
+                number: libc::SYS_inotify_add_watch,
+                arguments: [number, 0, u64::from(mask), 0, 0],
+                payload: Some((1, &name)),
+            })
+        });
+        match watched {
+            Err(error) if self.is_ours(&error, path) => {
+                let there = open_ours(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
+                let link = format!("/proc/self/fd/{}", there.as_raw_fd());
+                let mask = WatchFlags::from_bits_retain(mask);
+                Ok(add_watch(fd, link.as_str(), mask)?)
+            }
+            watched => watched.map(|watch| watch as i32),
+        }
+    }
+
+    /// Opens a directory in which files may be made and replaced.
+    pub fn open_writable(&mut self, directory: &Path) -> io::Result<OwnedFd> {
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let fd = self.open(directory, flags)?;
+        if !self.is_bounded() {
+            return Ok(fd);
+        }
+        let number = fd.as_raw_fd() as u64;
+        let wanted = (libc::W_OK | libc::X_OK) as u64;
+        let may = self.first(|deputy| {
+            deputy.call(&Call {
+                number: libc::SYS_faccessat2,
+                arguments: [number, 0, wanted, OF_DESCRIPTOR, 0],
+                payload: Some((1, b"\0")),
+            })
+        });
+        match may {
+            Err(error) if self.is_ours(&error, directory) => {
+                open_ours(directory, flags, Mode::empty())
+            }
+            may => may.map(|_| fd),
+        }
+    }
+
+    /// Whether what nobody of the tree may do is done with our own rights.
+    fn is_ours(&self, error: &io::Error, path: &Path) -> bool {
+        is_refusal(error) && self.rights.exempts(path)
+    }
+
+    /// What the first deputy says who is not refused; the refusal, if all are.
+    fn first<T>(&mut self, ask: impl Fn(&Deputy) -> io::Result<T>) -> io::Result<T> {
+        let mut refusal = io::Error::from_raw_os_error(libc::EACCES);
+        for at in 0..self.rights.whose().count() {
+            if at == self.deputies.len()
+                && let Some(identity) = self.rights.whose().nth(at).cloned()
+            {
+                let deputy = Deputy::start(&identity)?;
+                self.deputies.push((identity, deputy));
+            }
+            match ask(&self.deputies[at].1) {
+                Err(error) if is_refusal(&error) => refusal = error,
+                outcome => return outcome,
+            }
+        }
+        Err(refusal)
+    }
+}
+
+/// Whether it is who asks that is the reason.
+pub(in crate::process) fn is_refusal(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::EACCES | libc::EPERM))
+}
+
+/// With all rights: nobody else's link leads elsewhere.
+fn open_ours(path: &Path, flags: OFlags, mode: Mode) -> io::Result<OwnedFd> {
+    let resolve = ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
+    // Other calls ignore what has no meaning with it, this one refuses.
+    let with_path = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let flags = match flags.contains(OFlags::PATH) {
+        true => flags & with_path,
+        false => flags,
+    };
+    Ok(openat2(CWD, path, flags, mode, resolve)?)
+}
+
+fn name(path: &Path) -> io::Result<Vec<u8>> {
+    let bytes = path.as_os_str().as_bytes();
+    if bytes.contains(&0) || bytes.len() >= PAYLOAD_MAX {
+        return Err(io::Error::from(io::ErrorKind::InvalidFilename));
+    }
+    Ok([bytes, b"\0"].concat())
+}
+
+fn open_by(deputy: &Deputy, name: &[u8], flags: OFlags, mode: u32) -> io::Result<OwnedFd> {
+    let flags = flags | OFlags::CLOEXEC;
+    let number = deputy.call(&Call {
+        number: libc::SYS_openat,
+        arguments: [HERE, 0, u64::from(flags.bits()), u64::from(mode), 0],
+        payload: Some((1, name)),
+    })?;
+    // SAFETY: the deputy has opened it in the table that it shares with us, and nothing else owns it.
+    Ok(unsafe { OwnedFd::from_raw_fd(number as i32) })
+}
+
+/// A file under its former name, or beside it where the name is in use, and the name removed.
+fn create_removed(deputy: &Deputy, path: &Path) -> io::Result<OwnedFd> {
+    let flags = OFlags::CREATE | OFlags::EXCL | OFlags::RDWR;
+    for attempt in 0..1000 {
+        let mut wanted = path.as_os_str().to_owned();
+        if attempt > 0 {
+            wanted.push(format!(".{attempt}"));
+        }
+        let name = name(Path::new(&wanted))?;
+        match open_by(deputy, &name, flags, 0o600) {
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+            opened => {
+                let fd = opened?;
+                deputy.call(&Call {
+                    number: libc::SYS_unlinkat,
+                    arguments: [HERE, 0, 0, 0, 0],
+                    payload: Some((1, &name)),
+                })?;
+                return Ok(fd);
+            }
+        }
+    }
+    Err(io::Error::from(io::ErrorKind::AlreadyExists))
+}
+
+/// Owner and mode, as far as the deputy may give them.
+fn give(deputy: &Deputy, fd: &OwnedFd, (user, group, mode): Access) -> io::Result<()> {
+    let number = fd.as_raw_fd() as u64;
+    let plain = |number, arguments| {
+        deputy.call(&Call {
+            number,
+            arguments,
+            payload: None,
+        })
+    };
+    plain(
+        libc::SYS_fchown,
+        [number, u64::from(user), u64::from(group), 0, 0],
+    )?;
+    plain(libc::SYS_fchmod, [number, u64::from(mode), 0, 0, 0]).map(drop)
+}
