@@ -67,6 +67,42 @@ fn what_cannot_move_is_named() {
     }
 }
 
+/// What a copy may have, and what moves may not.
+#[test]
+fn a_connection_over_loopback_with_an_end_outside_is_named() {
+    for case in ["tcp4", "tcp6", "udp4", "udp6", "tcp4-waiting"] {
+        let program = Program::start_with("halved", &[case]);
+        let child = program.number("child").expect("a child");
+        let began = Instant::now();
+        let report = loop {
+            let report = inspect(child).expect("looks");
+            if !report.halved.is_empty() {
+                break report;
+            }
+            assert!(began.elapsed() < LIMIT, "{case}: {report:?}");
+            std::thread::sleep(Duration::from_millis(5));
+        };
+        assert_eq!((report.blockers.len(), report.halved.len()), (0, 1));
+        let text = report.halved[0].to_string();
+        let wanted = match case {
+            "tcp4-waiting" => "nobody has accepted it".to_owned(),
+            _ => format!("process {} has the other end", program.pid()),
+        };
+        assert!(
+            text.contains(&wanted) && text.contains("socket:["),
+            "{text}"
+        );
+        let address = if case.contains('6') {
+            "[::1]:"
+        } else {
+            "127.0.0.1:"
+        };
+        assert_eq!(text.matches(address).count(), 2, "{text}");
+        let whole = inspect(program.pid()).expect("looks");
+        assert_eq!(whole.halved, [], "{case}: both ends are in that tree");
+    }
+}
+
 /// What only shows when the process stands still is found when watching it begins, and it runs on.
 #[test]
 fn what_hides_is_named() {

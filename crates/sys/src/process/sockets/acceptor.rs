@@ -1,7 +1,7 @@
 //! Sockets of a tree at the acceptor.
 
 use super::clock::Clock;
-use super::{SocketError, SocketState, SocketStatic};
+use super::{SocketError, SocketState, SocketStatic, near};
 use crate::process::files::image::FileId;
 use crate::tcp_info::TcpState;
 use crate::tcp_repair::{
@@ -23,6 +23,8 @@ pub struct Sockets {
     fresh: BTreeSet<FileId>,
     /// Those that were given what they had when the tree stood still.
     settled: BTreeSet<FileId>,
+    /// For sockets at loopback addresses, when all have their state: they answer each other.
+    near: Vec<Vec<u8>>,
 }
 
 #[derive(Debug)]
@@ -75,6 +77,7 @@ impl Sockets {
             made: BTreeMap::new(),
             fresh: BTreeSet::new(),
             settled: BTreeSet::new(),
+            near: Vec::new(),
         })
     }
 
@@ -166,7 +169,9 @@ impl Sockets {
         if !states.keys().eq(self.made.keys()) {
             return Err(SocketError::Unknown);
         }
-        self.restore_some(states, threads)
+        let packets = self.restore_some(states, threads)?;
+        near::deliver(&std::mem::take(&mut self.near))?;
+        Ok(packets)
     }
 
     /// [`Sockets::restore`] for some of the sockets, the others to follow.
@@ -179,7 +184,10 @@ impl Sockets {
         threads: usize,
     ) -> Result<Vec<Vec<u8>>, SocketError> {
         self.settled.extend(states.keys());
-        self.give(states, None, threads)
+        let packets = self.give(states, None, threads)?.into_iter();
+        let (near, packets) = packets.partition(|packet| near::is_near(packet));
+        self.near.extend::<Vec<_>>(near);
+        Ok(packets)
     }
 
     /// [`Sockets::restore`] where sockets that [`Sockets::restore_some`] has restored are left out, and connections that are
@@ -204,6 +212,7 @@ impl Sockets {
         }
         let packets = self.restore_some(states, threads)?;
         self.keep_time(at_us)?;
+        near::deliver(&std::mem::take(&mut self.near))?;
         Ok(packets)
     }
 

@@ -19,11 +19,14 @@ mod clock;
 mod donor;
 mod error;
 pub(crate) mod left;
+mod loopback;
+mod near;
 mod told;
 
 pub use acceptor::Sockets;
 pub use donor::{Held, Reader};
 pub use error::SocketError;
+pub use loopback::{Ends, Halved, halved};
 pub use told::{Told, Way};
 
 use crate::tcp_repair::{TcpDynamic, TcpStatic, TcpUnconnected};
