@@ -151,7 +151,7 @@ pub(super) fn place(socket: &SocketStatic) -> Option<Place> {
             local: fixed.local,
             remote: fixed.remote,
         },
-        SocketStatic::Ended { .. } => return None,
+        SocketStatic::Ended { .. } | SocketStatic::Closed(_) => return None,
     };
     Some(place)
 }

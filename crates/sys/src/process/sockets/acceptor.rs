@@ -5,7 +5,7 @@ use super::{SocketError, SocketState, SocketStatic, near};
 use crate::process::files::image::FileId;
 use crate::tcp_info::TcpState;
 use crate::tcp_repair::{
-    PreparedSocket, Preparer, RestoredSocket, Settled, TcpDynamic, TcpStatic, WindowProbe,
+    Closing, PreparedSocket, Preparer, RestoredSocket, Settled, TcpDynamic, TcpStatic, WindowProbe,
     activate_all, each, ended, injection, restore, settle,
 };
 use crate::udp;
@@ -39,6 +39,8 @@ enum Phase {
     Prepared(PreparedSocket),
     /// With its connection, in repair mode.
     Restored(RestoredSocket, Box<Taken>),
+    /// One whose connection is to end.
+    Closing(Closing),
     /// Anything else, or a connection that goes on.
     Ready(OwnedFd),
 }
@@ -61,6 +63,7 @@ impl AsFd for Made {
         match &self.phase {
             Phase::Prepared(socket) => socket.as_fd(),
             Phase::Restored(socket, _) => socket.as_fd(),
+            Phase::Closing(socket) => socket.as_fd(),
             Phase::Ready(socket) => socket.as_fd(),
         }
     }
@@ -115,6 +118,7 @@ impl Sockets {
             SocketStatic::Unconnected(fixed) => Phase::Ready(fixed.prepare()?),
             SocketStatic::Datagrams(fixed) => Phase::Ready(udp::prepare(fixed)?),
             SocketStatic::Ended { v6_socket } => Phase::Ready(ended(*v6_socket)?),
+            SocketStatic::Closed(fixed) => Phase::Closing(fixed.prepare()?),
         })
     }
 
@@ -248,9 +252,20 @@ impl Sockets {
                     let getter = match phase {
                         Phase::Prepared(socket) => Getter::Prepared(socket),
                         Phase::Restored(socket, _) => Getter::Again(socket),
-                        Phase::Ready(_) => return Err(SocketError::Unknown.of(id)),
+                        _ => return Err(SocketError::Unknown.of(id)),
                     };
                     connections.push((id, getter, fixed, state));
+                }
+                (
+                    SocketStatic::Closed(fixed),
+                    Phase::Closing(socket),
+                    SocketState::Closed(rest),
+                ) => {
+                    let ended = socket.end(&fixed, &rest);
+                    let ended = ended.map_err(|error| SocketError::from(error).of(id))?;
+                    let fixed = SocketStatic::Closed(fixed);
+                    let phase = Phase::Ready(ended);
+                    self.made.insert(id, Made { fixed, phase });
                 }
                 (fixed, Phase::Ready(socket), state) => {
                     let outcome = settle_in(&fixed, socket.as_fd(), &state, &mut packets);

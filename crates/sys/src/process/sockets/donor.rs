@@ -5,8 +5,8 @@ use crate::process::files::image::FileId;
 use crate::sockopt::get_int;
 use crate::tcp_info::{TcpInfo, TcpState};
 use crate::tcp_repair::{
-    RepairError, StaticReader, TcpDynamic, TcpUnconnected, Unmovable, abandon, extract_all, resume,
-    unread,
+    RepairError, Rest, StaticReader, TcpClosed, TcpDynamic, TcpUnconnected, Unmovable, abandon,
+    extract_all, has_closed, resume, unread,
 };
 use crate::udp::{self, Groups};
 use std::collections::{BTreeMap, BTreeSet};
@@ -46,6 +46,9 @@ impl Reader {
         }
         match self.tcp.read(fd) {
             Ok(fixed) => Ok(SocketStatic::Connection(Box::new(fixed))),
+            Err(RepairError::Unmovable(Unmovable::Closed)) if has_closed(fd)? => {
+                Ok(SocketStatic::Closed(Box::new(TcpClosed::read(fd)?)))
+            }
             Err(RepairError::Unmovable(Unmovable::Listening | Unmovable::Closed)) => {
                 let fixed = TcpUnconnected::read(fd)?;
                 Ok(SocketStatic::Unconnected(Box::new(fixed)))
@@ -223,6 +226,7 @@ impl SocketStatic {
                 let joined = udp::joined(fd, fixed.v6_socket, groups)?;
                 Ok(SocketState::Datagrams(queue, joined))
             }
+            Self::Closed(_) => Ok(SocketState::Closed(Rest::read(fd)?)),
             _ => Ok(SocketState::Unconnected),
         }
     }
@@ -246,8 +250,9 @@ impl SocketStatic {
             ),
             (Self::Unconnected(fixed), Ok(state)) => match &fixed.waiting {
                 Some(_) => state == TcpState::Listen,
-                None => state == TcpState::Close,
+                None => state == TcpState::Close && matches!(has_closed(fd), Ok(false)),
             },
+            (Self::Closed(_), Ok(_)) => matches!(has_closed(fd), Ok(true)),
             _ => false,
         }
     }

@@ -75,7 +75,7 @@ impl Ends {
             SocketStatic::Connection(fixed) => (true, fixed.local, Some(fixed.remote)),
             SocketStatic::Unconnected(fixed) => (true, fixed.local?, None),
             SocketStatic::Datagrams(fixed) => (false, fixed.local, fixed.remote),
-            SocketStatic::Ended { .. } => return None,
+            SocketStatic::Ended { .. } | SocketStatic::Closed(_) => return None,
         };
         Some(Self::new(tcp, local, remote))
     }
