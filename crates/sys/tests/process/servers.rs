@@ -69,7 +69,7 @@ fn connections_go_on_after_a_rollback() {
 }
 
 /// Both hosts of a net, which are reached when a tree is there.
-fn hosts(net: &Arc<Net>) -> [Host; 2] {
+pub fn hosts(net: &Arc<Net>) -> [Host; 2] {
     let [to_a, to_b] = [To::A, To::B].map(|to| {
         let net = Arc::clone(net);
         move |open: bool| net.route(if open { to } else { To::Nowhere })
