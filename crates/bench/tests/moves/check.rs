@@ -3,10 +3,10 @@
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use anyhow::{Context, Result, ensure};
-use holdfast_api::control::{MigrationOutcome, ProcessCheck};
+use holdfast_api::control::{MigrationOutcome, ProcessCheck, SocketsWay};
 use holdfast_bench::cluster::Family;
 
-use crate::faults::{ACCEPTOR, DONOR};
+use crate::faults::{ACCEPTOR, DONOR, HOLDER};
 use crate::session;
 use crate::world::{Counter, World};
 
@@ -86,6 +86,33 @@ pub fn over_loopback(world: &World) -> Result<()> {
     session::serve(world, DONOR, own)?;
     let counter = session::client(world, DONOR, own)?;
     stays(world, &counter, "stays within this host")?;
+    world.end(&counter)
+}
+
+/// What stays within the host goes along, whatever stage it is at, and in each way.
+pub fn near(world: &World) -> Result<()> {
+    let counter = world.start_program(DONOR, &[], "near", &[])?;
+    world.wait("it has not had all", || Ok(counter.counts()?.len() > 60))?;
+    let check = ask(world, &counter)?;
+    ensure!(check.movable, "{check:?}");
+    let failed = counter.end_file().with_extension("failed");
+    let said = || format!("it says {:?}", std::fs::read_to_string(&failed).ok());
+    for (from, to) in [(DONOR, ACCEPTOR), (ACCEPTOR, HOLDER), (HOLDER, DONOR)] {
+        let went = world.migrate(&counter, from, to);
+        went.with_context(said)?;
+    }
+    for way in [
+        SocketsWay::Incremental,
+        SocketsWay::Collective,
+        SocketsWay::Iterative,
+    ] {
+        for (from, to) in [(DONOR, ACCEPTOR), (ACCEPTOR, DONOR)] {
+            let pid = world.pid_on(from, &counter)?;
+            world.move_by(pid, from, to, way)?;
+            let went = world.goes_on(&counter, to);
+            went.with_context(|| format!("{way:?}, {}", said()))?;
+        }
+    }
     world.end(&counter)
 }
 

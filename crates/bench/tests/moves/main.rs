@@ -196,6 +196,11 @@ fn what_does_not_move_is_named_before() {
 }
 
 #[test]
+fn connections_that_stay_within_their_host_move_at_any_stage() {
+    in_world("near", check::near);
+}
+
+#[test]
 fn a_connection_that_cannot_leave_the_host_is_named_before() {
     in_world("check-lo", check::over_loopback);
 }

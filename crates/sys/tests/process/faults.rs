@@ -153,7 +153,7 @@ fn a_session_with_jobs_on_a_terminal_is_refused() {
 /// The same where the job begins while its tree is watched: said before anything is frozen.
 #[test]
 fn a_job_that_begins_late_is_refused() {
-    let program = Program::start("terminal");
+    let program = Program::start_with("terminal", &["quiet"]);
     let leader = program.number("leader").expect("a leader");
     let pid = program.pid();
     let why = std::thread::scope(|scope| {

@@ -19,7 +19,7 @@ pub(super) fn check(report: &mut Report) {
     };
     match Draft::save(&pids, &limits) {
         Ok(draft) => {
-            loopback::check(report, &draft);
+            loopback::check(report, &draft, || Draft::save(&pids, &limits).ok());
             terminal::check(report, &draft.image);
             report.open_files = draft.image.files.len();
             report.sockets = draft.sockets.into_values().collect();

@@ -6,14 +6,18 @@ use crate::process::files::{Draft, Outside};
 use crate::process::procfs;
 use crate::process::sockets::{Ends, Halved, halved};
 use std::collections::{HashMap, HashSet};
+use std::time::{Duration, Instant};
 use std::{fs, io};
 
-/// Finds them among the sockets that were read.
-pub(super) fn check(report: &mut Report, draft: &Draft) {
-    let sockets = draft.sockets.iter();
-    let ends = sockets.filter_map(|(id, socket)| Some((Ends::of(socket)?, *id)));
-    let ids: HashMap<Ends, FileId> = ends.collect();
-    let found = match lasting(&ids, &report.processes) {
+/// A tree that runs opens and closes connections: what is in the way is so in each of some looks.
+const LOOKS: u32 = 3;
+const PAUSE: Duration = Duration::from_millis(10);
+/// How long something that passes is waited for.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// Finds them among the sockets that were read; `again` reads them anew.
+pub(super) fn check(report: &mut Report, draft: &Draft, again: impl Fn() -> Option<Draft>) {
+    let found = match lasting(draft, again, &report.processes) {
         Ok(found) if found.is_empty() => return,
         Ok(found) => found,
         Err(error) => {
@@ -22,6 +26,7 @@ pub(super) fn check(report: &mut Report, draft: &Draft) {
         }
     };
     let outside = Outside::look(&report.processes);
+    let ids = ids(draft);
     for (ends, why) in found {
         let holder = match why {
             Halved::Outside(Some(inode)) => outside.holder(&link(inode)),
@@ -39,20 +44,49 @@ pub(super) fn check(report: &mut Report, draft: &Draft) {
     }
 }
 
-/// The tree runs: what is found must not have come meanwhile, nor be gone again.
-fn lasting(ids: &HashMap<Ends, FileId>, pids: &[i32]) -> io::Result<Vec<(Ends, Halved)>> {
-    let tree: Vec<Ends> = ids.keys().copied().collect();
-    let mut found = halved(&tree)?;
-    if found.is_empty() {
-        return Ok(found);
+fn ids(draft: &Draft) -> HashMap<Ends, FileId> {
+    let sockets = draft.sockets.iter();
+    let ends = sockets.filter_map(|(id, socket)| Some((Ends::of(socket)?, *id)));
+    ends.collect()
+}
+
+fn lasting(
+    draft: &Draft,
+    again: impl Fn() -> Option<Draft>,
+    pids: &[i32],
+) -> io::Result<Vec<(Ends, Halved)>> {
+    let own = [std::process::id() as i32];
+    let began = Instant::now();
+    let (mut found, mut looks) = (seen(draft, pids)?, 1);
+    // Who restored a socket a moment ago has a copy of it, for some round trips.
+    let passes = |(_, why): &(Ends, Halved)| match why {
+        Halved::Outside(Some(inode)) => all_links(&own).contains(&link(*inode)),
+        Halved::Outside(None) => false,
+        Halved::Arriving => true,
+    };
+    while !found.is_empty()
+        && (looks < LOOKS || (found.iter().any(passes) && began.elapsed() < PATIENCE))
+    {
+        std::thread::sleep(PAUSE);
+        let Some(draft) = again() else { break };
+        let now = seen(&draft, pids)?;
+        found.retain(|one| now.contains(one));
+        looks += 1;
     }
-    let theirs = all_links(pids);
-    found.retain(|(_, why)| match why {
-        Halved::Outside(Some(inode)) => !theirs.contains(&link(*inode)),
-        _ => true,
-    });
-    let again = halved(&tree)?;
-    found.retain(|one| again.contains(one));
+    Ok(found)
+}
+
+fn seen(draft: &Draft, pids: &[i32]) -> io::Result<Vec<(Ends, Halved)>> {
+    let tree: Vec<Ends> = ids(draft).into_keys().collect();
+    let mut found = halved(&tree)?;
+    if !found.is_empty() {
+        // The tree may have got it meanwhile.
+        let theirs = all_links(pids);
+        found.retain(|(_, why)| match why {
+            Halved::Outside(Some(inode)) => !theirs.contains(&link(*inode)),
+            _ => true,
+        });
+    }
     Ok(found)
 }
 

@@ -6,7 +6,7 @@ use crate::process::files::image::FileId;
 use crate::tcp_info::TcpState;
 use crate::tcp_repair::{
     Closing, PreparedSocket, Preparer, RestoredSocket, Settled, TcpDynamic, TcpStatic, WindowProbe,
-    activate_all, each, ended, injection, restore, settle,
+    activate_all, each, ended, injection, restore,
 };
 use crate::udp;
 use std::collections::{BTreeMap, BTreeSet};
@@ -363,7 +363,7 @@ impl Sockets {
             .retain(|_, made| match (&made.fixed, &made.phase) {
                 (SocketStatic::Connection(fixed), Phase::Ready(socket)) => {
                     // One that cannot be settled is closed by now.
-                    matches!(settle(socket.as_fd(), fixed), Ok(Settled::Later))
+                    matches!(near::settle(socket.as_fd(), fixed), Ok(Settled::Later))
                 }
                 _ => false,
             });

@@ -5,8 +5,8 @@ use crate::process::files::image::FileId;
 use crate::sockopt::{get_bytes, get_int};
 use crate::tcp_info::{TcpInfo, TcpState};
 use crate::tcp_repair::{
-    RepairError, Rest, StaticReader, TcpClosed, TcpDynamic, TcpUnconnected, Unmovable, abandon,
-    extract_all, has_closed, resume, unread,
+    RepairError, Rest, StaticReader, TcpClosed, TcpDynamic, TcpStatic, TcpUnconnected, Unmovable,
+    abandon, extract_all, has_closed, resume, unread,
 };
 use crate::udp::{self, Groups};
 use rustix::net::{AddressFamily, SocketType, socket};
@@ -54,7 +54,7 @@ impl Reader {
             let fixed = udp::read_any(fd, Vec::new())?;
             return Ok(SocketStatic::Datagrams(Box::new(fixed)));
         }
-        match self.tcp.read(fd) {
+        match self.read_connection(fd) {
             Ok(fixed) => Ok(SocketStatic::Connection(Box::new(fixed))),
             Err(RepairError::Unmovable(Unmovable::Closed)) if has_closed(fd)? => {
                 self.check_namespace(fd)?;
@@ -66,6 +66,16 @@ impl Reader {
                 Ok(SocketStatic::Unconnected(Box::new(fixed)))
             }
             Err(error) => Err(error.into()),
+        }
+    }
+
+    /// One that ends in between is not listed any more, as one of another namespace is not: the next time it is known to have ended.
+    fn read_connection(&mut self, fd: BorrowedFd<'_>) -> Result<TcpStatic, RepairError> {
+        match self.tcp.read(fd) {
+            Err(RepairError::Unmovable(Unmovable::OtherNamespace)) if cookie(fd) == self.cookie => {
+                self.tcp.read(fd)
+            }
+            read => read,
         }
     }
 
