@@ -3,7 +3,7 @@
 use crate::address::canonical;
 use crate::netlink::{Message, Netlink, attributes};
 use crate::sockopt::{get_bytes, get_int};
-use crate::tcp_info::TcpInfo;
+use crate::tcp_info::{TcpInfo, TcpState};
 use crate::tcp_repair::{RepairError, Unmovable};
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -57,7 +57,7 @@ pub struct Connection {
 /// What netlink gives.
 pub fn tcp_connections(address: Option<IpAddr>, port: u16) -> io::Result<Vec<Connection>> {
     let mut found = Vec::new();
-    list(port, !LISTEN_BIT, INFO, |_, one| {
+    list(libc::IPPROTO_TCP, port, !LISTEN_BIT, INFO, |_, one| {
         if address.is_none_or(|ip| ip == one.local.ip()) {
             found.push(one);
         }
@@ -74,7 +74,7 @@ pub fn tcp_service(at: SocketAddr) -> io::Result<Option<u32>> {
     let states = 1 << ESTABLISHED | 1 << CLOSE_WAIT | LISTEN_BIT;
     let (mut here, mut everywhere) = (0, 0);
     let (mut is_here, mut is_everywhere) = (false, false);
-    list(at.port(), states, 0, |state, one| {
+    list(libc::IPPROTO_TCP, at.port(), states, 0, |state, one| {
         let own = one.local.ip() == at.ip();
         if state == LISTEN {
             is_here |= own;
@@ -99,6 +99,7 @@ pub fn tcp_service(at: SocketAddr) -> io::Result<Option<u32>> {
 pub fn tcp_half_open(port: u16) -> io::Result<bool> {
     let mut any = false;
     list(
+        libc::IPPROTO_TCP,
         port,
         1 << SYN_RECEIVED | 1 << NEW_SYN_RECEIVED,
         0,
@@ -107,9 +108,20 @@ pub fn tcp_half_open(port: u16) -> io::Result<bool> {
     Ok(any)
 }
 
-/// Lists TCP sockets with this local port and one of these states (as bits), with what `extensions` ask for; a socket's state comes
-/// first.
+/// All sockets of a protocol (`IPPROTO_TCP`, `IPPROTO_UDP`) with this local port, listeners too, each with its state. UDP sockets
+/// without a connection are in [`TcpState::Close`]. None where the kernel does not list the protocol.
+pub(crate) fn sockets(protocol: i32, port: u16) -> io::Result<Vec<(TcpState, Connection)>> {
+    let mut found = Vec::new();
+    list(protocol, port, u32::MAX, 0, |state, one| {
+        found.extend(TcpState::from_kernel(state).map(|state| (state, one)));
+    })?;
+    Ok(found)
+}
+
+/// Lists sockets of a protocol with this local port and one of these states (as bits), with what `extensions` ask for; a socket's
+/// state comes first.
 fn list(
+    protocol: i32,
     port: u16,
     states: u32,
     extensions: u8,
@@ -117,14 +129,15 @@ fn list(
 ) -> io::Result<()> {
     let mut netlink = Netlink::new(libc::NETLINK_SOCK_DIAG)?;
     for family in [libc::AF_INET, libc::AF_INET6] {
-        let request = request(family, states, extensions, &identity(port, NO_COOKIE));
+        let identity = identity(port, NO_COOKIE);
+        let request = request((family, protocol), states, extensions, &identity);
         let outcome = netlink.ask(request, libc::NLM_F_DUMP, |_, body| {
             if let Some(one) = parse(body).filter(|one| one.local.port() == port) {
                 take(body[1], one);
             }
         });
         match outcome {
-            // A kernel without IPv6 has no handler for it.
+            // A kernel without IPv6, or one that does not list the protocol, has no handler for it.
             Err(error) if error.raw_os_error() == Some(libc::ENOENT) => {}
             other => other?,
         }
@@ -133,10 +146,15 @@ fn list(
 }
 
 /// `struct inet_diag_req_v2`.
-fn request(family: i32, states: u32, extensions: u8, identity: &[u8; 48]) -> Message {
+fn request(
+    (family, protocol): (i32, i32),
+    states: u32,
+    extensions: u8,
+    identity: &[u8; 48],
+) -> Message {
     let mut fixed = [0u8; 56];
     fixed[0] = family as u8;
-    fixed[1] = libc::IPPROTO_TCP as u8;
+    fixed[1] = protocol as u8;
     fixed[2] = extensions;
     fixed[4..8].copy_from_slice(&states.to_ne_bytes());
     fixed[8..].copy_from_slice(identity);
@@ -201,10 +219,14 @@ pub(crate) fn check_md5(
     let device = get_int(fd, libc::SOL_SOCKET, libc::SO_BINDTOIFINDEX).map_err(kernel)?;
     identity[36..40].copy_from_slice(&device.to_ne_bytes());
     let mut signed = false;
-    let outcome = netlink.ask(request(family, u32::MAX, INFO, &identity), 0, |_, body| {
-        let list = body.get(DIAG_MESSAGE..).unwrap_or(&[]);
-        signed = attributes(list).any(|(kind, _)| kind == INET_DIAG_MD5SIG);
-    });
+    let outcome = netlink.ask(
+        request((family, libc::IPPROTO_TCP), u32::MAX, INFO, &identity),
+        0,
+        |_, body| {
+            let list = body.get(DIAG_MESSAGE..).unwrap_or(&[]);
+            signed = attributes(list).any(|(kind, _)| kind == INET_DIAG_MD5SIG);
+        },
+    );
     match outcome {
         Ok(()) if signed => Err(Unmovable::Md5.into()),
         Ok(()) => Ok(()),

@@ -2,6 +2,7 @@
 #![cfg(target_arch = "x86_64")]
 
 mod arena;
+mod check;
 mod clients;
 #[path = "../common/mod.rs"]
 mod common;
@@ -185,6 +186,26 @@ fn the_control_group_of_a_unit_follows() {
 #[test]
 fn the_control_group_of_a_unit_that_does_not_come_is_left_alone() {
     in_world("unit-stays", units::stay);
+}
+
+#[test]
+fn what_moves_is_said_before() {
+    in_world("check", check::movable);
+}
+
+#[test]
+fn what_does_not_move_is_named_before() {
+    in_world("check-not", check::blocked);
+}
+
+#[test]
+fn connections_that_stay_within_their_host_move_at_any_stage() {
+    in_world("near", check::near);
+}
+
+#[test]
+fn a_connection_that_cannot_leave_the_host_is_named_before() {
+    in_world("check-lo", check::over_loopback);
 }
 
 #[test]

@@ -30,17 +30,19 @@ int main(int count, char **words) {
     char end[512];
     snprintf(end, sizeof end, "%s.end", words[1]);
     struct sockaddr_in at = { .sin_family = AF_INET, .sin_port = htons(atoi(words[3])) };
-    inet_pton(AF_INET, words[2], &at.sin_addr);
-    int fd = socket(AF_INET, SOCK_STREAM, 0), one = 1;
-    if (fd < 0 || connect(fd, (struct sockaddr *)&at, sizeof at)) return 3;
+    struct sockaddr_in6 at6 = { .sin6_family = AF_INET6, .sin6_port = htons(atoi(words[3])) };
+    int v6 = inet_pton(AF_INET6, words[2], &at6.sin6_addr) == 1, one = 1;
+    if (!v6) inet_pton(AF_INET, words[2], &at.sin_addr);
+    int fd = socket(v6 ? AF_INET6 : AF_INET, SOCK_STREAM, 0);
+    if (fd < 0 || (v6 ? connect(fd, (void *)&at6, sizeof at6) : connect(fd, (void *)&at, sizeof at))) return 3;
     setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
-    struct sockaddr_in before, after;
+    struct sockaddr_in6 before = { 0 }, after = { 0 };
     socklen_t length = sizeof before;
-    getsockname(fd, (struct sockaddr *)&before, &length);
+    getsockname(fd, (void *)&before, &length);
     for (long number = 1; access(end, F_OK); number++) {
         if (!ask(fd, number)) return 4;
         length = sizeof after;
-        if (getsockname(fd, (struct sockaddr *)&after, &length) || memcmp(&before, &after, sizeof after)) return 5;
+        if (getsockname(fd, (void *)&after, &length) || memcmp(&before, &after, sizeof after)) return 5;
         struct utsname host;
         char line[256];
         uname(&host);

@@ -14,11 +14,17 @@ use crate::faults::nothing_is_written;
 use crate::world::{Counter, World, compile};
 
 /// The database's port.
-const PORT: u16 = 3306;
+pub const PORT: u16 = 3306;
 
 /// A database that gives back what it is asked, on a host; the daemon's, if it is a node, knows nothing of it.
-fn database(world: &World, host: &str) -> Result<SocketAddr> {
+pub fn database(world: &World, host: &str) -> Result<SocketAddr> {
     let address = SocketAddr::new(world.cluster.address(host, Family::V4)?, PORT);
+    serve(world, host, address)?;
+    Ok(address)
+}
+
+/// The same at some address of that host.
+pub fn serve(world: &World, host: &str, address: SocketAddr) -> Result<()> {
     let listener = world
         .cluster
         .lab()
@@ -28,7 +34,7 @@ fn database(world: &World, host: &str) -> Result<SocketAddr> {
             std::thread::spawn(move || answer(stream));
         }
     });
-    Ok(address)
+    Ok(())
 }
 
 fn answer(mut stream: std::net::TcpStream) {
@@ -40,7 +46,7 @@ fn answer(mut stream: std::net::TcpStream) {
     }
 }
 
-fn client(world: &World, node: &str, database: SocketAddr) -> Result<Counter> {
+pub fn client(world: &World, node: &str, database: SocketAddr) -> Result<Counter> {
     let (address, port) = (database.ip().to_string(), database.port().to_string());
     world.start_program(node, &[], "session", &[&address, &port])
 }

@@ -24,7 +24,7 @@ impl Moves {
     pub(crate) fn execute(&mut self, command: Command) -> Option<Completion> {
         let token = token_of(&command);
         let results = match command {
-            Command::Check { process, .. } => self.check_process(token, process),
+            Command::Check { process, clone, .. } => self.check_process(token, process, clone),
             Command::CopyRound {
                 id,
                 process,
@@ -82,11 +82,11 @@ impl Moves {
         results.map(|results| Completion { token, results })
     }
 
-    fn check_process(&self, token: Token, process: ProcessId) -> Now {
+    fn check_process(&self, token: Token, process: ProcessId, copy: bool) -> Now {
         let pid = i32::try_from(process.0).unwrap_or(0);
         let hops = self.residents.moves_of(pid);
         let with = (self.addresses.clone(), self.units());
-        check::for_machine(token, process, hops, with, self.teller.clone());
+        check::for_machine(token, (process, copy), hops, with, self.teller.clone());
         None
     }
 

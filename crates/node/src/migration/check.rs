@@ -21,9 +21,12 @@ struct Found {
     blockers: Vec<BlockerEntry>,
 }
 
-fn look(root: i32, addresses: &Addresses) -> Result<Found, Error> {
+fn look(root: i32, addresses: &Addresses, copy: bool) -> Result<Found, Error> {
     let report = inspect::inspect(root)?;
     let mut blockers: Vec<BlockerEntry> = report.blockers.iter().map(entry).collect();
+    if !copy {
+        blockers.extend(report.halved.iter().map(entry));
+    }
     if report.processes.contains(&(std::process::id() as i32)) {
         blockers.push(BlockerEntry {
             pid: root,
@@ -89,7 +92,7 @@ pub(super) fn for_operator(
 }
 
 fn check(root: i32, addresses: &Addresses) -> Result<(ProcessCheck, Vec<Flow>), ErrorBody> {
-    let found = look(root, addresses).map_err(|error| ErrorBody {
+    let found = look(root, addresses, false).map_err(|error| ErrorBody {
         error: error.to_string(),
         what_to_do: OURS.to_owned(),
     })?;
@@ -114,14 +117,14 @@ fn check(root: i32, addresses: &Addresses) -> Result<(ProcessCheck, Vec<Flow>), 
 /// Looks for the machine.
 pub(super) fn for_machine(
     token: Token,
-    process: ProcessId,
+    (process, copy): (ProcessId, bool),
     hops: u32,
     (addresses, units): (Addresses, Units),
     teller: Teller,
 ) {
     let failed = teller.clone();
     let look = move || {
-        let results = Results::Checked(report(process, hops, (&addresses, &units)));
+        let results = Results::Checked(report((process, copy), hops, (&addresses, &units)));
         teller.done(None, Completion { token, results });
     };
     if let Err(error) = spawn(look) {
@@ -131,12 +134,12 @@ pub(super) fn for_machine(
 }
 
 fn report(
-    process: ProcessId,
+    (process, copy): (ProcessId, bool),
     hops: u32,
     (addresses, units): (&Addresses, &Units),
 ) -> Result<CheckReport, Vec<String>> {
     let root = i32::try_from(process.0).map_err(|_| vec!["no such process".to_owned()])?;
-    let found = look(root, addresses).map_err(|error| vec![format!("{error}; {OURS}")])?;
+    let found = look(root, addresses, copy).map_err(|error| vec![format!("{error}; {OURS}")])?;
     if !found.blockers.is_empty() {
         return Err(found.blockers.iter().map(text).collect());
     }

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use holdfast_sys::process::files::image::FileId;
 use holdfast_sys::process::image::Descriptors;
-use holdfast_sys::process::sockets::{SocketStatic, Sockets};
+use holdfast_sys::process::sockets::{Ends, SocketStatic, Sockets, halved};
 use holdfast_wire::{Flow, NodeId, Protocol};
 
 /// A socket of a process, as far as flows go.
@@ -22,6 +22,10 @@ pub(crate) struct Place {
 }
 
 impl Place {
+    fn ends(&self) -> Ends {
+        Ends::new(self.protocol == Protocol::Tcp, self.local, self.remote)
+    }
+
     /// The flow of a connection.
     pub(crate) fn flow(&self) -> Option<Flow> {
         let plain = |address: SocketAddr| SocketAddr::new(canonical(address.ip()), address.port());
@@ -59,7 +63,11 @@ fn canonical(address: IpAddr) -> IpAddr {
 
 /// The sockets of a tree, as rounds told.
 #[derive(Debug, Default)]
-pub(super) struct Places(BTreeMap<FileId, Place>);
+pub(super) struct Places {
+    all: BTreeMap<FileId, Place>,
+    /// Those of them that are connected over the loopback device.
+    near: BTreeSet<FileId>,
+}
 
 impl Places {
     /// Takes what a look found; whether any of it is no connection.
@@ -67,26 +75,48 @@ impl Places {
         let mut any = false;
         let begins = |place: Option<Place>| place.is_some_and(|place| place.remote.is_none());
         for id in &found.gone {
-            any |= begins(self.0.remove(id));
+            any |= begins(self.put(*id, None));
         }
         for (id, socket) in &found.sockets {
             let place = place(socket);
             any |= begins(place);
-            any |= begins(match place {
-                Some(place) => self.0.insert(*id, place),
-                None => self.0.remove(id),
-            });
+            any |= begins(self.put(*id, place));
         }
         any
     }
 
+    /// Gives what was there.
+    fn put(&mut self, id: FileId, place: Option<Place>) -> Option<Place> {
+        if place.is_some_and(|place| place.ends().over_loopback().is_some()) {
+            self.near.insert(id);
+        } else {
+            self.near.remove(&id);
+        }
+        match place {
+            Some(place) => self.all.insert(id, place),
+            None => self.all.remove(&id),
+        }
+    }
+
+    /// Whether connections over the loopback device have both ends in the tree, which stands still; to be asked by a thread in its
+    /// network namespace.
+    pub(super) fn are_whole(&self) -> Result<(), String> {
+        if self.near.is_empty() {
+            return Ok(());
+        }
+        let ends: Vec<Ends> = self.all.values().map(Place::ends).collect();
+        let found = halved(&ends).map_err(|error| format!("connections of this host: {error}"))?;
+        let first = found.first();
+        first.map_or(Ok(()), |(ends, why)| Err(why.text(ends, None)))
+    }
+
     /// Whether packets of a flow come to one of these sockets.
     pub(super) fn has(&self, flow: &Flow) -> bool {
-        self.0.values().any(|place| place.has(flow))
+        self.all.values().any(|place| place.has(flow))
     }
 
     pub(super) fn list(&self) -> Vec<Place> {
-        self.0.values().copied().collect()
+        self.all.values().copied().collect()
     }
 }
 
@@ -121,7 +151,7 @@ pub(super) fn place(socket: &SocketStatic) -> Option<Place> {
             local: fixed.local,
             remote: fixed.remote,
         },
-        SocketStatic::Ended { .. } => return None,
+        SocketStatic::Ended { .. } | SocketStatic::Closed(_) => return None,
     };
     Some(place)
 }
@@ -256,6 +286,39 @@ mod tests {
             !place(Protocol::Tcp, "10.0.0.1:80", None).has(&tcp),
             "it listens"
         );
+    }
+
+    #[test]
+    fn a_connection_over_loopback_needs_both_ends() {
+        use std::net::{TcpListener, TcpStream};
+        use std::os::fd::AsFd;
+        let found = |sockets: &[(FileId, &TcpStream)]| {
+            let mut reader = holdfast_sys::process::sockets::Reader::new().expect("a reader");
+            let mut read = |stream: &TcpStream| reader.read(stream.as_fd()).expect("read");
+            Descriptors {
+                files: holdfast_sys::process::image::Files::Changes(Default::default()),
+                sockets: sockets.iter().map(|(id, one)| (*id, read(one))).collect(),
+                gone: BTreeSet::new(),
+            }
+        };
+        for address in ["127.0.0.1:0", "[::1]:0"] {
+            let listener = TcpListener::bind(address).expect("bound");
+            let near = TcpStream::connect(listener.local_addr().expect("bound")).expect("connects");
+            let (far, _) = listener.accept().expect("accepts");
+            let mut places = Places::default();
+            places.follow(&found(&[(1, &near)]));
+            let why = places
+                .are_whole()
+                .expect_err("its other end is not in the tree");
+            assert!(why.contains("another process has the other end"), "{why}");
+            places.follow(&found(&[(2, &far)]));
+            assert_eq!(places.are_whole(), Ok(()));
+            places.follow(&Descriptors {
+                gone: [1, 2].into(),
+                ..found(&[])
+            });
+            assert_eq!(places.are_whole(), Ok(()));
+        }
     }
 
     #[test]

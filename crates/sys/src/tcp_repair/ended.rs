@@ -1,19 +1,20 @@
 //! A connection as it is after its peer's reset: what a copy of a program has where the original has a connection.
 
 use super::error::{At, RepairError};
-use crate::address::local;
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use crate::address::{RawAddress, connect, local};
+use crate::sockopt::{check, set_int};
+use crate::tcp_info::{TcpInfo, TcpState};
+use libc::SOL_SOCKET;
 use rustix::net::sockopt::set_socket_linger;
 use std::io;
-use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
-use std::os::fd::{AsFd, OwnedFd};
-use std::time::Duration;
+use std::net::{Ipv4Addr, Shutdown, TcpListener, TcpStream};
+use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::time::{Duration, Instant};
 
-/// How long a reset may take on the loopback device; the machine may be very busy.
-const PATIENCE: Timespec = Timespec {
-    tv_sec: 30,
-    tv_nsec: 0,
-};
+/// How long anything may take on the loopback device; the machine may be very busy.
+const PATIENCE: Duration = Duration::from_secs(30);
+/// Between two looks.
+const PAUSE: Duration = Duration::from_micros(100);
 
 /// Makes a socket whose connection was reset and whose program has not been told yet: what reads it gets `ECONNRESET`. The
 /// connection it had was one over the loopback device, so that nothing leaves this host. Its options are a new socket's.
@@ -21,37 +22,94 @@ const PATIENCE: Timespec = Timespec {
 /// # Errors
 /// What the kernel refuses; the loopback device may be down.
 pub fn ended(v6_socket: bool) -> Result<OwnedFd, RepairError> {
-    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).at("bind (loopback)")?;
-    let address = listener.local_addr().at("getsockname")?;
-    let address = match v6_socket {
-        true => SocketAddr::new(Ipv4Addr::LOCALHOST.to_ipv6_mapped().into(), address.port()),
-        false => address,
-    };
-    let ours = TcpStream::connect(address).at("connect (loopback)")?;
-    let our_port = local(ours.as_fd()).at("getsockname")?.port();
-    let theirs = loop {
-        // Anybody on this host may have connected in between.
-        let (theirs, from) = listener.accept().at("accept (loopback)")?;
-        if from.port() == our_port {
-            break theirs;
+    Pair::new(v6_socket, None)?.finish(true, |_| Ok(()))
+}
+
+/// Both ends of a connection over the loopback device.
+#[derive(Debug)]
+pub(super) struct Pair {
+    pub(super) ours: TcpStream,
+    pub(super) theirs: TcpStream,
+}
+
+impl Pair {
+    /// Makes one; with room for so many bytes that are on their way to us.
+    pub(super) fn new(v6_socket: bool, room: Option<i32>) -> Result<Self, RepairError> {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).at("bind (loopback)")?;
+        let address = listener.local_addr().at("getsockname")?;
+        let family = if v6_socket {
+            libc::AF_INET6
+        } else {
+            libc::AF_INET
+        };
+        // SAFETY: no pointers are passed.
+        let fd = unsafe { libc::socket(family, libc::SOCK_STREAM | libc::SOCK_CLOEXEC, 0) };
+        check(fd).at("socket")?;
+        // SAFETY: the call succeeded, so `fd` is a new descriptor that nothing else owns.
+        let ours = unsafe { OwnedFd::from_raw_fd(fd) };
+        if let Some(room) = room {
+            // Before it is connected, which settles how large its window may become.
+            set_int(ours.as_fd(), SOL_SOCKET, libc::SO_RCVBUFFORCE, room).at("SO_RCVBUFFORCE")?;
         }
-    };
-    set_socket_linger(&theirs, Some(Duration::ZERO))
-        .map_err(io::Error::from)
-        .at("SO_LINGER")?;
-    drop(theirs);
-    let mut entries = [PollFd::new(&ours, PollFlags::empty())];
-    let ready = poll(&mut entries, Some(&PATIENCE)).map_err(io::Error::from);
-    match ready.at("poll")? {
-        0 => Err(io::Error::from(io::ErrorKind::TimedOut)).at("reset (loopback)"),
-        _ => Ok(ours.into()),
+        let address = RawAddress::for_family(address, v6_socket);
+        connect(ours.as_fd(), &address).at("connect (loopback)")?;
+        let our_port = local(ours.as_fd()).at("getsockname")?.port();
+        let theirs = loop {
+            // Anybody on this host may have connected in between.
+            let (theirs, from) = listener.accept().at("accept (loopback)")?;
+            if from.port() == our_port {
+                break theirs;
+            }
+        };
+        if let Some(room) = room {
+            set_int(theirs.as_fd(), SOL_SOCKET, libc::SO_SNDBUFFORCE, room).at("SO_SNDBUFFORCE")?;
+        }
+        Ok(Self {
+            ours: ours.into(),
+            theirs,
+        })
     }
+
+    /// Ends it by a reset, or by both FINs, and has ours `finished` then.
+    pub(super) fn finish(
+        self,
+        reset: bool,
+        finished: impl FnOnce(BorrowedFd<'_>) -> Result<(), RepairError>,
+    ) -> Result<OwnedFd, RepairError> {
+        let Self { ours, theirs } = self;
+        if reset {
+            set_socket_linger(&theirs, Some(Duration::ZERO))
+                .map_err(io::Error::from)
+                .at("SO_LINGER")?;
+        }
+        drop(theirs);
+        let state = || TcpInfo::read(ours.as_fd()).map(|info| info.state);
+        if !reset {
+            wait_until(|| Ok(state()? == TcpState::CloseWait)).at("FIN (loopback)")?;
+            ours.shutdown(Shutdown::Write).at("shutdown (loopback)")?;
+        }
+        wait_until(|| Ok(state()? == TcpState::Close)).at("end (loopback)")?;
+        finished(ours.as_fd())?;
+        Ok(ours.into())
+    }
+}
+
+/// Waits for something that the loopback device brings.
+pub(super) fn wait_until(condition: impl Fn() -> io::Result<bool>) -> io::Result<()> {
+    let began = Instant::now();
+    while !condition()? {
+        if began.elapsed() > PATIENCE {
+            return Err(io::Error::from(io::ErrorKind::TimedOut));
+        }
+        std::thread::sleep(PAUSE);
+    }
+    Ok(())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::tcp_info::{TcpInfo, TcpState};
+    use rustix::event::{PollFd, PollFlags, poll};
     use std::io::{Read, Write};
 
     #[test]

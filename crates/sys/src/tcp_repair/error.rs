@@ -17,7 +17,7 @@ pub enum Unmovable {
     Listening,
     /// The three-way handshake is not complete.
     #[error(
-        "the handshake is not complete (state {0:?}): hand the connection off once it is established"
+        "the handshake is not complete (state {0:?}): try again once the connection is established"
     )]
     Handshake(TcpState),
     /// Both sides have closed: closed, reset, or TIME-WAIT.
@@ -66,6 +66,11 @@ pub enum Unmovable {
         "congestion control '{0}' is not available at the acceptor: load it there (modprobe tcp_{0})"
     )]
     CongestionControlAbsent(String),
+    /// A connection could not be made, and the program has not been told yet.
+    #[error(
+        "a connection was refused or timed out, and the program has not asked why yet: try again"
+    )]
+    NeverConnected,
     /// The socket belongs to another network namespace than the caller.
     #[error(
         "the socket belongs to another network namespace: run the daemon in the namespace of its servers"

@@ -6,6 +6,7 @@ use crate::program::Program;
 use holdfast_sys::process::acceptor::Restorer;
 use holdfast_sys::process::donor::Tracker;
 use holdfast_sys::process::error::Error;
+use holdfast_sys::process::inspect::{Obstacle, inspect};
 use std::ffi::CString;
 use std::fs::File;
 use std::io::{BufRead, BufReader};
@@ -134,20 +135,50 @@ fn a_file_that_differs_is_refused() {
     program.ends_well(tree);
 }
 
-/// A child in the session of a terminal cannot get that terminal back: said before anything is frozen.
+/// A child in the session of a terminal cannot get that terminal back: said before anything is touched.
 #[test]
 fn a_session_with_jobs_on_a_terminal_is_refused() {
     let program = Program::start_with("terminal", &["job"]);
-    let tree = program.tree(&Host::own());
-    let moving = std::thread::spawn(move || {
-        let outcome = migrate_until(tree, &Host::new(), Step::FirstDescriptors);
-        match outcome {
-            Err(Error::Refused(why)) => why,
-            other => panic!("{:?}", other.map(|(tree, _)| tree.root)),
-        }
+    let report = inspect(program.pid()).expect("looks");
+    let wanted = Obstacle::TerminalOf(program.number("leader").expect("a leader"));
+    let found: Vec<_> = report.blockers.iter().map(|one| &one.obstacle).collect();
+    assert_eq!(found, [&wanted]);
+    match Tracker::start(program.pid()) {
+        Err(Error::Blocked(blockers)) => assert_eq!(blockers, report.blockers),
+        other => panic!("{other:?}"),
+    }
+    goes_on_untouched(program);
+}
+
+/// The same where the job begins while its tree is watched: said before anything is frozen.
+#[test]
+fn a_job_that_begins_late_is_refused() {
+    let program = Program::start_with("terminal", &["quiet"]);
+    let leader = program.number("leader").expect("a leader");
+    let pid = program.pid();
+    let why = std::thread::scope(|scope| {
+        let watching = || {
+            let mut tracker = Tracker::start(pid).expect("starts");
+            // SAFETY: no pointers are passed; the process is the test's own.
+            unsafe { libc::kill(leader, libc::SIGUSR1) };
+            wait_for("a job", || program.said("begun"));
+            let mut restorer = crate::moving::restorer();
+            let mut round = tracker.round().expect("a round");
+            restorer.tree(&round.tree).expect("taken");
+            while let Some(pages) = tracker.read(&mut round, 1 << 20).expect("reads") {
+                restorer.pages(pages).expect("taken");
+            }
+            let found = tracker.descriptors().expect("looks");
+            let refused = restorer.descriptors(&found, &Default::default());
+            refused.expect_err("refused").to_string()
+        };
+        scope.spawn(watching).join().expect("a thread")
     });
-    let why = moving.join().expect("a thread");
     assert!(why.contains("controlling terminal"), "{why}");
+    goes_on_untouched(program);
+}
+
+fn goes_on_untouched(program: Program) {
     program.goes_on();
     let tree = program.tree(&Host::own());
     assert!(!tree.has_traces());

@@ -15,6 +15,7 @@ mod moving;
 mod program;
 mod same;
 mod servers;
+mod states;
 
 use holdfast_sys::process::donor::Tracker;
 use moving::Host;

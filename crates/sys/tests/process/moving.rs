@@ -46,16 +46,9 @@ impl Host {
         }
     }
 
-    /// A new one.
+    /// A new one, with a loopback device.
     pub fn new() -> Self {
-        std::thread::spawn(|| {
-            // SAFETY: no pointers are passed; only this thread moves.
-            let outcome = unsafe { libc::unshare(libc::CLONE_NEWNET) };
-            assert_eq!(outcome, 0, "needs root");
-            Self::own()
-        })
-        .join()
-        .expect("a namespace")
+        crate::common::Namespace::new().run(Self::own)
     }
 
     pub fn enter(&self) {

@@ -103,7 +103,7 @@ fn send_datagrams(to: IpAddr, from: &str) {
 }
 
 /// Both hosts of a net, which are reached when a tree is there.
-fn hosts(net: &Arc<Net>) -> [Host; 2] {
+pub fn hosts(net: &Arc<Net>) -> [Host; 2] {
     let [to_a, to_b] = [To::A, To::B].map(|to| {
         let net = Arc::clone(net);
         move |open: bool| net.route(if open { to } else { To::Nowhere })

@@ -89,6 +89,9 @@ impl Giving {
         if self.places.follow(&last.descriptors) {
             self.tell_sockets();
         }
+        if !self.ways.copy {
+            self.places.are_whole()?;
+        }
         let mut late = self.addresses.connections(&last.descriptors);
         late.extend(newcomers.into_iter().filter(|flow| self.places.has(flow)));
         late.retain(|flow| !self.fenced.contains(flow));

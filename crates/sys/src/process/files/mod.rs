@@ -28,6 +28,7 @@ mod survey;
 mod watches;
 
 pub use acceptor::{Given, OwnWatch, Place, Step, Stock};
+pub(crate) use donor::Outside;
 pub use donor::{Address, Copier, Draft, Frozen, Limits, Places};
 pub use error::{Blocker, FilesError, Reason, Refusal};
 pub use fdinfo::{EpollLine, FdInfo, InotifyLine, Lease};

@@ -123,6 +123,11 @@ pub enum Obstacle {
     /// A mapping of an object of the kernel: io_uring, perf, a packet ring.
     #[error("it maps {0}, an object of this kernel")]
     KernelObject(String),
+    /// A job of a session that a terminal of the tree controls.
+    #[error(
+        "it shares the controlling terminal of process {0}, which leads its session, and only a leader can get one back: end it, or start it in a session of its own (setsid)"
+    )]
+    TerminalOf(i32),
     /// A descriptor.
     #[error("{}: {reason}", descriptor(*.fd, path))]
     Descriptor {

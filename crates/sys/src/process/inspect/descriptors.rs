@@ -1,6 +1,6 @@
 //! Which descriptors can move.
 
-use super::{Blocker, Class, Obstacle, Report, classify};
+use super::{Blocker, Class, Obstacle, Report, classify, loopback, terminal};
 use crate::process::files::{Draft, FilesError, Limits};
 use crate::process::procfs::{self, Stat};
 use std::collections::BTreeSet;
@@ -19,6 +19,8 @@ pub(super) fn check(report: &mut Report) {
     };
     match Draft::save(&pids, &limits) {
         Ok(draft) => {
+            loopback::check(report, &draft, || Draft::save(&pids, &limits).ok());
+            terminal::check(report, &draft.image);
             report.open_files = draft.image.files.len();
             report.sockets = draft.sockets.into_values().collect();
         }

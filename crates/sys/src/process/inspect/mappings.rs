@@ -74,6 +74,8 @@ fn classify_named(map: &MapLine, name: &[u8], text: String) -> Class {
             return Class::SystemV(map.inode as i32);
         }
         b"/[aio] (deleted)" => Obstacle::AsyncIo,
+        // Memory of memfd_secret(2), which nobody else can read.
+        b"/secretmem (deleted)" => Obstacle::KernelObject(text),
         _ if name.ends_with(DELETED) => Obstacle::DeletedFile(text),
         _ if !name.starts_with(b"/") || map.inode == 0 => Obstacle::KernelObject(text),
         _ if map.shared && may_be_written(map) => return Class::SharedFile,

@@ -2,10 +2,12 @@
 
 mod blocker;
 mod descriptors;
+mod loopback;
 mod mappings;
 mod namespaces;
 mod sharing;
 mod system_v;
+mod terminal;
 
 pub use blocker::{Blocker, Obstacle};
 pub(crate) use mappings::{Class, classify};
@@ -20,6 +22,9 @@ use std::sync::Arc;
 pub struct Report {
     /// What cannot move; empty if nothing stands in the way.
     pub blockers: Vec<Blocker>,
+    /// Connections over the loopback device that have their other ends outside the tree: it cannot move, but be copied, since a copy
+    /// has no connections.
+    pub halved: Vec<Blocker>,
     /// Processes, the root first.
     pub processes: Vec<i32>,
     /// Threads of all processes.

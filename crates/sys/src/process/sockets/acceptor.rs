@@ -4,11 +4,11 @@ mod awake;
 
 use self::awake::lacks;
 use super::clock::Clock;
-use super::{SocketError, SocketState, SocketStatic};
+use super::{SocketError, SocketState, SocketStatic, near};
 use crate::process::files::image::FileId;
 use crate::tcp_repair::{
-    PreparedSocket, Preparer, RestoredSocket, Settled, TcpDynamic, TcpStatic, WindowProbe,
-    activate_all, each, ended, injection, restore, settle,
+    Closing, PreparedSocket, Preparer, RestoredSocket, Settled, TcpDynamic, TcpStatic, WindowProbe,
+    activate_all, each, ended, injection, restore,
 };
 use crate::udp;
 use std::collections::{BTreeMap, BTreeSet};
@@ -25,6 +25,8 @@ pub struct Sockets {
     fresh: BTreeSet<FileId>,
     /// Those that were given what they had when the tree stood still.
     settled: BTreeSet<FileId>,
+    /// For sockets at loopback addresses, when all have their state: they answer each other.
+    near: Vec<Vec<u8>>,
 }
 
 #[derive(Debug)]
@@ -41,6 +43,8 @@ enum Phase {
     Restored(RestoredSocket, Box<Taken>),
     /// The same, but that it would act, if its packets could leave and others came.
     Awake(RestoredSocket, Box<Taken>),
+    /// One whose connection is to end.
+    Closing(Closing),
     /// Anything else, or a connection that goes on.
     Ready(OwnedFd),
 }
@@ -63,6 +67,7 @@ impl AsFd for Made {
         match &self.phase {
             Phase::Prepared(socket) => socket.as_fd(),
             Phase::Restored(socket, _) | Phase::Awake(socket, _) => socket.as_fd(),
+            Phase::Closing(socket) => socket.as_fd(),
             Phase::Ready(socket) => socket.as_fd(),
         }
     }
@@ -79,6 +84,7 @@ impl Sockets {
             made: BTreeMap::new(),
             fresh: BTreeSet::new(),
             settled: BTreeSet::new(),
+            near: Vec::new(),
         })
     }
 
@@ -116,6 +122,7 @@ impl Sockets {
             SocketStatic::Unconnected(fixed) => Phase::Ready(fixed.prepare()?),
             SocketStatic::Datagrams(fixed) => Phase::Ready(udp::prepare(fixed)?),
             SocketStatic::Ended { v6_socket } => Phase::Ready(ended(*v6_socket)?),
+            SocketStatic::Closed(fixed) => Phase::Closing(fixed.prepare()?),
         })
     }
 
@@ -170,7 +177,9 @@ impl Sockets {
         if !states.keys().eq(self.made.keys()) {
             return Err(SocketError::Unknown);
         }
-        self.restore_some(states, threads)
+        let packets = self.restore_some(states, threads)?;
+        near::deliver(&std::mem::take(&mut self.near))?;
+        Ok(packets)
     }
 
     /// [`Sockets::restore`] for some of the sockets, the others to follow.
@@ -183,7 +192,10 @@ impl Sockets {
         threads: usize,
     ) -> Result<Vec<Vec<u8>>, SocketError> {
         self.settled.extend(states.keys());
-        self.give(states, None, threads)
+        let packets = self.give(states, None, threads)?.into_iter();
+        let (near, packets) = packets.partition(|packet| near::is_near(packet));
+        self.near.extend::<Vec<_>>(near);
+        Ok(packets)
     }
 
     /// [`Sockets::restore`] where sockets that [`Sockets::restore_some`] has restored are left out, and connections that are
@@ -208,24 +220,8 @@ impl Sockets {
         }
         let packets = self.restore_some(states, threads)?;
         self.keep_time(at_us)?;
+        near::deliver(&std::mem::take(&mut self.near))?;
         Ok(packets)
-    }
-
-    /// The clocks of connections that were restored ahead, as far as they are late.
-    fn keep_time(&self, now_us: u64) -> Result<(), SocketError> {
-        for (id, made) in &self.made {
-            let (socket, taken, is_awake) = match &made.phase {
-                Phase::Restored(socket, taken) => (socket, taken, false),
-                Phase::Awake(socket, taken) => (socket, taken, true),
-                _ => continue,
-            };
-            let lag_us = taken.clock.and_then(|clock| clock.lag_us(now_us));
-            if let (SocketStatic::Connection(fixed), Some(lag_us)) = (&made.fixed, lag_us) {
-                let outcome = socket.keep_time(fixed, &taken.state, lag_us, is_awake);
-                outcome.map_err(|error| SocketError::from(error).of(*id))?;
-            }
-        }
-        Ok(())
     }
 
     fn give(
@@ -248,9 +244,20 @@ impl Sockets {
                         Phase::Restored(socket, _) | Phase::Awake(socket, _) => {
                             Getter::Again(socket)
                         }
-                        Phase::Ready(_) => return Err(SocketError::Unknown.of(id)),
+                        _ => return Err(SocketError::Unknown.of(id)),
                     };
                     connections.push((id, getter, fixed, state));
+                }
+                (
+                    SocketStatic::Closed(fixed),
+                    Phase::Closing(socket),
+                    SocketState::Closed(rest),
+                ) => {
+                    let ended = socket.end(&fixed, &rest);
+                    let ended = ended.map_err(|error| SocketError::from(error).of(id))?;
+                    let fixed = SocketStatic::Closed(fixed);
+                    let phase = Phase::Ready(ended);
+                    self.made.insert(id, Made { fixed, phase });
                 }
                 (fixed, Phase::Ready(socket), state) => {
                     let outcome = settle_in(&fixed, socket.as_fd(), &state, &mut packets);
@@ -349,7 +356,7 @@ impl Sockets {
             .retain(|_, made| match (&made.fixed, &made.phase) {
                 (SocketStatic::Connection(fixed), Phase::Ready(socket)) => {
                     // One that cannot be settled is closed by now.
-                    matches!(settle(socket.as_fd(), fixed), Ok(Settled::Later))
+                    matches!(near::settle(socket.as_fd(), fixed), Ok(Settled::Later))
                 }
                 _ => false,
             });

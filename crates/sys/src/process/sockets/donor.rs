@@ -2,13 +2,14 @@
 
 use super::{SocketError, SocketState, SocketStatic};
 use crate::process::files::image::FileId;
-use crate::sockopt::get_int;
+use crate::sockopt::{get_bytes, get_int};
 use crate::tcp_info::{TcpInfo, TcpState};
 use crate::tcp_repair::{
-    RepairError, StaticReader, TcpDynamic, TcpUnconnected, Unmovable, abandon, extract_all, resume,
-    unread,
+    RepairError, Rest, StaticReader, TcpClosed, TcpDynamic, TcpStatic, TcpUnconnected, Unmovable,
+    abandon, extract_all, has_closed, resume, unread,
 };
 use crate::udp::{self, Groups};
+use rustix::net::{AddressFamily, SocketType, socket};
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -18,6 +19,8 @@ use std::sync::Arc;
 #[derive(Debug)]
 pub struct Reader {
     tcp: StaticReader,
+    /// Of the network namespace; none where the kernel does not tell.
+    cookie: Option<[u8; 8]>,
 }
 
 impl Reader {
@@ -26,8 +29,14 @@ impl Reader {
     /// # Errors
     /// What making a netlink socket gives.
     pub fn new() -> Result<Self, SocketError> {
+        let own = socket(AddressFamily::INET, SocketType::DGRAM, None);
+        let own = own.map_err(|error| RepairError::Kernel {
+            step: "socket",
+            source: error.into(),
+        })?;
         Ok(Self {
             tcp: StaticReader::new()?,
+            cookie: cookie(own.as_fd()),
         })
     }
 
@@ -41,18 +50,49 @@ impl Reader {
             source,
         };
         if get_int(fd, libc::SOL_SOCKET, libc::SO_TYPE).map_err(kernel)? == libc::SOCK_DGRAM {
+            self.check_namespace(fd)?;
             let fixed = udp::read_any(fd, Vec::new())?;
             return Ok(SocketStatic::Datagrams(Box::new(fixed)));
         }
-        match self.tcp.read(fd) {
+        match self.read_connection(fd) {
             Ok(fixed) => Ok(SocketStatic::Connection(Box::new(fixed))),
+            Err(RepairError::Unmovable(Unmovable::Closed)) if has_closed(fd)? => {
+                self.check_namespace(fd)?;
+                Ok(SocketStatic::Closed(Box::new(TcpClosed::read(fd)?)))
+            }
             Err(RepairError::Unmovable(Unmovable::Listening | Unmovable::Closed)) => {
+                self.check_namespace(fd)?;
                 let fixed = TcpUnconnected::read(fd)?;
                 Ok(SocketStatic::Unconnected(Box::new(fixed)))
             }
             Err(error) => Err(error.into()),
         }
     }
+
+    /// One that ends in between is not listed any more, as one of another namespace is not: the next time it is known to have ended.
+    fn read_connection(&mut self, fd: BorrowedFd<'_>) -> Result<TcpStatic, RepairError> {
+        match self.tcp.read(fd) {
+            Err(RepairError::Unmovable(Unmovable::OtherNamespace)) if cookie(fd) == self.cookie => {
+                self.tcp.read(fd)
+            }
+            read => read,
+        }
+    }
+
+    /// Of a connection, reading it tells.
+    fn check_namespace(&self, fd: BorrowedFd<'_>) -> Result<(), SocketError> {
+        match cookie(fd) == self.cookie {
+            true => Ok(()),
+            false => Err(RepairError::from(Unmovable::OtherNamespace).into()),
+        }
+    }
+}
+
+/// Of a socket's network namespace.
+fn cookie(fd: BorrowedFd<'_>) -> Option<[u8; 8]> {
+    let mut cookie = [0; 8];
+    let read = get_bytes(fd, libc::SOL_SOCKET, libc::SO_NETNS_COOKIE, &mut cookie);
+    read.is_ok().then_some(cookie)
 }
 
 /// The sockets of a tree that stands still. Dropping it lets them go on.
@@ -223,6 +263,7 @@ impl SocketStatic {
                 let joined = udp::joined(fd, fixed.v6_socket, groups)?;
                 Ok(SocketState::Datagrams(queue, joined))
             }
+            Self::Closed(_) => Ok(SocketState::Closed(Rest::read(fd)?)),
             _ => Ok(SocketState::Unconnected),
         }
     }
@@ -246,8 +287,9 @@ impl SocketStatic {
             ),
             (Self::Unconnected(fixed), Ok(state)) => match &fixed.waiting {
                 Some(_) => state == TcpState::Listen,
-                None => state == TcpState::Close,
+                None => state == TcpState::Close && matches!(has_closed(fd), Ok(false)),
             },
+            (Self::Closed(_), Ok(_)) => matches!(has_closed(fd), Ok(true)),
             _ => false,
         }
     }

@@ -19,14 +19,17 @@ mod clock;
 mod donor;
 mod error;
 pub(crate) mod left;
+mod loopback;
+mod near;
 mod told;
 
 pub use acceptor::Sockets;
 pub use donor::{Held, Reader};
 pub use error::SocketError;
+pub use loopback::{Ends, Halved, halved};
 pub use told::{Told, Way};
 
-use crate::tcp_repair::{TcpDynamic, TcpStatic, TcpUnconnected};
+use crate::tcp_repair::{Rest, TcpClosed, TcpDynamic, TcpStatic, TcpUnconnected};
 use crate::udp::{Datagram, Membership, UdpStatic};
 use serde::{Deserialize, Serialize};
 use std::net::SocketAddr;
@@ -45,6 +48,8 @@ pub enum SocketStatic {
         /// Whether the socket is an IPv6 one.
         v6_socket: bool,
     },
+    /// A TCP socket whose connection has ended, and which its program has not closed.
+    Closed(Box<TcpClosed>),
 }
 
 impl SocketStatic {
@@ -53,7 +58,7 @@ impl SocketStatic {
     pub fn addresses(&self) -> Option<(SocketAddr, SocketAddr)> {
         match self {
             Self::Connection(fixed) => Some((fixed.local, fixed.remote)),
-            Self::Unconnected(_) | Self::Ended { .. } => None,
+            Self::Unconnected(_) | Self::Ended { .. } | Self::Closed(_) => None,
             Self::Datagrams(fixed) => Some((fixed.local, fixed.remote?)),
         }
     }
@@ -66,6 +71,7 @@ impl SocketStatic {
             Self::Unconnected(fixed) => fixed.v6_socket,
             Self::Datagrams(fixed) => fixed.v6_socket,
             Self::Ended { v6_socket } => *v6_socket,
+            Self::Closed(fixed) => fixed.v6_socket,
         }
     }
 
@@ -74,6 +80,9 @@ impl SocketStatic {
     pub fn of_a_copy(self) -> Self {
         match self {
             Self::Connection(fixed) => Self::Ended {
+                v6_socket: fixed.v6_socket,
+            },
+            Self::Closed(fixed) => Self::Ended {
                 v6_socket: fixed.v6_socket,
             },
             other => other,
@@ -87,7 +96,7 @@ impl SocketStatic {
         match self {
             Self::Unconnected(_) => Some(SocketState::Unconnected),
             Self::Datagrams(_) => Some(SocketState::Datagrams(Vec::new(), Vec::new())),
-            Self::Connection(_) | Self::Ended { .. } => None,
+            Self::Connection(_) | Self::Ended { .. } | Self::Closed(_) => None,
         }
     }
 }
@@ -101,4 +110,6 @@ pub enum SocketState {
     Unconnected,
     /// Datagrams that were received and not read, and the multicast groups that it had joined.
     Datagrams(Vec<Datagram>, Vec<Membership>),
+    /// Of a TCP socket whose connection has ended.
+    Closed(Rest),
 }

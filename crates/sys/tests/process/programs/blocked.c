@@ -2,11 +2,14 @@
 #include "self.h"
 #include <asm/ldt.h>
 #include <linux/filter.h>
+#include <linux/if_packet.h>
 #include <linux/io_uring.h>
 #include <linux/seccomp.h>
+#include <linux/userfaultfd.h>
 #include <pthread.h>
 #include <sched.h>
 #include <signal.h>
+#include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/msg.h>
 #include <sys/prctl.h>
@@ -14,6 +17,7 @@
 #include <sys/resource.h>
 #include <sys/sem.h>
 #include <sys/shm.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 
@@ -31,7 +35,7 @@ static void keep(int id, char kind) {
     if (fork()) _exit(0);
     prctl(PR_SET_NAME, "keeper");
     while (!kill(self, 0)) nap(5);
-    if (kind == 's') semctl(id, 0, IPC_RMID); else msgctl(id, IPC_RMID, 0);
+    if (kind == 's') semctl(id, 0, IPC_RMID); else if (kind == 'h') shmctl(id, IPC_RMID, 0); else msgctl(id, IPC_RMID, 0);
     _exit(0);
 }
 
@@ -152,6 +156,84 @@ static void messages(void) {
     keep(queue, 'm');
 }
 
+static void segment_of_nobody(void) {
+    int id = shmget(IPC_PRIVATE, 4096, 0600);
+    CHECK(id >= 0);
+    keep(id, 'h');
+}
+
+/* A child in a namespace that only those have who are born later. */
+static void child_apart(int kind) {
+    CHECK(!unshare(kind));
+    if (fork()) return;
+    prctl(PR_SET_PDEATHSIG, 9);
+    for (;;) pause();
+}
+
+static void users(void) { CHECK(!unshare(CLONE_NEWUSER)); }
+static void system_v_apart(void) { CHECK(!unshare(CLONE_NEWIPC)); }
+static void groups_apart(void) { CHECK(!unshare(CLONE_NEWCGROUP)); }
+static void pids_apart(void) { child_apart(CLONE_NEWPID); }
+static void clock_apart(void) { child_apart(CLONE_NEWTIME); }
+
+static void key(void) {
+    int of = syscall(SYS_pkey_alloc, 0, 0);
+    if (of < 0) leave("skipped", "protection keys");
+    else CHECK(!syscall(SYS_pkey_mprotect, map(-1, MAP_PRIVATE | MAP_ANONYMOUS, 4096, 0), 4096, PROT_READ, of));
+}
+
+static void secret(void) {
+    int file = syscall(SYS_memfd_secret, 0);
+    if (file < 0) return leave("skipped", "secret memory");
+    CHECK(!ftruncate(file, 4096));
+    map(file, MAP_SHARED, 4096, 0);
+    close(file);
+}
+
+/* Packets of the loopback device in memory. */
+static void packet_ring(void) {
+    struct tpacket_req ring = { .tp_block_size = 4096, .tp_block_nr = 1, .tp_frame_size = 2048, .tp_frame_nr = 2 };
+    int file = socket(AF_PACKET, SOCK_RAW, 0);
+    CHECK(file >= 0 && !setsockopt(file, SOL_PACKET, PACKET_RX_RING, &ring, sizeof ring));
+    map(file, MAP_SHARED, 4096, 0);
+    close(file);
+}
+
+static void device(void) {
+    int file = open("/dev/mem", O_RDONLY);
+    void *place = file < 0 ? MAP_FAILED : mmap(0, 4096, PROT_READ, MAP_SHARED, file, 0xf0000);
+    if (place == MAP_FAILED) leave("skipped", "memory of a device");
+    close(file);
+}
+
+/* Whoever handles page faults is outside the tree. */
+static void faults(void) {
+    pid_t child = fork();
+    char path[600];
+    snprintf(path, sizeof path, "%s/taken", folder);
+    if (!child) {
+        prctl(PR_SET_PDEATHSIG, 9);
+        int file = syscall(SYS_userfaultfd, O_CLOEXEC | UFFD_USER_MODE_ONLY);
+        struct uffdio_api api = { .api = UFFD_API };
+        CHECK(file >= 0 && !ioctl(file, UFFDIO_API, &api));
+        struct uffdio_register range = { { (unsigned long)map(-1, MAP_PRIVATE | MAP_ANONYMOUS, 4096, 0), 4096 }, UFFDIO_REGISTER_MODE_MISSING };
+        CHECK(!ioctl(file, UFFDIO_REGISTER, &range));
+        char text[32];
+        snprintf(text, sizeof text, "%d", file);
+        leave("file", text);
+        while (readlink(path, text, sizeof text) < 0) nap(1);
+        close(file);
+        for (;;) pause();
+    }
+    char text[32] = { 0 }, file[600];
+    snprintf(file, sizeof file, "%s/file", folder);
+    while (readlink(file, text, sizeof text - 1) < 0) nap(1);
+    CHECK(syscall(SYS_pidfd_getfd, syscall(SYS_pidfd_open, child, 0), atoi(text), 0) >= 0);
+    leave("taken", "taken");
+    snprintf(text, sizeof text, "%d", child);
+    leave("child", text);
+}
+
 static void thread_clock(void) {
     timer_t timer;
     struct sigevent event = { .sigev_notify = SIGEV_NONE };
@@ -201,7 +283,9 @@ static void asks_supervisor(void) {
 static const struct { const char *name; void (*act)(void); } acts[] = { { "directory_of_child", directory_of_child },
     { "directory_gone", directory_gone }, { "siblings", siblings }, { "semaphores", semaphores }, { "messages", messages },
     { "thread_clock", thread_clock }, { "sealed", sealed }, { "huge", huge }, { "dumped", dumped }, { "own_dispatch", own_dispatch },
-    { "own_segments", own_segments }, { "asks_supervisor", asks_supervisor } };
+    { "segment_of_nobody", segment_of_nobody }, { "users", users }, { "system_v_apart", system_v_apart }, { "groups_apart", groups_apart },
+    { "pids_apart", pids_apart }, { "clock_apart", clock_apart }, { "key", key }, { "secret", secret }, { "packet_ring", packet_ring },
+    { "device", device }, { "faults", faults }, { "own_segments", own_segments }, { "asks_supervisor", asks_supervisor } };
 
 static int act(const char *what) {
     for (size_t i = 0; i < sizeof acts / sizeof *acts; i++) if (!strcmp(what, acts[i].name)) return acts[i].act(), 1;
@@ -228,7 +312,6 @@ int main(int count, char **words) {
     else if (!strcmp(what, "names")) CHECK(!unshare(CLONE_NEWUTS));
     else if (!strcmp(what, "root")) { ready(); char path[512]; snprintf(path, sizeof path, "%s", folder); CHECK(!chroot(path)); for (;;) pause(); }
     else if (!strcmp(what, "private_memfd")) map(memfd_create("private", 0), MAP_PRIVATE, 4096, 0);
-    else if (!strcmp(what, "secret")) { int s = syscall(SYS_memfd_secret, 0); if (s >= 0) { CHECK(!ftruncate(s, 4096)); map(s, MAP_SHARED, 4096, 0); } else errno = 0; }
     else if (!strcmp(what, "first_thread")) first_thread_ends();
     else if (!strcmp(what, "outsider") || !strcmp(what, "segment_outside")) {
         char *shared = *what == 's' ? segment() : map(-1, MAP_SHARED | MAP_ANONYMOUS, 4096, 0);

@@ -2,8 +2,12 @@
 #include "self.h"
 #include <signal.h>
 #include <sys/ioctl.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <termios.h>
+
+/* It opens nothing anew. */
+static int quiet;
 
 /* Answers lines until there is one that begins with q. */
 static void answer(int terminal) {
@@ -11,11 +15,21 @@ static void answer(int terminal) {
     long length;
     while ((length = read(terminal, text, sizeof text)) > 0 && text[0] != 'q') {
         EQUAL(tcgetpgrp(terminal), getpgrp());
-        int own = open("/dev/tty", O_RDWR);
+        int own = quiet ? dup(terminal) : open("/dev/tty", O_RDWR);
         CHECK(own >= 0);
         EQUAL(write(own, text, length), length);
         close(own);
     }
+}
+
+/* A job in the background, from now on. */
+static void begin_job(int signal) {
+    (void)signal;
+    if (!fork()) {
+        prctl(PR_SET_PDEATHSIG, 9);
+        for (;;) pause();
+    }
+    leave("begun", "begun");
 }
 
 /* Leads a session that the terminal controls; it is in the foreground itself, or a job of it. */
@@ -25,6 +39,7 @@ static void shell(const char *name, int has_job) {
     CHECK(terminal >= 0 && tcgetsid(terminal) == getpid());
     signal(SIGTTOU, SIG_IGN);
     signal(SIGHUP, SIG_IGN);
+    signal(SIGUSR1, begin_job);
     if (!has_job) {
         answer(terminal);
         _exit(22);
@@ -47,6 +62,8 @@ static void shell(const char *name, int has_job) {
 int main(int count, char **words) {
     CHECK(count == 2 || count == 3);
     folder = words[1];
+    int has_job = count == 3 && !strcmp(words[2], "job");
+    quiet = count == 3 && !has_job;
     int master = posix_openpt(O_RDWR | O_NOCTTY);
     CHECK(master >= 0 && !grantpt(master) && !unlockpt(master));
     char name[64];
@@ -62,10 +79,13 @@ int main(int count, char **words) {
     pid_t leader = fork();
     if (!leader) {
         close(master);
-        shell(name, count == 3);
+        shell(name, has_job);
     }
-    while (tcgetpgrp(master) <= 0 || (count == 3 && tcgetpgrp(master) == leader)) nap(1);
+    while (tcgetpgrp(master) <= 0 || (has_job && tcgetpgrp(master) == leader)) nap(1);
     pid_t job = tcgetpgrp(master);
+    char text[16];
+    snprintf(text, sizeof text, "%d", leader);
+    leave("leader", text);
     ready();
     while (go_on()) {
         char found[64];

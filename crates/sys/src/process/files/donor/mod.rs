@@ -11,6 +11,7 @@ mod subject;
 
 pub use copier::Copier;
 pub use frozen::{Frozen, Places};
+pub use outside::Outside;
 pub use saver::{Saved, Saver};
 pub use subject::Subject;
 

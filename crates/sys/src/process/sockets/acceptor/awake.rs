@@ -44,6 +44,23 @@ impl Sockets {
         }
         failed.map_or(Ok(()), Err)
     }
+
+    /// The clocks of connections that were restored ahead, as far as they are late.
+    pub(super) fn keep_time(&self, now_us: u64) -> Result<(), SocketError> {
+        for (id, made) in &self.made {
+            let (socket, taken, is_awake) = match &made.phase {
+                Phase::Restored(socket, taken) => (socket, taken, false),
+                Phase::Awake(socket, taken) => (socket, taken, true),
+                _ => continue,
+            };
+            let lag_us = taken.clock.and_then(|clock| clock.lag_us(now_us));
+            if let (SocketStatic::Connection(fixed), Some(lag_us)) = (&made.fixed, lag_us) {
+                let outcome = socket.keep_time(fixed, &taken.state, lag_us, is_awake);
+                outcome.map_err(|error| SocketError::from(error).of(*id))?;
+            }
+        }
+        Ok(())
+    }
 }
 
 impl Drop for Sockets {

@@ -11,6 +11,7 @@ use crate::process::files::image::{
 use crate::process::files::kinds::socket::options;
 use crate::sockopt::get_int;
 use libc::SOL_SOCKET;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::ioctl_fionread;
 use std::fs;
 use std::os::fd::BorrowedFd;
@@ -24,6 +25,9 @@ const SIOCOUTQ: u64 = 0x5411;
 pub fn save(saver: &mut Saver<'_>, subject: &Subject, socket: i32) -> Saved<Kind> {
     if let Some(pid) = saver.outside.holder(&subject.link) {
         return Err(Reason::OtherEndOutside(Some(pid)).into());
+    }
+    if is_marked(subject)? {
+        return Err(Reason::OutOfBand.into());
     }
     let entry = entry(saver, subject)?;
     let name = name(saver, subject, &entry)?;
@@ -46,6 +50,13 @@ pub fn save(saver: &mut Saver<'_>, subject: &Subject, socket: i32) -> Saved<Kind
         options: found,
         queue,
     })))
+}
+
+/// Whether a byte was sent ahead of the stream (`MSG_OOB`) and not read.
+fn is_marked(subject: &Subject) -> Saved<bool> {
+    let mut one = [PollFd::new(&subject.copy, PollFlags::PRI)];
+    poll(&mut one, Some(&Timespec::default())).at("poll")?;
+    Ok(one[0].revents().contains(PollFlags::PRI))
 }
 
 /// What the kernel's list says, which is asked for anew when the socket is younger than it.

@@ -1,0 +1,133 @@
+//! What a node says of processes before they move, asked as `holdfast check` does.
+
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
+
+use anyhow::{Context, Result, ensure};
+use holdfast_api::control::{MigrationOutcome, ProcessCheck, SocketsWay};
+use holdfast_bench::cluster::Family;
+
+use crate::faults::{ACCEPTOR, DONOR, HOLDER};
+use crate::session;
+use crate::world::{Counter, World};
+
+/// Commands that become the program with something that cannot move, and what is said of it.
+const BLOCKED: [(&[&str], &str); 3] = [
+    (&["unshare", "--uts"], "a uts namespace of its own"),
+    (
+        &["sh", "-c", "sleep 600 | \"$@\"", "sh"],
+        "its other end is held outside the tree",
+    ),
+    (&["sh", "-c", "exec \"$@\" </dev/kmsg", "sh"], "device 1:11"),
+];
+
+/// The process of a program that runs where it was started.
+fn ask(world: &World, counter: &Counter) -> Result<ProcessCheck> {
+    let pid = world.pid_on(DONOR, counter)?;
+    let control = world.cluster.control_blocking(DONOR)?;
+    Ok(control.run(async |client| client.check(pid).await)?)
+}
+
+/// They move, as was said.
+pub fn movable(world: &World) -> Result<()> {
+    let remote = session::database(world, "c1")?;
+    let counters = [world.start(DONOR)?, session::client(world, DONOR, remote)?];
+    for (counter, sockets) in counters.iter().zip([0, 1]) {
+        let check = ask(world, counter)?;
+        ensure!(
+            check.movable && check.blockers.is_empty() && check.predicted_freeze_us > 0.0,
+            "{check:?}"
+        );
+        ensure!(
+            check.processes == [counter.last()?.pid] && check.threads > 0 && check.mappings > 0,
+            "{check:?}"
+        );
+        ensure!(
+            check.memory_bytes > 0 && check.descriptors > 0 && check.sockets == sockets,
+            "{check:?}"
+        );
+        ensure!(check.forwarded.len() as u64 == sockets, "{check:?}");
+        world.migrate(counter, DONOR, ACCEPTOR)?;
+        world.end(counter)?;
+    }
+    let control = world.cluster.control_blocking(DONOR)?;
+    let nobody = control.run(async |client| client.check(4_000_000).await);
+    ensure!(nobody.is_err(), "{nobody:?}");
+    Ok(())
+}
+
+/// They do not, and what is in the way is the same for who asks and for who tries.
+pub fn blocked(world: &World) -> Result<()> {
+    for (by, reason) in BLOCKED {
+        let counter = world.start_by(DONOR, by)?;
+        stays(world, &counter, reason).with_context(|| format!("{by:?}"))?;
+        world.end(&counter)?;
+    }
+    Ok(())
+}
+
+/// A session with a database on the same host, over the loopback device, would end without a word.
+pub fn over_loopback(world: &World) -> Result<()> {
+    let addresses = [Ipv4Addr::LOCALHOST.into(), Ipv6Addr::LOCALHOST.into()];
+    for address in addresses.map(|ip| SocketAddr::new(ip, session::PORT)) {
+        session::serve(world, DONOR, address)?;
+        let counter = session::client(world, DONOR, address)?;
+        let reason = format!("to {address} cannot leave this host, and another process has");
+        stays(world, &counter, &reason)?;
+        // A copy has no connections: it comes, and ends by itself.
+        let pid = world.pid_on(DONOR, &counter)?;
+        let copied = world.ended(DONOR, world.begin_copy(pid, DONOR, ACCEPTOR)?)?;
+        ensure!(copied.outcome == MigrationOutcome::Cloned, "{copied:?}");
+        world.goes_on(&counter, DONOR)?;
+        world.end(&counter)?;
+    }
+    // At an address of the host itself it is named as ever.
+    let own = world.cluster.address(DONOR, Family::V4)?;
+    let own = SocketAddr::new(own, session::PORT + 1);
+    session::serve(world, DONOR, own)?;
+    let counter = session::client(world, DONOR, own)?;
+    stays(world, &counter, "stays within this host")?;
+    world.end(&counter)
+}
+
+/// What stays within the host goes along, whatever stage it is at, and in each way.
+pub fn near(world: &World) -> Result<()> {
+    let counter = world.start_program(DONOR, &[], "near", &[])?;
+    world.wait("it has not had all", || Ok(counter.counts()?.len() > 60))?;
+    let check = ask(world, &counter)?;
+    ensure!(check.movable, "{check:?}");
+    let failed = counter.end_file().with_extension("failed");
+    let said = || format!("it says {:?}", std::fs::read_to_string(&failed).ok());
+    for (from, to) in [(DONOR, ACCEPTOR), (ACCEPTOR, HOLDER), (HOLDER, DONOR)] {
+        let went = world.migrate(&counter, from, to);
+        went.with_context(said)?;
+    }
+    for way in [
+        SocketsWay::Incremental,
+        SocketsWay::Collective,
+        SocketsWay::Iterative,
+    ] {
+        for (from, to) in [(DONOR, ACCEPTOR), (ACCEPTOR, DONOR)] {
+            let pid = world.pid_on(from, &counter)?;
+            world.move_by(pid, from, to, way)?;
+            let went = world.goes_on(&counter, to);
+            went.with_context(|| format!("{way:?}, {}", said()))?;
+        }
+    }
+    world.end(&counter)
+}
+
+fn stays(world: &World, counter: &Counter, reason: &str) -> Result<()> {
+    let check = ask(world, counter)?;
+    let named = check
+        .blockers
+        .iter()
+        .filter(|of| of.reason.contains(reason));
+    ensure!(!check.movable && named.count() == 1, "{check:?}");
+    let pid = world.pid_on(DONOR, counter)?;
+    let status = world.ended(DONOR, world.begin(pid, DONOR, ACCEPTOR)?)?;
+    let MigrationOutcome::Kept { reason: why } = &status.outcome else {
+        anyhow::bail!("it moved: {status:?}");
+    };
+    ensure!(why.contains(reason), "{why}");
+    world.goes_on(counter, DONOR)
+}

@@ -1,0 +1,141 @@
+/* Talks to itself over the loopback device, over IPv4 and IPv6, and has connections in all stages of their ends; looks at every byte,
+ * and appends to a file with each turn where it runs, until it is told to end. */
+#define _GNU_SOURCE
+#include <arpa/inet.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <netinet/in.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/utsname.h>
+#include <time.h>
+#include <unistd.h>
+
+enum { SLOTS = 24, BYTES = 5000 };
+enum kind { OPEN, ENDED, RESET, CLOSED, KINDS };
+
+static struct { int near, far; long number; enum kind kind; } slots[SLOTS];
+static struct { int listener, near, far, datagrams, asker; socklen_t length; struct sockaddr_in6 at; } of[2];
+
+static char failed[512];
+
+static void fail(int line) {
+    int saved = errno, file = open(failed, O_WRONLY | O_APPEND | O_CREAT, 0666);
+    dprintf(file, "line %d: %s\n", line, strerror(saved));
+    exit(9);
+}
+#define CHECK(condition) do { if (!(condition)) fail(__LINE__); } while (0)
+
+static char expected(long number, long at) { return (char)(number * 31 + at * 7 + (at >> 8)); }
+
+static int bound(int i, int type, struct sockaddr_in6 *at) {
+    memset(at, 0, sizeof *at);
+    at->sin6_family = i ? AF_INET6 : AF_INET;
+    of[i].length = i ? sizeof(struct sockaddr_in6) : sizeof(struct sockaddr_in);
+    if (i) at->sin6_addr = in6addr_loopback; else ((struct sockaddr_in *)at)->sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    int file = socket(at->sin6_family, type, 0), one = 1;
+    if (type == SOCK_STREAM) setsockopt(file, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one);
+    CHECK(file >= 0 && !bind(file, (void *)at, of[i].length) && !getsockname(file, (void *)at, &of[i].length));
+    return file;
+}
+
+static void pair(int i, int *near, int *far) {
+    CHECK((*far = socket(i ? AF_INET6 : AF_INET, SOCK_STREAM, 0)) >= 0);
+    CHECK(!connect(*far, (void *)&of[i].at, of[i].length) && (*near = accept(of[i].listener, 0, 0)) >= 0);
+}
+
+static void say(int file, long number, int length) {
+    char text[BYTES];
+    for (int at = 0; at < length; at++) text[at] = expected(number, at);
+    CHECK(write(file, text, length) == length);
+}
+
+static void hear(int file, long number, int length) {
+    char text[BYTES];
+    CHECK(recv(file, text, length, MSG_WAITALL) == length);
+    for (int at = 0; at < length; at++) CHECK(text[at] == expected(number, at));
+}
+
+static void begin(int slot, long number) {
+    int near, far;
+    pair(number % 2, &near, &far);
+    enum kind kind = number / 2 % KINDS;
+    say(far, number, BYTES);
+    if (kind == RESET) {
+        struct linger now = { 1, 0 };
+        char one;
+        CHECK(recv(near, &one, 1, MSG_PEEK) == 1);
+        CHECK(!setsockopt(far, SOL_SOCKET, SO_LINGER, &now, sizeof now));
+    }
+    if (kind != OPEN) CHECK(!close(far));
+    if (kind == CLOSED) {
+        /* The listener's side is not to be the one that waits a minute for stragglers. */
+        struct pollfd come = { near, POLLRDHUP, 0 };
+        CHECK(poll(&come, 1, -1) == 1 && !shutdown(near, SHUT_WR));
+    }
+    slots[slot].near = near, slots[slot].far = far, slots[slot].number = number, slots[slot].kind = kind;
+}
+
+static void end(int slot) {
+    int near = slots[slot].near;
+    char one;
+    if (slots[slot].kind == OPEN) {
+        hear(near, slots[slot].number, BYTES);
+        say(slots[slot].far, -slots[slot].number, BYTES);
+        CHECK(!close(slots[slot].far));
+        hear(near, -slots[slot].number, BYTES);
+    } else hear(near, slots[slot].number, BYTES);
+    if (slots[slot].kind == RESET) CHECK(read(near, &one, 1) == -1 && errno == ECONNRESET);
+    CHECK(read(near, &one, 1) == 0);
+    if (slots[slot].kind != OPEN && slots[slot].kind != ENDED) CHECK(write(near, &one, 1) == -1 && errno == EPIPE);
+    close(near);
+}
+
+static void turn(long number) {
+    for (int i = 0; i < 2; i++) {
+        say(of[i].near, number, 700);
+        hear(of[i].far, number, 700);
+        say(of[i].far, number + 1, 300);
+        hear(of[i].near, number + 1, 300);
+        if (number > 1) hear(of[i].datagrams, number - 1, 500);
+        say(of[i].asker, number, 500);
+    }
+    int slot = number % SLOTS;
+    if (number > SLOTS) end(slot);
+    begin(slot, number);
+}
+
+int main(int count, char **words) {
+    if (count != 2) return 2;
+    close_range(3, ~0U, 0);
+    signal(SIGPIPE, SIG_IGN);
+    char end[512];
+    snprintf(end, sizeof end, "%s.end", words[1]);
+    snprintf(failed, sizeof failed, "%s.failed", words[1]);
+    for (int i = 0; i < 2; i++) {
+        struct sockaddr_in6 at;
+        of[i].datagrams = bound(i, SOCK_DGRAM, &at);
+        of[i].asker = socket(at.sin6_family, SOCK_DGRAM, 0);
+        CHECK(of[i].asker >= 0 && !connect(of[i].asker, (void *)&at, of[i].length));
+        of[i].listener = bound(i, SOCK_STREAM, &of[i].at);
+        CHECK(!listen(of[i].listener, 5));
+        pair(i, &of[i].near, &of[i].far);
+    }
+    for (long number = 1; access(end, F_OK); number++) {
+        turn(number);
+        struct utsname host;
+        char line[256];
+        uname(&host);
+        int bytes = snprintf(line, sizeof line, "%s %ld %d\n", host.nodename, number, (int)getpid());
+        int file = open(words[1], O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0666);
+        CHECK(file >= 0 && write(file, line, bytes) == bytes);
+        close(file);
+        struct timespec nap = { 0, 2000000 };
+        while (nanosleep(&nap, &nap)) {}
+    }
+    return 0;
+}

@@ -1,0 +1,127 @@
+/* Has a socket that cannot move, for as long as it is not told to end. Usage: FOLDER KIND. */
+#include "self.h"
+#include <arpa/inet.h>
+#include <linux/filter.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <netinet/udp.h>
+#include <poll.h>
+#include <sched.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+
+static struct sockaddr_in at = { .sin_family = AF_INET };
+static int listener, near, far;
+
+static void bound(void) {
+    socklen_t length = sizeof at;
+    at.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    listener = socket(AF_INET, SOCK_STREAM, 0);
+    near = socket(AF_INET, SOCK_STREAM, 0);
+    CHECK(listener >= 0 && near >= 0 && !bind(listener, (void *)&at, length) && !getsockname(listener, (void *)&at, &length));
+    CHECK(!listen(listener, 0));
+}
+
+static void connected(void) {
+    CHECK(!connect(near, (void *)&at, sizeof at));
+    CHECK((far = accept(listener, 0, 0)) >= 0);
+}
+
+static void set(int file, int level, int option, const void *value, socklen_t length, const char *needs) {
+    if (!setsockopt(file, level, option, value, length)) return;
+    CHECK(errno == ENOENT || errno == ENOPROTOOPT || errno == EINVAL);
+    leave("skipped", needs);
+}
+
+static void waits_for(int file, int events) {
+    struct pollfd one = { file, events, 0 };
+    EQUAL(poll(&one, 1, 30000), 1);
+}
+
+static void keys(void) {
+    struct tcp_md5sig key = { .tcpm_keylen = 3, .tcpm_key = "key" };
+    memcpy(&key.tcpm_addr, &at, sizeof at);
+    set(listener, IPPROTO_TCP, TCP_MD5SIG, &key, sizeof key, "keys of TCP");
+    set(near, IPPROTO_TCP, TCP_MD5SIG, &key, sizeof key, "keys of TCP");
+    connected();
+}
+
+static void filter(void) {
+    struct sock_filter code = BPF_STMT(BPF_RET | BPF_K, 0xffff);
+    struct sock_fprog program = { 1, &code };
+    connected();
+    set(near, SOL_SOCKET, SO_ATTACH_FILTER, &program, sizeof program, "filters");
+}
+
+static void urgent(void) {
+    connected();
+    EQUAL(send(near, "!", 1, MSG_OOB), 1);
+    waits_for(far, POLLPRI);
+}
+
+static void kernel_tls(void) {
+    connected();
+    set(near, IPPROTO_TCP, TCP_ULP, "tls", 4, "TLS in the kernel");
+}
+
+/* The listener has no room for it. */
+static void connecting(void) {
+    CHECK(!connect(near, (void *)&at, sizeof at));
+    for (int i = 0; i < 8; i++) {
+        int file = socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK, 0);
+        CHECK(file >= 0);
+        if (connect(file, (void *)&at, sizeof at)) CHECK(errno == EINPROGRESS);
+    }
+}
+
+static void refused(void) {
+    close(listener);
+    CHECK(!fcntl(near, F_SETFL, O_NONBLOCK));
+    CHECK(connect(near, (void *)&at, sizeof at));
+    waits_for(near, 0);
+}
+
+static void corked(void) {
+    int file = socket(AF_INET, SOCK_DGRAM, 0), one = 1;
+    CHECK(file >= 0 && !connect(file, (void *)&at, sizeof at));
+    set(file, IPPROTO_UDP, UDP_CORK, &one, sizeof one, "corks");
+    EQUAL(send(file, "half", 4, 0), 4);
+}
+
+static void encapsulates(void) {
+    int file = socket(AF_INET, SOCK_DGRAM, 0), kind = UDP_ENCAP_ESPINUDP;
+    set(file, IPPROTO_UDP, UDP_ENCAP, &kind, sizeof kind, "IPsec");
+}
+
+static void apart(int type) {
+    int home = open("/proc/self/ns/net", O_RDONLY);
+    CHECK(home >= 0 && !unshare(CLONE_NEWNET));
+    int file = socket(AF_INET, type, 0);
+    CHECK(file >= 0 && !setns(home, CLONE_NEWNET));
+    close(home);
+}
+
+static void tcp_apart(void) { apart(SOCK_STREAM); }
+static void udp_apart(void) { apart(SOCK_DGRAM); }
+
+static void out_of_band(void) {
+    int pair[2];
+    CHECK(!socketpair(AF_UNIX, SOCK_STREAM, 0, pair));
+    if (send(pair[0], "!", 1, MSG_OOB) != 1) leave("skipped", "out-of-band data of Unix sockets");
+}
+
+static const struct { const char *name; void (*act)(void); } acts[] = { { "keys", keys }, { "filter", filter }, { "urgent", urgent },
+    { "kernel_tls", kernel_tls }, { "connecting", connecting }, { "refused", refused }, { "corked", corked },
+    { "encapsulates", encapsulates }, { "tcp_apart", tcp_apart }, { "udp_apart", udp_apart }, { "out_of_band", out_of_band } };
+
+int main(int count, char **words) {
+    CHECK(count == 3);
+    folder = words[1];
+    prctl(PR_SET_PDEATHSIG, 9);
+    bound();
+    for (size_t i = 0; i < sizeof acts / sizeof *acts; i++) if (!strcmp(words[2], acts[i].name)) acts[i].act(), folder = words[1], count = 0;
+    CHECK(!count);
+    ready();
+    while (go_on()) nap(5);
+    return passed();
+}
