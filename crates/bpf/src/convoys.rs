@@ -7,7 +7,7 @@ use zerocopy::IntoBytes;
 
 use crate::Error;
 use crate::mapped::Mapped;
-use crate::shared::{Convoy, MAX_CONVOYS};
+use crate::shared::{Convoy, FlowState, FlowValue, MAX_CONVOYS};
 
 /// All of them.
 pub struct Convoys {
@@ -38,5 +38,29 @@ impl Convoys {
     fn word(&self, number: u8) -> &AtomicU64 {
         // SAFETY: the mapping lives as long as self; the programs read whole words.
         unsafe { self.words.at(number.into()).as_ref() }
+    }
+}
+
+impl FlowValue {
+    /// What the flow is at this instant, if its convoy is that (`standing_of` of `c/maps.h`).
+    #[must_use]
+    pub fn standing(self, convoy: Convoy) -> Self {
+        use FlowState::{Closing, Flushing, Leaving};
+        if self.convoy == 0 || convoy.state == 0 {
+            return self;
+        }
+        let epoch = self.epoch.wrapping_add(convoy.ahead.into());
+        let is = |raw: u8, state: FlowState| raw == state as u8;
+        let was_ours = is(convoy.state, Leaving) || is(convoy.state, Flushing);
+        if is(self.state, Closing) && was_ours {
+            return Self { epoch, ..self };
+        }
+        let (state, peer) = (convoy.state, convoy.peer);
+        Self {
+            epoch,
+            state,
+            peer,
+            ..self
+        }
     }
 }

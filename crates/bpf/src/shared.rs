@@ -313,30 +313,6 @@ impl FlowState {
     }
 }
 
-impl FlowValue {
-    /// What the flow is at this instant, if its convoy is that (`standing_of` of `c/maps.h`).
-    #[must_use]
-    pub fn standing(self, convoy: Convoy) -> Self {
-        use FlowState::{Closing, Flushing, Leaving};
-        if self.convoy == 0 || convoy.state == 0 {
-            return self;
-        }
-        let epoch = self.epoch.wrapping_add(convoy.ahead.into());
-        let is = |raw: u8, state: FlowState| raw == state as u8;
-        let was_ours = is(convoy.state, Leaving) || is(convoy.state, Flushing);
-        if is(self.state, Closing) && was_ours {
-            return Self { epoch, ..self };
-        }
-        let (state, peer) = (convoy.state, convoy.peer);
-        Self {
-            epoch,
-            state,
-            peer,
-            ..self
-        }
-    }
-}
-
 impl FlowKey {
     /// The key of a flow between two socket addresses; `protocol` is the IP protocol number.
     #[must_use]

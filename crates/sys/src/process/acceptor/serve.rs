@@ -54,8 +54,7 @@ fn restore(channel: &mut UnixStream, back: Option<UnixListener>) -> Result<Optio
                     *channel = back.accept().context(talking)?.0
                 }
                 _ => {
-                    // Connections may be awake. One that cannot be abandoned is closed as it is.
-                    let _ = left::abandon_all(std::process::id().cast_signed());
+                    abandon();
                     return Ok(None);
                 }
             }
@@ -83,11 +82,7 @@ fn restore(channel: &mut UnixStream, back: Option<UnixListener>) -> Result<Optio
             }
             Kind::Go => match restoration.go() {
                 Ok(unlocked) => {
-                    // Who comes later finds nobody, and so knows that it runs. Husks may have copies of it.
-                    if let Some(back) = back {
-                        // SAFETY: no pointers are passed.
-                        unsafe { libc::shutdown(back.as_raw_fd(), libc::SHUT_RDWR) };
-                    }
+                    back.iter().for_each(close_way_back);
                     // The daemon may have died meanwhile.
                     let _ = channel::answer(channel, &Reply::Running(unlocked));
                     return Ok(Some(restoration));
@@ -104,6 +99,17 @@ fn restore(channel: &mut UnixStream, back: Option<UnixListener>) -> Result<Optio
             restoration.prepare();
         }
     }
+}
+
+/// Connections may be awake. One that cannot be abandoned is closed as it is.
+fn abandon() {
+    let _ = left::abandon_all(std::process::id().cast_signed());
+}
+
+/// Who comes later finds nobody, and so knows that it runs. Husks may have copies of it.
+fn close_way_back(back: &UnixListener) {
+    // SAFETY: no pointers are passed.
+    unsafe { libc::shutdown(back.as_raw_fd(), libc::SHUT_RDWR) };
 }
 
 /// Says what is missing, if anything is, with what watches it. A daemon that has hung up is noticed by who reads next.

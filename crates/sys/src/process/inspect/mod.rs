@@ -16,6 +16,7 @@ use super::error::{Error, Result};
 use super::procfs::{self, Stat, Status};
 use super::sockets::SocketStatic;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 /// What a look at a tree gave.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -55,7 +56,7 @@ pub fn inspect(root: i32) -> Result<Report> {
     for pid in report.processes.clone() {
         let looked = match look(pid, &mut report) {
             // It has ended meanwhile, and is looked at as what it is now.
-            Err(Error::Kernel { .. }) if is_zombie(pid) => look(pid, &mut report),
+            Err(Error::Kernel { .. }) if has_ended(pid) => look(pid, &mut report),
             looked => looked,
         };
         match looked {
@@ -102,10 +103,23 @@ pub fn tree(root: i32) -> Result<Vec<i32>> {
     Ok(found)
 }
 
-fn is_zombie(pid: i32) -> bool {
-    Stat::read(pid).is_ok_and(|stat| matches!(stat.state, 'Z' | 'X'))
+/// Whether a process is gone or a zombie; one that is ending is waited for.
+fn has_ended(pid: i32) -> bool {
+    let began = Instant::now();
+    loop {
+        match Stat::read(pid) {
+            Err(Error::Gone(_)) => return true,
+            Ok(stat) if matches!(stat.state, 'Z' | 'X') => return true,
+            Ok(stat) if stat.is_ending() && began.elapsed() < ENDING_MAX => {
+                std::thread::sleep(Duration::from_micros(200));
+            }
+            _ => return false,
+        }
+    }
 }
 
+/// How long a process takes to end.
+const ENDING_MAX: Duration = Duration::from_secs(1);
 /// In a wait status.
 const DUMPED: u64 = 0x80;
 
