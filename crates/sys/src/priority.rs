@@ -46,6 +46,34 @@ impl Drop for Hurry {
     }
 }
 
+/// Whether the calling thread has real-time priority.
+pub(crate) fn is_realtime() -> bool {
+    // SAFETY: no memory is involved; 0 is the calling thread.
+    let policy = unsafe { libc::sched_getscheduler(0) };
+    policy & !libc::SCHED_RESET_ON_FORK == libc::SCHED_RR
+}
+
+/// Gives an ordinary thread real-time priority, which it gives back itself by `sched_setscheduler` to [`ORDINARY`]; false if it is
+/// no ordinary one, or that is not allowed.
+pub(crate) fn lend(tid: i32) -> bool {
+    let parameters = libc::sched_param { sched_priority: 1 };
+    // SAFETY: no memory is involved in the first call; `parameters` is valid for the second, which only reads it.
+    unsafe {
+        libc::sched_getscheduler(tid) == ORDINARY
+            && libc::sched_setscheduler(tid, libc::SCHED_RR, &raw const parameters) == 0
+    }
+}
+
+/// Takes back what [`lend`] gave, where the thread could not.
+pub(crate) fn take_back(tid: i32) {
+    let parameters = libc::sched_param { sched_priority: 0 };
+    // SAFETY: `parameters` is valid for the call, which only reads it.
+    unsafe { libc::sched_setscheduler(tid, ORDINARY, &raw const parameters) };
+}
+
+/// The policy of ordinary threads.
+pub(crate) const ORDINARY: i32 = libc::SCHED_OTHER;
+
 /// Gives a thread that stands still as much priority as [`be_realtime`], as far as that is allowed: for threads that get another
 /// before they run by themselves.
 pub(crate) fn hurry_husk(tid: i32) {

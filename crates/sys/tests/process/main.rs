@@ -17,6 +17,7 @@ mod same;
 mod servers;
 mod states;
 
+use holdfast_sys::priority::Hurry;
 use holdfast_sys::process::donor::Tracker;
 use moving::Host;
 use program::Program;
@@ -155,6 +156,35 @@ fn memory_files_move() {
 #[test]
 fn a_tree_moves() {
     there_and_back("tree");
+}
+
+/// What a tracer in a hurry lends to threads for its calls they give back.
+#[test]
+fn threads_keep_their_priority() {
+    let policy = |tid: i32| {
+        // SAFETY: no memory is involved.
+        unsafe { libc::sched_getscheduler(tid) }
+    };
+    let program = Program::start("threads");
+    let tree = program.tree(&Host::own());
+    let mut tracker = Tracker::start(tree.root).expect("starts");
+    let threads = holdfast_sys::process::procfs::threads(tree.root).expect("threads");
+    assert!(threads.len() > 1);
+    let before: Vec<i32> = threads.iter().map(|tid| policy(*tid)).collect();
+    let hurry = Hurry::begin().expect("root may");
+    for _ in 0..5 {
+        let stopped = tracker.freeze().map_err(|unfrozen| unfrozen.error);
+        let stopped = stopped.expect("stops");
+        stopped.state().expect("state");
+        let after: Vec<i32> = threads.iter().map(|tid| policy(*tid)).collect();
+        assert_eq!(after, before);
+        tracker = stopped.thaw().expect("thaws");
+    }
+    drop(hurry);
+    let stopped = tracker.freeze().map_err(|unfrozen| unfrozen.error);
+    stopped.expect("stops").roll_back().expect("rolls back");
+    program.goes_on();
+    program.ends_well(tree);
 }
 
 /// Stopped and let go again and again, a program notices nothing.

@@ -45,7 +45,7 @@ pub(super) fn read(halted: &Halted, attachment: &Attachment) -> Result<FrozenPro
     let mut batch = thread_state::questions(stub.address);
     let rest = questions(stub, &mut batch, &timers);
     let probe = probe_locks(stub, &mut batch);
-    let answers = stub.run(first, &halted.memory, &batch)?;
+    let answers = stub.run_in_hurry(first, &halted.memory, batch)?;
     let results = answers.results;
     let mut threads = vec![thread_state::read(
         pid,
@@ -69,11 +69,8 @@ pub(super) fn read(halted: &Halted, attachment: &Attachment) -> Result<FrozenPro
             address: stub.address,
             exit: exit_of(pid, thread.tracee.tid)?,
         };
-        let answers = stub.run(
-            thread.tracee,
-            &halted.memory,
-            &thread_state::questions(stub.address),
-        )?;
+        let questions = thread_state::questions(stub.address);
+        let answers = stub.run_in_hurry(thread.tracee, &halted.memory, questions)?;
         threads.push(thread_state::read(
             pid,
             thread.tracee,

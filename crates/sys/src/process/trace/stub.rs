@@ -7,6 +7,8 @@ use super::super::error::{Error, Result, unexpected};
 use super::registers::NO_CALL;
 use super::sigframe;
 use super::{Memory, Registers, Stop, Tracee, wait_for};
+use crate::priority::{ORDINARY, is_realtime, lend, take_back};
+use std::cell::Cell;
 use std::time::Duration;
 
 /// Pages of a stub: code, table of calls, frame, scratch.
@@ -18,6 +20,8 @@ const FRAME: u64 = 0x9000;
 pub(crate) const SCRATCH: u64 = 0xe000;
 /// Bytes of it.
 pub(crate) const SCRATCH_BYTES: u64 = STUB_BYTES - SCRATCH;
+/// At the end of it, for the priority that is given back.
+const PARAMETERS_BYTES: u64 = 8;
 /// Bytes of a call in the table: number, six arguments, result.
 const CALL_BYTES: usize = 64;
 /// How long one batch may take: the kernel does all of it without waiting for anybody.
@@ -179,11 +183,46 @@ pub(crate) struct Stub {
 }
 
 impl Stub {
+    /// [`Stub::run`] with the caller's priority, if that is real-time: the thread would wait behind others while all of its process
+    /// waits for it. It gives the priority back by its last call, also where its tracer has died.
+    pub fn run_in_hurry(
+        &self,
+        tracee: Tracee,
+        memory: &Memory,
+        mut batch: Batch,
+    ) -> Result<Outcome> {
+        let place = self.address + STUB_BYTES - PARAMETERS_BYTES;
+        let one_chunk = batch.calls.len() < TABLE_CALLS;
+        if !is_realtime() || !one_chunk || memory.write(place, &[0; 8]).is_err() {
+            return self.run(tracee, memory, &batch);
+        }
+        let back = [0, ORDINARY as u64, place];
+        let last = batch.push(Call::new(libc::SYS_sched_setscheduler, &back));
+        let lent = Cell::new(false);
+        let outcome = self.run_then(tracee, memory, &batch, || lent.set(lend(tracee.tid)));
+        let gave_back = (outcome.as_ref()).is_ok_and(|of| of.results.get(last) == Some(&0));
+        if lent.get() && !gave_back {
+            take_back(tracee.tid);
+        }
+        outcome
+    }
+
     /// Runs calls in a stopped thread, whose registers and signal mask are as before afterwards.
     pub fn run(&self, tracee: Tracee, memory: &Memory, batch: &Batch) -> Result<Outcome> {
+        self.run_then(tracee, memory, batch, || ())
+    }
+
+    /// The same; what is to be done before it runs is done when it would make all calls without its tracer.
+    fn run_then(
+        &self,
+        tracee: Tracee,
+        memory: &Memory,
+        batch: &Batch,
+        ready: impl Fn(),
+    ) -> Result<Outcome> {
         let before = tracee.registers()?;
         let mask = tracee.mask()?;
-        let done = self.run_from(tracee, memory, batch, &before, mask);
+        let done = self.run_from(tracee, memory, (batch, &ready), &before, mask);
         if !matches!(done, Err(Error::Gone(_))) {
             tracee.set_registers(&before)?;
             tracee.set_mask(mask)?;
@@ -200,7 +239,7 @@ impl Stub {
         &self,
         tracee: Tracee,
         memory: &Memory,
-        batch: &Batch,
+        (batch, ready): (&Batch, &dyn Fn()),
         before: &Registers,
         mask: u64,
     ) -> Result<Outcome> {
@@ -211,6 +250,7 @@ impl Stub {
             registers.rbx = self.address + TABLE;
             registers.r12 = calls.len() as u64;
             tracee.set_registers(&registers)?;
+            ready();
             let after = self.finish(tracee, &mut outcome)?;
             registers.rbp = after.rbp;
             let mut table = vec![0; calls.len() * CALL_BYTES];
