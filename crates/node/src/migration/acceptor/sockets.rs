@@ -69,7 +69,7 @@ impl Taking {
         let hurries = self.hurries;
         let run = move || {
             let _hurry = hurries.then(Hurry::begin);
-            let awake = sockets.awaken(1);
+            let awake = sockets.awaken(RESTORERS);
             awake.map(|()| sockets).map_err(|error| error.to_string())
         };
         let named = std::thread::Builder::new().name("awaken".to_owned());

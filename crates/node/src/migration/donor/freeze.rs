@@ -40,8 +40,8 @@ impl Giving {
         let hurries = self.ways.hurries;
         let _hurry;
         let (mut stopped, last, newcomers) = match state {
-            State::Watched(tracker) => {
-                if let Err(why) = self.catch_up() {
+            State::Watched(mut tracker) => {
+                if let Err(why) = self.catch_up(&mut tracker) {
                     return (State::Watched(tracker), Err(why));
                 }
                 _hurry = hurries.then(Hurry::begin);
@@ -177,8 +177,9 @@ impl Giving {
     }
 
     /// While it still runs: connections at the acceptor become what they are here, again as long as far fewer have changed
-    /// meanwhile. Then nothing new comes to it, so that what it has is all answered and acknowledged when it is stopped.
-    fn catch_up(&mut self) -> Result<(), String> {
+    /// meanwhile. Then nothing new comes to it, so that what it has is all answered and acknowledged when it is stopped, and
+    /// little of its memory was written since the last look.
+    fn catch_up(&mut self, tracker: &mut Tracker) -> Result<(), String> {
         let mut before = usize::MAX;
         while let Some(seen) = self.connections.as_mut().and_then(Connections::catch_up) {
             let changed = seen.states.len();
@@ -195,6 +196,7 @@ impl Giving {
             if let Some(seen) = self.connections.as_mut().and_then(Connections::untold) {
                 self.send_seen(&seen)?;
             }
+            self.touch_up(tracker, Instant::now())?;
         }
         self.outgoing.send(Kind::Freezing, Vec::new())
     }
