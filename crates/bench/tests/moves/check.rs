@@ -77,7 +77,7 @@ pub fn over_loopback(world: &World) -> Result<()> {
         let pid = world.pid_on(DONOR, &counter)?;
         let copied = world.ended(DONOR, world.begin_copy(pid, DONOR, ACCEPTOR)?)?;
         ensure!(copied.outcome == MigrationOutcome::Cloned, "{copied:?}");
-        world.goes_on(&counter, DONOR)?;
+        original_goes_on(world, &counter)?;
         world.end(&counter)?;
     }
     // At an address of the host itself it is named as ever.
@@ -87,6 +87,25 @@ pub fn over_loopback(world: &World) -> Result<()> {
     let counter = session::client(world, DONOR, own)?;
     stays(world, &counter, "stays within this host")?;
     world.end(&counter)
+}
+
+/// The copy may write once what the original writes too, before it finds that its connection has ended.
+fn original_goes_on(world: &World, counter: &Counter) -> Result<()> {
+    let numbers = || -> Result<Vec<u64>> {
+        let counts = counter.counts()?.into_iter();
+        let own = counts.filter(|count| count.host == DONOR);
+        Ok(own.map(|count| count.number).collect())
+    };
+    let before = numbers()?.len();
+    world.wait("the original does not go on", || {
+        Ok(numbers()?.len() > before + 5)
+    })?;
+    let numbers = numbers()?;
+    ensure!(
+        numbers.windows(2).all(|pair| pair[0] + 1 == pair[1]),
+        "{numbers:?}"
+    );
+    Ok(())
 }
 
 /// What stays within the host goes along, whatever stage it is at, and in each way.
