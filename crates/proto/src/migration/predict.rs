@@ -12,6 +12,12 @@ use holdfast_wire::migration::SocketStrategy;
 const WEIGHT: f64 = 0.25;
 /// A sample counts for at most this many times the estimate.
 const SAMPLE_MAX: f64 = 4.0;
+/// A new sample's weight in what is left for freezes, the first guess of where it is least, and the least it may be.
+const LEFT_WEIGHT: f64 = 0.5;
+const LEFT_GUESS: f64 = 0.3;
+const LEFT_MIN: f64 = 0.01;
+/// Of fewer bytes nothing is learned.
+const LEFT_BYTES: u64 = 4096;
 /// From so many bytes on a transfer is bound by the rate and not by its delay.
 const BULK_BYTES: u64 = 256 << 10;
 /// What a sample weighs when the next one has come.
@@ -39,6 +45,8 @@ pub(super) struct CostModel {
     rate: f64,
     /// From the last scan to the freeze.
     gap: f64,
+    /// How much of what is expected to be sent a freeze of each way does send: what is written in between may be sent before.
+    left: [f64; 3],
     planes: [Plane; 3],
 }
 
@@ -48,6 +56,7 @@ impl CostModel {
         CostModel {
             rate: 100.0,
             gap: 2_000.0,
+            left: [1.0, 1.0, LEFT_GUESS],
             planes: [60.0, 8.0, 4.0].map(|socket| Plane::new([2_000.0, socket, 40.0])),
         }
     }
@@ -63,9 +72,25 @@ impl CostModel {
     }
 
     /// What will have been changed when the freeze comes, given what a round found and how long it took.
-    pub(super) fn dirty_at_freeze(&self, found: u64, duration: Duration) -> u64 {
+    pub(super) fn dirty_at_freeze(
+        &self,
+        strategy: SocketStrategy,
+        found: u64,
+        duration: Duration,
+    ) -> u64 {
         let micros = (duration.as_secs_f64() * 1e6).max(1.0);
-        found.saturating_add((found as f64 * self.gap / micros.max(self.gap)) as u64)
+        let found = found as f64;
+        let all = found + found * self.gap / micros.max(self.gap);
+        (all * self.left[index(strategy)]) as u64
+    }
+
+    /// Learns how much a freeze sent where so much was expected.
+    pub(super) fn learn_dirty(&mut self, strategy: SocketStrategy, expected: u64, sent: u64) {
+        if expected >= LEFT_BYTES {
+            let left = &mut self.left[index(strategy)];
+            let share = (sent as f64 / expected as f64).min(SAMPLE_MAX);
+            *left = (*left * (1.0 + LEFT_WEIGHT * (share - 1.0))).clamp(LEFT_MIN, SAMPLE_MAX);
+        }
     }
 
     /// How long so many bytes take.
@@ -326,10 +351,32 @@ mod tests {
         for _ in 0..40 {
             model.learn_gap(Duration::from_millis(1));
         }
-        let dirty = model.dirty_at_freeze(10 << 20, Duration::from_millis(100));
+        let dirty = model.dirty_at_freeze(
+            SocketStrategy::Collective,
+            10 << 20,
+            Duration::from_millis(100),
+        );
         assert!((10_590_000..10_595_000).contains(&dirty), "{dirty}");
         // A round shorter than the gap: everything of it may change once more, not more than that.
-        let dirty = model.dirty_at_freeze(4_096, Duration::from_micros(1));
+        let dirty =
+            model.dirty_at_freeze(SocketStrategy::Collective, 4_096, Duration::from_micros(1));
         assert_eq!(dirty, 8_192);
+    }
+
+    #[test]
+    fn what_is_sent_before_is_not_expected() {
+        let mut model = CostModel::new();
+        let (way, took) = (SocketStrategy::Incremental, Duration::from_millis(100));
+        for _ in 0..8 {
+            let expected = model.dirty_at_freeze(way, 10 << 20, took);
+            model.learn_dirty(way, expected, 1 << 20);
+        }
+        let expected = model.dirty_at_freeze(way, 10 << 20, took);
+        assert!(expected.abs_diff(1 << 20) < 1 << 17, "{expected}");
+        // Each way by itself, and nothing from next to nothing.
+        let other = model.dirty_at_freeze(SocketStrategy::Collective, 10 << 20, took);
+        assert!(other >= 10 << 20, "{other}");
+        model.learn_dirty(way, 1, 1 << 30);
+        assert_eq!(model.dirty_at_freeze(way, 10 << 20, took), expected);
     }
 }

@@ -142,7 +142,7 @@ impl Migration {
             return;
         };
         given.load = Load {
-            dirty: model.dirty_at_freeze(report.dirty, report.dirtied_in),
+            dirty: model.dirty_at_freeze(given.options.sockets, report.dirty, report.dirtied_in),
             sockets: given.options.sockets_in_freeze(report.sockets),
             threads: report.threads,
         };

@@ -163,6 +163,8 @@ impl Migration {
         if given.options.clone {
             return;
         }
+        let expected = given.load.dirty;
+        (self.model).learn_dirty(given.options.sockets, expected, load.dirty);
         self.model.learn_freeze(given.options.sockets, load, freeze);
     }
 
