@@ -18,11 +18,10 @@ use holdfast_sys::process::donor::Held;
 use holdfast_sys::process::following::Following;
 use holdfast_sys::process::image::{Clocks, Frozen, Missing, Tree, decode};
 use holdfast_sys::process::sockets::Sockets;
-use holdfast_sys::tcp_repair::{TcpDynamic, TcpStatic, WindowProbe};
+use holdfast_sys::tcp_repair::WindowProbe;
 use holdfast_wire::MoveId;
 use rustix::event::EventfdFlags;
 
-use self::sockets::Awakening;
 use super::beginnings::{listen, offsets, settle};
 use super::connections;
 use super::follow::Follower;
@@ -90,8 +89,6 @@ impl Acceptor {
             restorer: None,
             held: None,
             sockets: None,
-            awakening: None,
-            unfinished: Vec::new(),
             building: None,
             complete: false,
             problem: None,
@@ -144,10 +141,6 @@ struct Taking {
     /// The same, as it is written down.
     held: Option<Held>,
     sockets: Option<Sockets>,
-    /// In which those are awakened that need nothing else.
-    awakening: Option<Awakening>,
-    /// What is to be written down of the others.
-    unfinished: Vec<(TcpStatic, TcpDynamic)>,
     /// Who waits until the first shape of the tree was taken.
     building: Option<Token>,
     /// The state of the stopped tree was taken.
@@ -189,7 +182,6 @@ impl Taking {
                     }
                 }
                 Job::Discard(token) => {
-                    let _ = self.sockets_back();
                     (self.restorer, self.sockets) = (None, None);
                     if let Some((groups, group)) = &self.group {
                         groups.remove(group.path());
@@ -263,6 +255,11 @@ impl Taking {
                 if self.hurries {
                     self.there()?.hurry().map_err(text)?;
                 }
+                // Nobody waits for this node yet.
+                if let Some(sockets) = &mut self.sockets {
+                    let awake = sockets.awaken(1);
+                    awake.map_err(|error| error.to_string())?;
+                }
             }
             Kind::Frozen => {
                 let frozen: Frozen = decode(message).map_err(text)?;
@@ -327,8 +324,8 @@ impl Taking {
         if !self.complete {
             return Err("not all of it came".to_owned());
         }
-        let unfinished = std::mem::take(&mut self.unfinished);
-        if !unfinished.is_empty() {
+        let unfinished = self.sockets.as_ref().map(Sockets::unfinished);
+        if let Some(unfinished) = unfinished.filter(|some| !some.is_empty()) {
             self.record.write(&Entry::Unfinished(unfinished))?;
         }
         self.steps.done("wait");
@@ -339,7 +336,6 @@ impl Taking {
 
     fn go(&mut self) -> Result<(), String> {
         self.steps.done("commit");
-        self.sockets_back()?;
         if let Some(sockets) = &mut self.sockets {
             let activated = sockets.activate(WindowProbe::No, RESTORERS);
             activated.map_err(|error| error.to_string())?;

@@ -19,7 +19,9 @@ impl RestoredSocket {
     /// # Errors
     /// What the kernel refuses.
     pub fn awaken(&self) -> Result<(), RepairError> {
-        self.set_repair(REPAIR_OFF_QUIET)
+        self.set_repair(REPAIR_OFF_QUIET)?;
+        // Leaving repair mode clears it, and who listens at this address does so later: `settle` has what it was.
+        set_int(self.fd.as_fd(), SOL_SOCKET, libc::SO_REUSEADDR, 1).at("SO_REUSEADDR")
     }
 
     /// Undoes [`RestoredSocket::awaken`].

@@ -16,8 +16,8 @@ pub enum Settled {
     Later,
 }
 
-/// Sets what could not be set before [`super::activate`] and nothing waits for: `SO_REUSEADDR` (which leaving repair mode
-/// clears), `SO_KEEPALIVE` (whose timer repair mode does not stop), `TCP_NOTSENT_LOWAT` (which would have kept the queue
+/// Sets what could not be set before [`super::activate`] and nothing waits for: `SO_REUSEADDR` (which repair mode
+/// changes), `SO_KEEPALIVE` (whose timer repair mode does not stop), `TCP_NOTSENT_LOWAT` (which would have kept the queue
 /// from being filled), `SHUT_RD`, and, if the new socket has measured a round trip, the longest retransmission timeout. If
 /// not, [`uncap_timeout`] does it later.
 ///
@@ -34,9 +34,8 @@ pub fn settle(socket: BorrowedFd<'_>, fixed: &TcpStatic) -> Result<Settled, Repa
 /// What the kernel refuses.
 pub fn settle_options(socket: BorrowedFd<'_>, fixed: &TcpStatic) -> Result<(), RepairError> {
     let options = &fixed.options;
-    if options.reuse_address {
-        set_int(socket, SOL_SOCKET, libc::SO_REUSEADDR, 1).at("SO_REUSEADDR")?;
-    }
+    let reuse = i32::from(options.reuse_address);
+    set_int(socket, SOL_SOCKET, libc::SO_REUSEADDR, reuse).at("SO_REUSEADDR")?;
     if options.keeps_alive() {
         set_int(socket, SOL_SOCKET, libc::SO_KEEPALIVE, 1).at("SO_KEEPALIVE")?;
     }

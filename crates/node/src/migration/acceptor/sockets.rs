@@ -1,8 +1,5 @@
 //! Descriptors of a process that comes, and its sockets.
 
-use std::thread::JoinHandle;
-
-use holdfast_sys::priority::Hurry;
 use holdfast_sys::process::image::{Descriptors, decode};
 use holdfast_sys::process::sockets::Sockets;
 
@@ -10,9 +7,6 @@ use super::super::connections::States;
 use super::super::pieces::Kind;
 use super::super::told::Told;
 use super::{RESTORERS, Taking, text};
-
-/// A thread that has the sockets meanwhile.
-pub(super) type Awakening = JoinHandle<Result<Sockets, String>>;
 
 impl Taking {
     pub(super) fn descriptors(&mut self, kind: Kind, message: &[u8]) -> Result<(), String> {
@@ -52,37 +46,6 @@ impl Taking {
         if !packets.is_empty() {
             let id = self.id;
             self.teller.tell(Told::Packets { id, packets });
-        }
-        match kind {
-            Kind::LastSockets => self.awaken(),
-            _ => Ok(()),
-        }
-    }
-
-    /// Has connections awakened beside what comes next: whoever listens at their address does so by now, which would be refused
-    /// afterwards.
-    fn awaken(&mut self) -> Result<(), String> {
-        let Some(mut sockets) = self.sockets.take() else {
-            return Ok(());
-        };
-        self.unfinished = sockets.unfinished();
-        let hurries = self.hurries;
-        let run = move || {
-            let _hurry = hurries.then(Hurry::begin);
-            let awake = sockets.awaken(RESTORERS);
-            awake.map(|()| sockets).map_err(|error| error.to_string())
-        };
-        let named = std::thread::Builder::new().name("awaken".to_owned());
-        let started = named.spawn(run);
-        self.awakening = Some(started.map_err(|error| format!("no thread for it: {error}"))?);
-        Ok(())
-    }
-
-    /// Waits until they are awake.
-    pub(super) fn sockets_back(&mut self) -> Result<(), String> {
-        if let Some(awakening) = self.awakening.take() {
-            let awake = awakening.join();
-            self.sockets = Some(awake.map_err(|_| "awakening connections failed".to_owned())??);
         }
         Ok(())
     }
