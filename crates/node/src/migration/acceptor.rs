@@ -255,7 +255,7 @@ impl Taking {
                 if self.hurries {
                     self.there()?.hurry().map_err(text)?;
                 }
-                // Nobody waits for this node yet.
+                // The process runs still.
                 if let Some(sockets) = &mut self.sockets {
                     let awake = sockets.awaken(1);
                     awake.map_err(|error| error.to_string())?;

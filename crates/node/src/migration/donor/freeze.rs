@@ -190,15 +190,18 @@ impl Giving {
             before = changed;
         }
         let follows = self.connections.as_ref();
-        if follows.is_some_and(Connections::follows_some) {
-            self.turn_flows(Turn::Leaves)?;
-            self.wait_for_quiet();
-            if let Some(seen) = self.connections.as_mut().and_then(Connections::untold) {
-                self.send_seen(&seen)?;
-            }
-            self.touch_up(tracker, Instant::now())?;
+        if !follows.is_some_and(Connections::follows_some) {
+            return self.outgoing.send(Kind::Freezing, Vec::new());
         }
-        self.outgoing.send(Kind::Freezing, Vec::new())
+        self.turn_flows(Turn::Leaves)?;
+        self.wait_for_quiet();
+        if let Some(seen) = self.connections.as_mut().and_then(Connections::untold) {
+            self.send_seen(&seen)?;
+        }
+        // Until connections are awake there.
+        self.outgoing.send(Kind::Freezing, Vec::new())?;
+        self.outgoing.taken()?;
+        self.touch_up(tracker, Instant::now()).map(drop)
     }
 
     fn send_seen(&mut self, seen: &States) -> Result<(), String> {
