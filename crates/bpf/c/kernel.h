@@ -52,11 +52,8 @@ struct file {
 	unsigned int f_flags;
 };
 
-struct sock;
-
 struct socket {
 	struct file *file;
-	struct sock *sk;
 };
 
 struct net_device {
@@ -143,8 +140,6 @@ struct tcp_sock {
 	__u32 snd_wnd;
 	__u32 mss_cache;
 	__u32 snd_cwnd;
-	__u32 segs_in;
-	__u32 segs_out;
 	__u8 recvmsg_inq : 1;
 	__u8 tcp_usec_ts : 1;
 	__u32 copied_seq;

@@ -6,7 +6,6 @@
 #include <bpf/bpf_core_read.h>
 #include <bpf/bpf_endian.h>
 #include <bpf/bpf_helpers.h>
-#include <bpf/bpf_tracing.h>
 #include "kernel.h"
 #include "observe.h"
 
@@ -220,42 +219,6 @@ static __always_inline int add(const struct observed *o)
 	return !!place;
 }
 
-static __always_inline void take_pulse(struct observe_pulse *pulse, struct sock *sk, struct tcp_sock *tcp)
-{
-	pulse->write_seq = tcp->write_seq;
-	pulse->snd_una = tcp->snd_una;
-	pulse->snd_nxt = tcp->snd_nxt;
-	pulse->rcv_nxt = tcp->rcv_nxt;
-	pulse->copied_seq = tcp->copied_seq;
-	pulse->segs_in = tcp->segs_in;
-	pulse->segs_out = tcp->segs_out;
-	pulse->state = sk->__sk_common.skc_state;
-	pulse->shutdown = sk->sk_shutdown;
-	pulse->taken = 1;
-}
-
-/* Whether a socket is as it was when it was read. */
-static __always_inline int has_pulse(const struct observe_order *order, const struct observe_pulse *now)
-{
-	const __u64 *one = (const void *)now, *other = (const void *)&order->pulse;
-	if (order->options != OPTIONS_KEPT)
-		return 0;
-	return one[0] == other[0] && one[1] == other[1] && one[2] == other[2] && one[3] == other[3];
-}
-
-/* Somebody has set an option of a socket: it is read as a whole the next time. */
-SEC("?fexit/do_sock_setsockopt")
-int BPF_PROG(option_set, struct socket *socket)
-{
-	struct sock *sk = socket->sk;
-	if (!sk)
-		return 0;
-	struct observe_order *order = bpf_sk_storage_get(&observed_sockets, sk, 0, 0);
-	if (order)
-		__sync_val_compare_and_swap(&order->options, OPTIONS_KEPT, OPTIONS_SET);
-	return 0;
-}
-
 SEC("iter/bpf_sk_storage_map")
 int observe(struct bpf_iter__bpf_sk_storage_map *context)
 {
@@ -266,17 +229,8 @@ int observe(struct bpf_iter__bpf_sk_storage_map *context)
 	struct tcp_sock *tcp = bpf_skc_to_tcp_sock(sk);
 	if (!tcp)
 		return 0;
-	int once = order->once;
-	struct observe_pulse pulse = {};
-	if (!once) {
-		take_pulse(&pulse, sk, tcp);
-		if (has_pulse(order, &pulse))
-			return 0;
-		/* Before the options are read. */
-		__sync_val_compare_and_swap(&order->options, OPTIONS_SET, OPTIONS_KEPT);
-		order->pulse.taken = 0;
-	}
 	struct observed o = {.id = order->id};
+	int once = order->once;
 	addresses(&o, sk);
 	stream(&o, sk, tcp);
 	socket_marks(&o.marks, sk);
@@ -291,16 +245,13 @@ int observe(struct bpf_iter__bpf_sk_storage_map *context)
 	o.timestamp = 0;
 	/* It changes with traffic, and is the host's to decide. */
 	o.marks.ping_pong = 0;
-	if (is_as_told(&o, &order->last)) {
-		order->pulse = pulse;
+	if (is_as_told(&o, &order->last))
 		return 0;
-	}
 	o.timestamp = clock;
 	if (!add(&o))
 		return 0;
 	o.timestamp = 0;
 	order->last = o;
-	order->pulse = pulse;
 	return 0;
 }
 

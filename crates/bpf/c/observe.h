@@ -108,39 +108,17 @@ struct observed {
 /* Sockets that one pass has room for. */
 #define OBSERVED_MAX 8192
 
-/* What changes with whatever changes of a socket, but for its options: few lines of memory, where the rest is many. */
-struct observe_pulse {
-	__u32 write_seq;
-	__u32 snd_una;
-	__u32 snd_nxt;
-	__u32 rcv_nxt;
-	__u32 copied_seq;
-	__u32 segs_in;
-	__u32 segs_out;
-	__u8 state;
-	__u8 shutdown;
-	__u16 taken; /* not 0 */
-};
-
-enum observe_options {
-	OPTIONS_KEPT,    /* none was set since the socket was read */
-	OPTIONS_SET,     /* some may have been */
-	OPTIONS_UNKNOWN, /* nobody would tell */
-};
-
 /* What is stored with a socket that is to be observed. */
 struct observe_order {
 	__u64 id;   /* goes into its record */
 	__u32 once; /* not 0: the socket is let go once it has been read; otherwise it is told again only when it has changed */
-	__u32 options;
-	struct observe_pulse pulse; /* as it was when it was read */
+	__u32 pad;
 	struct observed last; /* as it was told, but for its clock */
 };
 
 _Static_assert(sizeof(struct option_marks) == 152, "option_marks");
 _Static_assert(__builtin_offsetof(struct option_marks, ping_pong) == 146, "ping_pong");
 _Static_assert(sizeof(struct observed) == 304, "observed");
-_Static_assert(sizeof(struct observe_pulse) == 32, "observe_pulse");
-_Static_assert(sizeof(struct observe_order) == 352, "observe_order");
+_Static_assert(sizeof(struct observe_order) == 320, "observe_order");
 
 #endif

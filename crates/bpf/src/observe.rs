@@ -121,18 +121,13 @@ struct Order {
     id: u64,
     /// Not 0: the socket is let go once it has been read; otherwise it is told again only when it has changed.
     once: u32,
-    /// Not 2: somebody tells where an option is set.
-    options: u32,
-    /// Zeros.
-    pulse: [u64; 4],
+    /// Zero.
+    pad: u32,
     /// As it was told, but for its clock; zeros before.
     last: [u8; size_of::<Observed>()],
 }
 
-const _: () = assert!(size_of::<Order>() == 352 && size_of::<Observed>() == 304);
-
-/// [`Order::options`]: nobody tells.
-const OPTIONS_UNKNOWN: u32 = 2;
+const _: () = assert!(size_of::<Order>() == 320 && size_of::<Observed>() == 304);
 
 static OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/observe.bpf.o"));
 
@@ -147,8 +142,6 @@ pub struct Changes {
 
 /// Reads sockets.
 pub struct Observer {
-    /// Tells where options are set.
-    hook: Option<Link>,
     link: Link,
     sockets: MapHandle,
     /// Of the last pass.
@@ -163,27 +156,10 @@ impl Observer {
     /// # Errors
     /// The kernel does not take it: it is too old, or has no BTF.
     pub fn load() -> Result<Self, Error> {
-        Self::load_with(false)
-    }
-
-    /// The same for sockets that are followed: where the kernel tells of options that are set, little is read of those that are as they
-    /// were.
-    ///
-    /// # Errors
-    /// As there.
-    pub fn load_to_follow() -> Result<Self, Error> {
-        Self::load_with(true).or_else(|_| Self::load())
-    }
-
-    fn load_with(hooked: bool) -> Result<Self, Error> {
         let refused = |e: libbpf_rs::Error| Error::Load(format!("{e:#}"));
-        let mut open = ObjectBuilder::default()
+        let open = ObjectBuilder::default()
             .open_memory(OBJECT)
             .map_err(refused)?;
-        let hooks = open.progs_mut();
-        hooks
-            .filter(|program| program.name() == HOOK)
-            .for_each(|mut hook| hook.set_autoload(hooked));
         let object = open.load().map_err(refused)?;
         let sockets = handle(&object, "observed_sockets")?;
         let program = object
@@ -193,10 +169,7 @@ impl Observer {
             .ok_or_else(|| Error::Load("program observe is missing".into()))?
             .attach_iter(sockets.as_fd())
             .map_err(refused)?;
-        let hook = object.progs_mut().find(|program| program.name() == HOOK);
-        let hook = hook.filter(|_| hooked).map(|hook| hook.attach_trace());
         Ok(Self {
-            hook: hook.transpose().map_err(refused)?,
             link,
             sockets,
             seen: Mapped::map(&handle(&object, "seen")?, "seen")?,
@@ -228,12 +201,7 @@ impl Observer {
         let order = Order {
             id,
             once,
-            options: if self.hook.is_some() {
-                0
-            } else {
-                OPTIONS_UNKNOWN
-            },
-            pulse: [0; 4],
+            pad: 0,
             last: [0; size_of::<Observed>()],
         };
         let key = socket.as_raw_fd().to_ne_bytes();
@@ -315,8 +283,6 @@ impl Observer {
 const ONCE: u64 = 1 << 63;
 
 const MAP: &str = "observed_sockets";
-
-const HOOK: &str = "option_set";
 
 fn error(source: &libbpf_rs::Error) -> Error {
     Error::Map {

@@ -58,7 +58,7 @@ impl Followed {
     /// The kernel does not take the observer: no connection can be followed.
     pub fn new() -> Result<Self, Error> {
         Ok(Self {
-            observer: Observer::load_to_follow()?,
+            observer: Observer::load()?,
             namespace: Sockets::namespace_inode(),
             sockets: HashMap::new(),
             next: 0,

@@ -17,8 +17,8 @@
 //! | offer | | looks at policy, files, memory; refusing costs nothing | |
 //! | copy | rounds, until the predicted freeze no longer shrinks | makes the husk | |
 //! | arm | peers prepare to translate | holds packets | |
-//! | divert | | packets come | process, flows: owned → transit |
-//! | freeze | stops it, sends the rest | | |
+//! | divert | | | process, flows: owned → transit |
+//! | freeze | sends packets on, stops it, sends the rest | packets come | |
 //! | transfer | | restores it | process, flows: transit → owned |
 //! | | | it runs; peers switch | |
 //! | release | ends the original | tells the holder to forget the move | record removed |
