@@ -199,10 +199,17 @@ impl Engine {
         Ok(())
     }
 
-    /// Those of a process that has left, or stays.
-    pub(super) fn no_longer_leaving(&mut self, id: MoveId) -> Convoy {
-        let leaving = self.leaving.remove(&id);
-        leaving.map_or(Convoy::NONE, |leaving| leaving.convoy)
+    /// The process has left, or stays: each of its flows is by itself again, those that closed meanwhile too.
+    pub(super) fn no_longer_leaving(&mut self, id: MoveId) {
+        let Some(Leaving { flows, convoy, .. }) = self.leaving.remove(&id) else {
+            return;
+        };
+        self.dataplane.dissolve(convoy);
+        let flows = flows.iter().map(|of| &of.flow);
+        if let Err(error) = self.dataplane.join(flows, Convoy::NONE) {
+            tracing::error!(%id, %error, "flows stay in a convoy that is no more");
+        }
+        self.dataplane.disband(convoy);
     }
 
     /// The flows stay here.

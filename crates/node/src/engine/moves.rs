@@ -121,17 +121,14 @@ impl Engine {
             }
             // The filters first: what sockets send when they wake must pass.
             Command::Thaw { id, flows, .. } => {
-                let convoy = self.no_longer_leaving(*id);
-                self.dataplane.dissolve(convoy);
-                let kept = self.keep_flows(flows);
-                self.dataplane.disband(convoy);
-                Some(Results::Thawed(Err(kept.err()?)))
+                self.no_longer_leaving(*id);
+                let failed = self.keep_flows(flows).err()?;
+                Some(Results::Thawed(Err(failed)))
             }
             Command::Release { id, to, flows, .. } => {
                 self.servers_left(*id, *to);
                 let moved = self.moved_away(*to, flows);
-                let convoy = self.no_longer_leaving(*id);
-                self.dataplane.disband(convoy);
+                self.no_longer_leaving(*id);
                 Some(Results::Released(Err(moved.err()?)))
             }
             Command::Go {
