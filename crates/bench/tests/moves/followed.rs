@@ -42,21 +42,23 @@ pub fn a_server() -> Result<()> {
             max_freeze_us: Some(1),
         }),
     })?;
-    for _ in 0..4 {
+    // Nothing is left to follow where the server got no processor since the last look.
+    let mut followed = 0;
+    for _ in 0..12 {
         let moved = loaded.next_move(SocketsWay::default())?;
-        let Some(memory) = &moved.status.followed else {
-            bail!("nothing followed: {:?}", moved.status);
-        };
-        eprintln!(
-            "{:?} us, {} bytes, {memory:?}",
-            moved.status.freeze_us, moved.status.freeze_bytes
-        );
-        ensure!(
-            memory.sent_pages > 0 && memory.problem.is_none(),
-            "{memory:?}"
-        );
+        let (us, bytes) = (moved.status.freeze_us, moved.status.freeze_bytes);
+        eprintln!("{us:?} us, {bytes} bytes, {:?}", moved.status.followed);
+        if let Some(memory) = &moved.status.followed {
+            let whole = memory.sent_pages > 0 && memory.problem.is_none();
+            ensure!(whole, "{memory:?}");
+            followed += 1;
+            if followed == 4 {
+                break;
+            }
+        }
         std::thread::sleep(Duration::from_millis(200));
     }
+    ensure!(followed == 4, "only {followed} times memory followed");
     let seen = loaded.end()?;
     ensure!(seen.bytes_wrong == 0, "{} bytes wrong", seen.bytes_wrong);
     ensure!(seen.network.resets == 0, "{:?}", seen.network);

@@ -178,7 +178,7 @@ impl Giving {
 
     /// While it still runs: connections at the acceptor become what they are here, again as long as far fewer have changed
     /// meanwhile. Then nothing new comes to it, so that what it has is all answered and acknowledged when it is stopped, and
-    /// little of its memory was written since the last look.
+    /// little of its memory was written since the last look, unless it may follow.
     fn catch_up(&mut self, tracker: &mut Tracker) -> Result<(), String> {
         let mut before = usize::MAX;
         while let Some(seen) = self.connections.as_mut().and_then(Connections::catch_up) {
@@ -201,6 +201,9 @@ impl Giving {
         // Until connections are awake there.
         self.outgoing.send(Kind::Freezing, Vec::new())?;
         self.outgoing.taken()?;
+        if self.may_follow {
+            return Ok(());
+        }
         self.touch_up(tracker, Instant::now()).map(drop)
     }
 
