@@ -237,8 +237,10 @@ pub enum MoveFrameOf<B> {
     Done {
         /// How it ended.
         result: Result<Epoch, String>,
-        /// How long it took.
+        /// How long it took until it ran.
         times: AcceptorTimes,
+        /// From there to this frame, in microseconds.
+        ran_us: u32,
         /// The same step by step, each since the one before it, from when the process was known to stand still.
         #[serde(deserialize_with = "bounded")]
         steps: Vec<StepTime>,
@@ -358,10 +360,12 @@ impl<B> MoveFrameOf<B> {
             MoveFrameOf::Done {
                 result,
                 times,
+                ran_us,
                 steps,
             } => MoveFrameOf::Done {
                 result,
                 times,
+                ran_us,
                 steps,
             },
             MoveFrameOf::Released => MoveFrameOf::Released,

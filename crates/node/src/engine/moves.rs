@@ -1,5 +1,7 @@
 //! Processes that move, as far as the event loop has to do with them: [`crate::migration`] has the rest.
 
+use std::time::Instant;
+
 use holdfast_api::control::{ErrorBody, MigrationAccepted, MigrationRequest};
 use holdfast_proto::migration::{Command, Completion, Migration, Results, RoundReport};
 use holdfast_wire::{Frame, MoveId, NodeId};
@@ -50,11 +52,16 @@ impl Engine {
             self.judge_private(check, flows);
         }
         let mut went = None;
-        if let Told::Done { id, completion } = &mut told {
+        if let Told::Done {
+            id,
+            completion,
+            since,
+        } = &mut told
+        {
             let name = name_of_results(&completion.results);
             self.faults.at(name, Moment::After, 0);
             if let Some(id) = *id {
-                self.finish_of_a_move(id, &mut completion.results);
+                self.finish_of_a_move(id, &mut completion.results, *since);
             }
             went = id.filter(|_| matches!(completion.results, Results::Gone(Ok(_))));
         }
@@ -68,7 +75,7 @@ impl Engine {
     }
 
     /// What a thread has done has to do with flows too.
-    fn finish_of_a_move(&mut self, id: MoveId, results: &mut Results) {
+    fn finish_of_a_move(&mut self, id: MoveId, results: &mut Results, since: Instant) {
         match results {
             Results::Copied(result) => {
                 if let Ok(report) = result
@@ -77,7 +84,7 @@ impl Engine {
                     *result = Err(why);
                 }
             }
-            Results::Gone(Ok(_)) => self.servers_came(id),
+            Results::Gone(Ok(went)) => went.ago = since.elapsed(),
             Results::Thawed(Ok(())) | Results::Released(Ok(())) => {
                 self.newcomers.remove(&id);
                 self.reserve_ports();
@@ -89,6 +96,7 @@ impl Engine {
     /// What waited for a process comes when it runs. That it does is said first: none of this is part of its freeze.
     fn flush_of_a_move(&mut self, id: MoveId) {
         self.pump_moves();
+        self.servers_came(id);
         self.flush_fences(id);
     }
 

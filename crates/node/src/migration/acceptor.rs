@@ -9,7 +9,7 @@ use std::sync::mpsc::{self, Receiver, Sender};
 use std::time::Instant;
 
 use bytes::Bytes;
-use holdfast_proto::migration::{Completion, Results, Token};
+use holdfast_proto::migration::{Completion, Results, Token, Went};
 use holdfast_sys::cgroup::{Group, Groups};
 use holdfast_sys::priority::Hurry;
 use holdfast_sys::process::acceptor::Restorer;
@@ -173,9 +173,15 @@ impl Taking {
                     self.done(token, Results::Restored(result));
                 }
                 Job::Go(token) => {
-                    let result = self.go().map(|()| self.steps.list());
+                    let result = self.go();
                     let runs = result.is_ok();
-                    self.done(token, Results::Gone(result));
+                    let since = *result.as_ref().unwrap_or(&Instant::now());
+                    let results = Results::Gone(result.map(|_| Went {
+                        steps: self.steps.list(),
+                        ..Went::default()
+                    }));
+                    let completion = Completion { token, results };
+                    self.teller.done_since(Some(self.id), completion, since);
                     if runs {
                         drop(hurry);
                         return self.after(inbox);
@@ -334,7 +340,8 @@ impl Taking {
         Ok(())
     }
 
-    fn go(&mut self) -> Result<(), String> {
+    /// Lets it run; since when it does.
+    fn go(&mut self) -> Result<Instant, String> {
         self.steps.done("commit");
         if let Some(sockets) = &mut self.sockets {
             let activated = sockets.activate(WindowProbe::No, RESTORERS);
@@ -348,6 +355,7 @@ impl Taking {
         for lock in self.there()?.go().map_err(text)? {
             tracing::warn!(id = %self.id, lock, "a lock of a process that came is somebody else's here");
         }
+        let runs = Instant::now();
         self.steps.done("go");
         let _ = std::fs::remove_file(&self.way_back);
         self.record.write(&Entry::Runs)?;
@@ -362,7 +370,7 @@ impl Taking {
                 servers: servers(self.sockets.as_ref()),
             });
         }
-        Ok(())
+        Ok(runs)
     }
 }
 

@@ -1,6 +1,6 @@
 //! Carries out what the machine commands.
 
-use holdfast_proto::migration::{Command, Completion, FlowEpoch, ProcessId, Results, Token};
+use holdfast_proto::migration::{Command, Completion, FlowEpoch, ProcessId, Results, Token, Went};
 use holdfast_sys::process::acceptor::Restorer;
 use holdfast_sys::process::donor::Held;
 use holdfast_sys::process::following;
@@ -296,8 +296,8 @@ impl Moves {
             });
             self.runs(id, restorer);
             match following {
-                Some(following) => self.follow(id, following).map(|()| Vec::new()),
-                None => Ok(Vec::new()),
+                Some(following) => self.follow(id, following).map(|()| Went::default()),
+                None => Ok(Went::default()),
             }
         });
         Some(Results::Gone(result))

@@ -47,7 +47,7 @@ impl Moves {
                 let frame = MoveFrame::Wanted(wanted);
                 return Some((id.donor, Frame::Move { id, frame }));
             }
-            Told::Done { id, completion } => {
+            Told::Done { id, completion, .. } => {
                 if let Some(id) = id {
                     self.ended(id, &completion.results);
                 }

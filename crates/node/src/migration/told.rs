@@ -1,6 +1,7 @@
 //! What the threads that carry moves out tell the event loop.
 
 use std::os::fd::OwnedFd;
+use std::time::Instant;
 
 use bytes::Bytes;
 use holdfast_api::control::{ErrorBody, FollowedMemory, ProcessCheck};
@@ -44,6 +45,8 @@ pub(crate) enum Told {
     Done {
         id: Option<MoveId>,
         completion: Completion,
+        /// Since when what it began goes on.
+        since: Instant,
     },
     /// The sockets of a process on its way from here, before the round or freeze that found them has ended.
     Sockets { id: MoveId, sockets: Vec<Place> },
@@ -98,7 +101,15 @@ impl Teller {
     }
 
     pub(super) fn done(&self, id: Option<MoveId>, completion: Completion) {
-        self.tell(Told::Done { id, completion });
+        self.done_since(id, completion, Instant::now());
+    }
+
+    pub(super) fn done_since(&self, id: Option<MoveId>, completion: Completion, since: Instant) {
+        self.tell(Told::Done {
+            id,
+            completion,
+            since,
+        });
     }
 }
 

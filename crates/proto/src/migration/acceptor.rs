@@ -83,9 +83,15 @@ impl Taken {
 
     /// Ends the stage; gives how long it took, in microseconds.
     pub(super) fn enter(&mut self, now: Duration, stage: Stage) -> u32 {
-        let took = now.saturating_sub(self.since);
+        let took = self.stayed(now);
         self.since = now;
         self.stage = stage;
+        took
+    }
+
+    /// How long it has been in its stage, in microseconds.
+    pub(super) fn stayed(&self, now: Duration) -> u32 {
+        let took = now.saturating_sub(self.since);
         u32::try_from(took.as_micros()).unwrap_or(u32::MAX)
     }
 }
@@ -205,6 +211,7 @@ impl Migration {
         let frame = MoveFrame::Done {
             result: Err(why.to_owned()),
             times: AcceptorTimes::default(),
+            ran_us: 0,
             steps: Vec::new(),
         };
         self.core.send(id.donor, id, frame);

@@ -257,11 +257,19 @@ pub enum Results {
     Built(Result<(), String>),
     Armed(Result<(), String>),
     Restored(Result<(), String>),
-    /// With the steps of putting it together.
-    Gone(Result<Vec<StepTime>, String>),
+    Gone(Result<Went, String>),
     Discarded,
     Forgotten,
     Translated(Result<(), String>),
     Arbitrated(Vec<Result<Option<Record>, Refusal>>),
     LookedUp(Vec<Option<Record>>),
+}
+
+/// A process runs here.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Went {
+    /// For how long it has.
+    pub ago: Duration,
+    /// Steps of putting it together.
+    pub steps: Vec<StepTime>,
 }

@@ -147,8 +147,8 @@ impl fmt::Display for Step {
 
 /// Where the time of a move went, as its donor knows it. Zero for a phase that was not reached.
 ///
-/// `extract + transfer + restore + commit` is the freeze, as the donor can see it: its end is when `Done` arrives, so
-/// it is too long by the way of that frame, which counts as transfer.
+/// `extract + transfer + restore + commit` is the freeze, as the donor can see it: it is too long by the way of the frame
+/// `Done`, which counts as transfer.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Phases {
     /// Check, offer, and all rounds.

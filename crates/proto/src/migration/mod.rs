@@ -48,7 +48,7 @@ mod transfer;
 
 pub use command::{
     CheckReport, Command, Completion, FlowEpoch, FreezeReport, ProcessId, Results, RoundReport,
-    Token,
+    Token, Went,
 };
 pub use config::Config;
 pub use event::{Event, Outcome, Phases, Reason, Step, Summary};
@@ -333,9 +333,11 @@ impl Migration {
             MoveFrame::Done {
                 result,
                 times,
+                ran_us,
                 steps,
             } if id.donor == self.core.config.node => {
-                self.done(now, from, id, result, (times, steps));
+                let ran_at = now.saturating_sub(Duration::from_micros(ran_us.into()));
+                self.done(now, from, id, result, (times, ran_at, steps));
             }
             MoveFrame::Piece { .. } | MoveFrame::Took { .. } | MoveFrame::Wanted(_) => {
                 (self.core).ignored(from, name, "it is the daemon's");

@@ -3,12 +3,12 @@
 use super::Migration;
 use super::acceptor::Stage;
 use super::asks::{Answers, AskPurpose, TRANSIT, of_process};
-use super::command::{Command, FlowEpoch};
+use super::command::{Command, FlowEpoch, Went};
 use super::core::Purpose;
 use super::donor::Stage::Removing;
 use super::event::Event;
 use core::time::Duration;
-use holdfast_wire::migration::{FlowAt, MoveFrame, PeerConnections, StepTime, TranslateStep};
+use holdfast_wire::migration::{FlowAt, MoveFrame, PeerConnections, TranslateStep};
 use holdfast_wire::{Change, ChangeKind, Flow, MoveId, NodeId, Record};
 use std::collections::BTreeMap;
 
@@ -165,25 +165,25 @@ impl Migration {
         now: Duration,
         id: MoveId,
         attempt: u32,
-        result: Result<Vec<StepTime>, String>,
+        result: Result<Went, String>,
     ) {
         if self.taken_in(id, Stage::Going).is_none() {
             return;
         }
-        let steps = match result {
-            Ok(steps) => steps,
+        let went = match result {
+            Ok(went) => went,
             Err(_) if self.core.later(now, Purpose::Go(id, attempt), attempt) => return,
             Err(why) => {
                 let command = "Go";
                 self.core.event(Event::Failed { id, command, why });
-                Vec::new()
+                Went::default()
             }
         };
         let Some(taken) = self.acceptor.get_mut(&id) else {
             return;
         };
-        taken.steps = steps;
-        taken.times.commit_us = taken.enter(now, Stage::Gone);
+        taken.steps = went.steps;
+        taken.times.commit_us = taken.enter(now.saturating_sub(went.ago), Stage::Gone);
         taken.wait = self.core.config.ask_retry_min;
         let flows = taken.ours.clone();
         let ours: BTreeMap<Flow, _> = flows.iter().copied().collect();
@@ -204,7 +204,7 @@ impl Migration {
             return;
         };
         let (result, times) = (Ok(taken.epoch), taken.times);
-        let steps = taken.steps.clone();
+        let (ran_us, steps) = (taken.stayed(now), taken.steps.clone());
         let due = now + taken.wait;
         taken.wait = (taken.wait * 2).min(max);
         self.core.send(
@@ -213,6 +213,7 @@ impl Migration {
             MoveFrame::Done {
                 result,
                 times,
+                ran_us,
                 steps,
             },
         );

@@ -116,7 +116,7 @@ impl Migration {
         from: NodeId,
         id: MoveId,
         result: Result<Epoch, String>,
-        (times, steps): (AcceptorTimes, Vec<StepTime>),
+        (times, ran_at, steps): (AcceptorTimes, Duration, Vec<StepTime>),
     ) {
         let Some(given) = self.donor.get_mut(&id) else {
             // Nothing of it is here: it was released in an earlier life, or this was said before.
@@ -131,7 +131,7 @@ impl Migration {
         match (given.stage, result) {
             (Stage::Transferring, Ok(_)) => {
                 given.summary.steps[1] = steps;
-                self.learn(now, id, times);
+                self.learn(ran_at, id, times);
                 self.moved(id);
             }
             // Else the holder says more: which flows did not go with it.
@@ -144,12 +144,12 @@ impl Migration {
         }
     }
 
-    /// What the freeze cost.
-    fn learn(&mut self, now: Duration, id: MoveId, times: AcceptorTimes) {
+    /// What the freeze cost, which ended then at the latest.
+    fn learn(&mut self, ran_at: Duration, id: MoveId, times: AcceptorTimes) {
         let Some(given) = self.donor.get_mut(&id) else {
             return;
         };
-        let took = now.saturating_sub(given.since);
+        let took = ran_at.saturating_sub(given.since);
         let phases = &mut given.summary.phases;
         phases.restore = Duration::from_micros(times.restore_us.into());
         phases.commit = Duration::from_micros(times.commit_us.into());

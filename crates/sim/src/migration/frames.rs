@@ -83,12 +83,19 @@ fn lied(frame: Frame) -> Frame {
     match frame {
         Frame::Move {
             id,
-            frame: MoveFrame::Done { times, steps, .. },
+            frame:
+                MoveFrame::Done {
+                    times,
+                    ran_us,
+                    steps,
+                    ..
+                },
         } => {
             let result = Ok(3);
             let frame = MoveFrame::Done {
                 result,
                 times,
+                ran_us,
                 steps,
             };
             Frame::Move { id, frame }

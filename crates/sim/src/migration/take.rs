@@ -3,7 +3,7 @@
 use super::Bug;
 use super::host::{Entry, State, Who, Written};
 use super::world::World;
-use holdfast_proto::migration::{Command, RecoveredRole, Results};
+use holdfast_proto::migration::{Command, RecoveredRole, Results, Went};
 use holdfast_wire::{Flow, MoveId};
 
 impl World {
@@ -98,7 +98,11 @@ impl World {
         );
         if done || fails {
             let failed = Err("try again".to_owned());
-            return Some(Results::Gone(if done { Ok(Vec::new()) } else { failed }));
+            return Some(Results::Gone(if done {
+                Ok(Went::default())
+            } else {
+                failed
+            }));
         }
         match step {
             0 => {
@@ -123,7 +127,7 @@ impl World {
                 {
                     *gone = true;
                 }
-                Some(Results::Gone(Ok(Vec::new())))
+                Some(Results::Gone(Ok(Went::default())))
             }
         }
     }

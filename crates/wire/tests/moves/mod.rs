@@ -93,8 +93,7 @@ fn from_the_freeze_on() -> impl Strategy<Value = MoveFrame> {
     let end = (flows(), vec(peers, 0..4), connections(), any::<u64>());
     let done = (
         proptest::result::maybe_ok(any::<u32>(), ".*"),
-        any::<u32>(),
-        any::<u32>(),
+        any::<[u32; 3]>(),
     );
     prop_oneof![
         end.prop_map(|(flows, peers, forwarded, bytes)| MoveFrame::Final {
@@ -103,7 +102,7 @@ fn from_the_freeze_on() -> impl Strategy<Value = MoveFrame> {
             forwarded,
             bytes
         }),
-        (done, steps()).prop_map(|((result, restore_us, commit_us), steps)| {
+        (done, steps()).prop_map(|((result, [restore_us, commit_us, ran_us]), steps)| {
             let times = AcceptorTimes {
                 restore_us,
                 commit_us,
@@ -111,6 +110,7 @@ fn from_the_freeze_on() -> impl Strategy<Value = MoveFrame> {
             MoveFrame::Done {
                 result,
                 times,
+                ran_us,
                 steps,
             }
         }),

@@ -71,9 +71,6 @@ impl Restoration {
         let Some(stock) = &self.stock else {
             return Ok(());
         };
-        if last {
-            stock.complete()?;
-        }
         let husks: HashMap<i32, &Husk> = self.living().map(|husk| (husk.pid, husk)).collect();
         let mut filled = Vec::new();
         let mut known = 0;

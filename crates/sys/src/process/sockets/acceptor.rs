@@ -98,8 +98,10 @@ impl Sockets {
         sockets: &BTreeMap<FileId, SocketStatic>,
         gone: &BTreeSet<FileId>,
     ) -> Result<(), SocketError> {
-        self.made.retain(|id, _| !gone.contains(id));
-        self.fresh.retain(|id| !gone.contains(id));
+        for id in gone {
+            self.made.remove(id);
+            self.fresh.remove(id);
+        }
         for (id, fixed) in sockets {
             // The number may stand for another socket with the same address.
             self.made.remove(id);

@@ -161,6 +161,10 @@ impl Image {
     /// and its foreground group. The process takes it with `TIOCSCTTY` and `TIOCSPGRP`.
     #[must_use]
     pub fn controlling_terminal(&self, table: u32, pid: i32) -> Option<(u32, i32)> {
+        let mut terminals = self.terminals.values();
+        if !terminals.any(|terminal| terminal.session.is_some_and(|(session, _)| session == pid)) {
+            return None;
+        }
         let slots = &self.tables.get(&table)?.slots;
         slots.iter().find_map(|(fd, slot)| {
             let Kind::TerminalSlave { terminal } = self.files.get(&slot.file)?.kind else {

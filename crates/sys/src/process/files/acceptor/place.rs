@@ -1,7 +1,6 @@
 //! What a process of the tree is to have at which number, for processes that stay apart from the stock.
 
 use super::stock::Stock;
-use crate::process::files::error::{FilesError, Refusal};
 use crate::process::files::image::{FileId, Kind};
 use std::os::fd::{AsRawFd, BorrowedFd};
 
@@ -50,17 +49,6 @@ impl Stock {
         slots.filter_map(place).collect()
     }
 
-    /// Every open file has been made.
-    ///
-    /// # Errors
-    /// [`FilesError::Refused`] for the first that was not.
-    pub fn complete(&self) -> Result<(), FilesError> {
-        match self.image.files.keys().find(|id| !self.has(**id)) {
-            Some(missing) => Err(Refusal::SocketAbsent(*missing).into()),
-            None => Ok(()),
-        }
-    }
-
     /// Entries of epoll sets that a process with this table must make again itself.
     #[must_use]
     pub fn own_watches(&self, table: u32) -> Vec<OwnWatch> {
@@ -68,11 +56,15 @@ impl Stock {
         let Some(slots) = self.image.tables.get(&table).map(|table| &table.slots) else {
             return found;
         };
+        let mut files = self.image.files.values();
+        if !files.any(|file| matches!(file.kind, Kind::Signal { .. })) {
+            return found;
+        }
+        let is_signals = |file| matches!(self.kind(file), Some(Kind::Signal { .. }));
         for (set, slot) in slots {
             let Some(Kind::Epoll { watches }) = self.kind(slot.file) else {
                 continue;
             };
-            let is_signals = |file| matches!(self.kind(file), Some(Kind::Signal { .. }));
             let at_hand = |fd, file| slots.get(&fd).is_some_and(|slot| slot.file == file);
             let mine = watches
                 .iter()

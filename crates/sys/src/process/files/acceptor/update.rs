@@ -20,8 +20,13 @@ impl Stock {
     pub fn finish(&mut self, changes: Changes, given: Given) -> Result<(), FilesError> {
         let former = self.change(changes, given, true)?;
         self.fill(&former)?;
+        // In the same order: nothing is looked up.
+        let mut made = self.files.iter();
         for (id, file) in &self.image.files {
-            self.set_state(*id, file, former.file(*id, file))?;
+            let (_, fd) = made
+                .find(|(made, _)| *made == id)
+                .ok_or(Refusal::SocketAbsent(*id))?;
+            self.set_state(fd, file, former.file(*id, file))?;
         }
         self.keepers.clear();
         self.pipe_ends.clear();
@@ -139,11 +144,10 @@ impl Stock {
     /// What belongs to one open file, which was `before` when it was prepared.
     fn set_state(
         &self,
-        id: FileId,
+        fd: &OwnedFd,
         file: &OpenFile,
         before: Option<&OpenFile>,
     ) -> Result<(), FilesError> {
-        let fd = self.files.get(&id).ok_or(Refusal::SocketAbsent(id))?;
         match &file.kind {
             Kind::Regular { offset, .. }
             | Kind::Content { offset, .. }
