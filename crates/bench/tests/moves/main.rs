@@ -24,7 +24,7 @@ mod world;
 
 use std::sync::{Mutex, PoisonError};
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 use holdfast_bench::cluster::Family;
 use holdfast_bench::migrate::topology;
 
@@ -71,6 +71,26 @@ fn a_process_moves_there_and_back() {
             "{residents:?}"
         );
         ensure!(residents[0].from == "n1", "{residents:?}");
+        world.end(&counter)
+    });
+}
+
+#[test]
+fn a_freeze_is_while_nobody_runs() {
+    in_world("freeze", |world| {
+        let counter = world.start(DONOR)?;
+        // It runs still, or already.
+        let places = [(DONOR, ACCEPTOR, DONOR), (ACCEPTOR, DONOR, DONOR)];
+        let commands = ["move-freeze before", "move-go after"];
+        for ((from, to, daemon), command) in places.into_iter().zip(commands) {
+            let file = world.cluster.run_file(daemon, "fault")?;
+            std::fs::write(&file, format!("{command} pause {}", faults::PAUSE_MS))?;
+            let status = world.migrate(&counter, from, to)?;
+            ensure!(!file.exists(), "its daemon did not wait");
+            let freeze_us = status.freeze_us.context("no freeze")?;
+            let waited_us = f64::from(faults::PAUSE_MS) * 1e3;
+            ensure!(freeze_us < waited_us, "{command}: {freeze_us} us");
+        }
         world.end(&counter)
     });
 }

@@ -84,6 +84,7 @@ impl Engine {
                     *result = Err(why);
                 }
             }
+            Results::Frozen(Ok(report)) => report.stands = since.elapsed(),
             Results::Gone(Ok(went)) => went.ago = since.elapsed(),
             Results::Thawed(Ok(())) | Results::Released(Ok(())) => {
                 self.newcomers.remove(&id);

@@ -190,6 +190,7 @@ impl Giving {
     fn run(mut self, inbox: &Receiver<Job>) {
         let mut state = State::New;
         while let Ok(job) = inbox.recv() {
+            let mut since = None;
             let (next, token, results) = match job {
                 Job::Round(token) => {
                     let (next, result) = self.round(state);
@@ -199,6 +200,7 @@ impl Giving {
                     self.fenced.extend(flows);
                     self.may_follow = may_follow;
                     let (next, result) = self.freeze(state);
+                    since = Some(self.steps.began());
                     (next, token, Results::Frozen(result))
                 }
                 Job::Thaw(token) => (State::Ended, token, Results::Thawed(state.thaw())),
@@ -218,8 +220,9 @@ impl Giving {
                 Job::Taken => continue,
             };
             state = next;
-            self.teller
-                .done(Some(self.id), Completion { token, results });
+            let completion = Completion { token, results };
+            let since = since.unwrap_or_else(Instant::now);
+            self.teller.done_since(Some(self.id), completion, since);
             if let State::Ended = state {
                 return;
             }

@@ -8,6 +8,7 @@ use holdfast_wire::migration::StepTime;
 /// Steps, each since the one before it.
 #[derive(Debug)]
 pub(super) struct Steps {
+    began: Instant,
     last: Instant,
     micros: Vec<(&'static str, u128)>,
 }
@@ -15,10 +16,17 @@ pub(super) struct Steps {
 impl Steps {
     /// None yet.
     pub(super) fn begin() -> Steps {
+        let began = Instant::now();
         Steps {
-            last: Instant::now(),
+            began,
+            last: began,
             micros: Vec::new(),
         }
+    }
+
+    /// When there were none yet.
+    pub(super) fn began(&self) -> Instant {
+        self.began
     }
 
     /// One has ended.

@@ -45,7 +45,7 @@ pub(crate) enum Told {
     Done {
         id: Option<MoveId>,
         completion: Completion,
-        /// Since when what it began goes on.
+        /// Since when what it began goes on: a process stands still, or runs.
         since: Instant,
     },
     /// The sockets of a process on its way from here, before the round or freeze that found them has ended.

@@ -212,8 +212,8 @@ pub struct RoundReport {
 /// A freeze.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct FreezeReport {
-    /// For how long it ran on after the command.
-    pub ahead: Duration,
+    /// For how long it has stood still.
+    pub stands: Duration,
     /// Bytes sent since it was stopped.
     pub bytes: u64,
     /// Bytes more that they would have been without compression.

@@ -155,9 +155,9 @@ pub struct Phases {
     pub copy: Duration,
     /// From the last round until acceptor and peers are prepared.
     pub arm: Duration,
-    /// From there until the holder has diverted.
+    /// From there until the holder has diverted, and the process stands still.
     pub divert: Duration,
-    /// From the command `Freeze` until all has been sent.
+    /// From there until all has been sent.
     pub extract: Duration,
     /// From there until `Done`, without what the acceptor says it spent.
     pub transfer: Duration,

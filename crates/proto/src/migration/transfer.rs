@@ -61,8 +61,10 @@ impl Migration {
                 return self.fail(now, id, Reason::Failed { step, why });
             }
         };
-        given.since += report.ahead;
-        given.summary.phases.divert += report.ahead;
+        // It ran on for a while after the command.
+        let ahead = now.saturating_sub(given.since + report.stands);
+        given.since += ahead;
+        given.summary.phases.divert += ahead;
         given.summary.bytes += report.bytes;
         given.summary.saved += report.saved;
         given.summary.follows = report.follows;

@@ -35,7 +35,6 @@ const QUIET_AGAIN: Duration = Duration::from_millis(2);
 
 impl Giving {
     pub(super) fn freeze(&mut self, state: State) -> (State, Result<FreezeReport, String>) {
-        let (began, mut ahead) = (Instant::now(), Duration::ZERO);
         let mut before = self.outgoing.counts();
         let hurries = self.ways.hurries;
         let _hurry;
@@ -46,7 +45,6 @@ impl Giving {
                 }
                 _hurry = hurries.then(Hurry::begin);
                 before = self.outgoing.counts();
-                ahead = began.elapsed();
                 self.steps = Steps::begin();
                 match self.stop(*tracker) {
                     Ok(stopped) => stopped,
@@ -70,13 +68,13 @@ impl Giving {
                 let sent = self.send_rest(&mut stopped, last);
                 let report = sent.map(|()| FreezeReport {
                     steps: self.steps.list(),
-                    ..self.report(before, ahead, late)
+                    ..self.report(before, late)
                 });
                 State::sent(stopped, self.ways.copy, report)
             }
             Ok(late) => {
                 let waiting = State::Waiting(stopped, Box::new(last));
-                (waiting, Ok(self.report(before, ahead, late)))
+                (waiting, Ok(self.report(before, late)))
             }
             Err(why) => (State::Stopped(stopped), Err(why)),
         }
@@ -227,10 +225,9 @@ impl Giving {
     }
 
     /// What was sent and saved since the counts were those.
-    fn report(&self, before: (u64, u64), ahead: Duration, late: Vec<FlowAt>) -> FreezeReport {
+    fn report(&self, before: (u64, u64), late: Vec<FlowAt>) -> FreezeReport {
         let (sent, saved) = self.outgoing.counts();
         FreezeReport {
-            ahead,
             bytes: sent - before.0,
             saved: saved - before.1,
             follows: self.serving.as_ref().map_or(0, Serving::bytes),
