@@ -86,7 +86,7 @@ impl Lab {
     }
 
     fn set_port(&self, state: &State, host: &str, port_state: &str) -> Result<()> {
-        let port = wiring::port(self.host(host)?, state.links.contains_key(host));
+        let port = wiring::port(self.host(host)?, state.is_spliced(host));
         let set = || {
             run_program(
                 "bridge",
@@ -118,7 +118,7 @@ impl Lab {
                 .iter()
                 .position(|host| host.name == *name)
                 .unwrap_or(0);
-            let port = wiring::port(self.host(name)?, state.links.contains_key(name));
+            let port = wiring::port(self.host(name)?, state.is_spliced(name));
             Ok((index + 1, port))
         };
         let (mut marks, mut drops) = (String::new(), String::new());

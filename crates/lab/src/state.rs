@@ -87,6 +87,16 @@ impl State {
         }
     }
 
+    /// A link whose rates the kernel keeps.
+    pub fn kernel_link(&self, host: &str) -> Option<&Duplex> {
+        self.links.get(host).filter(|link| link.kernel)
+    }
+
+    /// Whether the link program carries the packets of a host.
+    pub fn is_spliced(&self, host: &str) -> bool {
+        self.links.get(host).is_some_and(|link| !link.kernel)
+    }
+
     pub(crate) fn counters_path(&self) -> PathBuf {
         directory(&self.name).join("links.json")
     }

@@ -46,6 +46,9 @@ pub struct LinkEntry {
     pub loss_pct: Option<f64>,
     /// Where losses and jitter are drawn from.
     pub seed: Option<u64>,
+    /// The kernel keeps the rate, the only thing that is said of the link then: it costs the processors far less than the
+    /// link program. Frames that an XDP program sends back leave a host without it.
+    pub kernel: Option<bool>,
 }
 
 /// A direction of a link, as its host sees it.
@@ -71,6 +74,31 @@ pub struct Duplex {
     /// The delay up to these hosts, where it is another.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub toward: Vec<(MacAddress, Duration)>,
+    /// The kernel keeps the rates; nothing else is said.
+    #[serde(default)]
+    pub kernel: bool,
+}
+
+impl Duplex {
+    /// What the kernel can keep is all that is said of it.
+    fn check(&self, host: &str) -> Result<()> {
+        let is_rate = |config: &LinkConfig| {
+            let rate = LinkConfig {
+                rate_bits: config.rate_bits,
+                queue_packets: config.queue_packets,
+                seed: config.seed,
+                ..LinkConfig::default()
+            };
+            *config == rate && config.rate_bits.is_some()
+        };
+        if !self.kernel || (is_rate(&self.up) && is_rate(&self.down) && self.toward.is_empty()) {
+            return Ok(());
+        }
+        Err(Error::Invalid(format!(
+            "topology: the kernel keeps the link of {host:?}, which takes rate_mbit for both directions, queue_packets and \
+             nothing else"
+        )))
+    }
 }
 
 impl Topology {
@@ -122,6 +150,9 @@ impl Topology {
                 }
             }
         }
+        links
+            .iter()
+            .try_for_each(|(host, duplex): (&String, &Duplex)| duplex.check(host))?;
         Ok(links)
     }
 
@@ -134,6 +165,7 @@ impl Topology {
             up: seeded(0),
             down: seeded(1),
             toward: Vec::new(),
+            kernel: false,
         }
     }
 }
@@ -186,6 +218,7 @@ impl LinkEntry {
     }
 
     fn apply(&self, duplex: &mut Duplex) -> Result<()> {
+        duplex.kernel = self.kernel.unwrap_or(duplex.kernel);
         if self.direction != Direction::Down {
             self.apply_to(&mut duplex.up)?;
         }
@@ -335,6 +368,15 @@ mod tests {
             (
                 "[[link]]\nhost = 'n1'\ntoward = 'n2'\ndelay_ms = 1\nloss_pct = 1",
                 "only delay_ms",
+            ),
+            ("[[link]]\nhost = 'n1'\nkernel = true", "rate_mbit"),
+            (
+                "[[link]]\nhost = 'n1'\nkernel = true\nrate_mbit = 1\nloss_pct = 1",
+                "nothing else",
+            ),
+            (
+                "[[link]]\nhost = 'n1'\nkernel = true\nrate_mbit = 1\ndirection = 'up'",
+                "both directions",
             ),
         ] {
             let error = Topology::parse(text)

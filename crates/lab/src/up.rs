@@ -15,7 +15,7 @@ use crate::{
     cgroup,
     error::{Context, Error, Result},
     init::InitTask,
-    link::{Splice, Task},
+    link::{LinkConfig, Splice, Task},
     namespace::{Place, ProcessId, run_program, start},
     order,
     plan::{Host, NUMBER_MAX, Plan, SWITCH},
@@ -131,7 +131,7 @@ fn raise(state: &mut State, children: &mut Vec<Child>) -> Result<()> {
         .plan
         .hosts()
         .into_iter()
-        .map(|host| (host.clone(), state.links.contains_key(&host.name)))
+        .map(|host| (host.clone(), state.is_spliced(&host.name)))
         .collect();
     cgroup::make(&state.cgroup)?;
     let switch = start_init(state, SWITCH, wiring::switch_settings(), None)?;
@@ -156,12 +156,12 @@ fn raise(state: &mut State, children: &mut Vec<Child>) -> Result<()> {
     each(&hosts, |(host, spliced)| {
         state
             .init(&host.name)?
-            .in_net(|| wire_host(&state.plan, host, *spliced))
+            .in_net(|| wire_host(state, host, *spliced))
     })
     .into_iter()
     .collect::<Result<()>>()?;
     order::keep(state)?;
-    if !state.links.is_empty() {
+    if hosts.iter().any(|(_, spliced)| *spliced) {
         let child = start_link_program(state, &hosts, &switch)?;
         state.link_program = Some(ProcessId::of(child.id())?);
         children.push(child);
@@ -253,14 +253,28 @@ fn wire_switch(state: &State, hosts: &[(Host, bool)]) -> Result<()> {
         if *spliced {
             features(&wiring::port(host, true), &wiring::spliced_port_features())?;
         }
+        if let Some(link) = state.kernel_link(&host.name) {
+            keep_rate(&wiring::near(host), &link.down)?;
+        }
     }
     route_service(&state.plan, &state.plan.hosts()[0])
 }
 
 /// Runs in the host's network namespace.
-fn wire_host(plan: &Plan, host: &Host, spliced: bool) -> Result<()> {
+fn wire_host(state: &State, host: &Host, spliced: bool) -> Result<()> {
     features("eth0", &wiring::eth0_features(host, spliced))?;
-    run_program("ip", &["-batch", "-"], &wiring::host_side(plan, host))
+    if let Some(link) = state.kernel_link(&host.name) {
+        keep_rate("eth0", &link.up)?;
+    }
+    let script = wiring::host_side(&state.plan, host);
+    run_program("ip", &["-batch", "-"], &script)
+}
+
+/// Has the kernel keep the rate of what leaves by an interface.
+fn keep_rate(interface: &str, link: &LinkConfig) -> Result<()> {
+    let (packets, bucket) = wiring::bucket(interface, link);
+    run_program("ip", &["-batch", "-"], &packets)?;
+    run_program("tc", &["-batch", "-"], &bucket)
 }
 
 fn features(interface: &str, features: &[&str]) -> Result<()> {
@@ -280,7 +294,8 @@ pub(crate) fn route_service(plan: &Plan, host: &Host) -> Result<()> {
 }
 
 fn start_link_program(state: &State, hosts: &[(Host, bool)], switch: &ProcessId) -> Result<Child> {
-    let splices = hosts.iter().filter_map(|(host, _)| {
+    let spliced = hosts.iter().filter(|(_, spliced)| *spliced);
+    let splices = spliced.filter_map(|(host, _)| {
         Some(Splice {
             host: host.name.clone(),
             near: wiring::near(host),

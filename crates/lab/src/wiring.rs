@@ -3,6 +3,7 @@
 use std::{collections::BTreeMap, fmt::Write as _};
 
 use crate::{
+    link::LinkConfig,
     namespace::ProcessId,
     plan::{Host, Kind, MacAddress, Plan},
 };
@@ -185,6 +186,21 @@ pub(crate) fn eth0_features(host: &Host, spliced: bool) -> Vec<&'static str> {
         features.extend(["tx", "off", "tso", "off"]);
     }
     features
+}
+
+/// What `ip` and `tc` are told of an interface behind which the kernel keeps a rate. Packets that cards would cut are small, so
+/// that few bytes at once are faster than the rate.
+pub(crate) fn bucket(interface: &str, link: &LinkConfig) -> (String, String) {
+    const PACKET: usize = 16_384;
+    const FRAME: usize = 1514;
+    let rate = link.rate_bits.unwrap_or(u64::MAX);
+    let (burst, limit) = (PACKET + FRAME, (link.queue_packets * FRAME).max(2 * PACKET));
+    (
+        format!("link set {interface} gso_max_size {PACKET}\n"),
+        format!(
+            "qdisc add dev {interface} root tbf rate {rate}bit burst {burst}b limit {limit}b\n"
+        ),
+    )
 }
 
 /// What `ethtool -K` is told about the interface that leads to a host. With GRO on, it polls, which is what takes in frames

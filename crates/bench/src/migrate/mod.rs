@@ -182,6 +182,8 @@ pub fn topology(link_mbit: Option<u32>) -> Topology {
     };
     Topology::default().with(LinkEntry {
         rate_mbit: Some(f64::from(mbit)),
+        // The link program would take a processor from what is measured.
+        kernel: Some(true),
         ..LinkEntry::of("nodes")
     })
 }
