@@ -53,10 +53,11 @@ pub(crate) fn is_realtime() -> bool {
     policy & !libc::SCHED_RESET_ON_FORK == libc::SCHED_RR
 }
 
-/// Gives an ordinary thread real-time priority, which it gives back itself by `sched_setscheduler` to [`ORDINARY`]; false if it is
-/// no ordinary one, or that is not allowed.
+/// Gives an ordinary thread real-time priority until [`take_back`]; false if it is no ordinary one, or that is not allowed.
 pub(crate) fn lend(tid: i32) -> bool {
-    let parameters = libc::sched_param { sched_priority: 1 };
+    let parameters = libc::sched_param {
+        sched_priority: WAITED_FOR,
+    };
     // SAFETY: no memory is involved in the first call; `parameters` is valid for the second, which only reads it.
     unsafe {
         libc::sched_getscheduler(tid) == ORDINARY
@@ -64,12 +65,15 @@ pub(crate) fn lend(tid: i32) -> bool {
     }
 }
 
-/// Takes back what [`lend`] gave, where the thread could not.
+/// Takes back what [`lend`] gave.
 pub(crate) fn take_back(tid: i32) {
     let parameters = libc::sched_param { sched_priority: 0 };
     // SAFETY: `parameters` is valid for the call, which only reads it.
     unsafe { libc::sched_setscheduler(tid, ORDINARY, &raw const parameters) };
 }
+
+/// Threads that are waited for do little: they are ahead of those that wait, who may have both processors.
+const WAITED_FOR: i32 = 2;
 
 /// The policy of ordinary threads.
 pub(crate) const ORDINARY: i32 = libc::SCHED_OTHER;
@@ -77,7 +81,9 @@ pub(crate) const ORDINARY: i32 = libc::SCHED_OTHER;
 /// Gives a thread that stands still as much priority as [`be_realtime`], as far as that is allowed: for threads that get another
 /// before they run by themselves.
 pub(crate) fn hurry_husk(tid: i32) {
-    let parameters = libc::sched_param { sched_priority: 1 };
+    let parameters = libc::sched_param {
+        sched_priority: WAITED_FOR,
+    };
     let policy = libc::SCHED_RR | libc::SCHED_RESET_ON_FORK;
     // SAFETY: `parameters` is valid for the call, which only reads it.
     unsafe { libc::sched_setscheduler(tid, policy, &raw const parameters) };

@@ -3,10 +3,12 @@
 use crate::common::wait_for;
 use crate::moving::{Host, Step, migrate_until};
 use crate::program::Program;
+use holdfast_sys::priority::Hurry;
 use holdfast_sys::process::acceptor::Restorer;
 use holdfast_sys::process::donor::Tracker;
 use holdfast_sys::process::error::Error;
 use holdfast_sys::process::inspect::{Obstacle, inspect};
+use holdfast_sys::process::procfs;
 use std::ffi::CString;
 use std::fs::File;
 use std::io::{BufRead, BufReader};
@@ -18,6 +20,8 @@ use std::time::Duration;
 
 /// The step and the process that this very test, started as a program of its own, is to be the donor of.
 const ROLE: &str = "HOLDFAST_TEST_DONOR";
+/// Instead of a step: it asks for the state of the process all the time.
+const HURRY: &str = "hurry";
 const STEPS: [Step; 11] = Step::BEFORE_COMMIT;
 
 #[test]
@@ -61,6 +65,41 @@ fn a_donor_is_killed_at_any_moment() {
     }
 }
 
+/// What threads were lent for their calls they give back by themselves.
+#[test]
+fn a_donor_is_killed_in_a_hurry() {
+    // SAFETY: no memory is involved.
+    let policy = |tid: i32| unsafe { libc::sched_getscheduler(tid) };
+    for delay in 0..20 {
+        let program = Program::start("threads");
+        let mut donor = start_donor(&format!("{HURRY} {}", program.pid()));
+        std::thread::sleep(Duration::from_millis(60) + Duration::from_micros(1709 * delay));
+        donor.kill().expect("killed");
+        donor.wait().expect("ends");
+        program.goes_on();
+        for tid in procfs::threads(program.pid()).expect("threads") {
+            let name = format!("thread {tid} to give its priority back");
+            wait_for(&name, || policy(tid) == libc::SCHED_OTHER);
+        }
+        let tree = program.tree(&Host::own());
+        program.ends_well(tree);
+    }
+}
+
+/// Asks for the state of a process again and again.
+fn ask_in_a_hurry(pid: i32) {
+    let mut tracker = Tracker::start(pid).expect("starts");
+    let _hurry = Hurry::begin().expect("root may");
+    loop {
+        let stopped = tracker.freeze().map_err(|unfrozen| unfrozen.error);
+        let stopped = stopped.expect("stops");
+        for _ in 0..20 {
+            stopped.state().expect("state");
+        }
+        tracker = stopped.thaw().expect("thaws");
+    }
+}
+
 fn start_donor(role: &str) -> std::process::Child {
     Command::new(std::env::current_exe().expect("a path"))
         .args([
@@ -77,6 +116,9 @@ fn start_donor(role: &str) -> std::process::Child {
 
 fn be_a_donor(role: &str) {
     let (step, pid) = role.split_once(' ').expect("a step and a process");
+    if step == HURRY {
+        return ask_in_a_hurry(pid.parse().expect("a PID"));
+    }
     let host = Host::own();
     let tree = crate::moving::Tree::original(pid.parse().expect("a PID"), &host);
     let step = STEPS[step.parse::<usize>().expect("a step")];

@@ -2,7 +2,7 @@
 
 use super::husk::Husk;
 use super::plan::Restoration;
-use crate::priority::{Hurry, hurry_husk};
+use crate::priority::{Hurry, hurry_husk, is_realtime, lend, take_back};
 use crate::process::donor::remove_stub;
 use crate::process::error::{Error, Result};
 use crate::process::files::image::LockHolder;
@@ -77,15 +77,20 @@ impl Restoration {
         let Some(stock) = &self.stock else {
             return false;
         };
-        let image = stock.image();
-        let mut locks = image.tables.keys().flat_map(|table| image.locks(*table));
-        locks.any(|(_, lock)| matches!(lock.holder, LockHolder::Table(_)))
+        let mut locks = (stock.image().files.values()).flat_map(|file| &file.locks);
+        locks.any(|lock| matches!(lock.holder, LockHolder::Table(_)))
     }
 }
 
 fn prepare(husk: &Husk, state: &FrozenProcess) -> Result<()> {
     let lines = procfs::mappings(husk.pid)?;
-    remove_stub(&husk.stub, husk.first(), &lines, &husk.memory)?;
+    // It has the priority of its process by now, and steps once more.
+    let lent = is_realtime() && lend(husk.pid);
+    let removed = remove_stub(&husk.stub, husk.first(), &lines, &husk.memory);
+    if lent {
+        take_back(husk.pid);
+    }
+    removed?;
     for (tid, thread) in husk.threads.iter().zip(&state.threads) {
         let tracee = Tracee { tid: *tid };
         tracee.set_registers(&thread.registers)?;

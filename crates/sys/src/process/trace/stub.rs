@@ -14,7 +14,8 @@ use std::time::Duration;
 /// Pages of a stub: code, table of calls, frame, scratch.
 pub(crate) const STUB_BYTES: u64 = 0x20000;
 const TABLE: u64 = 0x1000;
-const TABLE_CALLS: usize = 512;
+/// Behind them is room for what a thread does that its tracer has left.
+const TABLE_CALLS: usize = 511;
 const FRAME: u64 = 0x9000;
 /// Where calls may read and write, from the stub's beginning.
 pub(crate) const SCRATCH: u64 = 0xe000;
@@ -71,7 +72,14 @@ std::arch::global_asm!(
     "mov eax, 234",
     "syscall",
     "holdfast_stub_done:",
-    "mov eax, 15",
+    "mov rax, [rbx]",
+    "test rax, rax",
+    "jz 8f",
+    "mov rdi, [rbx + 8]",
+    "mov rsi, [rbx + 16]",
+    "mov rdx, [rbx + 24]",
+    "syscall",
+    "8: mov eax, 15",
     "syscall",
     "7: int3",
     "holdfast_stub_end:",
@@ -152,6 +160,8 @@ pub(crate) enum Exit {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Batch {
     calls: Vec<Call>,
+    /// Of at most three arguments; made behind them by a thread whose tracer has died.
+    alone: Option<Call>,
 }
 
 impl Batch {
@@ -183,8 +193,8 @@ pub(crate) struct Stub {
 }
 
 impl Stub {
-    /// [`Stub::run`] with the caller's priority, if that is real-time: the thread would wait behind others while all of its process
-    /// waits for it. It gives the priority back by its last call, also where its tracer has died.
+    /// [`Stub::run`] with more than the caller's priority, if that is real-time: the thread would wait behind others while all of
+    /// its process waits for it. If its tracer dies meanwhile it gives the priority back itself.
     pub fn run_in_hurry(
         &self,
         tracee: Tracee,
@@ -192,37 +202,39 @@ impl Stub {
         mut batch: Batch,
     ) -> Result<Outcome> {
         let place = self.address + STUB_BYTES - PARAMETERS_BYTES;
-        let one_chunk = batch.calls.len() < TABLE_CALLS;
-        if !is_realtime() || !one_chunk || memory.write(place, &[0; 8]).is_err() {
+        if !is_realtime() || memory.write(place, &[0; 8]).is_err() {
             return self.run(tracee, memory, &batch);
         }
         let back = [0, ORDINARY as u64, place];
-        let last = batch.push(Call::new(libc::SYS_sched_setscheduler, &back));
+        batch.alone = Some(Call::new(libc::SYS_sched_setscheduler, &back));
         let lent = Cell::new(false);
-        let outcome = self.run_then(tracee, memory, &batch, || lent.set(lend(tracee.tid)));
-        let gave_back = (outcome.as_ref()).is_ok_and(|of| of.results.get(last) == Some(&0));
-        if lent.get() && !gave_back {
-            take_back(tracee.tid);
-        }
-        outcome
+        let begin = || lent.set(lent.get() || lend(tracee.tid));
+        let end = || {
+            if lent.take() {
+                take_back(tracee.tid);
+            }
+        };
+        self.run_between(tracee, memory, &batch, (&begin, &end))
     }
 
     /// Runs calls in a stopped thread, whose registers and signal mask are as before afterwards.
     pub fn run(&self, tracee: Tracee, memory: &Memory, batch: &Batch) -> Result<Outcome> {
-        self.run_then(tracee, memory, batch, || ())
+        self.run_between(tracee, memory, batch, (&|| (), &|| ()))
     }
 
-    /// The same; what is to be done before it runs is done when it would make all calls without its tracer.
-    fn run_then(
+    /// The same; something is done before it runs, when it would make all calls without its tracer, and before its registers are
+    /// put back.
+    fn run_between(
         &self,
         tracee: Tracee,
         memory: &Memory,
         batch: &Batch,
-        ready: impl Fn(),
+        (begin, end): (&dyn Fn(), &dyn Fn()),
     ) -> Result<Outcome> {
         let before = tracee.registers()?;
         let mask = tracee.mask()?;
-        let done = self.run_from(tracee, memory, (batch, &ready), &before, mask);
+        let done = self.run_from(tracee, memory, (batch, begin), &before, mask);
+        end();
         if !matches!(done, Err(Error::Gone(_))) {
             tracee.set_registers(&before)?;
             tracee.set_mask(mask)?;
@@ -239,18 +251,19 @@ impl Stub {
         &self,
         tracee: Tracee,
         memory: &Memory,
-        (batch, ready): (&Batch, &dyn Fn()),
+        (batch, begin): (&Batch, &dyn Fn()),
         before: &Registers,
         mask: u64,
     ) -> Result<Outcome> {
         let mut registers = self.prepare(tracee, memory, before, mask)?;
         let mut outcome = Outcome::default();
         for calls in batch.calls.chunks(TABLE_CALLS) {
-            memory.write(self.address + TABLE, &encode(calls))?;
+            let table = encode(calls, batch.alone.as_ref());
+            memory.write(self.address + TABLE, &table)?;
             registers.rbx = self.address + TABLE;
             registers.r12 = calls.len() as u64;
             tracee.set_registers(&registers)?;
-            ready();
+            begin();
             let after = self.finish(tracee, &mut outcome)?;
             registers.rbp = after.rbp;
             let mut table = vec![0; calls.len() * CALL_BYTES];
@@ -342,15 +355,18 @@ impl Stub {
     }
 }
 
-fn encode(calls: &[Call]) -> Vec<u8> {
-    let mut bytes = Vec::with_capacity(calls.len() * CALL_BYTES);
-    for call in calls {
+/// A table with one more entry, which is 0 where there is none.
+fn encode(calls: &[Call], alone: Option<&Call>) -> Vec<u8> {
+    let size = (calls.len() + 1) * CALL_BYTES;
+    let mut bytes = Vec::with_capacity(size);
+    for call in calls.iter().chain(alone) {
         bytes.extend(call.number.to_ne_bytes());
         for argument in call.arguments {
             bytes.extend(argument.to_ne_bytes());
         }
         bytes.extend([0; 8]);
     }
+    bytes.resize(size, 0);
     bytes
 }
 
