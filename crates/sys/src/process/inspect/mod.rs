@@ -40,11 +40,25 @@ pub struct Report {
     pub resident_bytes: u64,
 }
 
-/// Looks at the tree of processes under `root`.
+/// For how long who is just starting another program is waited for.
+const STARTING_MAX: Duration = Duration::from_millis(300);
+
+/// Looks at the tree of processes under `root`; again, where all that stands in the way is a program that is being started.
 ///
 /// # Errors
 /// [`Error::Gone`] if there is no such process; what cannot move is in the report.
 pub fn inspect(root: i32) -> Result<Report> {
+    let began = Instant::now();
+    loop {
+        let report = inspect_once(root)?;
+        if !report.may_pass() || began.elapsed() > STARTING_MAX {
+            return Ok(report);
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+fn inspect_once(root: i32) -> Result<Report> {
     let mut report = Report {
         processes: tree(root)?,
         ..Report::default()
@@ -74,6 +88,11 @@ pub fn inspect(root: i32) -> Result<Report> {
 }
 
 impl Report {
+    fn may_pass(&self) -> bool {
+        let starts = |blocker: &Blocker| matches!(blocker.obstacle, Obstacle::MemoryOf(_));
+        !self.blockers.is_empty() && self.blockers.iter().all(starts)
+    }
+
     fn block(&mut self, pid: i32, obstacle: Obstacle) {
         let blocker = Blocker { pid, obstacle };
         // A library is mapped in several pieces, one behind the other.

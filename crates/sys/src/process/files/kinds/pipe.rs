@@ -120,7 +120,8 @@ pub fn content(path: &str) -> std::io::Result<Vec<Bytes>> {
     let mut buffer = vec![0; waiting];
     loop {
         match rustix::io::read(&reader, &mut buffer) {
-            Ok(0) => break,
+            // A child that another thread is about to start may have the other end still.
+            Ok(0) | Err(Errno::AGAIN) => break,
             // A read ends with the packet, where there are packets.
             Ok(length) => chunks.push(Bytes(buffer[..length].to_vec())),
             Err(Errno::INTR) => {}
@@ -200,4 +201,35 @@ pub fn fill(keeper: &OwnedFd, pipe: &Pipe) -> Result<(), FilesError> {
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::process::Command;
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    /// Children have copies of all descriptors until they have called `exec`.
+    #[test]
+    fn content_is_read_while_programs_are_started() {
+        let (reader, writer) = pipe_with(PipeFlags::CLOEXEC).expect("a pipe");
+        rustix::io::write(&writer, b"content").expect("written");
+        let path = format!("/proc/self/fd/{}", reader.as_raw_fd());
+        let over = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !over.load(Ordering::Relaxed) {
+                    Command::new("true").status().expect("it starts");
+                }
+            });
+            for _ in 0..3000 {
+                let found = content(&path);
+                if !matches!(&found, Ok(chunks) if chunks.len() == 1 && chunks[0].0 == b"content") {
+                    over.store(true, Ordering::Relaxed);
+                    panic!("{found:?}");
+                }
+            }
+            over.store(true, Ordering::Relaxed);
+        });
+    }
 }
