@@ -85,7 +85,11 @@ impl Engine {
                 }
             }
             Results::Frozen(Ok(report)) => report.stands = since.elapsed(),
-            Results::Gone(Ok(went)) => went.ago = since.elapsed(),
+            Results::Gone(Ok(went)) => {
+                // Before its donor sends new clients here.
+                self.servers_came(id);
+                went.ago = since.elapsed();
+            }
             Results::Thawed(Ok(())) | Results::Released(Ok(())) => {
                 self.newcomers.remove(&id);
                 self.reserve_ports();
@@ -97,7 +101,6 @@ impl Engine {
     /// What waited for a process comes when it runs. That it does is said first: none of this is part of its freeze.
     fn flush_of_a_move(&mut self, id: MoveId) {
         self.pump_moves();
-        self.servers_came(id);
         self.flush_fences(id);
     }
 
