@@ -83,13 +83,8 @@ impl Duplex {
     /// What the kernel can keep is all that is said of it.
     fn check(&self, host: &str) -> Result<()> {
         let is_rate = |config: &LinkConfig| {
-            let rate = LinkConfig {
-                rate_bits: config.rate_bits,
-                queue_packets: config.queue_packets,
-                seed: config.seed,
-                ..LinkConfig::default()
-            };
-            *config == rate && config.rate_bits.is_some()
+            let travels_at_once = config.delay.is_zero() && config.jitter.is_zero();
+            config.rate_bits.is_some() && travels_at_once && config.loss == 0
         };
         if !self.kernel || (is_rate(&self.up) && is_rate(&self.down) && self.toward.is_empty()) {
             return Ok(());

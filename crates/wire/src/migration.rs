@@ -52,7 +52,6 @@ const PREFIX: u64 = 0xfd00 << 48;
 
 impl Flow {
     /// The key of a moving process's record in the steering table: it is arbitrated like a flow, and no packet has it.
-    ///
     /// Written `process:DONOR.BOOT.SEQ`.
     pub fn of_move(id: MoveId) -> Flow {
         let address = |half: u64, port| {
@@ -252,8 +251,7 @@ pub enum MoveFrameOf<B> {
         /// Why.
         reason: String,
     },
-    /// Donor or acceptor to a peer: the other end of these connections moves. Has all that each step needs, so that none
-    /// depends on one before.
+    /// Donor or acceptor to a peer: the other end of these connections moves. No step depends on one before.
     Translate {
         /// How often the process had moved before this move: an older move changes nothing.
         hops: u32,

@@ -7,6 +7,7 @@ mod clients;
 #[path = "../common/mod.rs"]
 mod common;
 mod copies;
+mod counted;
 mod faults;
 mod followed;
 mod loaded;
@@ -24,7 +25,7 @@ mod world;
 
 use std::sync::{Mutex, PoisonError};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Result, ensure};
 use holdfast_bench::cluster::Family;
 use holdfast_bench::migrate::topology;
 
@@ -52,47 +53,12 @@ fn in_world(name: &str, case: impl FnOnce(&World) -> Result<()>) {
 
 #[test]
 fn a_process_moves_there_and_back() {
-    in_world("back", |world| {
-        let counter = world.start("n2")?;
-        for (from, to) in [("n2", "n3"), ("n3", "n2"), ("n2", "n1"), ("n1", "n3")] {
-            let status = world.migrate(&counter, from, to)?;
-            eprintln!(
-                "{from} to {to}: {:?} us, {:?}",
-                status.freeze_us, status.phases_us
-            );
-            world.wait("it is left", || Ok(world.runs_on(from)? == 0))?;
-            // It has ended before its daemon has heard of that.
-            let is_listed = || Ok(world.residents(from)?.is_empty());
-            world.wait("it is still listed", is_listed)?;
-        }
-        let residents = world.residents("n3")?;
-        ensure!(
-            residents.len() == 1 && residents[0].moves == 4,
-            "{residents:?}"
-        );
-        ensure!(residents[0].from == "n1", "{residents:?}");
-        world.end(&counter)
-    });
+    in_world("back", counted::there_and_back);
 }
 
 #[test]
 fn a_freeze_is_while_nobody_runs() {
-    in_world("freeze", |world| {
-        let counter = world.start(DONOR)?;
-        // It runs still, or already.
-        let places = [(DONOR, ACCEPTOR, DONOR), (ACCEPTOR, DONOR, DONOR)];
-        let commands = ["move-freeze before", "move-go after"];
-        for ((from, to, daemon), command) in places.into_iter().zip(commands) {
-            let file = world.cluster.run_file(daemon, "fault")?;
-            std::fs::write(&file, format!("{command} pause {}", faults::PAUSE_MS))?;
-            let status = world.migrate(&counter, from, to)?;
-            ensure!(!file.exists(), "its daemon did not wait");
-            let freeze_us = status.freeze_us.context("no freeze")?;
-            let waited_us = f64::from(faults::PAUSE_MS) * 1e3;
-            ensure!(freeze_us < waited_us, "{command}: {freeze_us} us");
-        }
-        world.end(&counter)
-    });
+    in_world("freeze", counted::freezes);
 }
 
 /// `HOLDFAST_FAULT` runs only the points whose command it is part of.
