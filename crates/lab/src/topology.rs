@@ -127,7 +127,7 @@ impl Topology {
     /// # Errors
     /// [`Error::Invalid`] when an entry names no host of the lab, or a value is out of range.
     pub fn resolve(&self, hosts: &[Host]) -> Result<BTreeMap<String, Duplex>> {
-        let mut links = BTreeMap::new();
+        let mut links = BTreeMap::<String, Duplex>::new();
         for entry in &self.links {
             let about: Vec<_> = hosts.iter().filter(|host| entry.speaks_of(host)).collect();
             if about.is_empty() && !matches!(entry.host.as_str(), "all" | "nodes" | "clients") {
@@ -145,9 +145,9 @@ impl Topology {
                 }
             }
         }
-        links
-            .iter()
-            .try_for_each(|(host, duplex): (&String, &Duplex)| duplex.check(host))?;
+        for (host, duplex) in &links {
+            duplex.check(host)?;
+        }
         Ok(links)
     }
 

@@ -58,11 +58,17 @@ pub(crate) fn lend(tid: i32) -> bool {
     let parameters = libc::sched_param {
         sched_priority: WAITED_FOR,
     };
-    // SAFETY: no memory is involved in the first call; `parameters` is valid for the second, which only reads it.
+    // SAFETY: `parameters` is valid for the call, which only reads it.
     unsafe {
-        libc::sched_getscheduler(tid) == ORDINARY
+        is_ordinary(tid)
             && libc::sched_setscheduler(tid, libc::SCHED_RR, &raw const parameters) == 0
     }
+}
+
+/// Whether a thread has the priority of most.
+pub(crate) fn is_ordinary(tid: i32) -> bool {
+    // SAFETY: no memory is involved.
+    unsafe { libc::sched_getscheduler(tid) == ORDINARY }
 }
 
 /// Takes back what [`lend`] gave.
@@ -78,7 +84,7 @@ const WAITED_FOR: i32 = 2;
 /// The policy of ordinary threads.
 pub(crate) const ORDINARY: i32 = libc::SCHED_OTHER;
 
-/// Gives a thread that stands still as much priority as [`be_realtime`], as far as that is allowed: for threads that get another
+/// Gives a thread that stands still the priority of who is waited for, as far as that is allowed: for threads that get another
 /// before they run by themselves.
 pub(crate) fn hurry_husk(tid: i32) {
     let parameters = libc::sched_param {

@@ -142,8 +142,8 @@ pub struct MigrationStatus {
     pub saved_bytes: u64,
     /// The freeze that was predicted last, microseconds.
     pub predicted_freeze_us: Option<f64>,
-    /// From the command to stop until the acceptor said that it runs, microseconds; of one that moved. Of one that was copied,
-    /// until the original went on.
+    /// From when it stands still until it runs at the acceptor, with the way of the frame that says so, microseconds; of one
+    /// that moved. Of one that was copied, until the original went on.
     pub freeze_us: Option<f64>,
     /// Its connections from a node's own address that only the node with that address forwards from now on, as long as they live:
     /// their other ends run no daemon; as `tcp:LOCAL:PORT-REMOTE:PORT`.
@@ -233,7 +233,7 @@ pub struct MigrationPhasesUs {
 /// The steps of a freeze in their order, at two nodes that work at the same time.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct MigrationStepsUs {
-    /// From the command to stop until all has been sent.
+    /// From when it is stopped until all has been sent.
     pub donor: Vec<MigrationStepUs>,
     /// From the first message that came after that until it runs; `wait` is for more of them.
     pub acceptor: Vec<MigrationStepUs>,

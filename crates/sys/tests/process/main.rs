@@ -158,7 +158,7 @@ fn a_tree_moves() {
     there_and_back("tree");
 }
 
-/// What a tracer in a hurry lends to threads for its calls they give back.
+/// What a tracer in a hurry lends to threads for its calls it takes back.
 #[test]
 fn threads_keep_their_priority() {
     let policy = |tid: i32| {

@@ -278,6 +278,8 @@ impl Giving {
                 return Err(Unstopped { tracker, why });
             }
             std::thread::sleep(STOP_AGAIN);
+            // It ran.
+            self.steps = Steps::begin();
         }
     }
 

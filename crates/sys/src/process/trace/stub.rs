@@ -1,13 +1,13 @@
 //! A few pages in another process from which it makes system calls for us, many for one stop.
 //!
 //! At the donor the calls end in a signal that the process ignores: a tracer sees it, and without a tracer the
-//! code goes on to `rt_sigreturn`, which puts back what the thread did before. So a tracer may die at any moment.
+//! code gives back what it was lent and goes on to `rt_sigreturn`, which puts back what the thread did before. So a tracer may die at any moment.
 
 use super::super::error::{Error, Result, unexpected};
 use super::registers::NO_CALL;
 use super::sigframe;
 use super::{Memory, Registers, Stop, Tracee, wait_for};
-use crate::priority::{ORDINARY, is_realtime, lend, take_back};
+use crate::priority::{ORDINARY, is_ordinary, is_realtime, lend, take_back};
 use std::cell::Cell;
 use std::time::Duration;
 
@@ -202,7 +202,8 @@ impl Stub {
         mut batch: Batch,
     ) -> Result<Outcome> {
         let place = self.address + STUB_BYTES - PARAMETERS_BYTES;
-        if !is_realtime() || memory.write(place, &[0; 8]).is_err() {
+        let lends = is_realtime() && is_ordinary(tracee.tid);
+        if !lends || memory.write(place, &[0; 8]).is_err() {
             return self.run(tracee, memory, &batch);
         }
         let back = [0, ORDINARY as u64, place];
