@@ -53,29 +53,64 @@ pub(crate) fn is_realtime() -> bool {
     policy & !libc::SCHED_RESET_ON_FORK == libc::SCHED_RR
 }
 
-/// Gives an ordinary thread real-time priority until [`take_back`]; false if it is no ordinary one, or that is not allowed.
-pub(crate) fn lend(tid: i32) -> bool {
-    let parameters = libc::sched_param {
-        sched_priority: WAITED_FOR,
-    };
-    // SAFETY: `parameters` is valid for the call, which only reads it.
-    unsafe {
-        is_ordinary(tid)
-            && libc::sched_setscheduler(tid, libc::SCHED_RR, &raw const parameters) == 0
+/// The priority of who is waited for, lent to an ordinary thread.
+#[derive(Debug)]
+#[must_use]
+pub(crate) struct Loan {
+    tid: i32,
+    /// What its timer slack was: from Linux 6.12 on a real-time thread has none, and an ordinary one again has the default.
+    slack_ns: Option<u64>,
+}
+
+impl Loan {
+    /// None if the thread is no ordinary one, or that is not allowed.
+    pub(crate) fn begin(tid: i32) -> Option<Loan> {
+        let slack_ns = timer_slack_ns(tid);
+        let parameters = libc::sched_param {
+            sched_priority: WAITED_FOR,
+        };
+        // SAFETY: `parameters` is valid for the call, which only reads it.
+        let lent = unsafe {
+            is_ordinary(tid)
+                && libc::sched_setscheduler(tid, libc::SCHED_RR, &raw const parameters) == 0
+        };
+        lent.then_some(Loan { tid, slack_ns })
     }
+
+    /// Takes back what was lent.
+    pub(crate) fn end(self) {
+        let parameters = libc::sched_param { sched_priority: 0 };
+        // SAFETY: `parameters` is valid for the call, which only reads it.
+        unsafe { libc::sched_setscheduler(self.tid, ORDINARY, &raw const parameters) };
+        if let Some(slack_ns) = self.slack_ns {
+            set_timer_slack_ns(self.tid, slack_ns);
+        }
+    }
+}
+
+/// The timer slack of any thread, nanoseconds; none where reading it is not allowed.
+pub(crate) fn timer_slack_ns(tid: i32) -> Option<u64> {
+    let text = std::fs::read_to_string(timer_slack_file(tid)).ok()?;
+    text.trim().parse().ok()
+}
+
+/// Sets the timer slack of any thread, nanoseconds, unless it is that; has no effect on real-time ones.
+pub(crate) fn set_timer_slack_ns(tid: i32, slack_ns: u64) {
+    if timer_slack_ns(tid).is_some_and(|present| present != slack_ns) {
+        // Who may read it may write it.
+        let _ = std::fs::write(timer_slack_file(tid), slack_ns.to_string());
+    }
+}
+
+/// Also of threads that are not their processes' first, which `/proc/PID/task/TID` does not have.
+fn timer_slack_file(tid: i32) -> String {
+    format!("/proc/{tid}/timerslack_ns")
 }
 
 /// Whether a thread has the priority of most.
 pub(crate) fn is_ordinary(tid: i32) -> bool {
     // SAFETY: no memory is involved.
     unsafe { libc::sched_getscheduler(tid) == ORDINARY }
-}
-
-/// Takes back what [`lend`] gave.
-pub(crate) fn take_back(tid: i32) {
-    let parameters = libc::sched_param { sched_priority: 0 };
-    // SAFETY: `parameters` is valid for the call, which only reads it.
-    unsafe { libc::sched_setscheduler(tid, ORDINARY, &raw const parameters) };
 }
 
 /// Threads that are waited for do little: they are ahead of those that wait, who may have both processors.

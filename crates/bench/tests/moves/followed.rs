@@ -1,10 +1,11 @@
 //! Memory follows a process that runs already, whatever happens meanwhile: it goes on at one place with the memory that it had, or it
 //! has ended; never anything else.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use holdfast_api::control::{FollowedMemory, MigrationOutcome, SocketsWay};
+use holdfast_bench::cluster::{LATE_MAX, was_late};
 use holdfast_bench::moves::PostCopy;
 use holdfast_bench::moves::zone::{LoadSpec, Loaded};
 use holdfast_lab::Topology;
@@ -18,6 +19,9 @@ const CONNECTIONS: usize = 16;
 
 /// For how long a daemon is held up while memory is to follow.
 const HELD_MS: u32 = 1500;
+
+/// No move takes so long on a machine that is not late.
+const LONGEST_MOVE: Duration = Duration::from_secs(10);
 
 /// What a process may be in the end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -97,8 +101,7 @@ pub fn refused(world: &World) -> Result<()> {
     }
     // While memory follows it, it does not move on.
     hold(world)?;
-    let id = world.begin_post_copy(pid, DONOR, ACCEPTOR)?;
-    let there = came(world)?;
+    let (id, there) = came(world, pid)?;
     let again = world.begin(there, ACCEPTOR, DONOR)?;
     let status = world.ended(ACCEPTOR, again)?;
     let MigrationOutcome::Kept { reason } = status.outcome else {
@@ -130,20 +133,37 @@ fn hold(world: &World) -> Result<()> {
     )?)
 }
 
-/// The process that came, by its PID on the host.
-fn came(world: &World) -> Result<i32> {
-    let mut pid = None;
-    world.wait("it does not run there", || {
-        let residents = world.residents(ACCEPTOR)?;
-        pid = residents.first().map(|resident| resident.pid);
-        Ok(pid.is_some())
-    })?;
-    pid.context("nobody came")
+/// Moves a process whose memory follows, until it runs there: the number of the move, and its PID there. Nodes may have been late.
+fn came(world: &World, pid: i32) -> Result<(u64, i32)> {
+    let donor = world.cluster.control_blocking(DONOR)?;
+    for late in 0.. {
+        let id = world.begin_post_copy(pid, DONOR, ACCEPTOR)?;
+        let began = Instant::now();
+        let mut there = None;
+        let mut kept = None;
+        world.wait("it does not run there", || {
+            there = (world.residents(ACCEPTOR)?.first()).map(|resident| resident.pid);
+            // It does not answer while it is held up.
+            if there.is_none() && began.elapsed() > LONGEST_MOVE {
+                let status = donor.run(async |client| client.migration(id).await)?;
+                if let MigrationOutcome::Kept { reason } = status.outcome {
+                    kept = Some(reason);
+                }
+            }
+            Ok(there.is_some() || kept.is_some())
+        })?;
+        match (there, kept) {
+            (Some(there), _) => return Ok((id, there)),
+            (None, Some(reason)) if was_late(&reason) && late < LATE_MAX => {}
+            (None, kept) => bail!("it does not run there: {kept:?}"),
+        }
+    }
+    unreachable!()
 }
 
 /// One fault at one step: in the end it is what it may be, and nothing is left anywhere.
 pub fn disturbed(world: &World, at: Point, fault: Fault, may: &[End]) -> Result<()> {
-    let began = std::time::Instant::now();
+    let began = Instant::now();
     let program = start(world)?;
     let result = disturb(world, &program, at, fault, World::begin_post_copy)
         .and_then(|()| settled(world, &program, may))
@@ -163,8 +183,7 @@ pub fn terminated(world: &World, node: &str, end: End) -> Result<()> {
     let pid = world.pid_on(DONOR, &program)?;
     let before = world.cluster.daemon_starts(node);
     hold(world)?;
-    world.begin_post_copy(pid, DONOR, ACCEPTOR)?;
-    came(world)?;
+    came(world, pid)?;
     world.cluster.signal_daemon(node, Signal::SIGTERM)?;
     world.wait("it was not restarted", || {
         Ok(world.cluster.daemon_starts(node) > before)
@@ -181,8 +200,7 @@ pub fn the_restorer_dies(world: &World) -> Result<()> {
     let program = start(world)?;
     let pid = world.pid_on(DONOR, &program)?;
     hold(world)?;
-    let id = world.begin_post_copy(pid, DONOR, ACCEPTOR)?;
-    let there = came(world)?;
+    let (id, there) = came(world, pid)?;
     let script = "p=$(sed -n 's/^PPid:\\t//p' /proc/$0/status); \
                   grep -qx holdfast-reaper /proc/$p/comm && kill -9 $p";
     let mut kill = world.cluster.lab().command(ACCEPTOR)?;

@@ -70,7 +70,7 @@ fn there_and_back(name: &str) -> bool {
         .unwrap_or_else(|error| panic!("{name} does not move: {error}"));
     program.goes_on();
     let stood = same::stop(moved.root);
-    let back = moving::migrate(moved, &here)
+    let back = moving::migrate(moved, &here.in_a_hurry())
         .unwrap_or_else(|error| panic!("{name} does not move back: {error}"));
     same::go_on(back.root, &stood);
     program.goes_on();

@@ -1,5 +1,6 @@
 //! Moving a tree between hosts, which here are network namespaces.
 
+use holdfast_sys::priority::Hurry;
 use holdfast_sys::process::acceptor::{ClockOffsets, Restorer};
 use holdfast_sys::process::donor::{StoppedTree, Tracker};
 use holdfast_sys::process::error::Error;
@@ -26,6 +27,7 @@ const BLOCKED_MAX: Duration = Duration::from_secs(60);
 pub struct Host {
     namespace: Arc<File>,
     reach: Arc<dyn Fn(bool) + Send + Sync>,
+    hurries: bool,
 }
 
 impl Host {
@@ -35,6 +37,15 @@ impl Host {
         Self {
             namespace: Arc::new(namespace),
             reach: Arc::new(|_| {}),
+            hurries: false,
+        }
+    }
+
+    /// Moves to here are ahead of ordinary threads.
+    pub fn in_a_hurry(self) -> Self {
+        Self {
+            hurries: true,
+            ..self
         }
     }
 
@@ -189,6 +200,10 @@ pub fn migrate_until(tree: Tree, to: &Host, last: Step) -> Result<Left, Error> {
         return left(tree, Box::new((tracker, acceptor)));
     }
     let began = Instant::now();
+    let _hurry = to.hurries.then(|| Hurry::begin().expect("root may"));
+    if to.hurries {
+        acceptor.restorer.hurry()?;
+    }
     if last >= Step::Sockets {
         (to.reach)(false);
     }

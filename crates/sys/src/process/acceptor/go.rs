@@ -2,7 +2,7 @@
 
 use super::husk::Husk;
 use super::plan::Restoration;
-use crate::priority::{Hurry, hurry_husk, is_realtime, lend, take_back};
+use crate::priority::{Hurry, Loan, hurry_husk, is_realtime};
 use crate::process::donor::remove_stub;
 use crate::process::error::{Error, Result};
 use crate::process::files::image::LockHolder;
@@ -85,10 +85,10 @@ impl Restoration {
 fn prepare(husk: &Husk, state: &FrozenProcess) -> Result<()> {
     let lines = procfs::mappings(husk.pid)?;
     // It has the priority of its process by now, and steps once more.
-    let lent = is_realtime() && lend(husk.pid);
+    let loan = is_realtime().then(|| Loan::begin(husk.pid)).flatten();
     let removed = remove_stub(&husk.stub, husk.first(), &lines, &husk.memory);
-    if lent {
-        take_back(husk.pid);
+    if let Some(loan) = loan {
+        loan.end();
     }
     removed?;
     for (tid, thread) in husk.threads.iter().zip(&state.threads) {

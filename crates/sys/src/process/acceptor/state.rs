@@ -3,6 +3,7 @@
 use super::credentials;
 use super::husk::{Husk, Script};
 use super::objects::Objects;
+use crate::priority::set_timer_slack_ns;
 use crate::process::error::{Context, Error, Result, check_long};
 use crate::process::image::{
     FrozenProcess, FrozenThread, IntervalTimer, Limit, PosixTimer, Process, Scheduling, SignalInfo,
@@ -69,6 +70,8 @@ pub(super) fn restore(
         }
         husk.run_in(Tracee { tid: *tid }, script)?;
         schedule(*tid, &thread.scheduling).context(|| format!("scheduling of thread {tid}"))?;
+        // A husk in a hurry has none.
+        set_timer_slack_ns(*tid, thread.timer_slack_ns);
     }
     Ok(())
 }

@@ -69,7 +69,7 @@ pub(super) fn read(
         credentials: credentials(&status, answer(4) as u32),
         scheduling: scheduling(tid).context(|| format!("scheduling of thread {tid}"))?,
         parent_death_signal: word(DEATH_SIGNAL) as i32,
-        timer_slack_ns: answer(3),
+        timer_slack_ns: timer_slack_ns(tid, answer(3)),
         personality: answer(5) as u32,
         io_priority: answer(6) as u32,
         machine_checks: answer(7) as u32,
@@ -107,6 +107,12 @@ fn rseq(tracee: Tracee) -> Result<Option<Rseq>> {
         bytes,
         signature,
     }))
+}
+
+/// A thread to which priority was lent said that it has none.
+fn timer_slack_ns(tid: i32, said: u64) -> u64 {
+    let look = || crate::priority::timer_slack_ns(tid);
+    if said == 0 { look().unwrap_or(0) } else { said }
 }
 
 fn name(pid: i32, tid: i32) -> Result<Vec<u8>> {

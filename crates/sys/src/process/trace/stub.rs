@@ -7,7 +7,7 @@ use super::super::error::{Error, Result, unexpected};
 use super::registers::NO_CALL;
 use super::sigframe;
 use super::{Memory, Registers, Stop, Tracee, wait_for};
-use crate::priority::{ORDINARY, is_ordinary, is_realtime, lend, take_back};
+use crate::priority::{Loan, ORDINARY, is_ordinary, is_realtime};
 use std::cell::Cell;
 use std::time::Duration;
 
@@ -208,11 +208,11 @@ impl Stub {
         }
         let back = [0, ORDINARY as u64, place];
         batch.alone = Some(Call::new(libc::SYS_sched_setscheduler, &back));
-        let lent = Cell::new(false);
-        let begin = || lent.set(lent.get() || lend(tracee.tid));
+        let loan = Cell::new(None);
+        let begin = || loan.set(loan.take().or_else(|| Loan::begin(tracee.tid)));
         let end = || {
-            if lent.take() {
-                take_back(tracee.tid);
+            if let Some(loan) = loan.take() {
+                loan.end();
             }
         };
         self.run_between(tracee, memory, &batch, (&begin, &end))
