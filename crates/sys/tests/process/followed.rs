@@ -141,7 +141,7 @@ fn migrate_ahead(tree: Tree, to: &Host) -> Result<(Tree, Link), Error> {
     acceptor.restorer.go()?;
     let link = Link::new(stopped, &missing, following)?;
     let moved = Tree {
-        root: moving::outer_pid(&acceptor.restorer, tree.root),
+        root: crate::pids::outer_pid(&acceptor.restorer, tree.root),
         host: to.clone(),
         restorer: Some(acceptor.restorer),
     };

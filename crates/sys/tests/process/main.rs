@@ -12,6 +12,7 @@ mod foreign;
 mod leftovers;
 mod measure;
 mod moving;
+mod pids;
 mod program;
 mod same;
 mod servers;

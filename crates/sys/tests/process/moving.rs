@@ -1,5 +1,6 @@
 //! Moving a tree between hosts, which here are network namespaces.
 
+use crate::pids::{outer_pid, wait_for_end};
 use holdfast_sys::priority::Hurry;
 use holdfast_sys::process::acceptor::{ClockOffsets, Restorer};
 use holdfast_sys::process::donor::{StoppedTree, Tracker};
@@ -200,10 +201,7 @@ pub fn migrate_until(tree: Tree, to: &Host, last: Step) -> Result<Left, Error> {
         return left(tree, Box::new((tracker, acceptor)));
     }
     let began = Instant::now();
-    let _hurry = to.hurries.then(|| Hurry::begin().expect("root may"));
-    if to.hurries {
-        acceptor.restorer.hurry()?;
-    }
+    let _hurry = acceptor.hurry()?;
     if last >= Step::Sockets {
         (to.reach)(false);
     }
@@ -337,6 +335,15 @@ pub struct Acceptor {
 }
 
 impl Acceptor {
+    /// Both sides are ahead of ordinary threads from now on, where moves to this host are.
+    fn hurry(&mut self) -> Result<Option<Hurry>, Error> {
+        if !self.host.hurries {
+            return Ok(None);
+        }
+        self.restorer.hurry()?;
+        Ok(Some(Hurry::begin().expect("root may")))
+    }
+
     /// Takes descriptors; the calling thread is back in `from` afterwards.
     pub fn descriptors(
         &mut self,
@@ -384,25 +391,4 @@ impl Acceptor {
 /// As it comes from another host.
 pub fn decoded<T: serde::Serialize + serde::de::DeserializeOwned>(value: &T) -> T {
     postcard::from_bytes(&postcard::to_stdvec(value).expect("coded")).expect("decoded")
-}
-
-/// What a process that was killed had open is closed a moment later.
-fn wait_for_end(pid: i32) {
-    crate::common::wait_for("the original's end", || {
-        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-        let state = stat.rsplit_once(") ").map_or("", |(_, rest)| rest);
-        state.is_empty() || state.starts_with(['Z', 'X'])
-    });
-}
-
-/// The root's PID as the test sees it: the restorer's first child; orphans of the tree come after it.
-pub fn outer_pid(restorer: &Restorer, before: i32) -> i32 {
-    let pid = restorer.pid();
-    let children =
-        std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).expect("children");
-    let children: Vec<i32> = children
-        .split_whitespace()
-        .map(|word| word.parse().expect("a PID"))
-        .collect();
-    *(children.first()).unwrap_or_else(|| panic!("{before} is gone"))
 }

@@ -239,16 +239,8 @@ fn thread_calls(pid: i32, tid: i32, thread: &FrozenThread, script: &mut Script) 
         libc::SYS_prctl,
         &[libc::PR_SET_NAME as u64, name, 0, 0, 0],
     );
-    script.attempt(
-        libc::SYS_prctl,
-        &[
-            libc::PR_SET_TIMERSLACK as u64,
-            thread.timer_slack_ns,
-            0,
-            0,
-            0,
-        ],
-    );
+    let slack = [libc::PR_SET_TIMERSLACK as u64, thread.timer_slack_ns];
+    script.attempt(libc::SYS_prctl, &slack);
     habits(thread, script);
     for info in &thread.pending {
         queue(script, info, |signal, at| {

@@ -1,0 +1,24 @@
+//! Processes of a tree by their PIDs.
+
+use holdfast_sys::process::acceptor::Restorer;
+
+/// What a process that was killed had open is closed a moment later.
+pub fn wait_for_end(pid: i32) {
+    crate::common::wait_for("the original's end", || {
+        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+        let state = stat.rsplit_once(") ").map_or("", |(_, rest)| rest);
+        state.is_empty() || state.starts_with(['Z', 'X'])
+    });
+}
+
+/// The root's PID as the test sees it: the restorer's first child; orphans of the tree come after it.
+pub fn outer_pid(restorer: &Restorer, before: i32) -> i32 {
+    let pid = restorer.pid();
+    let children =
+        std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).expect("children");
+    let children: Vec<i32> = children
+        .split_whitespace()
+        .map(|word| word.parse().expect("a PID"))
+        .collect();
+    *(children.first()).unwrap_or_else(|| panic!("{before} is gone"))
+}
