@@ -139,25 +139,25 @@ mod tests {
     #[test]
     fn an_unlisted_offender_is_found() {
         assert_eq!(
-            messages("", &[offender(70)]),
-            ["a.rs::f has 70 lines, the limit is 60"]
+            messages("", &[offender(170)]),
+            ["a.rs::f has 170 lines, the limit is 100"]
         );
     }
 
     #[test]
     fn a_listed_offender_passes_at_its_size_and_may_not_grow() {
-        let listed = "[functions]\n\"a.rs::f\" = 70\n";
-        assert!(messages(listed, &[offender(70)]).is_empty());
+        let listed = "[functions]\n\"a.rs::f\" = 170\n";
+        assert!(messages(listed, &[offender(170)]).is_empty());
         assert_eq!(
-            messages(listed, &[offender(71)]),
-            ["a.rs::f grew from 70 to 71 lines, the limit is 60"]
+            messages(listed, &[offender(171)]),
+            ["a.rs::f grew from 170 to 171 lines, the limit is 100"]
         );
     }
 
     #[test]
     fn an_offender_that_shrank_or_went_must_be_lowered() {
-        let listed = "[functions]\n\"a.rs::f\" = 70\n";
-        assert!(messages(listed, &[offender(69)])[0].contains("--ratchet"));
+        let listed = "[functions]\n\"a.rs::f\" = 170\n";
+        assert!(messages(listed, &[offender(169)])[0].contains("--ratchet"));
         assert!(messages(listed, &[])[0].contains("--ratchet"));
     }
 

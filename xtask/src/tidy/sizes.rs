@@ -5,9 +5,9 @@ use super::source::Source;
 use crate::tree::Tree;
 
 /// A file may have this many lines.
-pub const FILE_LINES_MAX: usize = 400;
+pub const FILE_LINES_MAX: usize = 800;
 /// A function may have this many lines, from its signature to its closing brace.
-pub const FUNCTION_LINES_MAX: usize = 60;
+pub const FUNCTION_LINES_MAX: usize = 100;
 
 /// What has a limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
