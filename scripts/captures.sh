@@ -25,12 +25,15 @@ run() {
     name=$(basename "$program")
     # Cargo adds a hyphen and a hash.
     name=$(basename "$PWD")/${name%-*}
-    if [[ -z ${HOLDFAST_CAPTURES:-} ]]; then
+    # Tests are listed without any traffic.
+    if [[ -z ${HOLDFAST_CAPTURES:-} || " $* " == *" --list "* ]]; then
         exec "$@"
     elif [[ " ${labs[*]} " == *" $name "* ]]; then
         HOLDFAST_CAPTURE=${name//\//-} exec "$@"
     elif [[ " ${captured[*]} " == *" $name "* ]]; then
-        exec unshare --net "$0" inside "$HOLDFAST_CAPTURES/${name//\//-}.pcap" "$@"
+        # Each test has a process and a capture of its own.
+        local test=${NEXTEST_TEST_NAME:-all}
+        exec unshare --net "$0" inside "$HOLDFAST_CAPTURES/${name//\//-}%${test//[^a-z0-9_]/-}.pcap" "$@"
     fi
     exec "$@"
 }
@@ -41,7 +44,7 @@ inside() {
     ip link set lo up
     # The kernel would show dozens of packets as one.
     ethtool -K lo tx-udp-segmentation off
-    tcpdump -i lo -U -B 65536 -Z root -w "$file" 'udp or ip proto 132 or ip6 proto 132' &
+    tcpdump -i lo --immediate-mode -U -B 65536 -Z root -w "$file" 'udp or ip proto 132 or ip6 proto 132' &
     capture=$!
     until [[ -s $file ]]; do
         if ! kill -0 "$capture" || ((SECONDS - begun > patience)); then
@@ -52,7 +55,7 @@ inside() {
     done
     "$@" || status=$?
     # Time for what is still in its buffer.
-    sleep 1
+    sleep 0.3
     kill -INT "$capture"
     wait "$capture" || status=1
     exit "$status"
@@ -62,7 +65,7 @@ check() {
     local folder=$1 file
     local names=("${captured[@]}" "${labs[@]}")
     for file in "$folder"/*.pcap; do
-        # A lab's is called NAME@LAB.HOST.pcap.
+        # Called NAME%TEST.pcap, and in a lab NAME@LAB.HOST.pcap.
         local ports=("${decode[@]}")
         [[ $file == *@* ]] && ports=("${decode_lab[@]}")
         [[ -e $file ]] || continue
@@ -74,7 +77,7 @@ check() {
         function count(list, parts) { return list == "" ? 0 : split(list, parts, ",") }
         {
             name = $1
-            sub(/@.*/, "", name)
+            sub(/[@%].*/, "", name)
             packets++
             sctp[name] += $8 != ""
             asap[name] += count($3)

@@ -32,6 +32,8 @@ kernel_min=6.12
 rust_min=1.88
 # Installed where Rust is missing: the release whose lints the checkout is clean under.
 rust_install=1.95.0
+# The newest that builds with `rust_min`.
+nextest_version=0.9.114
 
 stop() {
     printf 'x: %s\n' "$*" >&2
@@ -231,4 +233,16 @@ need_components() {
         say "installing the Rust component $component"
         rustup component add "$component" || stop "the Rust component $component is missing and rustup could not add it"
     done
+}
+
+# need_nextest: cargo-nextest runs the tests. Built once, without optimisation, and kept beside the builds of all checkouts.
+need_nextest() {
+    local folder=${XDG_CACHE_HOME:-$HOME/.cache}/holdfast/tools/nextest-$nextest_version
+    export PATH=$folder/bin:$PATH
+    [[ -x $folder/bin/cargo-nextest ]] && return
+    say "building cargo-nextest $nextest_version, which runs the tests, into $folder"
+    CARGO_TARGET_DIR=$folder/build CARGO_PROFILE_DEV_DEBUG=0 CARGO_INCREMENTAL=0 \
+        cargo install cargo-nextest --version "$nextest_version" --locked --quiet --no-default-features \
+        --features default-no-update --profile dev --root "$folder" || return
+    rm -rf "$folder/build"
 }

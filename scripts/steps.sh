@@ -6,6 +6,7 @@ passed=0
 failed=0
 failed_steps=()
 skipped_steps=()
+flaky_tests=()
 # A step ends with this status when the machine, not the project, keeps it from running.
 skip_status=77
 
@@ -25,6 +26,10 @@ step() {
     local failed_before=$failed status=0
     (cd "$root" && "$@") 2>&1 | tee "$log" || status=${PIPESTATUS[0]}
     count_tests "$log"
+    local line
+    while IFS= read -r line; do
+        flaky_tests+=("$line")
+    done < <(grep -a '^flaky: ' "$log")
     if ((status == skip_status)); then
         skipped_steps+=("$name")
     elif ((status)); then
@@ -45,28 +50,22 @@ count_tests() {
     done < <(grep -a '^test result: ' "$1")
 }
 
-# all_tests: those of the labs that wait most of their time beside all others. What they say comes in one piece, at the end.
+# all_tests: every test but those of `./x test-real`, with captures of programs that speak SCTP; then documentation's examples.
 all_tests() {
-    local beside=(faults moves bad_input) names others=(--lib --bins) name said stream status=0
-    local tests=(cargo test --locked --workspace --no-fail-fast
-        --config "target.'cfg(unix)'.runner=['$root/scripts/captures.sh', 'run']")
-    cargo test --locked --workspace --no-run || return
-    # Files, and folders with a main.rs, are programs.
-    mapfile -t names < <(printf '%s\n' {crates,examples}/*/tests/*.rs xtask/tests/*.rs {crates,examples}/*/tests/*/main.rs |
-        sed -E 's|/main\.rs$||; s|.*/||; s|\.rs$||' | sort -u)
-    for name in "${names[@]}"; do
-        [[ $name == '*' || " ${beside[*]} " == *" $name "* ]] || others+=(--test "$name")
-    done
-    said=$(mktemp "${TMPDIR:-/tmp}/holdfast-x.XXXXXX")
-    # shellcheck disable=SC2086 # names have no spaces
-    "${tests[@]}" ${beside[*]/#/--test } >"$said" 2>&1 &
-    stream=$!
-    "${tests[@]}" "${others[@]}" || status=$?
-    "${tests[@]}" --doc || status=$?
-    wait "$stream" || status=$?
-    cat "$said"
-    rm -f "$said"
+    local status=0
+    need_nextest || return
+    cargo xtask test --workspace --config "target.'cfg(unix)'.runner=['$root/scripts/captures.sh', 'run']" || status=$?
+    cargo test --locked --workspace --no-fail-fast --doc || status=$?
     return "$status"
+}
+
+# long_tests NAME...: the ignored tests of these programs.
+long_tests() {
+    need_nextest || return
+    # The whole workspace, as `./x test` does: what was built for that is used again.
+    cargo build --locked --workspace --bins || return
+    # shellcheck disable=SC2086 # names have no spaces
+    cargo xtask test --workspace ${*/#/--test } --run-ignored only --success-output final
 }
 
 # fuzz_step SECONDS: every program in fuzz/src/bin, as many at once as there are processors. Checks for overflow stay on.
@@ -91,6 +90,7 @@ summary() {
     for name in "${skipped_steps[@]+"${skipped_steps[@]}"}"; do
         printf 'skipped: %s\n' "$name"
     done
+    printf '%s\n' "${flaky_tests[@]+"${flaky_tests[@]}"}" | sed '/^$/d'
     for name in "${failed_steps[@]+"${failed_steps[@]}"}"; do
         printf 'failed: %s\n' "$name"
     done

@@ -1,12 +1,14 @@
 //! Workspace chores, run as `cargo xtask CHORE`.
 #![forbid(unsafe_code)]
 
+mod test_run;
 mod tidy;
 mod tree;
 
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
 
 use crate::tree::Tree;
 
@@ -15,6 +17,8 @@ Usage: cargo xtask CHORE
 
   tidy             check the arrows between crates, unsafe code, sizes, links and words
   tidy --ratchet   the same, after lowering the sizes in xtask/ratchet.toml to the present ones
+  test ARGUMENTS   run tests with cargo nextest, and once more, alone, those that only exceeded their time;
+                   ARGUMENTS choose them as for `cargo nextest run`: --workspace, --test NAME, --run-ignored only
 ";
 
 fn main() -> ExitCode {
@@ -33,12 +37,20 @@ fn run() -> Result<ExitCode> {
     match arguments.as_slice() {
         ["tidy"] => tidy(false),
         ["tidy", "--ratchet"] => tidy(true),
+        ["test", selection @ ..] => test_run::run(&checkout()?, selection),
         [] | ["help" | "-h" | "--help"] => {
             print!("{USAGE}");
             Ok(ExitCode::SUCCESS)
         }
         _ => bail!("no such chore: {}\n\n{USAGE}", arguments.join(" ")),
     }
+}
+
+/// The checkout's folder, by what `cargo run` says of this package.
+fn checkout() -> Result<PathBuf> {
+    let package = std::env::var_os("CARGO_MANIFEST_DIR").context("run this as `cargo xtask`")?;
+    let root = Path::new(&package).parent().map(Path::to_path_buf);
+    root.context("this package has no folder above it")
 }
 
 fn tidy(lower_ratchet: bool) -> Result<ExitCode> {

@@ -22,7 +22,7 @@ async fn serve(session: &Session, peer: &Peer) -> (Service, u32) {
 async fn accept(service: &Service) -> (Connection, Option<Vec<u8>>) {
     match timeout(PATIENCE, service.accept())
         .await
-        .expect("an arrival in time")
+        .expect("exceeded time: an arrival")
         .unwrap()
     {
         Arrival::New(connection) => (connection, None),
@@ -76,7 +76,7 @@ async fn a_connection_goes_and_comes_back() {
         });
         let destination = timeout(PATIENCE, connection.wait_asked())
             .await
-            .expect("asked in time");
+            .expect("exceeded time: asked");
         let leaving = tokio::spawn(connection.hand_off(destination, vec![round as u8]));
         peers = relay.await.unwrap();
         let (arrived, state) = accept(service).await;
@@ -163,7 +163,7 @@ async fn many_tasks_make_few_batches() {
         assert_eq!(
             timeout(PATIENCE, task)
                 .await
-                .expect("an end in time")
+                .expect("exceeded time: an end")
                 .unwrap()
                 .unwrap()
                 .to,

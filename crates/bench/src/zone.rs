@@ -154,7 +154,7 @@ impl Zone {
                 return Ok(());
             }
             if Instant::now() > deadline {
-                bail!("not every client had {turns} answers in {limit:?}");
+                bail!("exceeded time: not every client had {turns} answers in {limit:?}");
             }
             std::thread::sleep(Duration::from_millis(20));
         }

@@ -67,7 +67,7 @@ fn one_that_is_followed_is_told_when_it_has_changed() {
         assert_eq!(of(&told, 2), None, "nothing came for the second");
         match of(&told, 1) {
             Some(now) if now.rcv_nxt != first.rcv_nxt => break *now,
-            _ => assert!(since.elapsed() < PATIENCE, "it never came"),
+            _ => assert!(since.elapsed() < PATIENCE, "exceeded time: it never came"),
         }
     };
     assert_eq!(now.rcv_nxt.wrapping_sub(first.rcv_nxt), 5);

@@ -285,7 +285,10 @@ mod tests {
     fn until(is_so: impl Fn() -> bool) {
         let deadline = Instant::now() + Duration::from_secs(60);
         while !is_so() {
-            assert!(Instant::now() < deadline, "it takes too long");
+            assert!(
+                Instant::now() < deadline,
+                "exceeded time: it takes too long"
+            );
             thread::sleep(Duration::from_millis(1));
         }
     }

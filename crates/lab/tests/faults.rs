@@ -259,7 +259,7 @@ fn the_shared_link_address_reaches_every_node() {
         while watcher.try_wait().unwrap().is_none() {
             assert!(
                 std::time::Instant::now() < deadline,
-                "a node does not see frames to the shared address"
+                "exceeded time: a node does not see frames to the shared address"
             );
             socket.send_to(b"x", (service, 9)).unwrap();
             std::thread::sleep(Duration::from_millis(10));

@@ -156,7 +156,10 @@ fn wait_until_gone(lab: &Lab, pid: &str) {
         .status
         .success()
     {
-        assert!(Instant::now() < deadline, "process {pid} lives on");
+        assert!(
+            Instant::now() < deadline,
+            "exceeded time: process {pid} lives on"
+        );
     }
 }
 
@@ -258,7 +261,10 @@ fn nothing_is_left(name: &str) {
     let deadline = Instant::now() + Duration::from_secs(60);
     let folder = Path::new("/run/holdfast/lab").join(name);
     while folder.exists() || list().unwrap().iter().any(|(other, _)| other == name) {
-        assert!(Instant::now() < deadline, "something of {name} is left");
+        assert!(
+            Instant::now() < deadline,
+            "exceeded time: something of {name} is left"
+        );
         std::thread::sleep(Duration::from_millis(5));
     }
 }
@@ -334,7 +340,10 @@ fn an_owner_that_is_killed_leaves_nothing() {
             .is_ok_and(|stat| !stat.contains(") Z"))
     };
     while running() {
-        assert!(Instant::now() < deadline, "the host lives on");
+        assert!(
+            Instant::now() < deadline,
+            "exceeded time: the host lives on"
+        );
         std::thread::sleep(Duration::from_millis(5));
     }
     // Another test may be faster than this one.

@@ -64,7 +64,10 @@ impl Shell {
             if status.contains("State:\tT") {
                 return;
             }
-            assert!(since.elapsed() < PATIENCE, "it never stopped");
+            assert!(
+                since.elapsed() < PATIENCE,
+                "exceeded time: it never stopped"
+            );
             std::thread::sleep(Duration::from_millis(1));
         }
     }
@@ -76,7 +79,10 @@ impl Shell {
         // It may be seen in the old stop for a moment.
         let since = Instant::now();
         while !until(self.pid()) {
-            assert!(since.elapsed() < PATIENCE, "it never went on");
+            assert!(
+                since.elapsed() < PATIENCE,
+                "exceeded time: it never went on"
+            );
             std::thread::sleep(Duration::from_millis(1));
         }
         self.wait_until_stopped();

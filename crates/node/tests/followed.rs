@@ -63,7 +63,11 @@ impl Watch {
             if is_so(self) {
                 return;
             }
-            assert!(since.elapsed() < PATIENCE, "not yet: {:?}", self.sights);
+            assert!(
+                since.elapsed() < PATIENCE,
+                "exceeded time: not yet: {:?}",
+                self.sights
+            );
             std::thread::sleep(Duration::from_millis(1));
         }
     }
@@ -103,7 +107,10 @@ fn compare(address: &str) {
                 assert!(u128::from(elapsed) <= since.elapsed().as_millis() + 2);
                 break;
             }
-            assert!(since.elapsed() < PATIENCE, "{same_time:?} is not {taken:?}");
+            assert!(
+                since.elapsed() < PATIENCE,
+                "exceeded time: {same_time:?} is not {taken:?}"
+            );
         }
     }
 }
@@ -142,7 +149,10 @@ fn what_has_to_be_asked_is_not_seen() {
     let since = Instant::now();
     // An acknowledgement may still be due; then nothing changes any more.
     while !std::mem::take(&mut watch.sights).is_empty() {
-        assert!(since.elapsed() < PATIENCE, "told again and again");
+        assert!(
+            since.elapsed() < PATIENCE,
+            "exceeded time: told again and again"
+        );
         std::thread::sleep(Duration::from_millis(1));
         watch.look();
     }
@@ -183,7 +193,7 @@ fn what_was_not_read_is_there_to_be_read() {
         }
         assert!(
             since.elapsed() < PATIENCE,
-            "{with_bytes:?} is not {taken:?}"
+            "exceeded time: {with_bytes:?} is not {taken:?}"
         );
     }
     let mut bytes = [0; 6];

@@ -232,7 +232,7 @@ fn fill(mut stream: &TcpStream) {
 fn wait_for(mut condition: impl FnMut() -> bool) {
     let since = Instant::now();
     while !condition() {
-        assert!(since.elapsed() < PATIENCE, "it never came");
+        assert!(since.elapsed() < PATIENCE, "exceeded time: it never came");
         std::thread::sleep(Duration::from_millis(1));
     }
 }

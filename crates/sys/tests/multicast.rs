@@ -20,7 +20,7 @@ fn next(member: &mut Multicast) -> Vec<u8> {
         if let Some(announced) = member.receive().expect("a socket") {
             return announced.bytes.to_vec();
         }
-        assert!(Instant::now() < deadline, "no announce came");
+        assert!(Instant::now() < deadline, "exceeded time: no announce came");
         std::thread::yield_now();
     }
 }

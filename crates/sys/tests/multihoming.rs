@@ -66,7 +66,7 @@ impl Ours {
             if done(self, &events) {
                 return;
             }
-            assert!(Instant::now() < deadline, "in vain: {what}");
+            assert!(Instant::now() < deadline, "exceeded time: {what}");
         }
     }
 

@@ -58,7 +58,10 @@ fn until<T>(
         if let Some(found) = look(endpoint, &events) {
             return found;
         }
-        assert!(Instant::now() < deadline, "nothing happened in time");
+        assert!(
+            Instant::now() < deadline,
+            "exceeded time: nothing happened in time"
+        );
     }
 }
 

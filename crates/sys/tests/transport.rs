@@ -68,7 +68,10 @@ fn until<T>(sides: &mut [&mut Side], mut find: impl FnMut(&mut [&mut Side]) -> O
         if let Some(found) = find(sides) {
             return found;
         }
-        assert!(Instant::now() < deadline, "nothing happened in time");
+        assert!(
+            Instant::now() < deadline,
+            "exceeded time: nothing happened in time"
+        );
         for side in sides.iter_mut() {
             side.endpoint.flush().expect("flushed");
         }

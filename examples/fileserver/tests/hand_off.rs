@@ -223,7 +223,7 @@ fn uploads_go_on_wherever_they_are() {
             let first = response(&mut reader, true).1;
             let deadline = Instant::now() + PATIENCE;
             while moved.load(Ordering::Acquire) < 3 {
-                assert!(Instant::now() < deadline, "it does not move");
+                assert!(Instant::now() < deadline, "exceeded time: it does not move");
                 write!(client, "PUT /digest HTTP/1.1\r\nContent-Length: 1\r\n\r\nx").unwrap();
                 response(&mut reader, true);
             }

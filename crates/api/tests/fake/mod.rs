@@ -97,7 +97,7 @@ impl Peer {
         let packet = self
             .channel
             .receive()
-            .expect("a message in time")
+            .expect("exceeded time: a message")
             .expect("the session lives");
         (decode(&packet.bytes).unwrap(), packet.descriptors)
     }
@@ -105,7 +105,7 @@ impl Peer {
     /// Whether the session ended, after whatever it had to say.
     pub fn hear_the_end(&self) -> Vec<ToDaemon> {
         let mut said = Vec::new();
-        while let Some(packet) = self.channel.receive().expect("an end in time") {
+        while let Some(packet) = self.channel.receive().expect("exceeded time: an end") {
             said.push(decode(&packet.bytes).unwrap());
         }
         said

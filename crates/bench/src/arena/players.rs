@@ -119,7 +119,10 @@ impl Players {
                 return Ok(());
             }
             if Instant::now() > deadline {
-                bail!("after {limit:?} {playing} of {} play", phases.len());
+                bail!(
+                    "exceeded time: after {limit:?} {playing} of {} play",
+                    phases.len()
+                );
             }
             sleep(Duration::from_millis(20));
         }

@@ -60,7 +60,10 @@ fn wait(cluster: &Cluster, lacks: impl Fn(&Status) -> Option<String>) -> Result<
                 bail!("{} on {} has ended", program.name(), program.host());
             }
             if Instant::now() > deadline {
-                bail!("after {} s, {node} {problem}", LIMIT.as_secs());
+                bail!(
+                    "exceeded time: after {} s, {node} {problem}",
+                    LIMIT.as_secs()
+                );
             }
             sleep(Duration::from_millis(10));
         }

@@ -151,7 +151,7 @@ fn find(
         }
         if Instant::now() > deadline {
             bail!(
-                "n1 does not know the client's connection after {} s",
+                "exceeded time: n1 does not know the client's connection after {} s",
                 LIMIT.as_secs()
             );
         }

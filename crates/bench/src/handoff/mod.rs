@@ -160,7 +160,7 @@ fn hand_over(cluster: &Cluster, pool: &str, from: &str, to: &str, drain: Drain) 
             break;
         }
         if since.elapsed() > PATIENCE {
-            bail!("the handoff from {from} to {to} did not end in {PATIENCE:?}");
+            bail!("exceeded time: the handoff from {from} to {to} did not end in {PATIENCE:?}");
         }
         std::thread::sleep(Duration::from_millis(10));
     }

@@ -169,7 +169,7 @@ impl Group {
                 return Ok(found);
             }
             if since.elapsed() > PATIENCE {
-                let error = anyhow::anyhow!("waited {PATIENCE:?} until {what}");
+                let error = anyhow::anyhow!("exceeded time: waited {PATIENCE:?} until {what}");
                 return Err(self.cluster.with_logs(error));
             }
             std::thread::sleep(LOOK);

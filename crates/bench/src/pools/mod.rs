@@ -248,7 +248,7 @@ association_retransmissions = 3
                 return Ok(found);
             }
             if Instant::now() > deadline {
-                bail!("in vain: {what}\n{}", self.logs());
+                bail!("exceeded time: {what}\n{}", self.logs());
             }
             sleep(LOOK);
         }

@@ -184,7 +184,7 @@ impl Scene {
     fn until(&self, what: &str, mut is_so: impl FnMut() -> Result<bool>) -> Result<()> {
         let deadline = Instant::now() + PATIENCE;
         while !is_so().with_context(|| format!("while waiting until {what}"))? {
-            ensure!(Instant::now() < deadline, "in vain: {what}");
+            ensure!(Instant::now() < deadline, "exceeded time: {what}");
             std::thread::sleep(LOOK);
         }
         Ok(())

@@ -241,7 +241,10 @@ impl Client {
         let deadline = Instant::now() + PATIENCE;
         let (mut asked, mut up) = (0, 0);
         while up < load.associations {
-            ensure!(Instant::now() < deadline, "associations do not come up");
+            ensure!(
+                Instant::now() < deadline,
+                "exceeded time: associations do not come up"
+            );
             // A few at a time: what is lost comes only after a timeout.
             while asked < load.associations && asked < up + 64 {
                 let assoc = client.endpoint.connect_apart(&[server], encapsulation)?;

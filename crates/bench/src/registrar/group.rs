@@ -160,7 +160,7 @@ impl Group {
         while up < args.count {
             ensure!(
                 Instant::now() < deadline,
-                "no association with {} within a minute",
+                "exceeded time: no association with {} within a minute",
                 args.server
             );
             while self.associations.len() < args.count.min(up + WINDOW) {
@@ -223,7 +223,10 @@ impl Group {
         let deadline = Instant::now() + PATIENCE;
         while self.unanswered > missing {
             let late = self.unanswered;
-            ensure!(Instant::now() < deadline, "{late} requests without answer");
+            ensure!(
+                Instant::now() < deadline,
+                "exceeded time: {late} requests without answer"
+            );
             self.wait(Some(deadline))?;
             self.take()?;
         }

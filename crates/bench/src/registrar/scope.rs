@@ -244,7 +244,10 @@ fn wait(
     let deadline = Instant::now() + PATIENCE;
     for registrar in registrars {
         while !is_so(registrar)? {
-            ensure!(Instant::now() < deadline, "{in_vain}: {registrar:?}");
+            ensure!(
+                Instant::now() < deadline,
+                "exceeded time: {in_vain}: {registrar:?}"
+            );
             sleep(Duration::from_millis(10));
         }
     }
@@ -281,7 +284,10 @@ impl Registrar {
                     "a registrar has ended: {error}"
                 ),
             }
-            ensure!(Instant::now() < deadline, "a registrar does not get ready");
+            ensure!(
+                Instant::now() < deadline,
+                "exceeded time: a registrar does not get ready"
+            );
             sleep(Duration::from_millis(5));
         }
     }

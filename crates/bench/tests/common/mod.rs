@@ -165,7 +165,10 @@ impl World {
             if status.summary.state == HandoffState::Finished {
                 return status;
             }
-            assert!(Instant::now() < deadline, "it does not end: {status:#?}");
+            assert!(
+                Instant::now() < deadline,
+                "exceeded time: it does not end: {status:#?}"
+            );
             std::thread::sleep(Duration::from_millis(10));
         }
     }
@@ -234,7 +237,10 @@ impl World {
 pub fn eventually(what: &str, mut is_so: impl FnMut() -> bool) {
     let deadline = Instant::now() + PATIENCE;
     while !is_so() {
-        assert!(Instant::now() < deadline, "not within {PATIENCE:?}: {what}");
+        assert!(
+            Instant::now() < deadline,
+            "exceeded time: not within {PATIENCE:?}: {what}"
+        );
         std::thread::sleep(Duration::from_millis(10));
     }
 }

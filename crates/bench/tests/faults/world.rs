@@ -166,7 +166,7 @@ impl World {
                 bail!("broken: {} ({problem})", broken.join(", "));
             }
             if Instant::now() > deadline {
-                bail!("after {PATIENCE:?}: {problem}");
+                bail!("exceeded time: after {PATIENCE:?}: {problem}");
             }
             std::thread::sleep(LOOK);
         }

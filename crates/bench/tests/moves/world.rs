@@ -301,7 +301,7 @@ impl World {
     ) -> Result<()> {
         let began = Instant::now();
         while !condition()? {
-            ensure!(began.elapsed() < limit, "{else_what}");
+            ensure!(began.elapsed() < limit, "exceeded time: {else_what}");
             std::thread::sleep(LOOK);
         }
         Ok(())

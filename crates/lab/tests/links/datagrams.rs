@@ -73,7 +73,7 @@ pub fn settled_after(lab: &Lab, entered: u64) -> PathCounters {
     while last.link.entered < entered || last.link.inside > 0 || same < 25 {
         assert!(
             Instant::now() < deadline,
-            "the link does not come to rest: {last:?}"
+            "exceeded time: the link does not come to rest: {last:?}"
         );
         thread::sleep(Duration::from_millis(20));
         let seen = up(lab);
@@ -116,7 +116,11 @@ pub fn received(receiver: &UdpSocket, count: usize) -> Vec<u32> {
 pub fn entered(lab: &Lab, count: u64) {
     let deadline = Instant::now() + Duration::from_secs(60);
     while up(lab).link.entered < count {
-        assert!(Instant::now() < deadline, "not all enter: {:?}", up(lab));
+        assert!(
+            Instant::now() < deadline,
+            "exceeded time: not all enter: {:?}",
+            up(lab)
+        );
         thread::sleep(Duration::from_millis(5));
     }
 }

@@ -23,7 +23,10 @@ impl Capture {
         let capture = Self(tcpdump.spawn().expect("the program tcpdump"));
         let deadline = Instant::now() + PATIENCE;
         while std::fs::metadata(&file).map_or(0, |file| file.len()) == 0 {
-            assert!(Instant::now() < deadline, "tcpdump does not begin");
+            assert!(
+                Instant::now() < deadline,
+                "exceeded time: tcpdump does not begin"
+            );
             std::thread::sleep(Duration::from_millis(20));
         }
         Some(capture)

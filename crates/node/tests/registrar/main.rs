@@ -27,7 +27,7 @@ fn until<T>(host: &mut Host, what: &str, mut look: impl FnMut(&mut Host) -> Opti
         if let Some(found) = look(host) {
             return found;
         }
-        assert!(Instant::now() < deadline, "in vain: {what}");
+        assert!(Instant::now() < deadline, "exceeded time: {what}");
     }
 }
 

@@ -26,7 +26,7 @@ fn until<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
         if let Some(found) = look() {
             return found;
         }
-        assert!(Instant::now() < deadline, "in vain: {what}");
+        assert!(Instant::now() < deadline, "exceeded time: {what}");
         std::thread::sleep(Duration::from_millis(20));
     }
 }

@@ -97,7 +97,7 @@ impl Honest {
             if let Some(found) = look(&mut self.host) {
                 return found;
             }
-            assert!(Instant::now() < deadline, "in vain: {what}");
+            assert!(Instant::now() < deadline, "exceeded time: {what}");
         }
     }
 
@@ -161,7 +161,10 @@ impl Honest {
 fn ready(daemon: &Daemon) {
     let deadline = Instant::now() + PATIENCE;
     while !daemon.status().is_some_and(|status| status.ready) {
-        assert!(Instant::now() < deadline, "no registrar that serves");
+        assert!(
+            Instant::now() < deadline,
+            "exceeded time: no registrar that serves"
+        );
         std::thread::sleep(Duration::from_millis(20));
     }
 }

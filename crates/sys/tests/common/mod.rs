@@ -230,7 +230,7 @@ pub fn exchange(from: &mut TcpStream, to: &mut TcpStream, bytes: &[u8]) {
 pub fn wait_for(what: &str, mut done: impl FnMut() -> bool) {
     let start = Instant::now();
     while !done() {
-        assert!(start.elapsed() < PATIENCE, "waited in vain for: {what}");
+        assert!(start.elapsed() < PATIENCE, "exceeded time: {what}");
         std::thread::sleep(Duration::from_millis(1));
     }
 }

@@ -138,7 +138,11 @@ fn what_cannot_move_is_named() {
         };
         let began = Instant::now();
         while !named() {
-            assert!(began.elapsed() < LIMIT, "{case}: {:?}", inspect(root));
+            assert!(
+                began.elapsed() < LIMIT,
+                "exceeded time: {case}: {:?}",
+                inspect(root)
+            );
             std::thread::sleep(Duration::from_millis(5));
         }
         let report = inspect(root).expect("looks");
@@ -165,7 +169,7 @@ fn a_connection_over_loopback_with_an_end_outside_is_named() {
             if !report.halved.is_empty() {
                 break report;
             }
-            assert!(began.elapsed() < LIMIT, "{case}: {report:?}");
+            assert!(began.elapsed() < LIMIT, "exceeded time: {case}: {report:?}");
             std::thread::sleep(Duration::from_millis(5));
         };
         assert_eq!((report.blockers.len(), report.halved.len()), (0, 1));

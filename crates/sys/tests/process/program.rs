@@ -169,7 +169,10 @@ impl Program {
                 panic!("the program says: {verdict}");
             }
             if began.elapsed() >= LIMIT {
-                panic!("the program does not go on: {}", self.original());
+                panic!(
+                    "exceeded time: the program does not go on: {}",
+                    self.original()
+                );
             }
             std::thread::sleep(Duration::from_millis(2));
         }

@@ -19,7 +19,7 @@ pub fn stop(root: i32) -> Vec<i32> {
     while !tree(root).expect("a tree").iter().all(|pid| stands(*pid)) {
         assert!(
             began.elapsed() < Duration::from_secs(60),
-            "it does not stop"
+            "exceeded time: it does not stop"
         );
         std::thread::sleep(Duration::from_millis(1));
         looks += 1;
@@ -46,7 +46,7 @@ pub fn go_on(root: i32, stood: &[i32]) {
     while !tree(root).expect("a tree").iter().all(stands) {
         assert!(
             began.elapsed() < Duration::from_secs(60),
-            "it is not stopped any more"
+            "exceeded time: it is not stopped any more"
         );
         std::thread::sleep(Duration::from_millis(1));
     }

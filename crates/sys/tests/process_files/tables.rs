@@ -39,7 +39,10 @@ fn processes_that_share_a_table_have_one() {
     let deadline = Instant::now() + Duration::from_secs(60);
     let status = format!("/proc/{}/status", pids[2]);
     while !std::fs::read_to_string(&status).is_ok_and(|text| text.contains("State:\tT")) {
-        assert!(Instant::now() < deadline, "the child does not stop");
+        assert!(
+            Instant::now() < deadline,
+            "exceeded time: the child does not stop"
+        );
         std::thread::sleep(Duration::from_millis(1));
     }
     let saved = donor.save();

@@ -179,7 +179,7 @@ impl Lab {
 pub fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
     let start = std::time::Instant::now();
     while !condition() {
-        assert!(start.elapsed().as_secs() < 60, "timed out: {what}");
+        assert!(start.elapsed().as_secs() < 60, "exceeded time: {what}");
         std::thread::sleep(std::time::Duration::from_millis(5));
     }
 }

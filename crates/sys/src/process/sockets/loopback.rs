@@ -249,7 +249,10 @@ mod tests {
         std::io::copy(&mut reader, &mut std::io::sink()).expect("read to the end");
         let began = Instant::now();
         while only(&[here]).is_some() {
-            assert!(began.elapsed() < Duration::from_secs(60), "it came");
+            assert!(
+                began.elapsed() < Duration::from_secs(60),
+                "exceeded time: it came"
+            );
             std::thread::sleep(Duration::from_millis(1));
         }
     }

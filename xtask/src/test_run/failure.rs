@@ -1,0 +1,105 @@
+//! Why a test failed: its time was exceeded, or its result was wrong.
+
+/// What a test that waited in vain says, at the beginning of its message.
+const EXCEEDED_TIME: &str = "exceeded time:";
+/// How nextest's report names a test that it ended.
+const TIMEOUT: &str = "test timeout";
+
+/// A failed test: nextest's name for the kind of failure, and all the test printed.
+#[derive(Debug, Clone)]
+pub struct Failure {
+    kind: String,
+    output: String,
+}
+
+impl Failure {
+    pub fn new(kind: &str, output: &str) -> Failure {
+        Failure {
+            kind: kind.to_owned(),
+            output: output.to_owned(),
+        }
+    }
+
+    /// Everything the test printed.
+    pub fn output(&self) -> &str {
+        &self.output
+    }
+
+    /// Whether nothing but time was the matter: nextest ended the test, or every panic and error it reports says so.
+    pub fn is_exceeded_time(&self) -> bool {
+        let reports = reports(&self.output);
+        let all_late = reports.iter().all(|report| report.contains(EXCEEDED_TIME));
+        all_late && (self.kind == TIMEOUT || !reports.is_empty())
+    }
+}
+
+/// The message of each panic, and the error that a test returned.
+fn reports(output: &str) -> Vec<String> {
+    let mut reports: Vec<String> = Vec::new();
+    let mut inside = false;
+    for line in output.lines() {
+        let is_panic = line.starts_with("thread '") && line.contains("panicked at");
+        if is_panic || line.starts_with("Error: ") {
+            reports.push(String::new());
+            inside = true;
+        } else if line.starts_with("note: run with") || line.starts_with("stack backtrace:") {
+            inside = false;
+        }
+        if let (true, Some(report)) = (inside, reports.last_mut()) {
+            report.push_str(line);
+            report.push('\n');
+        }
+    }
+    reports
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn is_late(kind: &str, output: &str) -> bool {
+        Failure::new(kind, output).is_exceeded_time()
+    }
+
+    #[test]
+    fn test_that_nextest_ended_is_late() {
+        assert!(is_late(TIMEOUT, "running 1 test\n"));
+        assert!(is_late(TIMEOUT, ""));
+    }
+
+    #[test]
+    fn wrong_result_before_the_end_of_time_is_wrong() {
+        let output = "thread 'client' (8) panicked at c.rs:3:1:\nreset by peer\n";
+        assert!(!is_late(TIMEOUT, output));
+    }
+
+    #[test]
+    fn panic_is_late_by_its_message_alone() {
+        let late = "thread 'main' (8) panicked at c.rs:3:1:\nexceeded time: no answer\n\
+                    note: run with `RUST_BACKTRACE=1` to display a backtrace\n";
+        assert!(is_late("test failure", late));
+        let wrong = "thread 'main' (8) panicked at c.rs:3:1:\nassertion failed\n\
+                     note: run with `RUST_BACKTRACE=1` to display a backtrace\nexceeded time: elsewhere\n";
+        assert!(!is_late("test failure", wrong));
+    }
+
+    #[test]
+    fn one_wrong_report_among_late_ones_is_wrong() {
+        let both = "thread 'a' (8) panicked at c.rs:3:1:\n127 wrong bytes\n\
+                    thread 'main' (7) panicked at c.rs:9:1:\nexceeded time: no answer\n";
+        assert!(!is_late("test failure", both));
+    }
+
+    #[test]
+    fn returned_error_is_late_by_its_causes() {
+        let output =
+            "Error: move it to n2\n\nCaused by:\n    exceeded time: waited 60s until it moves\n";
+        assert!(is_late("test failure", output));
+        assert!(!is_late("test failure", "Error: move it to n2\n"));
+    }
+
+    #[test]
+    fn failure_without_a_report_is_wrong() {
+        assert!(!is_late("test failure", "killed by a signal\n"));
+    }
+}

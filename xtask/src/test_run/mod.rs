@@ -1,0 +1,225 @@
+//! The test run: `cargo nextest`, then a second pass for tests that exceeded their time.
+//!
+//! A test that fails for any other reason fails the run at once: a wrong byte, a reset or a second owner is no less wrong
+//! because it is rare. A test that only waited too long runs again, alone. If it passes then, the run names it as flaky.
+
+mod failure;
+mod report;
+
+use std::path::Path;
+use std::process::{Command, ExitCode};
+
+use anyhow::{Context, Result, bail, ensure};
+
+use self::failure::Failure;
+use self::report::{Report, TestCase};
+
+/// Number of flaky tests that a run may have and still pass.
+const FLAKY_MAX: usize = 3;
+/// Number of tests in the list of the slowest.
+const SLOWEST: usize = 20;
+/// Where nextest writes its report, relative to the checkout (`store.dir` and `junit.path` in `.config/nextest.toml`).
+const REPORT: &str = "target/nextest/default/junit.xml";
+
+/// Result of both passes.
+#[derive(Debug, Default)]
+struct Outcome {
+    passed: usize,
+    failed: Vec<String>,
+    flaky: Vec<String>,
+}
+
+/// Runs the tests that `selection` names (`--workspace`, `--test NAME`, …; no `-E`, which the second pass sets itself).
+///
+/// # Errors
+///
+/// When nextest cannot build or list the tests, or writes no report.
+pub fn run(root: &Path, selection: &[&str]) -> Result<ExitCode> {
+    let first = pass(root, selection, &[])?;
+    print_slowest(&first);
+    let outcome = judge(first, |names| {
+        let filter = names
+            .iter()
+            .map(|test| format!("(binary_id(={}) & test(={}))", test.binary, test.name))
+            .collect::<Vec<_>>()
+            .join(" | ");
+        println!(
+            "\nsecond pass, one test at a time: {} exceeded their time",
+            names.len()
+        );
+        pass(root, selection, &["--test-threads", "1", "-E", &filter])
+    })?;
+    Ok(print_outcome(&outcome))
+}
+
+/// Runs nextest once and reads its report.
+fn pass(root: &Path, selection: &[&str], more: &[&str]) -> Result<Report> {
+    let report = root.join(REPORT);
+    if report.exists() {
+        std::fs::remove_file(&report).with_context(|| format!("remove {}", report.display()))?;
+    }
+    let status = Command::new("cargo")
+        .args(["nextest", "run", "--locked", "--no-fail-fast"])
+        .args(selection)
+        .args(more)
+        .current_dir(root)
+        .status()
+        .context("run cargo nextest; `./x test` installs it")?;
+    // Exit status 100: tests failed; 4: no tests matched (nextest's `NextestExitCode`).
+    ensure!(
+        status.success() || status.code() == Some(100),
+        "cargo nextest: {status}"
+    );
+    let text = std::fs::read_to_string(&report)
+        .with_context(|| format!("read nextest's report {}", report.display()))?;
+    Report::parse(&text)
+}
+
+/// Sorts the first pass's failures, and runs again those that only exceeded their time.
+fn judge(first: Report, run_again: impl FnOnce(&[TestCase]) -> Result<Report>) -> Result<Outcome> {
+    let mut outcome = Outcome::default();
+    let mut late = Vec::new();
+    for test in first.tests {
+        match &test.failure {
+            None => outcome.passed += 1,
+            Some(failure) if failure.is_exceeded_time() => late.push(test),
+            Some(_) => outcome.failed.push(test.title()),
+        }
+    }
+    if late.is_empty() {
+        return Ok(outcome);
+    }
+    let again = run_again(&late)?;
+    for test in late {
+        let second = again
+            .tests
+            .iter()
+            .find(|found| found.binary == test.binary && found.name == test.name);
+        let Some(second) = second else {
+            bail!("{} did not run in the second pass", test.title());
+        };
+        if second.failure.is_some() {
+            outcome.failed.push(test.title());
+        } else {
+            println!("\nfirst output of {}:", test.title());
+            println!("{}", test.failure.as_ref().map_or("", Failure::output));
+            outcome.passed += 1;
+            outcome.flaky.push(test.title());
+        }
+    }
+    Ok(outcome)
+}
+
+fn print_slowest(report: &Report) {
+    let mut tests: Vec<&TestCase> = report.tests.iter().collect();
+    tests.sort_by(|a, b| b.seconds.total_cmp(&a.seconds));
+    println!("\nslowest tests:");
+    for test in tests.iter().take(SLOWEST) {
+        println!("{:8.1} s  {}", test.seconds, test.title());
+    }
+}
+
+/// Prints the lines that `./x` counts: `flaky: NAME`, and cargo's `test result:`.
+fn print_outcome(outcome: &Outcome) -> ExitCode {
+    let too_many = outcome.flaky.len() > FLAKY_MAX;
+    println!();
+    for name in &outcome.failed {
+        println!("failed test: {name}");
+    }
+    for name in &outcome.flaky {
+        println!("flaky: {name} exceeded its time and passed alone");
+    }
+    if too_many {
+        println!(
+            "{} tests are flaky, a run may have {FLAKY_MAX}",
+            outcome.flaky.len()
+        );
+    }
+    let good = outcome.failed.is_empty() && !too_many;
+    println!(
+        "test result: {}. {} passed; {} failed; 0 ignored; 0 measured; 0 filtered out",
+        if good { "ok" } else { "FAILED" },
+        outcome.passed,
+        outcome.failed.len()
+    );
+    if good {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn test(name: &str, failure: Option<&str>) -> TestCase {
+        TestCase {
+            binary: "holdfast-bench::moves".into(),
+            name: name.into(),
+            seconds: 1.0,
+            failure: failure.map(|output| Failure::new("test failure", output)),
+        }
+    }
+
+    const LATE: &str = "thread 'a' (7) panicked at a.rs:1:1:\nexceeded time: no answer\n";
+    const WRONG: &str = "thread 'a' (7) panicked at a.rs:1:1:\n127 wrong bytes\n";
+
+    #[test]
+    fn late_test_that_passes_alone_is_flaky() {
+        let first = Report {
+            tests: vec![test("a", Some(LATE)), test("b", None)],
+        };
+        let outcome = judge(first, |late| {
+            assert_eq!(late.len(), 1);
+            Ok(Report {
+                tests: vec![test("a", None)],
+            })
+        })
+        .unwrap();
+        assert_eq!(outcome.passed, 2);
+        assert_eq!(outcome.flaky, ["holdfast-bench::moves a"]);
+        assert!(outcome.failed.is_empty());
+    }
+
+    #[test]
+    fn wrong_result_is_not_run_again() {
+        let first = Report {
+            tests: vec![test("a", Some(WRONG))],
+        };
+        let outcome = judge(first, |_| panic!("no second pass")).unwrap();
+        assert_eq!(outcome.failed, ["holdfast-bench::moves a"]);
+    }
+
+    #[test]
+    fn test_that_is_late_twice_fails() {
+        let first = Report {
+            tests: vec![test("a", Some(LATE))],
+        };
+        let second = Report {
+            tests: vec![test("a", Some(LATE))],
+        };
+        let outcome = judge(first, |_| Ok(second)).unwrap();
+        assert_eq!(outcome.failed.len(), 1);
+        assert!(outcome.flaky.is_empty());
+    }
+
+    #[test]
+    fn test_missing_from_the_second_pass_is_an_error() {
+        let first = Report {
+            tests: vec![test("a", Some(LATE))],
+        };
+        assert!(judge(first, |_| Ok(Report::default())).is_err());
+    }
+
+    #[test]
+    fn more_than_three_flaky_tests_fail_the_run() {
+        let mut outcome = Outcome {
+            flaky: vec!["x".into(); FLAKY_MAX],
+            ..Outcome::default()
+        };
+        assert_eq!(print_outcome(&outcome), ExitCode::SUCCESS);
+        outcome.flaky.push("x".into());
+        assert_eq!(print_outcome(&outcome), ExitCode::FAILURE);
+    }
+}
