@@ -77,6 +77,11 @@ impl Loan {
         lent.then_some(Loan { tid, slack_ns })
     }
 
+    /// What the thread's timer slack was, nanoseconds.
+    pub(crate) fn slack_ns(&self) -> Option<u64> {
+        self.slack_ns
+    }
+
     /// Takes back what was lent.
     pub(crate) fn end(self) {
         let parameters = libc::sched_param { sched_priority: 0 };

@@ -159,6 +159,12 @@ fn a_tree_moves() {
     there_and_back("tree");
 }
 
+/// More threads than are asked at the same time, and in each process some that are born while it is being stopped.
+#[test]
+fn many_processes_and_threads_move() {
+    goes_there_and_back(Program::start_with("crowd", &["3", "40"]));
+}
+
 /// What a tracer in a hurry lends to threads for its calls it takes back.
 #[test]
 fn threads_keep_their_priority() {

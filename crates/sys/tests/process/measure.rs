@@ -20,15 +20,43 @@ fn a_freeze() {
     for idle in [0, CONNECTIONS] {
         let runs: Vec<Steps> = (0..RUNS).map(|_| run(idle)).collect();
         println!("{idle} connections and 24 other descriptors, median and maximum of {RUNS}:");
-        for (at, (name, _)) in runs[0].0.iter().enumerate() {
-            let mut times: Vec<Duration> = runs.iter().map(|steps| steps.0[at].1).collect();
-            times.sort();
-            println!(
-                "  {name:<44} {:>10.0?} {:>10.0?}",
-                times[RUNS / 2],
-                times[RUNS - 1]
-            );
-        }
+        print_steps(&runs);
+    }
+}
+
+/// Trees like that of a server with a process for each session, of one with a thread for each, and of one with as many mappings
+/// as a process may have.
+#[test]
+#[ignore = "measures, and says nothing about right or wrong"]
+fn a_freeze_of_many() {
+    for (what, of) in [
+        ("27 processes", ["27", "1", "0"]),
+        ("300 threads", ["1", "300", "0"]),
+        ("65,000 mappings", ["1", "1", "65000"]),
+    ] {
+        let runs: Vec<Steps> = (0..RUNS).map(|_| run_many(&of)).collect();
+        println!("{what}, median and maximum of {RUNS}:");
+        print_steps(&runs);
+    }
+}
+
+fn run_many(of: &[&str]) -> Steps {
+    let program = Program::start_with("crowd", of);
+    program.goes_on();
+    let pid = program.pid();
+    let moving = move || move_measured(pid, &Host::own(), &Host::new());
+    std::thread::spawn(moving).join().expect("moves")
+}
+
+fn print_steps(runs: &[Steps]) {
+    for (at, (name, _)) in runs[0].0.iter().enumerate() {
+        let mut times: Vec<Duration> = runs.iter().map(|steps| steps.0[at].1).collect();
+        times.sort();
+        println!(
+            "  {name:<44} {:>10.0?} {:>10.0?}",
+            times[times.len() / 2],
+            times[times.len() - 1]
+        );
     }
 }
 

@@ -3,10 +3,10 @@
 use super::husk::Husk;
 use super::plan::Restoration;
 use crate::priority::{Hurry, Loan, hurry_husk, is_realtime};
-use crate::process::donor::remove_stub;
+use crate::process::donor::{LoneCall, call_instruction, call_instruction_in};
 use crate::process::error::{Error, Result};
 use crate::process::files::image::LockHolder;
-use crate::process::image::{Frozen, FrozenProcess};
+use crate::process::image::{Backing, Frozen, FrozenProcess, Mapping};
 use crate::process::procfs;
 use crate::process::trace::Tracee;
 
@@ -65,9 +65,17 @@ impl Restoration {
 
     /// Gives all threads their registers. Nothing runs.
     fn prepare_all(&self, frozen: &Frozen) -> Result<()> {
-        for (husk, state) in self.husks.iter().zip(&frozen.processes) {
-            if let (Some(husk), Some(state)) = (husk, state) {
-                prepare(husk, state)?;
+        let pairs = self.husks.iter().zip(&frozen.processes);
+        let living: Vec<(&Husk, &FrozenProcess)> = pairs
+            .filter_map(|(husk, state)| husk.as_ref().zip(state.as_ref()))
+            .collect();
+        remove_stubs(living.iter().map(|(husk, _)| *husk))?;
+        for (husk, state) in living {
+            for (tid, thread) in husk.threads.iter().zip(&state.threads) {
+                let tracee = Tracee { tid: *tid };
+                tracee.set_registers(&thread.registers)?;
+                tracee.set_extended(&thread.extended)?;
+                tracee.set_mask(thread.mask)?;
             }
         }
         Ok(())
@@ -82,20 +90,46 @@ impl Restoration {
     }
 }
 
-fn prepare(husk: &Husk, state: &FrozenProcess) -> Result<()> {
-    let lines = procfs::mappings(husk.pid)?;
-    // It has the priority of its process by now, and steps once more.
-    let loan = is_realtime().then(|| Loan::begin(husk.pid)).flatten();
-    let removed = remove_stub(&husk.stub, husk.first(), &lines, &husk.memory);
-    if let Some(loan) = loan {
-        loan.end();
+/// Takes the stubs out of all husks at the same time.
+fn remove_stubs<'a>(husks: impl Iterator<Item = &'a Husk>) -> Result<()> {
+    let lends = is_realtime();
+    let (mut begun, mut outcome) = (Vec::new(), Ok(()));
+    for husk in husks {
+        let call = call_instruction_of(husk).and_then(|gadget| {
+            // It has the priority of its process by now, and steps once more.
+            let loan = lends.then(|| Loan::begin(husk.pid)).flatten();
+            match LoneCall::remove(&husk.stub, husk.first(), gadget) {
+                Ok(call) => Ok((call, loan)),
+                Err(error) => {
+                    loan.into_iter().for_each(Loan::end);
+                    Err(error)
+                }
+            }
+        });
+        match call {
+            Ok(call) => begun.push(call),
+            Err(error) => {
+                outcome = Err(error);
+                break;
+            }
+        }
     }
-    removed?;
-    for (tid, thread) in husk.threads.iter().zip(&state.threads) {
-        let tracee = Tracee { tid: *tid };
-        tracee.set_registers(&thread.registers)?;
-        tracee.set_extended(&thread.extended)?;
-        tracee.set_mask(thread.mask)?;
+    for (call, loan) in begun {
+        let removed = call.finish().map(drop);
+        loan.into_iter().for_each(Loan::end);
+        outcome = outcome.and(removed);
     }
-    Ok(())
+    outcome
+}
+
+/// Where in a husk the instruction `syscall` is. The kernel's code has it; what else is mapped is only asked for where that is
+/// not so.
+fn call_instruction_of(husk: &Husk) -> Result<u64> {
+    let is_code = |of: &&Mapping| matches!(&of.backing, Backing::Kernel(name) if name == "[vdso]");
+    let code = husk.mappings.iter().find(is_code);
+    let found = code.and_then(|of| call_instruction_in(&husk.memory, of.start, of.end));
+    match found {
+        Some(found) => Ok(found),
+        None => call_instruction(&husk.memory, &procfs::mappings(husk.pid)?),
+    }
 }

@@ -5,7 +5,9 @@ use super::slots::Slots;
 use crate::process::donor::value;
 use crate::process::error::{Context, Error, Result};
 use crate::process::image::Mapping;
-use crate::process::trace::{Batch, Call, Exit, Memory, SCRATCH, SCRATCH_BYTES, Stub, Tracee};
+use crate::process::trace::{
+    Batch, Call, Exit, Job, Memory, SCRATCH, SCRATCH_BYTES, Slot, Stub, Tracee, run_together,
+};
 use std::cell::RefCell;
 use std::rc::Rc;
 
@@ -50,8 +52,13 @@ impl Husk {
     }
 
     pub fn script(&self) -> Script {
+        self.script_at(SCRATCH)
+    }
+
+    /// A script whose bytes go to this place in the stub.
+    pub fn script_at(&self, scratch: u64) -> Script {
         Script {
-            stub: self.stub.address,
+            base: self.stub.address + scratch,
             batch: Batch::default(),
             scratch: Vec::new(),
             names: Vec::new(),
@@ -65,21 +72,51 @@ impl Husk {
 
     /// Makes all calls of a script in a thread; each must succeed.
     pub fn run_in(&self, tracee: Tracee, script: Script) -> Result<Ran> {
+        let part = Part {
+            husk: self,
+            tracee,
+            script,
+            slot: Slot::WHOLE,
+        };
+        Ok(run_all(vec![part])?.pop().unwrap_or_default())
+    }
+}
+
+/// A script for a thread of a husk.
+#[derive(Debug)]
+pub(super) struct Part<'a> {
+    pub husk: &'a Husk,
+    pub tracee: Tracee,
+    pub script: Script,
+    /// Where in the stub it is.
+    pub slot: Slot,
+}
+
+/// Makes all calls of several scripts at the same time; each must succeed. Scripts of one husk are in slots that do not overlap.
+pub(super) fn run_all(parts: Vec<Part<'_>>) -> Result<Vec<Ran>> {
+    let (mut jobs, mut named) = (Vec::new(), Vec::new());
+    for part in parts {
+        let (husk, script) = (part.husk, part.script);
         if script.batch.is_empty() {
-            return Ok(Ran::default());
+            continue;
         }
-        self.memory
-            .write(self.stub.address + SCRATCH, &script.scratch)?;
-        let outcome = self.stub.run(tracee, &self.memory, &script.batch)?;
-        for (result, name) in outcome.results.iter().zip(&script.names) {
+        husk.memory.write(script.base, &script.scratch)?;
+        let job = Job::new(husk.stub, part.tracee, &husk.memory, script.batch);
+        jobs.push(job.in_husk_slot(part.slot));
+        named.push((husk.pid, script.names));
+    }
+    let mut ran = Vec::with_capacity(jobs.len());
+    for (outcome, (pid, names)) in run_together(jobs)?.into_iter().zip(named) {
+        for (result, name) in outcome.results.iter().zip(&names) {
             if let Some(name) = name {
-                value(*result).context(|| format!("{name} in process {}", self.pid))?;
+                value(*result).context(|| format!("{name} in process {pid}"))?;
             }
         }
-        Ok(Ran {
+        ran.push(Ran {
             results: outcome.results,
-        })
+        });
     }
+    Ok(ran)
 }
 
 /// What a script gave.
@@ -91,7 +128,8 @@ pub(super) struct Ran {
 /// Calls for a husk, with the bytes they point to.
 #[derive(Debug)]
 pub(super) struct Script {
-    stub: u64,
+    /// Where its bytes go.
+    base: u64,
     batch: Batch,
     scratch: Vec<u8>,
     /// What each call is, where it must succeed.
@@ -107,7 +145,7 @@ impl Script {
         }
         self.scratch.resize(at, 0);
         self.scratch.extend_from_slice(bytes);
-        Ok(self.stub + SCRATCH + at as u64)
+        Ok(self.base + at as u64)
     }
 
     /// Puts words where the husk can read them.
@@ -144,6 +182,11 @@ impl Script {
             husk.run(script)?;
         }
         Ok(())
+    }
+
+    /// How many calls it has, and how many bytes they point to.
+    pub fn size(&self) -> (usize, usize) {
+        (self.batch.len(), self.scratch.len())
     }
 
     /// Whether it is time to run it before more is added.

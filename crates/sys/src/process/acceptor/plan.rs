@@ -130,6 +130,7 @@ impl Restoration {
         }
         stopped::stop(&self.tree, &self.husks, &frozen)?;
         let processes = self.tree.processes.iter().zip(&self.husks);
+        let mut becoming = Vec::with_capacity(self.husks.len());
         for (index, ((process, husk), state)) in (0..).zip(processes.zip(&frozen.processes)) {
             match (husk, state) {
                 (Some(husk), Some(state)) if state.threads.len() == process.threads.len() => {
@@ -140,12 +141,13 @@ impl Restoration {
                             self.watched.missing.of_process(index),
                         )?;
                     }
-                    state::restore(husk, process, state, &self.objects)?;
+                    becoming.push((husk, process, state));
                 }
                 (None, None) => {}
                 _ => return Err(Error::Image("state of other threads")),
             }
         }
+        state::restore_all(&becoming, &self.objects)?;
         self.objects.finish_segments()?;
         self.frozen = Some(frozen);
         Ok(())

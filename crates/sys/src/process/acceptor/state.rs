@@ -1,14 +1,14 @@
 //! State of a process and its threads, given to a complete husk.
 
 use super::credentials;
-use super::husk::{Husk, Script};
+use super::husk::{Husk, Part, Script, run_all};
 use super::objects::Objects;
 use crate::priority::set_timer_slack_ns;
 use crate::process::error::{Context, Error, Result, check_long};
 use crate::process::image::{
     FrozenProcess, FrozenThread, IntervalTimer, Limit, PosixTimer, Process, Scheduling, SignalInfo,
 };
-use crate::process::trace::{Call, Tracee};
+use crate::process::trace::{Call, Slot, Slots, Tracee};
 use std::ffi::OsStr;
 use std::io;
 use std::os::unix::ffi::OsStrExt;
@@ -23,21 +23,55 @@ const SET_MDWE: u64 = 65;
 /// `PR_TIMER_CREATE_RESTORE_IDS`.
 const RESTORE_IDS: u64 = 77;
 
-/// Gives a husk all state but registers.
-pub(super) fn restore(
-    husk: &Husk,
-    process: &Process,
-    state: &FrozenProcess,
-    objects: &Objects,
-) -> Result<()> {
-    super::mapper::lock(husk)?;
+/// A husk, the process that it becomes, and that process's state.
+pub(super) type Becoming<'a> = (&'a Husk, &'a Process, &'a FrozenProcess);
+
+/// Gives husks all state but registers. What threads must do themselves they do at the same time.
+pub(super) fn restore_all(all: &[Becoming<'_>], objects: &Objects) -> Result<()> {
+    for (husk, _, _) in all {
+        super::mapper::lock(husk)?;
+    }
+    // A script counts on the lowest free descriptor: those who share a table take turns.
+    let (alone, sharing): (Vec<&Becoming<'_>>, Vec<&Becoming<'_>>) = all
+        .iter()
+        .partition(|(_, process, _)| process.table_of.is_none());
+    let parts: Result<Vec<Part<'_>>> = (alone.into_iter())
+        .map(|of| process_part(*of, objects))
+        .collect();
+    run_all(parts?)?;
+    for of in sharing {
+        run_all(vec![process_part(*of, objects)?])?;
+    }
+    for (husk, _, state) in all {
+        limits(husk.pid, &state.limits)?;
+        for (file, value) in [
+            ("oom_score_adj", state.oom_score_adjustment.to_string()),
+            ("coredump_filter", format!("{:08x}", state.dump_filter)),
+        ] {
+            set_file(husk.pid, file, &value)?;
+        }
+    }
+    // First threads last: credentials that another thread changes make its process undumpable.
+    for first in [false, true] {
+        restore_threads(all, objects, first)?;
+    }
+    for (_, process, state) in all {
+        for (tid, thread) in process.threads.iter().zip(&state.threads) {
+            schedule(*tid, &thread.scheduling).context(|| format!("scheduling of thread {tid}"))?;
+            // A husk in a hurry has none.
+            set_timer_slack_ns(*tid, thread.timer_slack_ns);
+        }
+    }
+    Ok(())
+}
+
+/// What a process's first thread does for all of it.
+fn process_part<'a>((husk, process, state): Becoming<'a>, objects: &Objects) -> Result<Part<'a>> {
     let mut script = husk.script();
     memory_fields(husk, &mut script, (process, state), objects)?;
     actions(&mut script, state)?;
     simple(&mut script, state)?;
-    let directory = Path::new(OsStr::from_bytes(&state.directory));
-    let early = objects.rights().exempts(directory);
-    if early {
+    if enters_early(state, objects) {
         change_directory(&mut script, state)?;
     }
     timers(husk, &mut script, state)?;
@@ -46,32 +80,75 @@ pub(super) fn restore(
             Call::new(libc::SYS_rt_sigqueueinfo, &[husk.pid as u64, signal, at])
         })?;
     }
-    husk.run(script)?;
-    limits(husk.pid, &state.limits)?;
-    for (file, value) in [
-        ("oom_score_adj", state.oom_score_adjustment.to_string()),
-        ("coredump_filter", format!("{:08x}", state.dump_filter)),
-    ] {
-        set_file(husk.pid, file, &value)?;
-    }
-    for (tid, thread) in process.threads.iter().zip(&state.threads) {
-        let mut script = husk.script();
-        thread_calls(husk.pid, *tid, thread, &mut script)?;
-        if *tid == husk.pid {
-            if !early {
-                // As whoever it is now.
-                change_directory(&mut script, state)?;
+    Ok(Part {
+        husk,
+        tracee: husk.first(),
+        script,
+        slot: Slot::WHOLE,
+    })
+}
+
+/// Whether the process comes into its working directory with the restorer's rights, or as whoever it is in the end.
+fn enters_early(state: &FrozenProcess, objects: &Objects) -> bool {
+    let directory = Path::new(OsStr::from_bytes(&state.directory));
+    objects.rights().exempts(directory)
+}
+
+/// Gives all first threads their state, or all others: as many at the same time as have room in the stubs of their husks.
+fn restore_threads(all: &[Becoming<'_>], objects: &Objects, first: bool) -> Result<()> {
+    let mut slots: Vec<Slots> = all.iter().map(|_| Slots::new()).collect();
+    let mut parts = Vec::new();
+    for (at, of) in all.iter().enumerate() {
+        let (husk, process, state) = *of;
+        for (tid, thread) in process.threads.iter().zip(&state.threads) {
+            if (*tid == husk.pid) != first {
+                continue;
             }
-            // Changed credentials make a process undumpable.
-            script.attempt(
-                libc::SYS_prctl,
-                &[libc::PR_SET_DUMPABLE as u64, state.dumpable.min(1)],
-            );
+            let part = |slots: &mut Slots| -> Result<Option<Part<'_>>> {
+                let mut script = husk.script_at(slots.next_scratch());
+                thread_script(*of, (*tid, thread), objects, &mut script)?;
+                let (calls, bytes) = script.size();
+                Ok(slots.take(calls, 0, bytes).map(|slot| Part {
+                    husk,
+                    tracee: Tracee { tid: *tid },
+                    script,
+                    slot,
+                }))
+            };
+            if let Some(part) = part(&mut slots[at])? {
+                parts.push(part);
+                continue;
+            }
+            run_all(std::mem::take(&mut parts))?;
+            slots.fill_with(Slots::new);
+            if let Some(part) = part(&mut slots[at])? {
+                parts.push(part);
+                continue;
+            }
+            // A script as long as that has the stub for itself, part by part.
+            let mut script = husk.script();
+            thread_script(*of, (*tid, thread), objects, &mut script)?;
+            husk.run_in(Tracee { tid: *tid }, script)?;
         }
-        husk.run_in(Tracee { tid: *tid }, script)?;
-        schedule(*tid, &thread.scheduling).context(|| format!("scheduling of thread {tid}"))?;
-        // A husk in a hurry has none.
-        set_timer_slack_ns(*tid, thread.timer_slack_ns);
+    }
+    run_all(parts).map(drop)
+}
+
+fn thread_script(
+    (husk, _, state): Becoming<'_>,
+    (tid, thread): (i32, &FrozenThread),
+    objects: &Objects,
+    script: &mut Script,
+) -> Result<()> {
+    thread_calls(husk.pid, tid, thread, script)?;
+    if tid == husk.pid {
+        if !enters_early(state, objects) {
+            // As whoever it is now.
+            change_directory(script, state)?;
+        }
+        // Changed credentials make a process undumpable.
+        let dumpable = state.dumpable.min(1);
+        script.attempt(libc::SYS_prctl, &[libc::PR_SET_DUMPABLE as u64, dumpable]);
     }
     Ok(())
 }

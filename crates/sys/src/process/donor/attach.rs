@@ -65,19 +65,23 @@ impl Attachment {
 
 /// How batches end in a thread.
 pub(super) fn exit_of(pid: i32, tid: i32) -> Result<Exit> {
-    let status = Status::read(pid, tid)?;
+    Ok(exit_for(pid, &Status::read(pid, tid)?))
+}
+
+/// How batches end in the thread of process `pid` that procfs describes so.
+pub(super) fn exit_for(pid: i32, status: &Status) -> Exit {
     let caught = status.signals[4];
     let Some(signal) = HARMLESS
         .into_iter()
         .find(|signal| caught & (1 << (signal - 1)) == 0)
     else {
-        return Ok(Exit::Trap);
+        return Exit::Trap;
     };
-    Ok(Exit::Resume {
+    Exit::Resume {
         process: status.process_ids.last().copied().unwrap_or(pid),
         thread: status.own_id(),
         signal,
-    })
+    }
 }
 
 fn install(tracee: Tracee, memory: &Memory, maps: &[MapLine], exit: Exit) -> Result<u64> {
@@ -120,15 +124,9 @@ fn remove_safely(stub: &Stub, halted: &Halted, maps: &[MapLine]) -> Result<()> {
 }
 
 /// Takes a stub out of a process, by an instruction of the process's own.
-pub(crate) fn remove(stub: &Stub, tracee: Tracee, maps: &[MapLine], memory: &Memory) -> Result<()> {
+fn remove(stub: &Stub, tracee: Tracee, maps: &[MapLine], memory: &Memory) -> Result<()> {
     let gadget = call_instruction(memory, maps)?;
-    call_once(
-        tracee,
-        gadget,
-        libc::SYS_munmap,
-        &[stub.address, STUB_BYTES],
-    )
-    .map(drop)
+    LoneCall::remove(stub, tracee, gadget)?.finish().map(drop)
 }
 
 fn userfault(stub: &Stub, halted: &Halted, process: &OwnedFd) -> Result<OwnedFd> {
@@ -147,7 +145,7 @@ fn run_one(stub: &Stub, halted: &Halted, call: Call) -> std::io::Result<i64> {
     let mut batch = Batch::default();
     batch.push(call);
     let outcome = stub
-        .run(halted.first(), &halted.memory, &batch)
+        .run(halted.first(), &halted.memory, batch)
         .map_err(std::io::Error::other)?;
     value(outcome.results.first().copied().unwrap_or(-1))
 }
@@ -162,49 +160,82 @@ pub(crate) fn value(result: i64) -> std::io::Result<i64> {
 
 /// One call without a stub, by an instruction that the process already has.
 fn call_once(tracee: Tracee, gadget: u64, number: libc::c_long, arguments: &[u64]) -> Result<i64> {
-    let before = tracee.registers()?;
-    let argument = |at: usize| arguments.get(at).copied().unwrap_or(0);
-    tracee.set_registers(&Registers {
-        rip: gadget,
-        rax: number as u64,
-        orig_rax: u64::MAX,
-        rdi: argument(0),
-        rsi: argument(1),
-        rdx: argument(2),
-        r10: argument(3),
-        r8: argument(4),
-        r9: argument(5),
-        ..before
-    })?;
-    let mask = tracee.mask()?;
-    tracee.set_mask(!0)?;
-    let mut stopped = false;
-    let stop = loop {
+    LoneCall::begin(tracee, gadget, number, arguments)?.finish()
+}
+
+/// A call that a thread makes without a stub.
+#[derive(Debug)]
+pub(crate) struct LoneCall {
+    tracee: Tracee,
+    number: libc::c_long,
+    before: Registers,
+    mask: u64,
+}
+
+impl LoneCall {
+    /// Takes a stub out of a process, by an instruction `syscall` of the process's own.
+    pub fn remove(stub: &Stub, tracee: Tracee, gadget: u64) -> Result<Self> {
+        let arguments = [stub.address, STUB_BYTES];
+        Self::begin(tracee, gadget, libc::SYS_munmap, &arguments)
+    }
+
+    fn begin(tracee: Tracee, gadget: u64, number: libc::c_long, arguments: &[u64]) -> Result<Self> {
+        let before = tracee.registers()?;
+        let argument = |at: usize| arguments.get(at).copied().unwrap_or(0);
+        tracee.set_registers(&Registers {
+            rip: gadget,
+            rax: number as u64,
+            orig_rax: u64::MAX,
+            rdi: argument(0),
+            rsi: argument(1),
+            rdx: argument(2),
+            r10: argument(3),
+            r8: argument(4),
+            r9: argument(5),
+            ..before
+        })?;
+        let mask = tracee.mask()?;
+        tracee.set_mask(!0)?;
         tracee.step()?;
-        match wait_for(tracee.tid, Duration::from_secs(10))? {
-            Stop::Ended(_) => return Err(Error::Gone(tracee.tid)),
-            // It waits until the thread runs on.
-            Stop::Signal(libc::SIGSTOP) => stopped = true,
-            Stop::Group(_) | Stop::Interrupt => {}
-            stop => break stop,
+        Ok(Self {
+            tracee,
+            number,
+            before,
+            mask,
+        })
+    }
+
+    /// Waits for its end, after which the thread is as before; gives the result.
+    pub fn finish(self) -> Result<i64> {
+        let tracee = self.tracee;
+        let mut stopped = false;
+        let stop = loop {
+            match wait_for(tracee.tid, Duration::from_secs(10))? {
+                Stop::Ended(_) => return Err(Error::Gone(tracee.tid)),
+                // It waits until the thread runs on.
+                Stop::Signal(libc::SIGSTOP) => stopped = true,
+                Stop::Group(_) | Stop::Interrupt => {}
+                stop => break stop,
+            }
+            tracee.step()?;
+        };
+        if stopped {
+            // SAFETY: no pointers are passed.
+            unsafe { libc::syscall(libc::SYS_tkill, tracee.tid, libc::SIGSTOP) };
         }
-    };
-    if stopped {
-        // SAFETY: no pointers are passed.
-        unsafe { libc::syscall(libc::SYS_tkill, tracee.tid, libc::SIGSTOP) };
+        let result = tracee.registers()?.rax as i64;
+        tracee.set_registers(&self.before)?;
+        tracee.set_mask(self.mask)?;
+        if stop != Stop::Signal(libc::SIGTRAP) {
+            return Err(unexpected(&format!("one step ended in {stop:?}")));
+        }
+        let number = self.number;
+        value(result).context(|| format!("call {number} in process {}", tracee.tid))
     }
-    let result = tracee.registers()?.rax as i64;
-    tracee.set_registers(&before)?;
-    tracee.set_mask(mask)?;
-    if stop != Stop::Signal(libc::SIGTRAP) {
-        return Err(unexpected(&format!("one step ended in {stop:?}")));
-    }
-    value(result).context(|| format!("call {number} in process {}", tracee.tid))
 }
 
 /// Where in the process the instruction `syscall` is.
-fn call_instruction(memory: &Memory, maps: &[MapLine]) -> Result<u64> {
-    const SYSCALL: [u8; 2] = [0x0f, 0x05];
+pub(crate) fn call_instruction(memory: &Memory, maps: &[MapLine]) -> Result<u64> {
     let vdso_first = |map: &&MapLine| (map.name != b"[vdso]", map.start);
     let mut executable: Vec<&MapLine> = maps
         .iter()
@@ -212,15 +243,20 @@ fn call_instruction(memory: &Memory, maps: &[MapLine]) -> Result<u64> {
         .collect();
     executable.sort_by_key(vdso_first);
     for map in executable {
-        let mut bytes = vec![0; (map.end - map.start).min(16 << 20) as usize];
-        if memory.read(map.start, &mut bytes).is_err() {
-            continue;
-        }
-        if let Some(at) = bytes.windows(2).position(|pair| pair == SYSCALL) {
-            return Ok(map.start + at as u64);
+        if let Some(at) = call_instruction_in(memory, map.start, map.end) {
+            return Ok(at);
         }
     }
     Err(unexpected("no system call instruction in the process"))
+}
+
+/// Where in a range the instruction `syscall` is, if the range can be read.
+pub(crate) fn call_instruction_in(memory: &Memory, start: u64, end: u64) -> Option<u64> {
+    const SYSCALL: [u8; 2] = [0x0f, 0x05];
+    let mut bytes = vec![0; (end - start).min(16 << 20) as usize];
+    memory.read(start, &mut bytes).ok()?;
+    let at = bytes.windows(2).position(|pair| pair == SYSCALL)?;
+    Some(start + at as u64)
 }
 
 /// A free place for the stub, far from where anything is put by itself.
@@ -241,11 +277,19 @@ pub(super) fn own_maps(
     attachment: Option<&Attachment>,
     advice: bool,
 ) -> Result<Vec<MapLine>> {
-    let mut maps = if advice {
+    let maps = if advice {
         procfs::mappings_with_advice(pid)?
     } else {
         procfs::mappings(pid)?
     };
+    without_stub(maps, attachment)
+}
+
+/// The same of mappings that were read already.
+pub(super) fn without_stub(
+    mut maps: Vec<MapLine>,
+    attachment: Option<&Attachment>,
+) -> Result<Vec<MapLine>> {
     if let Some(attachment) = attachment {
         // In the middle of `exec` the memory that was known is there for a moment still, and this is of the next.
         if !attachment.is_in(&maps) {

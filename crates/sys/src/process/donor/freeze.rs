@@ -49,13 +49,7 @@ impl Tracker {
         let mut halted = Vec::new();
         let outcome = self.halt_all(&mut halted).and_then(|()| {
             self.lead_out(&halted)?;
-            let mut round = self.collect(false)?;
-            for (process, halted) in round.tree.processes.iter_mut().zip(&halted) {
-                if let Some(halted) = halted {
-                    process.threads = halted.own_ids()?;
-                }
-            }
-            Ok(round)
+            self.collect(Some(&halted))
         });
         match outcome {
             Ok(round) => Ok(StoppedTree {
@@ -80,13 +74,24 @@ impl Tracker {
     /// Stops every process, also those that are born meanwhile.
     fn halt_all(&mut self, halted: &mut Vec<Option<Halted>>) -> Result<()> {
         loop {
-            while let Some(tracked) = self.processes.get(halted.len()) {
-                let stopped = tracked.watched.is_some().then(|| Halted::stop(tracked.pid));
-                halted.push(match stopped {
+            let living = self.processes.iter().filter(|of| of.watched.is_some());
+            let living: Vec<i32> = living.map(|tracked| tracked.pid).collect();
+            let mut stopped = Halted::stop_all(&living).into_iter();
+            // All are taken before the first failure counts: those that have stopped are let go by the caller.
+            let mut failure = None;
+            for tracked in &self.processes {
+                let outcome = tracked.watched.as_ref().and_then(|_| stopped.next());
+                halted.push(match outcome {
                     Some(Err(Error::Gone(_))) if tracked.pid != self.root => None,
-                    Some(stopped) => Some(stopped?),
-                    None => None,
+                    Some(Err(error)) => {
+                        failure.get_or_insert(error);
+                        None
+                    }
+                    other => other.and_then(Result::ok),
                 });
+            }
+            if let Some(error) = failure {
+                return Err(error);
             }
             let known: Vec<i32> = self.processes.iter().map(|tracked| tracked.pid).collect();
             if inspect::tree(self.root)? == known && self.are_as_known()? {
@@ -152,16 +157,17 @@ impl StoppedTree {
     /// # Errors
     /// What the kernel says.
     pub fn state(&self) -> Result<Frozen> {
-        let mut processes = Vec::with_capacity(self.halted.len());
+        let mut stopped = Vec::with_capacity(self.halted.len());
         for (halted, tracked) in self.halted.iter().zip(&self.tracker.processes) {
-            processes.push(match (halted, &tracked.watched) {
-                (Some(halted), Some(watched)) => {
-                    Some(process_state::read(halted, &watched.attachment)?)
-                }
-                _ => None,
-            });
+            let attachment = tracked.watched.as_ref().map(|watched| &watched.attachment);
+            stopped.push(halted.as_ref().zip(attachment));
         }
-        Ok(Frozen { processes })
+        let living: Vec<_> = stopped.iter().flatten().copied().collect();
+        let mut states = process_state::read_all(&living)?.into_iter();
+        let processes = stopped.iter().map(|of| of.and_then(|_| states.next()));
+        Ok(Frozen {
+            processes: processes.collect(),
+        })
     }
 
     /// Lets the tree run on as if nothing had been, and goes on watching it.

@@ -5,6 +5,9 @@ use crate::process::procfs::{self, Status};
 use crate::process::trace::{
     Memory, Patience, RESTART_BLOCK, Registers, STOP_LIMIT, Stop, Tracee, look,
 };
+use std::cell::OnceCell;
+use std::collections::HashSet;
+use std::time::Duration;
 
 /// `PTRACE_O_SUSPEND_SECCOMP`: filters do not apply while we make the thread call the kernel.
 const SUSPEND_SECCOMP: i32 = 1 << 21;
@@ -15,6 +18,7 @@ pub(crate) struct Halted {
     pub pid: i32,
     pub memory: Memory,
     pub threads: Vec<HaltedThread>,
+    statuses: OnceCell<Vec<Status>>,
     /// A `SIGSTOP` of ours waits for it, in case that we die.
     pub held: bool,
     /// A `SIGCONT` of ours waits for it, which has taken that away.
@@ -31,34 +35,47 @@ pub(crate) struct HaltedThread {
     stopped: bool,
 }
 
+/// How long threads of several processes may take to stop together, from one to the next.
+const TOGETHER_LIMIT: Duration = Duration::from_millis(100);
+
 impl Halted {
     /// Stops every thread of a process.
     pub fn stop(pid: i32) -> Result<Self> {
-        let mut halted = Self {
+        let mut stopped = stop_together(&[pid], STOP_LIMIT);
+        stopped.pop().unwrap_or(Err(Error::Gone(pid)))
+    }
+
+    /// Stops every thread of several processes, given parents before children. All threads are interrupted before any is
+    /// waited for, so that the slowest thread decides how long the stop takes, not the sum of all.
+    pub fn stop_all(pids: &[i32]) -> Vec<Result<Self>> {
+        if pids.len() > 1 {
+            let stopped = stop_together(pids, TOGETHER_LIMIT);
+            let waits = |one: &Result<Self>| matches!(one, Err(Error::WouldNotStop(_)));
+            if !stopped.iter().any(waits) {
+                return stopped;
+            }
+        }
+        // A parent in vfork(2) stops only once its child has gone on: one after the other, the child still runs.
+        pids.iter().map(|pid| Self::stop(*pid)).collect()
+    }
+
+    fn new(pid: i32) -> Result<Self> {
+        Ok(Self {
             pid,
             memory: Memory::open(pid)?,
             threads: Vec::new(),
+            statuses: OnceCell::new(),
             held: false,
             continued: false,
             released: false,
-        };
-        // Threads may still be born while the first are being stopped.
-        while halted.stop_new()? {}
-        // Its memory may have become another one by `exec` until it stood still.
-        halted.memory = Memory::open(pid)?;
-        for thread in &halted.threads {
-            leave_sequence(thread.tracee, &halted.memory)?;
-        }
-        match halted.threads.first() {
-            Some(first) if first.tracee.tid == pid => Ok(halted),
-            _ => Err(Error::Gone(pid)),
-        }
+        })
     }
 
-    fn stop_new(&mut self) -> Result<bool> {
-        let known = self.threads.len();
+    /// Attaches to threads that are not known yet and interrupts them; false if there are none.
+    fn seize_new(&mut self) -> Result<bool> {
+        let known: HashSet<i32> = self.threads.iter().map(|of| of.tracee.tid).collect();
         for tid in procfs::threads(self.pid)? {
-            if self.threads.iter().any(|thread| thread.tracee.tid == tid) {
+            if known.contains(&tid) {
                 continue;
             }
             match Tracee::seize(tid, 0) {
@@ -73,47 +90,70 @@ impl Halted {
                 Err(error) => return Err(error),
             }
         }
-        let new = known..self.threads.len();
-        for at in new.clone() {
-            // A thread that ends meanwhile is found below.
-            let _ = self.threads[at].tracee.interrupt();
+        let new = &self.threads[known.len()..];
+        for thread in new {
+            // A thread that ends meanwhile is found by the wait.
+            let _ = thread.tracee.interrupt();
         }
-        self.wait_for_new(known)?;
         Ok(!new.is_empty())
     }
 
-    /// Waits for all threads from `first` on together: the first thread of a process that ends is only seen to end after
-    /// the others were.
-    fn wait_for_new(&mut self, first: usize) -> Result<()> {
-        let mut patience = Patience::new(STOP_LIMIT);
-        loop {
-            let mut waiting = None;
-            for at in (first..self.threads.len()).rev() {
-                let thread = &mut self.threads[at];
-                if thread.stopped {
-                    continue;
-                }
-                match thread.look() {
-                    Ok(true) => {}
-                    Ok(false) => drop(waiting.get_or_insert(thread.tracee.tid)),
-                    Err(Error::Gone(tid)) if tid != self.pid => drop(self.threads.remove(at)),
-                    Err(error) => return Err(error),
-                }
+    /// Looks once at each thread that has not stopped yet, the first one last: the first thread of a process that ends is
+    /// only seen to end after the others were. Gives one that has not stopped yet, and whether any did.
+    fn wait_once(&mut self, patience: &mut Patience) -> Result<(Option<i32>, bool)> {
+        let (mut waiting, mut came) = (None, false);
+        for at in (0..self.threads.len()).rev() {
+            let thread = &mut self.threads[at];
+            if thread.stopped {
+                continue;
             }
-            match waiting {
-                None => return Ok(()),
-                Some(tid) if !patience.wait(tid) => return Err(Error::WouldNotStop(tid)),
-                Some(_) => {}
+            let tid = thread.tracee.tid;
+            let stopped = match thread.look() {
+                // Others stop meanwhile.
+                Ok(false) if patience.wait(tid) => thread.look(),
+                other => other,
+            };
+            match stopped {
+                Ok(stopped) => {
+                    came |= stopped;
+                    waiting = waiting.or((!stopped).then_some(tid));
+                }
+                Err(Error::Gone(tid)) if tid != self.pid => {
+                    came = true;
+                    self.threads.remove(at);
+                }
+                Err(error) => return Err(error),
             }
+        }
+        Ok((waiting, came))
+    }
+
+    /// Makes a process whose threads have all stopped ready for calls.
+    fn finish(mut self) -> Result<Self> {
+        // Its memory may have become another one by `exec` until it stood still.
+        self.memory = Memory::open(self.pid)?;
+        for thread in &self.threads {
+            leave_sequence(thread.tracee, &self.memory)?;
+        }
+        match self.threads.first() {
+            Some(first) if first.tracee.tid == self.pid => Ok(self),
+            _ => Err(Error::Gone(self.pid)),
         }
     }
 
     /// Threads by their IDs in their own PID namespace.
     pub fn own_ids(&self) -> Result<Vec<i32>> {
-        let own = |thread: &HaltedThread| {
-            Status::read(self.pid, thread.tracee.tid).map(|status| status.own_id())
-        };
-        self.threads.iter().map(own).collect()
+        Ok(self.statuses()?.iter().map(Status::own_id).collect())
+    }
+
+    /// What procfs says of each thread, read once per stop: what moves of it does not change while all threads stand still.
+    pub fn statuses(&self) -> Result<&[Status]> {
+        if self.statuses.get().is_none() {
+            let read = |thread: &HaltedThread| Status::read(self.pid, thread.tracee.tid);
+            let found: Result<Vec<Status>> = self.threads.iter().map(read).collect();
+            let _ = self.statuses.set(found?);
+        }
+        Ok(self.statuses.get().map_or(&[], Vec::as_slice))
     }
 
     /// The first thread.
@@ -144,29 +184,112 @@ impl Halted {
     }
 
     fn let_go(&mut self) -> Result<()> {
-        self.release_hold();
+        let outcome = self.release_stopped();
         self.released = true;
-        let ours = if self.continued {
-            bit(libc::SIGCONT)
-        } else {
-            0
-        };
-        let mut outcome = Ok(());
-        for thread in self.threads.iter().filter(|thread| thread.stopped) {
-            let fixed = conceal_stop(thread.tracee, &self.memory, ours)
-                .and_then(|()| thread.tracee.detach());
-            if !matches!(fixed, Err(Error::Gone(_))) {
-                outcome = outcome.and(fixed);
-            }
-        }
         // One that did not stop in time can only be let go where it stops at last.
-        for thread in self.threads.iter().filter(|thread| !thread.stopped) {
+        for thread in self.threads.drain(..) {
             let _ = thread
                 .tracee
                 .wait_stopped()
                 .and_then(|_| thread.tracee.detach());
         }
         outcome
+    }
+
+    /// Lets the threads go on that have stopped, and forgets them.
+    fn release_stopped(&mut self) -> Result<()> {
+        self.release_hold();
+        let ours = if self.continued {
+            bit(libc::SIGCONT)
+        } else {
+            0
+        };
+        let mut outcome = Ok(());
+        for thread in self.threads.extract_if(.., |thread| thread.stopped) {
+            let fixed = conceal_stop(thread.tracee, &self.memory, ours)
+                .and_then(|()| thread.tracee.detach());
+            if !matches!(fixed, Err(Error::Gone(_))) {
+                outcome = outcome.and(fixed);
+            }
+        }
+        outcome
+    }
+}
+
+/// A process on its way to stand still.
+struct Halting {
+    outcome: Result<Halted>,
+    /// All its threads have stopped: none can be born any more.
+    is_complete: bool,
+}
+
+/// Stops processes; each wait is for all of them.
+fn stop_together(pids: &[i32], limit: Duration) -> Vec<Result<Halted>> {
+    let begin = |pid: &i32| Halting {
+        outcome: Halted::new(*pid),
+        is_complete: false,
+    };
+    let mut halting: Vec<Halting> = pids.iter().map(begin).collect();
+    // Threads may still be born while the first are being stopped.
+    loop {
+        halting.iter_mut().for_each(Halting::seize_new);
+        if halting.iter().all(|of| of.is_complete) {
+            break;
+        }
+        wait_for_all(&mut halting, limit);
+    }
+    let outcomes = halting.into_iter().map(|of| of.outcome);
+    outcomes
+        .map(|halted| halted.and_then(Halted::finish))
+        .collect()
+}
+
+impl Halting {
+    fn seize_new(&mut self) {
+        if !self.is_complete {
+            self.is_complete =
+                self.advance(|halted| halted.seize_new().map(|new| !new)) != Some(false);
+        }
+    }
+
+    /// Does something with a process that has not failed yet, which it may thereby.
+    fn advance<R>(&mut self, step: impl FnOnce(&mut Halted) -> Result<R>) -> Option<R> {
+        match step(self.outcome.as_mut().ok()?) {
+            Ok(done) => Some(done),
+            Err(error) => {
+                self.outcome = Err(error);
+                None
+            }
+        }
+    }
+}
+
+/// Waits until all threads that were interrupted have stopped. Where one does not within `limit` after the last that did, all
+/// processes are let go and fail.
+fn wait_for_all(halting: &mut [Halting], limit: Duration) {
+    let mut patience = Patience::new(limit);
+    loop {
+        let (mut waiting, mut came) = (None, false);
+        for of in halting.iter_mut() {
+            if let Some((tid, some)) = of.advance(|halted| halted.wait_once(&mut patience)) {
+                waiting = waiting.or(tid);
+                came |= some;
+            }
+        }
+        let Some(tid) = waiting else {
+            return;
+        };
+        if came {
+            patience = Patience::new(limit);
+        } else if patience.is_over() {
+            for halted in halting.iter_mut().filter_map(|of| of.outcome.as_mut().ok()) {
+                let _ = halted.release_stopped();
+            }
+            for of in halting.iter_mut().filter(|of| of.outcome.is_ok()) {
+                of.outcome = Err(Error::WouldNotStop(tid));
+            }
+            return;
+        }
     }
 }
 
@@ -269,10 +392,15 @@ fn conceal_stop(tracee: Tracee, memory: &Memory, ours: u64) -> Result<()> {
 pub(crate) fn signal_waits(tracee: Tracee, mask: u64) -> Result<bool> {
     let mut waiting = tracee.pending(false)?;
     waiting.extend(tracee.pending(true)?);
-    Ok(waiting.iter().any(|info| {
+    Ok(any_waits(&waiting, mask))
+}
+
+/// Whether any of these signals is one that the mask does not block.
+pub(crate) fn any_waits<'a>(infos: impl IntoIterator<Item = &'a [u8; 128]>, mask: u64) -> bool {
+    infos.into_iter().any(|info| {
         let number = i32::from_ne_bytes([info[0], info[1], info[2], info[3]]);
         (1..=64).contains(&number) && mask & bit(number) == 0
-    }))
+    })
 }
 
 /// A signal in a set.
@@ -288,4 +416,98 @@ pub(crate) fn portable(registers: Registers, waits: bool) -> Registers {
         return registers.restarted();
     }
     registers
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A process of the test's own, which ends with it.
+    struct Own(i32);
+
+    impl Drop for Own {
+        fn drop(&mut self) {
+            // SAFETY: no pointers but a null one are passed; the process is the test's child.
+            unsafe {
+                libc::kill(self.0, libc::SIGKILL);
+                libc::waitpid(self.0, std::ptr::null_mut(), libc::__WALL);
+            }
+        }
+    }
+
+    fn sleeper() -> Own {
+        // SAFETY: the child makes system calls only.
+        let pid = unsafe { libc::fork() };
+        if pid == 0 {
+            loop {
+                // SAFETY: no pointers are passed.
+                unsafe { libc::pause() };
+            }
+        }
+        Own(pid)
+    }
+
+    fn state(pid: i32) -> char {
+        procfs::Stat::read(pid).expect("it lives").state
+    }
+
+    #[test]
+    fn processes_are_stopped_together_and_let_go() {
+        let own: Vec<Own> = (0..20).map(|_| sleeper()).collect();
+        let pids: Vec<i32> = own.iter().map(|of| of.0).collect();
+        let stopped: Result<Vec<Halted>> = Halted::stop_all(&pids).into_iter().collect();
+        let stopped = stopped.expect("all stop");
+        assert!(pids.iter().all(|pid| state(*pid) == 't'));
+        let found: Vec<i32> = stopped.iter().map(|halted| halted.pid).collect();
+        assert_eq!(found, pids);
+        drop(stopped);
+        assert!(pids.iter().all(|pid| state(*pid) != 't'));
+    }
+
+    #[test]
+    fn one_that_has_ended_does_not_keep_the_others_from_stopping() {
+        let own: Vec<Own> = (0..3).map(|_| sleeper()).collect();
+        let pids: Vec<i32> = own.iter().map(|of| of.0).collect();
+        let ended = sleeper().0;
+        let mut stopped = Halted::stop_all(&[pids[0], ended, pids[1], pids[2]]);
+        assert!(matches!(stopped.remove(1), Err(Error::Gone(pid)) if pid == ended));
+        assert!(stopped.iter().all(Result::is_ok));
+    }
+
+    /// A parent in vfork(2) stops only when its child has gone on, which must not be stopped meanwhile.
+    #[test]
+    fn a_parent_that_waits_for_its_child_is_stopped_before_the_child() {
+        let pause = libc::timespec {
+            tv_sec: 0,
+            tv_nsec: 400_000_000,
+        };
+        // SAFETY: the child makes system calls only; its own child has memory of its own and does the same.
+        let parent = unsafe {
+            let pid = libc::fork();
+            if pid == 0 {
+                let flags = libc::CLONE_VFORK | libc::SIGCHLD;
+                if libc::syscall(libc::SYS_clone, flags, 0, 0, 0, 0) == 0 {
+                    libc::nanosleep(&raw const pause, std::ptr::null_mut());
+                    libc::_exit(0);
+                }
+                loop {
+                    libc::pause();
+                }
+            }
+            Own(pid)
+        };
+        let child = loop {
+            if let Some(child) = procfs::children(parent.0).expect("it lives").first() {
+                break *child;
+            }
+        };
+        let mut stopped = Halted::stop_all(&[parent.0, child]);
+        let last = stopped.pop().expect("two");
+        // Its child has ended, and is stopped or a zombie.
+        assert!(
+            matches!(last, Ok(_) | Err(Error::Gone(_) | Error::Kernel { .. })),
+            "{last:?}"
+        );
+        stopped.remove(0).expect("the parent stops");
+    }
 }

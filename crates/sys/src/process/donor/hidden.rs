@@ -48,9 +48,7 @@ pub(super) fn ask(halted: &Halted, attachment: &Attachment) -> Result<()> {
     let mut batch = Batch::default();
     let place = attachment.stub.address + SCRATCH;
     batch.push(Call::new(libc::SYS_modify_ldt, &[0, place, 64]));
-    let outcome = attachment
-        .stub
-        .run(halted.first(), &halted.memory, &batch)?;
+    let outcome = attachment.stub.run(halted.first(), &halted.memory, batch)?;
     // The kernel gives 32 bits.
     if outcome
         .results

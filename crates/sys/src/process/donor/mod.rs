@@ -25,7 +25,7 @@ mod tracker;
 mod userfault;
 mod watched;
 
-pub(crate) use attach::{remove as remove_stub, value};
+pub(crate) use attach::{LoneCall, call_instruction, call_instruction_in, value};
 pub use behind::Behind;
 pub use descriptors::{Described, Describer};
 pub use freeze::{StoppedTree, Unfrozen};

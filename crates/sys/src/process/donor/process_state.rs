@@ -1,14 +1,16 @@
 //! What is read of a stopped process as a whole.
 
-use super::attach::{Attachment, exit_of, value};
+use super::attach::{Attachment, exit_for, value};
 use super::halt::Halted;
-use super::thread_state::{self, FREE, infos};
+use super::thread_state::{self, Asked, FREE, infos};
+use crate::priority::is_realtime;
 use crate::process::error::{Context, Result, unexpected};
 use crate::process::image::{
     Action, FrozenProcess, IntervalTimer, Limit, MemoryFields, PAGE, PosixTimer, SignalInfo,
 };
 use crate::process::procfs::{self, Stat, Status};
-use crate::process::trace::{Batch, Call, Stub};
+use crate::process::trace::{Batch, Call, Job, Outcome, SCRATCH, Slots, Stub, run_together};
+use std::collections::VecDeque;
 
 const ACTIONS: u64 = FREE;
 const ACTION_BYTES: u64 = 32;
@@ -30,58 +32,151 @@ const REGISTRATIONS: u64 = 1 << 9;
 /// Number of resources (`RLIM_NLIMITS`).
 const RESOURCES: u64 = 16;
 
-/// Reads a stopped process.
-pub(super) fn read(halted: &Halted, attachment: &Attachment) -> Result<FrozenProcess> {
-    let pid = halted.pid;
-    let first = halted.first();
-    let mut timers = posix_timers(&procfs::read(pid, "timers")?);
-    for timer in timers.iter_mut().filter(|timer| timer.thread != 0) {
-        timer.thread = Status::read(pid, timer.thread)?.own_id();
+/// Reads stopped processes, each with what is attached to it. What their threads must say themselves they say at the same
+/// time.
+pub(super) fn read_all(stopped: &[(&Halted, &Attachment)]) -> Result<Vec<FrozenProcess>> {
+    let hurries = is_realtime();
+    let asking: Result<Vec<Asking<'_>>> = stopped.iter().map(|of| Asking::new(*of)).collect();
+    let mut asking = asking?;
+    let jobs = asking.iter_mut().map(|of| of.job().in_hurry(hurries));
+    let outcomes = run_together(jobs.collect())?;
+    let mut processes = Vec::with_capacity(stopped.len());
+    for (of, outcome) in asking.iter().zip(outcomes) {
+        processes.push(of.process(outcome)?);
     }
-    if timers.len() > TIMERS_MAX {
-        return Err(unexpected("more than 1,024 POSIX timers"));
+    let mut others: VecDeque<(usize, usize)> = (asking.iter().enumerate())
+        .flat_map(|(process, of)| (1..of.halted.threads.len()).map(move |at| (process, at)))
+        .collect();
+    while !others.is_empty() {
+        ask_threads(&asking, &mut others, hurries, &mut processes)?;
     }
-    let stub = &attachment.stub;
-    let mut batch = thread_state::questions(stub.address);
-    let rest = questions(stub, &mut batch, &timers);
-    let probe = probe_locks(stub, &mut batch);
-    let answers = stub.run_in_hurry(first, &halted.memory, batch)?;
-    let results = answers.results;
-    let mut threads = vec![thread_state::read(
-        pid,
-        first,
-        stub,
-        &halted.memory,
-        &results,
-    )?];
-    let process_answers = Answers {
-        halted,
-        stub: stub.address,
-        results: &results[rest..probe],
-    };
-    let mut process = process_answers.process()?;
-    process_answers.timers(&mut timers)?;
-    process.posix_timers = timers;
-    process.locks = lock_default(&results[probe..], stub, halted)?;
-    process.stopped = halted.threads[0].group_stop;
-    for thread in &halted.threads[1..] {
-        let stub = Stub {
-            address: stub.address,
-            exit: exit_of(pid, thread.tracee.tid)?,
+    processes.iter_mut().for_each(forget_stop_signals);
+    Ok(processes)
+}
+
+/// Asks as many threads, given by process and number, as have room in the stubs of their processes, and reads them.
+fn ask_threads(
+    asking: &[Asking<'_>],
+    waiting: &mut VecDeque<(usize, usize)>,
+    hurries: bool,
+    processes: &mut [FrozenProcess],
+) -> Result<()> {
+    let mut slots: Vec<Slots> = asking.iter().map(|_| Slots::new()).collect();
+    let (mut jobs, mut asked) = (Vec::new(), Vec::new());
+    while let Some(&(process, at)) = waiting.front() {
+        let of = &asking[process];
+        let tracee = of.halted.threads[at].tracee;
+        let extended = tracee.extended()?;
+        let calls = thread_state::questions(0).len();
+        let room = slots[process].take(calls, extended.len(), thread_state::ANSWERS);
+        let Some(slot) = room else {
+            if jobs.is_empty() {
+                return Err(unexpected("a stub without room for one thread"));
+            }
+            break;
         };
-        let questions = thread_state::questions(stub.address);
-        let answers = stub.run_in_hurry(thread.tracee, &halted.memory, questions)?;
-        threads.push(thread_state::read(
-            pid,
-            thread.tracee,
-            &stub,
-            &halted.memory,
-            &answers.results,
-        )?);
+        waiting.pop_front();
+        let status = &of.halted.statuses()?[at];
+        let exit = exit_for(of.halted.pid, status);
+        let stub = Stub { exit, ..of.stub };
+        let scratch = stub.address + slot.scratch;
+        let questions = thread_state::questions(scratch);
+        let job = Job::new(stub, tracee, &of.halted.memory, questions);
+        jobs.push(job.in_slot(slot, extended).in_hurry(hurries));
+        asked.push((process, tracee, status, scratch));
     }
-    process.threads = threads;
-    forget_stop_signals(&mut process);
-    Ok(process)
+    let outcomes = run_together(jobs)?;
+    for ((process, tracee, status, scratch), outcome) in asked.into_iter().zip(outcomes) {
+        let of = &asking[process];
+        let thread = Asked {
+            pid: of.halted.pid,
+            tracee,
+            status,
+            memory: &of.halted.memory,
+            scratch,
+            outcome,
+            shared: &of.shared,
+        };
+        processes[process].threads.push(thread.read()?);
+    }
+    Ok(())
+}
+
+/// A process that is asked for its state.
+struct Asking<'a> {
+    halted: &'a Halted,
+    stub: Stub,
+    timers: Vec<PosixTimer>,
+    /// Signals that wait for the process.
+    shared: Vec<[u8; 128]>,
+    /// What its first thread is asked, until it is.
+    batch: Batch,
+    /// Where the answers about the process begin, and those of [`probe_locks`].
+    rest: usize,
+    probe: usize,
+}
+
+impl<'a> Asking<'a> {
+    fn new((halted, attachment): (&'a Halted, &Attachment)) -> Result<Self> {
+        let (pid, statuses) = (halted.pid, halted.statuses()?);
+        let mut timers = posix_timers(&procfs::read(pid, "timers")?);
+        for timer in timers.iter_mut().filter(|timer| timer.thread != 0) {
+            timer.thread = Status::read(pid, timer.thread)?.own_id();
+        }
+        if timers.len() > TIMERS_MAX {
+            return Err(unexpected("more than 1,024 POSIX timers"));
+        }
+        let stub = Stub {
+            address: attachment.stub.address,
+            exit: exit_for(pid, &statuses[0]),
+        };
+        let mut batch = thread_state::questions(stub.address + SCRATCH);
+        let rest = questions(&stub, &mut batch, &timers);
+        let probe = probe_locks(&stub, &mut batch);
+        let shared = halted.first().pending(true)?;
+        Ok(Self {
+            halted,
+            stub,
+            timers,
+            shared,
+            batch,
+            rest,
+            probe,
+        })
+    }
+
+    fn job(&mut self) -> Job<'a> {
+        let batch = std::mem::take(&mut self.batch);
+        Job::new(self.stub, self.halted.first(), &self.halted.memory, batch)
+    }
+
+    /// The process with its first thread.
+    fn process(&self, outcome: Outcome) -> Result<FrozenProcess> {
+        let (halted, stub) = (self.halted, &self.stub);
+        let results = &outcome.results;
+        let answers = Answers {
+            halted,
+            stub: stub.address,
+            results: &results[self.rest..self.probe],
+        };
+        let mut process = answers.process(&self.shared)?;
+        let mut timers = self.timers.clone();
+        answers.timers(&mut timers)?;
+        process.posix_timers = timers;
+        process.locks = lock_default(&results[self.probe..], stub, halted)?;
+        process.stopped = halted.threads[0].group_stop;
+        let first = Asked {
+            pid: halted.pid,
+            tracee: halted.first(),
+            status: &halted.statuses()?[0],
+            memory: &halted.memory,
+            scratch: stub.address + SCRATCH,
+            outcome,
+            shared: &self.shared,
+        };
+        process.threads = vec![first.read()?];
+        Ok(process)
+    }
 }
 
 /// A signal that stops whoever gets it cannot wait in a process that is made: it is stopped instead. When it is let go, such
@@ -181,7 +276,7 @@ struct Answers<'a> {
 }
 
 impl Answers<'_> {
-    fn process(&self) -> Result<FrozenProcess> {
+    fn process(&self, shared: &[[u8; 128]]) -> Result<FrozenProcess> {
         let pid = self.halted.pid;
         let answer = |at: usize| self.results.get(at).copied().unwrap_or(0);
         // Older kernels do not know what these ask for.
@@ -190,12 +285,12 @@ impl Answers<'_> {
         for (_, result) in self.results.iter().enumerate().filter(must) {
             value(*result).context(|| format!("asking process {pid} for its state"))?;
         }
-        let status = Status::read(pid, pid)?;
+        let status = &self.halted.statuses()?[0];
         let score = procfs::read(pid, "oom_score_adj")?;
         let filter = procfs::read(pid, "coredump_filter")?;
         Ok(FrozenProcess {
             actions: self.actions()?,
-            pending: infos(self.halted.first().pending(true)?),
+            pending: infos(shared.to_vec()),
             interval_timers: self.interval_timers()?,
             memory: memory_fields(pid, answer(0) as u64)?,
             limits: self.limits()?,

@@ -18,9 +18,8 @@ const CHUNK: u64 = 1 << 20;
 /// What the acceptor has of a shared memory.
 #[derive(Debug, Default)]
 pub(super) struct SharedContent {
-    /// Two keyed hashes of each page, which nobody can foresee.
-    keys: (RandomState, RandomState),
-    sent: HashMap<u64, (u64, u64)>,
+    keys: Keys,
+    sent: HashMap<u64, Hash>,
 }
 
 impl Tracker {
@@ -33,6 +32,13 @@ impl Tracker {
         let pids: Vec<i32> = self.processes.iter().map(|of| of.pid).collect();
         let stopped = (!runs).then_some((&count, pids.as_slice()));
         self.catalogue.follow_segments(self.root, stopped)
+    }
+
+    /// Bytes of shared memory that the acceptor has: each look compares them.
+    #[must_use]
+    pub fn shared_bytes(&self) -> u64 {
+        let pages: usize = self.shared.iter().map(|content| content.sent.len()).sum();
+        pages as u64 * PAGE
     }
 
     pub(super) fn collect_shared(&mut self, round: &mut Round) -> Result<()> {
@@ -58,7 +64,7 @@ impl Tracker {
         for (number, page) in bytes.chunks_exact(PAGE as usize).enumerate() {
             let at = offset + number as u64 * PAGE;
             if read {
-                content.sent.insert(at, content.hash(page));
+                content.sent.insert(at, content.keys.hash(page));
             } else {
                 content.sent.remove(&at);
             }
@@ -67,11 +73,49 @@ impl Tracker {
     }
 }
 
-impl SharedContent {
-    fn hash(&self, page: &[u8]) -> (u64, u64) {
-        (self.keys.0.hash_one(page), self.keys.1.hash_one(page))
-    }
+/// Words of a page.
+const WORDS: usize = PAGE as usize / 8;
 
+/// Keys of a universal hash (NH, RFC 4418 section 5.2, with words of 64 bits), which nobody can foresee.
+struct Keys([u64; WORDS + 2]);
+
+type Hash = (u128, u128);
+
+impl Default for Keys {
+    fn default() -> Self {
+        let random = RandomState::new();
+        let mut keys = [0; WORDS + 2];
+        (0u64..)
+            .zip(&mut keys)
+            .for_each(|(at, key)| *key = random.hash_one(at));
+        Self(keys)
+    }
+}
+
+impl std::fmt::Debug for Keys {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Keys")
+    }
+}
+
+impl Keys {
+    /// Two pages that differ have the same hash with a probability of 2^-128: each half is wrong with one of 2^-64, and has
+    /// other keys. All shared memory is hashed in a freeze, so it is one multiplication for each word.
+    fn hash(&self, page: &[u8]) -> Hash {
+        let word = |bytes: &[u8]| u64::from_le_bytes(bytes.try_into().unwrap_or_default());
+        let (mut one, mut other) = (0u128, 0u128);
+        for (pair, keys) in page.chunks_exact(16).zip(self.0.windows(4).step_by(2)) {
+            let (low, high) = (word(&pair[..8]), word(&pair[8..]));
+            let times =
+                |a: u64, b: u64| u128::from(low.wrapping_add(a)) * u128::from(high.wrapping_add(b));
+            one = one.wrapping_add(times(keys[0], keys[1]));
+            other = other.wrapping_add(times(keys[2], keys[3]));
+        }
+        (one, other)
+    }
+}
+
+impl SharedContent {
     fn collect(
         &mut self,
         index: u32,
@@ -91,7 +135,7 @@ impl SharedContent {
                     .enumerate()
                 {
                     let offset = at + number as u64 * PAGE;
-                    let hash = self.hash(page);
+                    let hash = self.keys.hash(page);
                     // What differs is entered when it is read, as it may change until then.
                     if before.remove(&offset) == Some(hash) {
                         self.sent.insert(offset, hash);
@@ -162,4 +206,31 @@ pub(crate) fn read_padded(handle: &File, offset: u64, bytes: &mut [u8]) -> io::R
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_word_of_a_page_counts_and_keys_are_its_own() {
+        let keys = Keys::default();
+        let mut page = [0_u8; PAGE as usize];
+        let zeros = keys.hash(&page);
+        assert_eq!(keys.hash(&page), zeros);
+        assert_ne!(Keys::default().hash(&page), zeros);
+        for at in (0..page.len()).step_by(7) {
+            page[at] ^= 1;
+            let found = keys.hash(&page);
+            assert!(found.0 != zeros.0 && found.1 != zeros.1, "byte {at}");
+            page[at] ^= 1;
+        }
+        let (early, late) = ([1; 8], [2; 8]);
+        page[..8].copy_from_slice(&early);
+        page[8..16].copy_from_slice(&late);
+        let before = keys.hash(&page);
+        page[..8].copy_from_slice(&late);
+        page[8..16].copy_from_slice(&early);
+        assert_ne!(keys.hash(&page), before);
+    }
 }

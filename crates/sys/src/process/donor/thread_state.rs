@@ -1,27 +1,27 @@
 //! What is read of a stopped thread.
 
-use super::halt::{portable, signal_waits};
+use super::halt::{any_waits, portable};
 use super::hidden;
-use crate::process::error::{Context, Result, check_long};
+use crate::process::error::{Context, Result, check_long, unexpected};
 use crate::process::image::{Credentials, FrozenThread, Rseq, Scheduling, SignalInfo};
 use crate::process::procfs::{self, Status};
-use crate::process::trace::{Batch, Call, Memory, SCRATCH, Stub, Tracee};
+use crate::process::trace::{Batch, Call, Memory, Outcome, SCRATCH, Tracee};
 use std::sync::OnceLock;
 
-/// Places of answers in the stub's scratch.
-const CLEAR_TID: u64 = SCRATCH;
-const STACK: u64 = SCRATCH + 8;
-const DEATH_SIGNAL: u64 = SCRATCH + 40;
-const TIME_STAMPS: u64 = SCRATCH + 48;
+/// Places of answers in a thread's scratch.
+const CLEAR_TID: u64 = 0;
+const STACK: u64 = 8;
+const DEATH_SIGNAL: u64 = 40;
+const TIME_STAMPS: u64 = 48;
 /// Bytes of all answers.
-const ANSWERS: usize = 56;
-/// Where what follows may be put.
+pub(super) const ANSWERS: usize = 56;
+/// Where what follows may be put, from the stub's beginning.
 pub(super) const FREE: u64 = SCRATCH + 64;
 
-/// Calls that a thread must make itself, at the beginning of a batch.
-pub(super) fn questions(stub: u64) -> Batch {
+/// Calls that a thread must make itself, at the beginning of a batch. Answers go to the address `scratch`.
+pub(super) fn questions(scratch: u64) -> Batch {
     let mut batch = Batch::default();
-    let at = |place: u64| stub + place;
+    let at = |place: u64| scratch + place;
     let prctl = |option: i32, argument: u64| Call::new(libc::SYS_prctl, &[option as u64, argument]);
     batch.push(prctl(libc::PR_GET_TID_ADDRESS, at(CLEAR_TID)));
     batch.push(Call::new(libc::SYS_sigaltstack, &[0, at(STACK)]));
@@ -35,48 +35,61 @@ pub(super) fn questions(stub: u64) -> Batch {
     batch
 }
 
-/// Reads a thread; `results` are the answers to [`questions`], asked just before.
-pub(super) fn read(
-    pid: i32,
-    tracee: Tracee,
-    stub: &Stub,
-    memory: &Memory,
-    results: &[i64],
-) -> Result<FrozenThread> {
-    let mut answers = [0; ANSWERS];
-    memory.read(stub.address + SCRATCH, &mut answers)?;
-    let word = |at: u64| {
-        let at = (at - SCRATCH) as usize;
-        u64::from_ne_bytes(answers[at..at + 8].try_into().unwrap_or_default())
-    };
-    let answer = |at: usize| results.get(at).copied().unwrap_or(0).max(0) as u64;
-    let tid = tracee.tid;
-    let status = Status::read(pid, tid)?;
-    let mask = tracee.mask()?;
-    Ok(FrozenThread {
-        registers: portable(
-            tracee.registers()?.recall(memory),
-            signal_waits(tracee, mask)?,
-        ),
-        extended: tracee.extended()?,
-        mask,
-        pending: infos(tracee.pending(false)?),
-        alternate_stack: (word(STACK), word(STACK + 8) as u32, word(STACK + 16)),
-        robust_list: robust_list(tid).context(|| format!("robust list of thread {tid}"))?,
-        clear_tid: word(CLEAR_TID),
-        rseq: rseq(tracee)?,
-        name: name(pid, tid)?,
-        credentials: credentials(&status, answer(4) as u32),
-        scheduling: scheduling(tid).context(|| format!("scheduling of thread {tid}"))?,
-        parent_death_signal: word(DEATH_SIGNAL) as i32,
-        timer_slack_ns: timer_slack_ns(tid, answer(3)),
-        personality: answer(5) as u32,
-        io_priority: answer(6) as u32,
-        machine_checks: answer(7) as u32,
-        time_stamps: word(TIME_STAMPS) as u32,
-        no_new_privileges: status.no_new_privileges,
-        filters: filters(tracee, &status)?,
-    })
+/// A thread that has just made the calls of [`questions`].
+pub(super) struct Asked<'a> {
+    pub pid: i32,
+    pub tracee: Tracee,
+    pub status: &'a Status,
+    pub memory: &'a Memory,
+    /// Where its answers are.
+    pub scratch: u64,
+    pub outcome: Outcome,
+    /// Signals that wait for its process, as the kernel gives them.
+    pub shared: &'a [[u8; 128]],
+}
+
+impl Asked<'_> {
+    /// What of the thread moves.
+    pub fn read(self) -> Result<FrozenThread> {
+        let mut answers = [0; ANSWERS];
+        self.memory.read(self.scratch, &mut answers)?;
+        let word = |at: u64| {
+            let at = at as usize;
+            u64::from_ne_bytes(answers[at..at + 8].try_into().unwrap_or_default())
+        };
+        let results = &self.outcome.results;
+        let answer = |at: usize| results.get(at).copied().unwrap_or(0).max(0) as u64;
+        let (pid, tracee, status) = (self.pid, self.tracee, self.status);
+        let tid = tracee.tid;
+        let missing = || unexpected("a thread without registers");
+        let mut before = self.outcome.before.ok_or_else(missing)?;
+        if before.extended.is_empty() {
+            before.extended = tracee.extended()?;
+        }
+        let pending = tracee.pending(false)?;
+        let waits = any_waits(pending.iter().chain(self.shared), before.mask);
+        Ok(FrozenThread {
+            registers: portable(before.registers.recall(self.memory), waits),
+            extended: before.extended,
+            mask: before.mask,
+            pending: infos(pending),
+            alternate_stack: (word(STACK), word(STACK + 8) as u32, word(STACK + 16)),
+            robust_list: robust_list(tid).context(|| format!("robust list of thread {tid}"))?,
+            clear_tid: word(CLEAR_TID),
+            rseq: rseq(tracee)?,
+            name: name(pid, tid)?,
+            credentials: credentials(status, answer(4) as u32),
+            scheduling: scheduling(tid).context(|| format!("scheduling of thread {tid}"))?,
+            parent_death_signal: word(DEATH_SIGNAL) as i32,
+            timer_slack_ns: timer_slack_ns(tid, answer(3), self.outcome.slack_ns),
+            personality: answer(5) as u32,
+            io_priority: answer(6) as u32,
+            machine_checks: answer(7) as u32,
+            time_stamps: word(TIME_STAMPS) as u32,
+            no_new_privileges: status.no_new_privileges,
+            filters: filters(tracee, status)?,
+        })
+    }
 }
 
 pub(super) fn infos(pending: Vec<[u8; 128]>) -> Vec<SignalInfo> {
@@ -110,9 +123,13 @@ fn rseq(tracee: Tracee) -> Result<Option<Rseq>> {
 }
 
 /// A thread to which priority was lent said that it has none.
-fn timer_slack_ns(tid: i32, said: u64) -> u64 {
+fn timer_slack_ns(tid: i32, said: u64, before: Option<u64>) -> u64 {
     let look = || crate::priority::timer_slack_ns(tid);
-    if said == 0 { look().unwrap_or(0) } else { said }
+    if said == 0 {
+        before.or_else(look).unwrap_or(0)
+    } else {
+        said
+    }
 }
 
 fn name(pid: i32, tid: i32) -> Result<Vec<u8>> {

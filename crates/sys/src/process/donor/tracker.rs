@@ -90,7 +90,7 @@ impl Tracker {
 
     fn try_round(&mut self) -> Result<Round> {
         self.follow_tree()?;
-        self.collect(true)
+        self.collect(None)
     }
 
     /// Whether a look failed only because the tree is not any more what it was.
@@ -117,13 +117,15 @@ impl Tracker {
         Ok(())
     }
 
-    /// While the tree `runs`, its pages are protected against unseen writes, and what its processes asked of their mappings is read
-    /// anew, which takes long.
-    pub(super) fn collect(&mut self, runs: bool) -> Result<Round> {
+    /// While the tree runs (`stopped` is nothing), its pages are protected against unseen writes, and what its processes asked of
+    /// their mappings is read anew, which takes long.
+    pub(super) fn collect(&mut self, stopped: Option<&[Option<Halted>]>) -> Result<Round> {
+        let runs = stopped.is_none();
         let mut round = Round::default();
         let mut shapes = Vec::new();
         for index in 0..self.processes.len() {
-            let shape = self.collect_process(index, runs, &mut round)?;
+            let halted = stopped.and_then(|all| all.get(index)?.as_ref());
+            let shape = self.collect_process(index, (runs, halted), &mut round)?;
             shapes.push(shape);
         }
         self.find_shared_tables(&mut shapes);
@@ -159,9 +161,14 @@ impl Tracker {
         }
     }
 
-    fn collect_process(&mut self, index: usize, runs: bool, round: &mut Round) -> Result<Process> {
+    fn collect_process(
+        &mut self,
+        index: usize,
+        (runs, halted): (bool, Option<&Halted>),
+        round: &mut Round,
+    ) -> Result<Process> {
         let pid = self.processes[index].pid;
-        let mut shape = self.identity(index)?;
+        let mut shape = self.identity(index, halted)?;
         let Some(watched) = &mut self.processes[index].watched else {
             return Ok(shape);
         };
@@ -173,15 +180,20 @@ impl Tracker {
     }
 
     /// Who the process is, by its own PID namespace.
-    fn identity(&self, index: usize) -> Result<Process> {
+    fn identity(&self, index: usize, halted: Option<&Halted>) -> Result<Process> {
         let tracked = &self.processes[index];
-        let status = Status::read(tracked.pid, tracked.pid)?;
+        let status = match halted {
+            Some(halted) => halted.statuses()?[0].clone(),
+            None => Status::read(tracked.pid, tracked.pid)?,
+        };
         let stat = Stat::read(tracked.pid)?;
         let parent = self.processes[..index]
             .iter()
             .position(|other| other.pid == stat.parent);
         let mut threads = Vec::new();
-        if tracked.watched.is_some() {
+        if let Some(halted) = halted {
+            threads = halted.own_ids()?;
+        } else if tracked.watched.is_some() {
             for tid in crate::process::procfs::threads(tracked.pid)? {
                 match Status::read(tracked.pid, tid) {
                     Ok(status) => threads.push(status.own_id()),

@@ -1,13 +1,13 @@
 //! The memory of a process that is watched.
 
-use super::attach::{Attachment, own_maps};
+use super::attach::{Attachment, own_maps, without_stub};
 use super::catalogue::Catalogue;
 use super::halt::Halted;
 use super::round::Round;
 use super::userfault::{self, Look, Region};
 use crate::process::error::{Context, Error, Result};
 use crate::process::image::{ADDRESS_END, Content, Mapping, PAGE, Run, Space};
-use crate::process::procfs::MapLine;
+use crate::process::procfs::{self, MapLine};
 use crate::process::ranges::Ranges;
 use crate::process::system_v::attachments;
 use crate::process::trace::Memory;
@@ -26,6 +26,8 @@ pub(super) struct Watched {
     pub memory: Memory,
     pub pagemap: File,
     lines: Vec<MapLine>,
+    /// The lines as procfs wrote them, without advice: as long as it writes the same, `lines` and `mappings` are true.
+    text: Vec<u8>,
     pub mappings: Vec<Mapping>,
     /// What the acceptor has: mappings, and pages in one version or another.
     delivered: Vec<Mapping>,
@@ -45,6 +47,7 @@ impl Watched {
             memory: Memory::open(pid)?,
             pagemap: File::open(&path).context(|| path)?,
             lines: Vec::new(),
+            text: Vec::new(),
             mappings: Vec::new(),
             delivered: Vec::new(),
             sent: Ranges::default(),
@@ -95,9 +98,22 @@ impl Watched {
         advice: bool,
         catalogue: &mut Catalogue,
     ) -> Result<()> {
-        let mut lines = own_maps(pid, Some(&self.attachment), advice)?;
-        if !advice && !keep_advice(&self.lines, &mut lines) {
-            lines = own_maps(pid, Some(&self.attachment), true)?;
+        let mut text = if advice {
+            Vec::new()
+        } else {
+            procfs::read_bytes(pid, "maps")?
+        };
+        if !advice && !text.is_empty() && text == self.text {
+            return catalogue.check_segments(pid, &self.lines);
+        }
+        let mut lines = match advice {
+            true => Vec::new(),
+            false => without_stub(procfs::parse_lines(&text)?, Some(&self.attachment))?,
+        };
+        if advice || !keep_advice(&self.lines, &mut lines) {
+            let told = procfs::read_bytes(pid, "smaps")?;
+            lines = without_stub(procfs::parse_lines(&told)?, Some(&self.attachment))?;
+            text = procfs::without_advice(&told);
         }
         catalogue.enter_written(pid, &lines)?;
         let mut mappings = Vec::with_capacity(lines.len());
@@ -106,6 +122,7 @@ impl Watched {
         }
         catalogue.check_segments(pid, &lines)?;
         self.lines = lines;
+        self.text = text;
         self.mappings = mappings;
         Ok(())
     }

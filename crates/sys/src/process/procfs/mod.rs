@@ -4,6 +4,7 @@ mod maps;
 mod stat;
 mod status;
 
+pub(crate) use maps::without_advice;
 pub use maps::{Advice, MapLine, parse_maps};
 pub use stat::Stat;
 pub use status::Status;
@@ -117,7 +118,7 @@ pub(crate) fn numbers(folder: &str, pid: i32) -> Result<Vec<i32>> {
 /// # Errors
 /// [`Error::Gone`], or a line that does not parse.
 pub fn mappings_with_advice(pid: i32) -> Result<Vec<MapLine>> {
-    parse_maps(&read_bytes(pid, "smaps")?).ok_or_else(|| unexpected("smaps does not parse"))
+    parse_lines(&read_bytes(pid, "smaps")?)
 }
 
 /// The mappings of a process (`maps`), without their advice.
@@ -125,5 +126,10 @@ pub fn mappings_with_advice(pid: i32) -> Result<Vec<MapLine>> {
 /// # Errors
 /// [`Error::Gone`], or a line that does not parse.
 pub fn mappings(pid: i32) -> Result<Vec<MapLine>> {
-    parse_maps(&read_bytes(pid, "maps")?).ok_or_else(|| unexpected("maps does not parse"))
+    parse_lines(&read_bytes(pid, "maps")?)
+}
+
+/// Parses `maps` or `smaps`.
+pub(crate) fn parse_lines(text: &[u8]) -> Result<Vec<MapLine>> {
+    parse_maps(text).ok_or_else(|| unexpected("a process's mappings do not parse"))
 }

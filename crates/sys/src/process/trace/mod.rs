@@ -13,6 +13,7 @@ pub(crate) use registers::RESTART_BLOCK;
 pub use registers::Registers;
 pub(crate) use sigframe::build as frame;
 pub(crate) use stub::{
-    Batch, Call, Exit, SCRATCH, SCRATCH_BYTES, STUB_BYTES, Stub, code as stub_code,
+    Batch, Call, Exit, Job, Outcome, SCRATCH, SCRATCH_BYTES, STUB_BYTES, Slot, Slots, Stub,
+    code as stub_code, run_together,
 };
 pub(crate) use tracee::{STOP_LIMIT, Stop, Tracee, look, wait_for};

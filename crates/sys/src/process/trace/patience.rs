@@ -50,7 +50,12 @@ impl Patience {
             None => std::thread::sleep(WITHOUT),
         });
         self.waited += asleep.elapsed().min(TICK);
-        self.waited <= self.limit
+        !self.is_over()
+    }
+
+    /// Whether it is at its end.
+    pub fn is_over(&self) -> bool {
+        self.waited > self.limit
     }
 }
 

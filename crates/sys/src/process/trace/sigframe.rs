@@ -13,6 +13,11 @@ const CONTEXT_BYTES: usize = 40 + 256 + 8;
 /// Where `struct _fpx_sw_bytes` lies in the area of FXSAVE; ptrace tells the features there.
 const SOFTWARE: usize = 464;
 
+/// Bytes of a frame with so many bytes of vector registers.
+pub(crate) fn bytes(extended: usize) -> usize {
+    CONTEXT_BYTES.next_multiple_of(64) + extended + size_of_val(&MAGIC2)
+}
+
 /// A frame for address `at`, which must be a multiple of 64; `extended` as ptrace gives it, or
 /// nothing, which resets these registers.
 pub(crate) fn build(at: u64, registers: &Registers, extended: &[u8], mask: u64) -> Vec<u8> {

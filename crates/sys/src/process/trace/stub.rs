@@ -7,8 +7,7 @@ use super::super::error::{Error, Result, unexpected};
 use super::registers::NO_CALL;
 use super::sigframe;
 use super::{Memory, Registers, Stop, Tracee, wait_for};
-use crate::priority::{Loan, ORDINARY, is_ordinary, is_realtime};
-use std::cell::Cell;
+use crate::priority::{Loan, ORDINARY, is_ordinary};
 use std::time::Duration;
 
 /// Pages of a stub: code, table of calls, frame, scratch.
@@ -174,6 +173,10 @@ impl Batch {
     pub fn is_empty(&self) -> bool {
         self.calls.is_empty()
     }
+
+    pub fn len(&self) -> usize {
+        self.calls.len()
+    }
 }
 
 /// What came of a batch.
@@ -181,161 +184,35 @@ impl Batch {
 pub(crate) struct Outcome {
     /// What each call returned, errors as negative numbers.
     pub results: Vec<i64>,
+    /// The thread as it was before, and is again.
+    pub before: Option<Before>,
+    /// The thread's timer slack where priority was lent to it: while it had that, it had no slack.
+    pub slack_ns: Option<u64>,
     /// A stop signal came meanwhile and must be sent again.
-    pub stopped: bool,
+    stopped: bool,
+}
+
+/// A thread that makes calls, as it was before.
+#[derive(Debug)]
+pub(crate) struct Before {
+    pub registers: Registers,
+    pub mask: u64,
+    /// Only read where the thread may outlive its tracer.
+    pub extended: Vec<u8>,
 }
 
 /// The stub of one process.
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug)]
 pub(crate) struct Stub {
     pub address: u64,
     pub exit: Exit,
 }
 
 impl Stub {
-    /// [`Stub::run`] with more than the caller's priority, if that is real-time: the thread would wait behind others while all of
-    /// its process waits for it. If its tracer dies meanwhile it gives the priority back itself.
-    pub fn run_in_hurry(
-        &self,
-        tracee: Tracee,
-        memory: &Memory,
-        mut batch: Batch,
-    ) -> Result<Outcome> {
-        let place = self.address + STUB_BYTES - PARAMETERS_BYTES;
-        let lends = is_realtime() && is_ordinary(tracee.tid);
-        if !lends || memory.write(place, &[0; 8]).is_err() {
-            return self.run(tracee, memory, &batch);
-        }
-        let back = [0, ORDINARY as u64, place];
-        batch.alone = Some(Call::new(libc::SYS_sched_setscheduler, &back));
-        let loan = Cell::new(None);
-        let begin = || loan.set(loan.take().or_else(|| Loan::begin(tracee.tid)));
-        let end = || {
-            if let Some(loan) = loan.take() {
-                loan.end();
-            }
-        };
-        self.run_between(tracee, memory, &batch, (&begin, &end))
-    }
-
     /// Runs calls in a stopped thread, whose registers and signal mask are as before afterwards.
-    pub fn run(&self, tracee: Tracee, memory: &Memory, batch: &Batch) -> Result<Outcome> {
-        self.run_between(tracee, memory, batch, (&|| (), &|| ()))
-    }
-
-    /// The same; something is done before it runs, when it would make all calls without its tracer, and before its registers are
-    /// put back.
-    fn run_between(
-        &self,
-        tracee: Tracee,
-        memory: &Memory,
-        batch: &Batch,
-        (begin, end): (&dyn Fn(), &dyn Fn()),
-    ) -> Result<Outcome> {
-        let before = tracee.registers()?;
-        let mask = tracee.mask()?;
-        let done = self.run_from(tracee, memory, (batch, begin), &before, mask);
-        end();
-        if !matches!(done, Err(Error::Gone(_))) {
-            tracee.set_registers(&before)?;
-            tracee.set_mask(mask)?;
-        }
-        if let Ok(Outcome { stopped: true, .. }) = done {
-            // It waits until the thread runs on.
-            // SAFETY: no pointers are passed.
-            unsafe { libc::syscall(libc::SYS_tkill, tracee.tid, libc::SIGSTOP) };
-        }
-        done
-    }
-
-    fn run_from(
-        &self,
-        tracee: Tracee,
-        memory: &Memory,
-        (batch, begin): (&Batch, &dyn Fn()),
-        before: &Registers,
-        mask: u64,
-    ) -> Result<Outcome> {
-        let mut registers = self.prepare(tracee, memory, before, mask)?;
-        let mut outcome = Outcome::default();
-        for calls in batch.calls.chunks(TABLE_CALLS) {
-            let table = encode(calls, batch.alone.as_ref());
-            memory.write(self.address + TABLE, &table)?;
-            registers.rbx = self.address + TABLE;
-            registers.r12 = calls.len() as u64;
-            tracee.set_registers(&registers)?;
-            begin();
-            let after = self.finish(tracee, &mut outcome)?;
-            registers.rbp = after.rbp;
-            let mut table = vec![0; calls.len() * CALL_BYTES];
-            memory.read(self.address + TABLE, &mut table)?;
-            outcome
-                .results
-                .extend(table.chunks_exact(CALL_BYTES).map(result));
-        }
-        Ok(outcome)
-    }
-
-    /// Registers for the code, and at the donor the way back without a tracer.
-    fn prepare(
-        &self,
-        tracee: Tracee,
-        memory: &Memory,
-        before: &Registers,
-        mask: u64,
-    ) -> Result<Registers> {
-        let mut registers = Registers {
-            rip: self.address,
-            orig_rax: NO_CALL,
-            eflags: 0x202,
-            // Calls that make threads take a stack from here; nothing is pushed.
-            rsp: self.address + SCRATCH,
-            r13: 0,
-            ..*before
-        };
-        if let Exit::Resume {
-            process,
-            thread,
-            signal,
-        } = self.exit
-        {
-            let frame = sigframe::build(
-                self.address + FRAME,
-                &before.restarted(),
-                &tracee.extended()?,
-                mask,
-            );
-            memory.write(self.address + FRAME, &frame)?;
-            registers.rsp = self.address + FRAME;
-            registers.r13 = process as u64;
-            registers.r14 = thread as u64;
-            registers.r15 = signal as u64;
-            tracee.set_mask(!(1 << (signal - 1)))?;
-        } else {
-            tracee.set_mask(!0)?;
-        }
-        Ok(registers)
-    }
-
-    /// Lets the code run to its end.
-    fn finish(&self, tracee: Tracee, outcome: &mut Outcome) -> Result<Registers> {
-        loop {
-            tracee.resume(0)?;
-            match wait_for(tracee.tid, LIMIT)? {
-                Stop::Ended(_) => return Err(Error::Gone(tracee.tid)),
-                Stop::Signal(libc::SIGSTOP) => outcome.stopped = true,
-                Stop::Signal(signal) => {
-                    let registers = tracee.registers()?;
-                    if self.is_end(signal, registers.rip) {
-                        return Ok(registers);
-                    }
-                    if !matches!(self.exit, Exit::Resume { signal: ours, .. } if ours == signal) {
-                        return Err(self.disturbed(signal, &registers));
-                    }
-                }
-                Stop::Interrupt | Stop::Group(_) | Stop::Event(_) | Stop::Call => {}
-            }
-        }
+    pub fn run(&self, tracee: Tracee, memory: &Memory, batch: Batch) -> Result<Outcome> {
+        let mut outcomes = run_together(vec![Job::new(*self, tracee, memory, batch)])?;
+        Ok(outcomes.pop().unwrap_or_default())
     }
 
     /// Says where in its code it was, and about to make which call.
@@ -354,6 +231,288 @@ impl Stub {
             }
         }
     }
+}
+
+/// Where in a stub one of several threads has its table, its frame and its answers.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Slot {
+    table: u64,
+    frame: u64,
+    /// Where its calls may read and write.
+    pub scratch: u64,
+}
+
+/// Divides a stub among threads that make few calls at the same time.
+#[derive(Debug)]
+pub(crate) struct Slots {
+    next: u64,
+}
+
+impl Slots {
+    pub fn new() -> Self {
+        Self { next: TABLE }
+    }
+
+    /// Where the scratch of the next slot begins, from the stub's beginning.
+    pub fn next_scratch(&self) -> u64 {
+        self.next
+    }
+
+    /// Room for so many calls, bytes of vector registers (0 where no frame is needed) and bytes of scratch; none when the
+    /// stub is full.
+    pub fn take(&mut self, calls: usize, extended: usize, scratch: usize) -> Option<Slot> {
+        let behind = |at: u64, bytes: usize| (at + bytes as u64).next_multiple_of(64);
+        let frame_bytes = match extended {
+            0 => 0,
+            extended => sigframe::bytes(extended),
+        };
+        let frame = behind(self.next, scratch);
+        let table = behind(frame, frame_bytes);
+        // One entry more, see `encode`.
+        let end = behind(table, (calls + 1) * CALL_BYTES);
+        if calls > TABLE_CALLS || end > STUB_BYTES - PARAMETERS_BYTES {
+            return None;
+        }
+        let slot = Slot {
+            table,
+            frame,
+            scratch: self.next,
+        };
+        self.next = end;
+        Some(slot)
+    }
+}
+
+impl Slot {
+    /// All of a stub, for one thread.
+    pub const WHOLE: Self = Self {
+        table: TABLE,
+        frame: FRAME,
+        scratch: SCRATCH,
+    };
+}
+
+/// Calls for one thread among several.
+#[derive(Debug)]
+pub(crate) struct Job<'a> {
+    stub: Stub,
+    tracee: Tracee,
+    memory: &'a Memory,
+    batch: Batch,
+    slot: Slot,
+    /// Vector registers, where they were read already.
+    extended: Option<Vec<u8>>,
+    lends: bool,
+    loan: Option<Loan>,
+    /// What the thread was before.
+    before: Option<Before>,
+    /// Registers that the code gets.
+    registers: Registers,
+    outcome: Outcome,
+    /// Calls that were made or are being made.
+    made: usize,
+    running: usize,
+}
+
+impl<'a> Job<'a> {
+    /// Of a thread that has all of its process's stub.
+    pub fn new(stub: Stub, tracee: Tracee, memory: &'a Memory, batch: Batch) -> Self {
+        Self {
+            stub,
+            tracee,
+            memory,
+            batch,
+            slot: Slot::WHOLE,
+            extended: None,
+            lends: false,
+            loan: None,
+            before: None,
+            registers: Registers::default(),
+            outcome: Outcome::default(),
+            made: 0,
+            running: 0,
+        }
+    }
+
+    /// Of a thread that has a part of the stub, and these vector registers.
+    pub fn in_slot(self, slot: Slot, extended: Vec<u8>) -> Self {
+        Self {
+            slot,
+            extended: Some(extended),
+            ..self
+        }
+    }
+
+    /// Of a thread of a husk, which needs no frame, that has a part of the stub.
+    pub fn in_husk_slot(self, slot: Slot) -> Self {
+        Self { slot, ..self }
+    }
+
+    /// With more than the caller's priority, if that is real-time: the thread would wait behind others while all of its process
+    /// waits for it. If its tracer dies meanwhile it gives the priority back itself.
+    pub fn in_hurry(mut self, caller_is_realtime: bool) -> Self {
+        self.lends = caller_is_realtime && is_ordinary(self.tracee.tid);
+        self
+    }
+
+    fn place(&self) -> u64 {
+        self.stub.address + STUB_BYTES - PARAMETERS_BYTES
+    }
+
+    /// Registers for the code, and at the donor the way back without a tracer.
+    fn prepare(&mut self) -> Result<()> {
+        let (tracee, stub) = (self.tracee, self.stub);
+        let (before, mask) = (tracee.registers()?, tracee.mask()?);
+        self.registers = Registers {
+            rip: stub.address,
+            orig_rax: NO_CALL,
+            eflags: 0x202,
+            // Calls that make threads take a stack from here; nothing is pushed.
+            rsp: stub.address + self.slot.scratch,
+            r13: 0,
+            ..before
+        };
+        let mut extended = Vec::new();
+        let blocked = match stub.exit {
+            Exit::Resume {
+                process,
+                thread,
+                signal,
+            } => {
+                extended = match self.extended.take() {
+                    Some(read) => read,
+                    None => tracee.extended()?,
+                };
+                let at = stub.address + self.slot.frame;
+                let frame = sigframe::build(at, &before.restarted(), &extended, mask);
+                self.memory.write(at, &frame)?;
+                self.registers.rsp = at;
+                self.registers.r13 = process as u64;
+                self.registers.r14 = thread as u64;
+                self.registers.r15 = signal as u64;
+                !(1 << (signal - 1))
+            }
+            Exit::Trap => !0,
+        };
+        self.lends = self.lends && self.memory.write(self.place(), &[0; 8]).is_ok();
+        if self.lends {
+            let back = [0, ORDINARY as u64, self.place()];
+            self.batch.alone = Some(Call::new(libc::SYS_sched_setscheduler, &back));
+        }
+        // From here on the thread is put back by `restore`.
+        self.before = Some(Before {
+            registers: before,
+            mask,
+            extended,
+        });
+        tracee.set_mask(blocked)
+    }
+
+    fn has_more(&self) -> bool {
+        self.made < self.batch.calls.len()
+    }
+
+    /// Lets the code begin, with as many calls as the table takes.
+    fn begin(&mut self) -> Result<()> {
+        let calls = &self.batch.calls[self.made..];
+        let calls = &calls[..calls.len().min(TABLE_CALLS)];
+        let at = self.stub.address + self.slot.table;
+        self.memory
+            .write(at, &encode(calls, self.batch.alone.as_ref()))?;
+        self.registers.rbx = at;
+        self.registers.r12 = calls.len() as u64;
+        self.tracee.set_registers(&self.registers)?;
+        if self.lends && self.loan.is_none() {
+            self.loan = Loan::begin(self.tracee.tid);
+        }
+        self.running = calls.len();
+        self.tracee.resume(0)
+    }
+
+    /// Waits until the code has ended.
+    fn finish(&mut self) -> Result<()> {
+        let calls = std::mem::take(&mut self.running);
+        self.registers.rbp = self.wait_for_end()?.rbp;
+        self.made += calls;
+        let mut table = vec![0; calls * CALL_BYTES];
+        self.memory
+            .read(self.stub.address + self.slot.table, &mut table)?;
+        let results = table.chunks_exact(CALL_BYTES).map(result);
+        self.outcome.results.extend(results);
+        Ok(())
+    }
+
+    fn wait_for_end(&mut self) -> Result<Registers> {
+        let tracee = self.tracee;
+        loop {
+            match wait_for(tracee.tid, LIMIT)? {
+                Stop::Ended(_) => return Err(Error::Gone(tracee.tid)),
+                Stop::Signal(libc::SIGSTOP) => self.outcome.stopped = true,
+                Stop::Signal(signal) => {
+                    let registers = tracee.registers()?;
+                    if self.stub.is_end(signal, registers.rip) {
+                        return Ok(registers);
+                    }
+                    if !matches!(self.stub.exit, Exit::Resume { signal: ours, .. } if ours == signal)
+                    {
+                        return Err(self.stub.disturbed(signal, &registers));
+                    }
+                }
+                Stop::Interrupt | Stop::Group(_) | Stop::Event(_) | Stop::Call => {}
+            }
+            tracee.resume(0)?;
+        }
+    }
+
+    /// Makes the thread what it was.
+    fn restore(&mut self) -> Result<()> {
+        if let Some(loan) = self.loan.take() {
+            self.outcome.slack_ns = loan.slack_ns();
+            loan.end();
+        }
+        let Some(before) = &self.before else {
+            return Ok(());
+        };
+        self.tracee.set_registers(&before.registers)?;
+        self.tracee.set_mask(before.mask)?;
+        if self.outcome.stopped {
+            // It waits until the thread runs on.
+            // SAFETY: no pointers are passed.
+            unsafe { libc::syscall(libc::SYS_tkill, self.tracee.tid, libc::SIGSTOP) };
+        }
+        Ok(())
+    }
+}
+
+/// Makes calls in several stopped threads at the same time; each is as before afterwards. Threads of one process have slots of
+/// its stub that do not overlap. Gives an outcome for each job, or the first failure.
+pub(crate) fn run_together(mut jobs: Vec<Job<'_>>) -> Result<Vec<Outcome>> {
+    let mut outcome = Ok(());
+    for job in &mut jobs {
+        outcome = outcome.and_then(|()| job.prepare());
+    }
+    while outcome.is_ok() && jobs.iter().any(Job::has_more) {
+        for job in jobs.iter_mut().filter(|job| job.has_more()) {
+            outcome = outcome.and_then(|()| job.begin());
+        }
+        // Whatever one gave, who has begun is waited for.
+        for job in jobs.iter_mut().filter(|job| job.running > 0) {
+            let finished = job.finish();
+            outcome = outcome.and(finished);
+        }
+    }
+    for job in &mut jobs {
+        match job.restore() {
+            Err(Error::Gone(_)) if outcome.is_err() => {}
+            restored => outcome = outcome.and(restored),
+        }
+    }
+    outcome?;
+    let outcomes = jobs.into_iter().map(|job| Outcome {
+        before: job.before,
+        ..job.outcome
+    });
+    Ok(outcomes.collect())
 }
 
 /// A table with one more entry, which is 0 where there is none.
