@@ -14,7 +14,7 @@ game_packages=(openarena-server ioquake3-server openarena-081-maps)
 database_packages=(mariadb-server-core)
 # Go is the largest of them, 450 MB.
 program_packages=(redis-server redis-tools nginx wrk mosquitto mosquitto-clients memcached python3 nodejs node-ws
-    openjdk-17-jre-headless openjdk-17-jdk-headless golang-go)
+    openjdk-17-jre-headless openjdk-17-jdk-headless golang-go haproxy postgresql php-fpm)
 
 declare -A package_reason=(
     [build]="to build: C compiler, clang and headers for the eBPF programs"

@@ -12,6 +12,7 @@ fn main() {
         "observe",
         "files",
         "queue",
+        "timeouts",
         "traffic",
     ] {
         compile(object, Path::new(&out), &arch);

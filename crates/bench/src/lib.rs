@@ -3,6 +3,7 @@
 
 pub mod arena;
 pub mod capture;
+pub mod churn;
 pub mod cluster;
 pub mod demo;
 pub mod handlespace;

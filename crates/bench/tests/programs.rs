@@ -3,9 +3,10 @@
 
 use std::process::Command;
 use std::sync::{Mutex, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
+use holdfast_bench::churn::{self, Plan, measure};
 use holdfast_bench::programs::{BROKEN, CLIENTS, PROGRAMS, Program, Scene};
 
 const MOVES: usize = 20;
@@ -90,6 +91,30 @@ macro_rules! programs {
             moves_under_load(stringify!($name));
         }
     )*};
+}
+
+/// Servers whose clients come and go all the while.
+#[test]
+#[ignore = "needs the packages of the group `program` in scripts/setup.sh, some 600 MB: ./x test-real"]
+fn clients_come_and_go() {
+    let _one = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+    for program in churn::PROGRAMS {
+        let plan = Plan {
+            program,
+            stay: 32,
+            new_per_s: 20,
+            moves: 6,
+            after: Duration::from_secs(3),
+        };
+        let row = measure(plan).unwrap_or_else(|error| panic!("{}: {error:#}", program.name));
+        eprintln!("{row}");
+        assert_eq!(
+            (row.errors, row.bytes_wrong, row.held_elsewhere),
+            (0, 0, 0),
+            "{row}"
+        );
+        assert!(row.moved + 1 >= row.moves, "{row}");
+    }
 }
 
 programs!(redis nginx mosquitto memcached asyncio websocket jvm go);

@@ -125,7 +125,7 @@ impl Lister {
 }
 
 /// A new descriptor, or what a call of the library's left in `errno`.
-fn owned(fd: i32) -> Result<OwnedFd, Error> {
+pub(crate) fn owned(fd: i32) -> Result<OwnedFd, Error> {
     if fd < 0 {
         return Err(refused(std::io::Error::from_raw_os_error(-fd)));
     }

@@ -2,7 +2,7 @@
 //!
 //! `c/steer.h` (XDP) sends packets to owners, `c/ingress.h` and `c/egress.h` (tcx) keep ownership, `c/sockets.h`
 //! (socket operations) makes and ends the entries of flows; `c/observe.bpf.c` reads sockets ([`observe`]), `c/files.bpf.c`
-//! descriptors ([`files`]). This crate decides nothing: [`Dataplane`] gives the maps to the daemon. Maps and links are
+//! descriptors ([`files`]), `c/timeouts.bpf.c` sets an option of sockets ([`timeouts`]). This crate decides nothing: [`Dataplane`] gives the maps to the daemon. Maps and links are
 //! pinned, so that traffic goes on while the daemon is away.
 
 mod change;
@@ -18,6 +18,7 @@ mod records;
 pub mod shared;
 mod steering;
 mod table;
+pub mod timeouts;
 pub mod traffic;
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};

@@ -6,6 +6,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use holdfast_bpf::observe::{Observed, Observer, flags};
+use holdfast_bpf::timeouts::Timeouts;
 use rustix::net::{AddressFamily, SocketType};
 use rustix::process::{Resource, getrlimit, setrlimit};
 
@@ -47,6 +48,41 @@ fn many_are_read_once_and_in_their_order() {
         assert_eq!(records[MANY], None, "a datagram socket has none");
         assert_eq!(changes(&mut observer), [], "all are let go");
     }
+}
+
+/// The descriptor with which it was ordered is closed by then.
+#[test]
+fn a_timeout_is_given_back_without_a_descriptor() {
+    const TCP_RTO_MAX_MS: i32 = 44;
+    let longest = |socket: &TcpStream| {
+        let (mut value, mut length) = (0_i32, size_of::<i32>() as u32);
+        // SAFETY: both pointers are writable for what they say and outlive the call.
+        let outcome = unsafe {
+            let value = (&raw mut value).cast();
+            let fd = std::os::fd::AsRawFd::as_raw_fd(socket);
+            libc::getsockopt(
+                fd,
+                libc::IPPROTO_TCP,
+                TCP_RTO_MAX_MS,
+                value,
+                &raw mut length,
+            )
+        };
+        (outcome == 0).then_some(value)
+    };
+    let timeouts = Timeouts::load().expect("load");
+    let pairs = pairs(3);
+    let Some(before) = longest(&pairs[0].0) else {
+        eprintln!("skipped: this kernel has no such option");
+        return;
+    };
+    let ordered = pairs[1].0.try_clone().expect("dup");
+    timeouts.order(ordered.as_fd(), 7000).expect("ordered");
+    drop(ordered);
+    assert_eq!(longest(&pairs[1].0), Some(before), "not yet");
+    timeouts.give_back().expect("given back");
+    let now: Vec<_> = pairs.iter().map(|(server, _)| longest(server)).collect();
+    assert_eq!(now, [Some(before), Some(7000), Some(before)]);
 }
 
 #[test]

@@ -14,6 +14,8 @@ pub struct BenchArgs {
 
 #[derive(Debug, Subcommand)]
 enum Which {
+    /// Moves of servers whose clients come and go: how many succeed, and what clients see of them
+    Churn(holdfast_bench::churn::ChurnArgs),
     /// Operations a second on a registrar's handlespace, by policy and number of elements
     Handlespace(holdfast_bench::handlespace::HandlespaceArgs),
     /// What moving live connections costs: freeze, gap seen by the client, resets, retransmissions
@@ -34,6 +36,7 @@ enum Which {
 /// What the measurement answers.
 pub fn run(args: BenchArgs) -> Result<Ending> {
     match args.which {
+        Which::Churn(args) => holdfast_bench::churn::run(&args)?,
         Which::Handlespace(args) => holdfast_bench::handlespace::run(&args)?,
         Which::Handoff(args) => holdfast_bench::handoff::run(&args)?,
         Which::Migrate(args) => holdfast_bench::migrate::run(&args)?,

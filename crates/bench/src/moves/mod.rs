@@ -42,6 +42,15 @@ pub struct PostCopy {
     pub max_freeze_us: Option<u64>,
 }
 
+/// What became of a move.
+#[derive(Clone, Debug)]
+pub enum Attempt {
+    /// The process is at its new node.
+    Moved(Box<Move>),
+    /// It stayed, and why.
+    Kept(String),
+}
+
 /// A move that was made.
 #[derive(Clone, Debug)]
 pub struct Move {
@@ -114,6 +123,19 @@ impl Group {
     }
 
     fn migrate_once(&self, pid: i32, number: usize, sockets: SocketsWay) -> Result<Move> {
+        match self.attempt(pid, number, sockets)? {
+            Attempt::Moved(moved) => Ok(*moved),
+            Attempt::Kept(reason) => {
+                bail!("it stayed at {}: {reason}", HOMES[number % 2])
+            }
+        }
+    }
+
+    /// Moves a process once.
+    ///
+    /// # Errors
+    /// The daemon does not answer, or the move does not end.
+    pub fn attempt(&self, pid: i32, number: usize, sockets: SocketsWay) -> Result<Attempt> {
         let (from, to) = (HOMES[number % 2], HOMES[(number + 1) % 2]);
         let donor = self.cluster.control_blocking(from)?;
         let request = MigrationRequest {
@@ -128,7 +150,7 @@ impl Group {
         let asked = Instant::now();
         let accepted = match donor.run(async |client| client.migrate(&request).await) {
             Err(ClientError::Refused { body, .. }) => {
-                bail!("{from} to {to}: refused at once: {}", body.error)
+                return Ok(Attempt::Kept(format!("refused at once: {}", body.error)));
             }
             other => other?,
         };
@@ -139,7 +161,7 @@ impl Group {
         })?;
         let span = (asked, Instant::now());
         if let MigrationOutcome::Kept { reason } = &status.outcome {
-            bail!("it stayed at {from}: {reason}");
+            return Ok(Attempt::Kept(reason.clone()));
         }
         let acceptor = self.cluster.control_blocking(to)?;
         let pid = self.until("the process is at its new node", || {
@@ -149,13 +171,13 @@ impl Group {
                 _ => None,
             }
         })?;
-        Ok(Move {
+        Ok(Attempt::Moved(Box::new(Move {
             from,
             to,
             pid,
             status,
             span,
-        })
+        })))
     }
 
     /// Waits until there is such a thing.

@@ -3,6 +3,7 @@
 
 mod arena;
 mod check;
+mod churn;
 mod clients;
 #[path = "../common/mod.rs"]
 mod common;
@@ -54,6 +55,18 @@ fn in_world(name: &str, case: impl FnOnce(&World) -> Result<()>) {
 #[test]
 fn a_process_moves_there_and_back() {
     in_world("back", counted::there_and_back);
+}
+
+#[test]
+fn clients_that_come_and_go_do_not_hinder_moves() {
+    if !nix::unistd::geteuid().is_root() {
+        eprintln!("skipped: a lab needs root");
+        return;
+    }
+    let _one = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Err(error) = churn::moves() {
+        panic!("{error:#}");
+    }
 }
 
 #[test]

@@ -11,6 +11,7 @@ mod hold;
 mod observe;
 mod order;
 mod placement;
+pub mod timeouts;
 
 pub use convert::{flow_of, key_of, record_from_map, record_to_map};
 pub use convoys::Convoy;

@@ -169,7 +169,7 @@ impl Engine {
             };
             self.arrival_ids.remove(&arrival.id);
             if let (Socket::Live(socket), Some(fixed)) = (arrival.socket, arrival.fixed) {
-                self.settling.settle(now, socket, fixed);
+                self.settling.settle(now, socket, &fixed);
             }
             self.programs.has(arrival.session, of.flow);
             if arrival.congestion {

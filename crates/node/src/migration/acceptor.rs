@@ -22,7 +22,7 @@ use holdfast_sys::tcp_repair::WindowProbe;
 use holdfast_wire::MoveId;
 use rustix::event::EventfdFlags;
 
-use super::beginnings::{listen, offsets, settle};
+use super::beginnings::{listen, offsets};
 use super::connections;
 use super::follow::Follower;
 use super::pack::unpack;
@@ -33,6 +33,7 @@ use super::records::{Entry, Record};
 use super::residents::Came;
 use super::steps::Steps;
 use super::told::{Teller, Told};
+use crate::dataplane::timeouts;
 
 /// The word by which `holdfastd` knows that it is a restorer.
 pub const RESTORER: &str = "restorer";
@@ -171,6 +172,7 @@ impl Taking {
                 Job::Restore(token, entry) => {
                     let result = self.restore(&entry);
                     self.done(token, Results::Restored(result));
+                    self.settle();
                 }
                 Job::Go(token) => {
                     let result = self.go();
@@ -340,6 +342,18 @@ impl Taking {
         Ok(())
     }
 
+    /// What nothing waits for, while the holder decides: options of connections that could not be set before.
+    fn settle(&mut self) {
+        if let Some(sockets) = &mut self.sockets {
+            sockets.settle_awake();
+            let order = |(socket, longest_ms)| timeouts::order(socket, longest_ms);
+            let ordered = sockets.capped().all(order);
+            if !ordered {
+                sockets.uncap();
+            }
+        }
+    }
+
     /// Lets it run; since when it does.
     fn go(&mut self) -> Result<Instant, String> {
         self.steps.done("commit");
@@ -348,6 +362,10 @@ impl Taking {
             activated.map_err(|error| error.to_string())?;
         }
         self.steps.done("activate");
+        // Before it runs: what it closes is to be closed.
+        let servers = servers(self.sockets.as_ref());
+        self.sockets.take().into_iter().for_each(Sockets::close);
+        self.steps.done("close");
         self.following = self.there()?.follow().map_err(text)?;
         if self.following.is_some() {
             self.teller.tell(Told::Follows { id: self.id });
@@ -367,7 +385,7 @@ impl Taking {
                 restorer,
                 held,
                 came: std::mem::take(&mut self.came),
-                servers: servers(self.sockets.as_ref()),
+                servers,
             });
         }
         Ok(runs)
@@ -377,13 +395,15 @@ impl Taking {
 impl Taking {
     /// It runs.
     fn after(mut self, inbox: &Receiver<Job>) {
-        let Some(following) = self.following.take() else {
-            return settle(self.sockets);
+        let give_back = || {
+            std::thread::sleep(timeouts::AFTER);
+            timeouts::give_back();
         };
-        let follower = Follower::new(self.id, following, self.teller);
-        let sockets = self.sockets;
-        std::thread::spawn(move || settle(sockets));
-        follower.run(inbox, &self.wake);
+        let Some(following) = self.following.take() else {
+            return give_back();
+        };
+        std::thread::spawn(give_back);
+        Follower::new(self.id, following, self.teller).run(inbox, &self.wake);
     }
 }
 

@@ -2,28 +2,10 @@
 
 use std::os::unix::net::UnixListener;
 use std::path::Path;
-use std::time::{Duration, Instant};
 
 use holdfast_sys::process::acceptor::ClockOffsets;
 use holdfast_sys::process::image::Clocks;
-use holdfast_sys::process::sockets::Sockets;
-use holdfast_sys::tcp_repair::Settled;
 use rustix::time::ClockId;
-
-/// How long sockets may take to take late options, and between two times.
-const SETTLE_MAX: Duration = Duration::from_secs(5);
-const SETTLE_AGAIN: Duration = Duration::from_millis(10);
-
-/// Options that sockets take only later.
-pub(super) fn settle(sockets: Option<Sockets>) {
-    let Some(mut sockets) = sockets else {
-        return;
-    };
-    let began = Instant::now();
-    while sockets.settle() == Settled::Later && began.elapsed() < SETTLE_MAX {
-        std::thread::sleep(SETTLE_AGAIN);
-    }
-}
 
 /// The socket at which a later daemon finds the restorer.
 pub(super) fn listen(path: &Path) -> std::io::Result<UnixListener> {

@@ -18,7 +18,7 @@ use serde::{Deserialize, Serialize};
 
 use super::pieces::{Kind, Outgoing};
 use super::sights::Sights;
-use crate::dataplane::{Descriptors, monotonic_ns};
+use crate::dataplane::{Descriptors, monotonic_ns, timeouts};
 
 /// Threads that read the state of sockets.
 const EXTRACTORS: usize = 1;
@@ -60,6 +60,8 @@ pub(super) struct Connections {
 impl Connections {
     /// None is followed yet.
     pub(super) fn new(ways: Ways) -> Connections {
+        // Connections that came a moment ago are to be read as they are to be.
+        timeouts::give_back();
         let sights = match ways.sockets {
             SocketStrategy::Incremental if !ways.copy => Sights::new()
                 .inspect_err(|error| {

@@ -53,6 +53,7 @@ pub use restore::{
     PreparedSocket, Preparer, RestoredSocket, WindowProbe, activate, prepare, restore,
 };
 pub use seen::Seen;
+pub(crate) use settle::settle_awake;
 pub use settle::{Settled, Uncap, settle, settle_options, uncap_timeout};
 pub use static_state::{StaticReader, TcpStatic, read_static};
 pub use unconnected::{TcpUnconnected, Waiting};

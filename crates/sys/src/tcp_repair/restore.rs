@@ -15,7 +15,7 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
 /// Smallest value `TCP_RTO_MAX_MS` takes.
-const FIRST_TIMEOUT_CAP_MS: i32 = 1000;
+pub(super) const FIRST_TIMEOUT_CAP_MS: i32 = 1000;
 
 /// A socket made ahead of the freeze: in repair mode, bound, with its options; not connected, unknown to the wire.
 #[derive(Debug)]

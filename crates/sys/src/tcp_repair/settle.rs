@@ -1,6 +1,7 @@
 //! What is put right on a moved connection's socket after the freeze.
 
 use super::error::{At, RepairError};
+use super::restore::FIRST_TIMEOUT_CAP_MS;
 use super::static_state::TcpStatic;
 use crate::sockopt::{TCP_RTO_MAX_MS, check, set_int};
 use crate::tcp_info::{TcpInfo, TcpState};
@@ -33,9 +34,24 @@ pub fn settle(socket: BorrowedFd<'_>, fixed: &TcpStatic) -> Result<Settled, Repa
 /// # Errors
 /// What the kernel refuses.
 pub fn settle_options(socket: BorrowedFd<'_>, fixed: &TcpStatic) -> Result<(), RepairError> {
-    let options = &fixed.options;
-    let reuse = i32::from(options.reuse_address);
+    let reuse = i32::from(fixed.options.reuse_address);
     set_int(socket, SOL_SOCKET, libc::SO_REUSEADDR, reuse).at("SO_REUSEADDR")?;
+    settle_others(socket, fixed)
+}
+
+/// [`settle_options`] of a connection that was woken before it was certain that it acts, and has `SO_REUSEADDR` since.
+///
+/// # Errors
+/// What the kernel refuses.
+pub fn settle_awake(socket: BorrowedFd<'_>, fixed: &TcpStatic) -> Result<(), RepairError> {
+    match fixed.options.reuse_address {
+        true => settle_others(socket, fixed),
+        false => settle_options(socket, fixed),
+    }
+}
+
+fn settle_others(socket: BorrowedFd<'_>, fixed: &TcpStatic) -> Result<(), RepairError> {
+    let options = &fixed.options;
     if options.keeps_alive() {
         set_int(socket, SOL_SOCKET, libc::SO_KEEPALIVE, 1).at("SO_KEEPALIVE")?;
     }
@@ -48,6 +64,14 @@ pub fn settle_options(socket: BorrowedFd<'_>, fixed: &TcpStatic) -> Result<(), R
         check(unsafe { libc::shutdown(socket.as_raw_fd(), libc::SHUT_RD) }).at("shutdown")?;
     }
     Ok(())
+}
+
+impl TcpStatic {
+    /// The longest retransmission timeout, milliseconds, where it is another than the cap.
+    pub fn longest_timeout_ms(&self) -> Option<i32> {
+        let longest = self.options.int(IPPROTO_TCP, TCP_RTO_MAX_MS)?;
+        (longest != FIRST_TIMEOUT_CAP_MS).then_some(longest)
+    }
 }
 
 /// When [`uncap_timeout`] gives the longest retransmission timeout back.

@@ -294,7 +294,6 @@ fn commit(stopped: StoppedTree, acceptor: &mut Acceptor) -> Result<(), Error> {
         unlocked.is_empty(),
         "locks that nobody else can have: {unlocked:?}"
     );
-    acceptor.sockets.settle();
     Ok(())
 }
 

@@ -2,6 +2,7 @@
 
 mod ahead;
 mod blockers;
+mod busy;
 mod events;
 mod files;
 mod harness;

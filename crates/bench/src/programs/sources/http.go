@@ -1,4 +1,4 @@
-// An HTTP server that answers with the body it is sent: http ADDRESS:PORT
+// An HTTP server that answers with the body it is sent, or with the path where there is none: http ADDRESS:PORT
 package main
 
 import (
@@ -15,6 +15,9 @@ func main() {
 		if err != nil {
 			http.Error(answer, err.Error(), http.StatusBadRequest)
 			return
+		}
+		if request.Method == http.MethodGet {
+			body = []byte(request.URL.Path)
 		}
 		header := answer.Header()
 		// The answer is the same at any time.

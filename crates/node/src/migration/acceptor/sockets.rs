@@ -7,6 +7,7 @@ use super::super::connections::States;
 use super::super::pieces::Kind;
 use super::super::told::Told;
 use super::{RESTORERS, Taking, text};
+use crate::dataplane::timeouts;
 
 impl Taking {
     pub(super) fn descriptors(&mut self, kind: Kind, message: &[u8]) -> Result<(), String> {
@@ -14,6 +15,8 @@ impl Taking {
         self.policy.check_sockets(&found)?;
         if self.sockets.is_none() {
             self.sockets = Some(Sockets::new().map_err(|error| error.to_string())?);
+            // Not in the freeze.
+            timeouts::load();
         }
         let (Some(sockets), Some(restorer)) = (&mut self.sockets, &mut self.restorer) else {
             return Err("descriptors came before the shape of their tree".to_owned());

@@ -26,6 +26,11 @@ use crate::engine::Turn;
 const STOP_MAX: Duration = Duration::from_millis(300);
 const STOP_AGAIN: Duration = Duration::from_millis(1);
 
+/// How often the descriptors of a tree that stands still are read again where something is in the way, and between two times: what
+/// others had of it for a moment they have closed by then.
+const READS: usize = 3;
+const READ_AGAIN: Duration = Duration::from_micros(300);
+
 /// So few connections that changed cost less in the freeze than to catch up with them once more.
 const FEW: usize = 32;
 
@@ -306,8 +311,8 @@ impl Giving {
     ) -> Result<(Last, Vec<Flow>), (bool, String)> {
         let for_good = |why: String| (false, why);
         let failed = |error: Error| {
-            let passes = matches!(error, Error::Blocked(_) | Error::Socket(_));
-            (passes, text(error))
+            let for_good = matches!(error, Error::Gone(_) | Error::WouldNotStop(_));
+            (!for_good, text(error))
         };
         reader.begin(stopped.describer().map_err(failed)?);
         // The event loop does that meanwhile.
@@ -317,7 +322,15 @@ impl Giving {
         self.steps.done("divert");
         connections.see();
         self.steps.done("look");
-        let described = reader.found();
+        let mut described = reader.found();
+        for _ in 1..READS {
+            if !matches!(described, Err(Error::Blocked(_))) {
+                break;
+            }
+            std::thread::sleep(READ_AGAIN);
+            reader.begin(stopped.describer().map_err(failed)?);
+            described = reader.found();
+        }
         let (state, newcomers) = state
             .and_then(|state| Ok((state, turned?)))
             .map_err(for_good)?;

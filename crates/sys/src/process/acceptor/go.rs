@@ -5,6 +5,7 @@ use super::plan::Restoration;
 use crate::priority::{Hurry, Loan, hurry_husk, is_realtime};
 use crate::process::donor::{LoneCall, call_instruction, call_instruction_in};
 use crate::process::error::{Error, Result};
+use crate::process::files::Stock;
 use crate::process::files::image::LockHolder;
 use crate::process::image::{Backing, Frozen, FrozenProcess, Mapping};
 use crate::process::procfs;
@@ -48,6 +49,8 @@ impl Restoration {
             Some(prepared) => prepared?,
             None => self.prepare_all(&frozen)?,
         }
+        // What the restorer holds would keep files of the tree open that the tree closes.
+        self.stock.iter_mut().for_each(Stock::close);
         for husk in self.husks.drain(..).flatten() {
             for tid in husk.threads {
                 Tracee { tid }.detach()?;

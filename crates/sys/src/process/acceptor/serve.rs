@@ -226,7 +226,6 @@ fn reap(mut restoration: Restoration, mut channel: UnixStream) -> i32 {
             Err(_) => return 1,
         }
     }
-    // What the restorer still holds would keep files of the tree open.
     drop(restoration);
     let mut code = 0;
     loop {

@@ -6,6 +6,8 @@ use crate::process::error::{Error, Result};
 use crate::process::files::image::FileId;
 use crate::process::files::{Address, Draft, Frozen, Limits, Listing, shared_tables};
 use crate::process::image::{Descriptors, Files, Process};
+use crate::process::inspect;
+use crate::process::procfs::Stat;
 use crate::process::sockets::{Held, SocketState, SocketStatic};
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
@@ -19,13 +21,14 @@ impl Tracker {
     /// # Errors
     /// [`Error::Blocked`] if something that cannot move has appeared; the tree goes on, and is watched still.
     pub fn descriptors(&mut self) -> Result<Descriptors> {
-        let pids = self.living();
+        // Those that were born since the last round belong to the tree, too.
+        let pids = || living_tree(self.root);
         let limits = Limits {
             elsewhere: self.catalogue.memory(),
             ..Limits::default()
         };
+        let draft = Draft::look(pids, &limits, self.draft.as_deref())?;
         let Some(before) = &self.draft else {
-            let draft = Draft::save(&pids, &limits)?;
             let found = Descriptors {
                 files: Files::Image(draft.image.clone()),
                 sockets: fresh(&draft.sockets, &BTreeMap::new()),
@@ -34,7 +37,6 @@ impl Tracker {
             self.draft = Some(Arc::new(draft));
             return Ok(found);
         };
-        let draft = before.again(&pids, &limits)?;
         let ids: BTreeSet<FileId> = draft.sockets.keys().copied().collect();
         let found = Descriptors {
             files: Files::Changes(draft.image.changes_since(&before.image)),
@@ -204,6 +206,13 @@ impl StoppedTree {
     pub fn extract_one(&mut self, id: FileId) -> Result<BTreeMap<FileId, SocketState>> {
         Ok(self.sockets.extract_one(id)?)
     }
+}
+
+/// The processes of a tree that have descriptors; only the root where it cannot be listed.
+pub(crate) fn living_tree(root: i32) -> Vec<i32> {
+    let mut pids = inspect::tree(root).unwrap_or_else(|_| vec![root]);
+    pids.retain(|pid| Stat::read(*pid).is_ok_and(|stat| !matches!(stat.state, 'Z' | 'X')));
+    pids
 }
 
 /// Reads the descriptors of a tree that stands still.

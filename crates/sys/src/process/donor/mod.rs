@@ -27,6 +27,7 @@ mod watched;
 
 pub(crate) use attach::{LoneCall, call_instruction, call_instruction_in, value};
 pub use behind::Behind;
+pub(crate) use descriptors::living_tree;
 pub use descriptors::{Described, Describer};
 pub use freeze::{StoppedTree, Unfrozen};
 pub use hold::Held;

@@ -40,6 +40,6 @@ pub(crate) use kinds::pipe::content as pipe_content;
 pub use kinds::terminal::take_terminal;
 pub(crate) use kinds::unix::peek as unix_queue;
 pub use listed::{Listed, Listing};
-pub(crate) use raw::compare_files as compare_open_files;
+pub(crate) use raw::{close_all, compare_files as compare_open_files};
 pub(crate) use survey::shared_tables;
 pub use watches::Watches;

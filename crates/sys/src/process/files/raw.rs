@@ -2,7 +2,7 @@
 
 use crate::sockopt::check;
 use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
 
 /// `KCMP_FILE`, `KCMP_FILES` and `KCMP_EPOLL_TFD` (`linux/kcmp.h`).
 const KCMP_FILE: i32 = 0;
@@ -165,4 +165,18 @@ pub fn open_handle(mount: BorrowedFd<'_>, kind: i32, handle: &[u8]) -> io::Resul
     check(fd as i32)?;
     // SAFETY: the call succeeded, so this is a new descriptor that nothing else owns.
     Ok(unsafe { OwnedFd::from_raw_fd(fd as RawFd) })
+}
+
+/// Closes descriptors, those with numbers in a row by one call.
+pub(crate) fn close_all(descriptors: Vec<OwnedFd>) {
+    let mut numbers: Vec<RawFd> = descriptors
+        .into_iter()
+        .map(IntoRawFd::into_raw_fd)
+        .collect();
+    numbers.sort_unstable();
+    for row in numbers.chunk_by(|one, next| one + 1 == *next) {
+        let (first, last) = (row[0].cast_unsigned(), row[row.len() - 1].cast_unsigned());
+        // What was open is closed whatever the kernel says.
+        let _ = close_range(first, last);
+    }
 }

@@ -1,8 +1,9 @@
 //! Which descriptors can move.
 
 use super::{Blocker, Class, Obstacle, Report, classify, loopback, terminal};
+use crate::process::donor::living_tree;
 use crate::process::files::{Draft, FilesError, Limits};
-use crate::process::procfs::{self, Stat};
+use crate::process::procfs;
 use std::collections::BTreeSet;
 
 pub(super) fn check(report: &mut Report) {
@@ -11,15 +12,16 @@ pub(super) fn check(report: &mut Report) {
         // What they have open cannot be judged from here.
         return;
     }
-    let living = |pid: &i32| Stat::read(*pid).is_ok_and(|stat| !matches!(stat.state, 'Z' | 'X'));
-    let pids: Vec<i32> = report.processes.iter().copied().filter(living).collect();
+    let root = report.processes[0];
+    // Others may be born, and end, meanwhile.
+    let pids = || living_tree(root);
     let limits = Limits {
-        elsewhere: mapped_memory(&pids),
+        elsewhere: mapped_memory(&pids()),
         ..Limits::default()
     };
-    match Draft::save(&pids, &limits) {
+    match Draft::look(pids, &limits, None) {
         Ok(draft) => {
-            loopback::check(report, &draft, || Draft::save(&pids, &limits).ok());
+            loopback::check(report, &draft, || Draft::look(pids, &limits, None).ok());
             terminal::check(report, &draft.image);
             report.open_files = draft.image.files.len();
             report.sockets = draft.sockets.into_values().collect();

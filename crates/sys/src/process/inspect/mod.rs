@@ -42,20 +42,35 @@ pub struct Report {
 
 /// For how long who is just starting another program is waited for.
 const STARTING_MAX: Duration = Duration::from_millis(300);
+/// So often something is seen before it is said to stand in the way, and the pause between two looks.
+const LOOKS: usize = 3;
+const PAUSE: Duration = Duration::from_millis(10);
 
-/// Looks at the tree of processes under `root`; again, where all that stands in the way is a program that is being started.
+/// Looks at the tree of processes under `root`. Its processes come and go, and open and close files meanwhile: only what stands in
+/// the way in each of some looks does so; a program that is being started is waited for.
 ///
 /// # Errors
 /// [`Error::Gone`] if there is no such process; what cannot move is in the report.
 pub fn inspect(root: i32) -> Result<Report> {
     let began = Instant::now();
-    loop {
-        let report = inspect_once(root)?;
-        if !report.may_pass() || began.elapsed() > STARTING_MAX {
+    let mut lasting: Option<Vec<Blocker>> = None;
+    for look in 1.. {
+        let mut report = inspect_once(root)?;
+        let blockers = std::mem::take(&mut report.blockers);
+        match &mut lasting {
+            Some(lasting) => lasting.retain(|one| blockers.contains(one)),
+            none => *none = Some(blockers),
+        }
+        let lasting = lasting.as_deref().unwrap_or_default();
+        let starts = |blocker: &Blocker| matches!(blocker.obstacle, Obstacle::MemoryOf(_));
+        let may_pass = lasting.iter().all(starts) && began.elapsed() < STARTING_MAX;
+        if lasting.is_empty() || (look >= LOOKS && !may_pass) {
+            report.blockers = lasting.to_vec();
             return Ok(report);
         }
-        std::thread::sleep(Duration::from_millis(1));
+        std::thread::sleep(PAUSE);
     }
+    unreachable!("a look is the last")
 }
 
 fn inspect_once(root: i32) -> Result<Report> {
@@ -88,11 +103,6 @@ fn inspect_once(root: i32) -> Result<Report> {
 }
 
 impl Report {
-    fn may_pass(&self) -> bool {
-        let starts = |blocker: &Blocker| matches!(blocker.obstacle, Obstacle::MemoryOf(_));
-        !self.blockers.is_empty() && self.blockers.iter().all(starts)
-    }
-
     fn block(&mut self, pid: i32, obstacle: Obstacle) {
         let blocker = Blocker { pid, obstacle };
         // A library is mapped in several pieces, one behind the other.

@@ -5,10 +5,11 @@ mod awake;
 use self::awake::lacks;
 use super::clock::Clock;
 use super::{SocketError, SocketState, SocketStatic, near};
+use crate::process::files::close_all;
 use crate::process::files::image::FileId;
 use crate::tcp_repair::{
-    Closing, PreparedSocket, Preparer, RestoredSocket, Settled, TcpDynamic, TcpStatic, WindowProbe,
-    activate_all, each, ended, injection, restore,
+    Closing, PreparedSocket, Preparer, RestoredSocket, TcpDynamic, TcpStatic, Uncap, WindowProbe,
+    activate_all, each, ended, injection, restore, settle_awake, settle_options, uncap_timeout,
 };
 use crate::udp;
 use std::collections::{BTreeMap, BTreeSet};
@@ -25,6 +26,8 @@ pub struct Sockets {
     fresh: BTreeSet<FileId>,
     /// Those that were given what they had when the tree stood still.
     settled: BTreeSet<FileId>,
+    /// Connections that are awake have all their options.
+    awake_settled: bool,
     /// For sockets at loopback addresses, when all have their state: they answer each other.
     near: Vec<Vec<u8>>,
 }
@@ -84,6 +87,7 @@ impl Sockets {
             made: BTreeMap::new(),
             fresh: BTreeSet::new(),
             settled: BTreeSet::new(),
+            awake_settled: false,
             near: Vec::new(),
         })
     }
@@ -315,11 +319,61 @@ impl Sockets {
         .collect()
     }
 
-    /// Lets the connections go on: the commit must be certain.
+    /// Gives connections that are awake the options that could not be set before, when all sockets have their state. To be called
+    /// while it is not certain yet that they act here: [`Sockets::activate`] has less to do then.
+    pub fn settle_awake(&mut self) {
+        if std::mem::replace(&mut self.awake_settled, true) {
+            return;
+        }
+        for made in self.made.values() {
+            if let (SocketStatic::Connection(fixed), Phase::Awake(socket, _)) =
+                (&made.fixed, &made.phase)
+            {
+                // As in `activate`.
+                let _ = settle_awake(socket.as_fd(), fixed);
+                if fixed.remote.ip().is_loopback() {
+                    let _ = uncap_timeout(socket.as_fd(), fixed, Uncap::Now);
+                }
+            }
+        }
+    }
+
+    /// Connections whose retransmission timeout is capped, with the longest that each is to have later, milliseconds.
+    pub fn capped(&self) -> impl Iterator<Item = (BorrowedFd<'_>, i32)> {
+        self.made.values().filter_map(|made| match &made.fixed {
+            SocketStatic::Connection(fixed) if !fixed.remote.ip().is_loopback() => {
+                Some((made.as_fd(), fixed.longest_timeout_ms()?))
+            }
+            _ => None,
+        })
+    }
+
+    /// Gives all connections their longest retransmission timeout at once: nobody does so later.
+    pub fn uncap(&self) {
+        for made in self.made.values() {
+            if let SocketStatic::Connection(fixed) = &made.fixed {
+                let _ = uncap_timeout(made.as_fd(), fixed, Uncap::Now);
+            }
+        }
+    }
+
+    /// Closes the copies of all sockets that act, in few calls. To be called before their program runs: a copy that is open still
+    /// when the program closes its own would keep back a FIN, and events of it in epoll sets.
+    pub fn close(mut self) {
+        let made = std::mem::take(&mut self.made).into_values();
+        let ready = made.filter_map(|made| match made.phase {
+            Phase::Ready(socket) => Some(socket),
+            _ => None,
+        });
+        close_all(ready.collect());
+    }
+
+    /// Lets the connections go on, with all their options: the commit must be certain.
     ///
     /// # Errors
     /// The first that the kernel refused; the others go on all the same.
     pub fn activate(&mut self, probe: WindowProbe, threads: usize) -> Result<(), SocketError> {
+        self.settle_awake();
         let (mut work, mut kept) = (Vec::new(), Vec::new());
         for (id, made) in std::mem::take(&mut self.made) {
             match (made.fixed, made.phase) {
@@ -341,6 +395,12 @@ impl Sockets {
         for ((id, fixed, _), active) in kept.into_iter().zip(active) {
             match active {
                 Ok(socket) => {
+                    // An option that cannot be set is no reason to lose the connection. Over the loopback device no round trip is
+                    // waited for.
+                    let _ = settle_options(socket.as_fd(), &fixed);
+                    if fixed.remote.ip().is_loopback() {
+                        let _ = uncap_timeout(socket.as_fd(), &fixed, Uncap::Now);
+                    }
                     let fixed = SocketStatic::Connection(fixed);
                     let phase = Phase::Ready(socket);
                     self.made.insert(id, Made { fixed, phase });
@@ -349,24 +409,6 @@ impl Sockets {
             }
         }
         failed.map_or(Ok(()), Err)
-    }
-
-    /// Gives connections the options that could not be set before, and closes the copies of those that have all. To be called
-    /// again, after some round trips, until it says [`Settled::Done`]: a copy that stays open would keep back a FIN.
-    pub fn settle(&mut self) -> Settled {
-        self.made
-            .retain(|_, made| match (&made.fixed, &made.phase) {
-                (SocketStatic::Connection(fixed), Phase::Ready(socket)) => {
-                    // One that cannot be settled is closed by now.
-                    matches!(near::settle(socket.as_fd(), fixed), Ok(Settled::Later))
-                }
-                _ => false,
-            });
-        if self.made.is_empty() {
-            Settled::Done
-        } else {
-            Settled::Later
-        }
     }
 }
 

@@ -3,10 +3,10 @@
 use super::SocketError;
 use crate::address::RawAddress;
 use crate::sockopt::{check, check_length};
-use crate::tcp_repair::{RepairError, Settled, TcpStatic, Uncap, settle_options, uncap_timeout};
+use crate::tcp_repair::RepairError;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
-use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
 /// Whether a packet is for such a socket.
 pub(super) fn is_near(packet: &[u8]) -> bool {
@@ -20,17 +20,6 @@ pub(super) fn deliver(packets: &[Vec<u8>]) -> Result<(), SocketError> {
         let step = "packets over the loopback device";
         RepairError::Kernel { step, source }.into()
     })
-}
-
-/// [`settle`](crate::tcp_repair::settle()), which over the loopback device need not wait for a round trip: a copy that stays open would keep back the
-/// end that the program says, and with it its other half.
-pub(super) fn settle(fd: BorrowedFd<'_>, fixed: &TcpStatic) -> Result<Settled, RepairError> {
-    let when = match fixed.remote.ip().is_loopback() {
-        true => Uncap::Now,
-        false => Uncap::Measured,
-    };
-    settle_options(fd, fixed)?;
-    uncap_timeout(fd, fixed, when)
 }
 
 fn send(packet: &[u8]) -> io::Result<()> {

@@ -293,6 +293,15 @@ impl Stock {
         outcome
     }
 
+    /// Closes all that was made: who has it now has it alone.
+    pub fn close(&mut self) {
+        let files = std::mem::take(&mut self.files).into_values();
+        let others = std::mem::take(&mut self.keepers).into_values();
+        let others = others.chain(std::mem::take(&mut self.pipe_ends).into_values());
+        let others = others.chain(std::mem::take(&mut self.ghosts).into_values());
+        raw::close_all(files.chain(others).collect());
+    }
+
     /// Gives the descriptors up to whoever has the table now: they are not closed.
     pub(super) fn forget(&mut self) {
         for (_, fd) in std::mem::take(&mut self.files) {

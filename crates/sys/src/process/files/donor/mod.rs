@@ -15,16 +15,17 @@ pub use outside::Outside;
 pub use saver::{Saved, Saver};
 pub use subject::Subject;
 
-use super::error::FilesError;
+use super::error::{Blocker, FilesError};
 use super::image::{FileId, Image, ObjectId};
 use super::kept::Kept;
 use super::listed::Listing;
 use super::survey::{Key, survey};
 use crate::process::sockets::SocketStatic;
 use prepared::Prepared;
-use saver::Stage;
+use saver::{Half, Stage};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 /// How far saving goes.
 #[derive(Clone, Debug)]
@@ -64,6 +65,10 @@ pub struct Draft {
     prepared: Mutex<Option<Box<Prepared>>>,
 }
 
+/// A tree that runs is looked at so often before something in it is said to stand in the way, with pauses.
+const LOOKS: usize = 6;
+const PAUSE: Duration = Duration::from_millis(20);
+
 /// A process, as the caller sees it, and a descriptor of its.
 pub type Address = (i32, u32);
 
@@ -79,43 +84,92 @@ pub struct Known {
 }
 
 impl Draft {
+    /// Looks at a tree whose processes open and close descriptors, and come and go, all the while. Only what stands in the way in
+    /// each of several looks does so; anything else is left out, for a later look or the freeze to decide about. With a draft
+    /// from `before`, what was there then has the same numbers. `pids` lists the tree.
+    ///
+    /// # Errors
+    /// As [`Self::save`].
+    pub fn look(
+        pids: impl Fn() -> Vec<i32>,
+        limits: &Limits,
+        before: Option<&Self>,
+    ) -> Result<Self, FilesError> {
+        let mut lasting: Option<Vec<Blocker>> = None;
+        let mut failures = 0;
+        for look in 1..=LOOKS {
+            let (draft, blockers, failed) = match Self::look_once(&pids(), limits, before) {
+                Ok((draft, blockers, failed)) => (Some(draft), blockers, failed),
+                Err(FilesError::Blocked(blockers)) => (None, blockers, None),
+                Err(failed) => (None, Vec::new(), Some(failed)),
+            };
+            let complete = blockers.is_empty() && failed.is_none();
+            failures += usize::from(failed.is_some());
+            let lasting = match &mut lasting {
+                Some(lasting) => {
+                    lasting.retain(|one| blockers.contains(one));
+                    lasting
+                }
+                none => none.insert(blockers),
+            };
+            match (draft, failed) {
+                (Some(draft), _) if complete => return Ok(draft),
+                _ if look < LOOKS => std::thread::sleep(PAUSE),
+                _ if !lasting.is_empty() => {
+                    return Err(FilesError::Blocked(std::mem::take(lasting)));
+                }
+                (None, Some(failed)) => return Err(failed),
+                (_, Some(failed)) if failures == LOOKS => return Err(failed),
+                (Some(draft), _) => return Ok(draft),
+                (None, None) => {}
+            }
+        }
+        Self::save(&pids(), limits)
+    }
+
+    fn look_once(
+        pids: &[i32],
+        limits: &Limits,
+        before: Option<&Self>,
+    ) -> Result<(Self, Vec<Blocker>, Option<FilesError>), FilesError> {
+        let saver = Saver::new(pids, survey(pids)?, limits, before, Stage::Running);
+        let Half {
+            image,
+            known,
+            inet,
+            blockers,
+            failed,
+        } = saver.run_half()?;
+        let mut draft = Self {
+            image,
+            sockets: inet.fixed,
+            places: inet.places,
+            limits: limits.clone(),
+            kept: Kept::open(&known.sets),
+            prepared: Mutex::default(),
+            known,
+        };
+        // Sizes that the kernel tunes are no reason to make a socket anew.
+        for (id, fixed) in &mut draft.sockets {
+            let known = before.and_then(|before| before.sockets.get(id));
+            if let Some(known) = known.filter(|known| known.is_like(fixed)) {
+                fixed.clone_from(known);
+            }
+        }
+        Ok((draft, blockers, failed))
+    }
+
     /// Reads the descriptors of processes that may be running. `pids` are those of the caller's PID namespace; threads are
     /// left out. The calling thread must be in their network namespace.
     ///
     /// # Errors
     /// [`FilesError::Blocked`] with every descriptor that cannot move; [`FilesError::Kernel`].
     pub fn save(pids: &[i32], limits: &Limits) -> Result<Self, FilesError> {
-        let saver = Saver::new(pids, survey(pids)?, limits, None, Stage::Running);
-        Self::of(saver, limits.clone())
-    }
-
-    /// Reads the descriptors of the same tree again while it runs: what was there has the same numbers.
-    ///
-    /// # Errors
-    /// As [`Self::save`].
-    pub fn again(&self, pids: &[i32], limits: &Limits) -> Result<Self, FilesError> {
-        let saver = Saver::new(pids, survey(pids)?, limits, Some(self), Stage::Running);
-        let mut draft = Self::of(saver, limits.clone())?;
-        // Sizes that the kernel tunes are no reason to make a socket anew.
-        for (id, fixed) in &mut draft.sockets {
-            if let Some(before) = self.sockets.get(id).filter(|before| before.is_like(fixed)) {
-                fixed.clone_from(before);
-            }
+        let (draft, blockers, failed) = Self::look_once(pids, limits, None)?;
+        if !blockers.is_empty() {
+            return Err(FilesError::Blocked(blockers));
         }
-        Ok(draft)
-    }
-
-    fn of(saver: Saver<'_>, limits: Limits) -> Result<Self, FilesError> {
-        let (image, known, inet) = saver.run()?;
-        Ok(Self {
-            image,
-            sockets: inet.fixed,
-            places: inet.places,
-            limits,
-            kept: Kept::open(&known.sets),
-            prepared: Mutex::default(),
-            known,
-        })
+        failed.map_or(Ok(draft), Err)
     }
 
     /// Gets ready for the freeze, from what was listed of all `pids` since this was read: where the same was found still, what the

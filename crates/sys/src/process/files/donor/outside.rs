@@ -1,13 +1,18 @@
 //! Pipes, sockets and terminals of processes outside the tree.
 
+use crate::process::procfs::Stat;
 use std::collections::HashMap;
 use std::fs;
 
 /// Who else holds what, by what `/proc/PID/fd` shows.
 #[derive(Debug, Default)]
 pub struct Outside {
-    holders: HashMap<String, i32>,
+    holders: HashMap<String, Vec<i32>>,
+    tree: Vec<i32>,
 }
+
+/// No chain of parents is longer.
+const PARENTS_MAX: usize = 1000;
 
 impl Outside {
     /// Looks at all descriptors of all other processes. Those that end meanwhile are left out.
@@ -33,15 +38,36 @@ impl Outside {
                     continue;
                 };
                 if target.starts_with("pipe:") || target.starts_with("socket:") {
-                    holders.entry(target.to_string()).or_insert(pid);
+                    let holders: &mut Vec<i32> = holders.entry(target.to_string()).or_default();
+                    if holders.last() != Some(&pid) {
+                        holders.push(pid);
+                    }
                 }
             }
         }
-        Self { holders }
+        Self {
+            holders,
+            tree: tree.to_vec(),
+        }
     }
 
     /// A process outside the tree that holds this, as `/proc/PID/fd` shows it.
     pub fn holder(&self, link: &str) -> Option<i32> {
-        self.holders.get(link).copied()
+        let holders = self.holders.get(link)?;
+        holders.iter().copied().find(|pid| !self.is_inside(*pid))
+    }
+
+    /// Whether a process belongs to the tree after all, as one does that was born since the tree was listed, or has ended.
+    fn is_inside(&self, pid: i32) -> bool {
+        let mut at = pid;
+        for _ in 0..PARENTS_MAX {
+            match Stat::read(at) {
+                Err(_) => return at == pid,
+                Ok(stat) if self.tree.contains(&stat.parent) => return true,
+                Ok(stat) if stat.parent <= 1 => return false,
+                Ok(stat) => at = stat.parent,
+            }
+        }
+        false
     }
 }

@@ -33,6 +33,18 @@ impl From<FilesError> for Stop {
     }
 }
 
+/// What could be saved of a tree that runs.
+#[derive(Debug)]
+pub struct Half {
+    pub image: Image,
+    pub known: Known,
+    pub inet: inet::Found,
+    /// What could not move, just then.
+    pub blockers: Vec<Blocker>,
+    /// The first step that the kernel refused.
+    pub failed: Option<FilesError>,
+}
+
 /// When a tree is read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stage {
@@ -66,6 +78,8 @@ pub struct Saver<'a> {
     pub pids: Vec<i32>,
     /// What is found of TCP and UDP sockets.
     pub inet: inet::Found,
+    /// The first step that the kernel refused while the tree runs: that file is left out.
+    failed: Option<FilesError>,
     /// What it all was found in.
     pub(super) survey: Survey,
     /// The numbers of the pool's first open files.
@@ -116,6 +130,7 @@ impl<'a> Saver<'a> {
             half_pipes: Vec::new(),
             pids: pids.to_vec(),
             inet: inet::Found::default(),
+            failed: None,
             survey,
             ids,
             draft,
@@ -136,8 +151,36 @@ impl<'a> Saver<'a> {
         Ok((self.image, known, self.inet))
     }
 
+    /// Saves what can be saved of a tree that runs. What cannot is left out, with whatever refers to it, and told.
+    pub fn run_half(mut self) -> Result<Half, FilesError> {
+        self.number_all();
+        let blockers = self.save_all(&[], 0)?;
+        self.image.drop_dangling();
+        let known = self.fill_tables()?;
+        // Tables of processes that have ended are left out, too.
+        self.image.drop_dangling();
+        let files = &self.image.files;
+        self.inet.fixed.retain(|id, _| files.contains_key(id));
+        self.inet.places.retain(|id, _| files.contains_key(id));
+        Ok(Half {
+            image: self.image,
+            known,
+            inet: self.inet,
+            blockers,
+            failed: self.failed,
+        })
+    }
+
     /// Saves these open files, and all from `others` on: those in flight are found on the way and come behind.
     pub(super) fn save(&mut self, these: &[usize], others: usize) -> Result<(), FilesError> {
+        let blockers = self.save_all(these, others)?;
+        if blockers.is_empty() {
+            return Ok(());
+        }
+        Err(FilesError::Blocked(blockers))
+    }
+
+    fn save_all(&mut self, these: &[usize], others: usize) -> Result<Vec<Blocker>, FilesError> {
         let mut blockers = Vec::new();
         for class in these {
             self.save_one(*class, &mut blockers)?;
@@ -150,10 +193,7 @@ impl<'a> Saver<'a> {
         for (class, link) in kinds::pipe::half(self) {
             blockers.push(self.blocker(class, link, Reason::OtherEndOutside(None)));
         }
-        if blockers.is_empty() {
-            return Ok(());
-        }
-        Err(FilesError::Blocked(blockers))
+        Ok(blockers)
     }
 
     fn save_one(&mut self, class: usize, blockers: &mut Vec<Blocker>) -> Result<(), FilesError> {
@@ -163,7 +203,9 @@ impl<'a> Saver<'a> {
                 self.image.files.insert(self.ids[class], file);
             }
             Ok(None) => {}
-            Err(Stop::Failed(error)) => return Err(error),
+            Err(Stop::Failed(error)) if self.frozen => return Err(error),
+            // Mostly it was closed, or became another, in the middle of this.
+            Err(Stop::Failed(error)) => drop(self.failed.get_or_insert(error)),
             Err(Stop::Reason(reason)) => blockers.push(self.blocker(class, link, reason)),
         }
         Ok(())

@@ -31,6 +31,50 @@ pub struct Image {
     pub contents: BTreeMap<ObjectId, Content>,
 }
 
+impl Image {
+    /// Leaves out what refers to something that is not there: of a tree that runs, that was closed while it was read.
+    pub(super) fn drop_dangling(&mut self) {
+        loop {
+            let here: BTreeSet<FileId> = self.files.keys().copied().collect();
+            let of_unix = |file: &OpenFile| matches!(file.kind, Kind::Unix(_));
+            let unix: BTreeSet<FileId> = (self.files.iter())
+                .filter_map(|(id, file)| of_unix(file).then_some(*id))
+                .collect();
+            self.files.retain(|_, file| match &mut file.kind {
+                Kind::Epoll { watches } => {
+                    watches.retain(|watch| here.contains(&watch.file));
+                    true
+                }
+                Kind::Unix(socket) => {
+                    for message in &mut socket.queue {
+                        message.files.retain(|file| here.contains(file));
+                    }
+                    match &socket.link {
+                        UnixLink::To(peer) | UnixLink::Waiting(peer, _) => unix.contains(peer),
+                        _ => true,
+                    }
+                }
+                _ => true,
+            });
+            if self.files.len() == here.len() {
+                break;
+            }
+        }
+        for table in self.tables.values_mut() {
+            table
+                .slots
+                .retain(|_, slot| self.files.contains_key(&slot.file));
+        }
+        let tables: BTreeSet<u32> = self.tables.keys().copied().collect();
+        for file in self.files.values_mut().filter(|_| !tables.is_empty()) {
+            file.locks.retain(|lock| match lock.holder {
+                LockHolder::Table(table) => tables.contains(&table),
+                _ => true,
+            });
+        }
+    }
+}
+
 /// A descriptor table.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Table {

@@ -1,0 +1,242 @@
+//! Clients: connections that stay, and others that come and go.
+
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use anyhow::Result;
+use holdfast_lab::Lab;
+
+use super::speech::{Conversation, Speech, Wrong};
+
+/// From one message of a connection that stays to the next.
+const INTERVAL: Duration = Duration::from_millis(20);
+/// What takes longer hangs.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// Threads that open connections: so many may be open at once.
+const OPENERS: u64 = 64;
+/// Failures that are told in words.
+const FAILURES_MAX: usize = 20;
+
+/// From then to then.
+pub type Span = (Instant, Instant);
+
+/// When something was asked, and how long it took until the answer was there.
+pub type Trip = (Instant, Duration);
+
+/// What clients share.
+#[derive(Debug)]
+struct Shared {
+    began: Instant,
+    address: SocketAddr,
+    speech: Speech,
+    stop: AtomicBool,
+    errors: AtomicU64,
+    wrong: AtomicU64,
+    /// Connections that were opened for a moment.
+    opened: AtomicU64,
+    /// Of those that stay, how many have exchanged.
+    exchanging: AtomicU64,
+    failures: Mutex<Vec<String>>,
+}
+
+/// Clients that are at work.
+#[derive(Debug)]
+pub struct Clients {
+    shared: Arc<Shared>,
+    stay: usize,
+    threads: Vec<JoinHandle<Vec<Trip>>>,
+}
+
+/// What they have seen.
+#[derive(Debug, Default)]
+pub struct Seen {
+    /// Round trips, and openings, of all.
+    pub trips: Vec<Trip>,
+    /// Connections that could not be opened, or ended, or hung.
+    pub errors: u64,
+    /// Bytes that were not what they should be.
+    pub bytes_wrong: u64,
+    /// Connections that came and went.
+    pub opened: u64,
+    /// The first failures, in words.
+    pub failures: Vec<String>,
+}
+
+impl Clients {
+    /// Begins: so many connections that stay, and so many new ones each second.
+    ///
+    /// # Errors
+    /// There is no such host; no thread is to be had.
+    pub fn start(
+        lab: &Lab,
+        host: &str,
+        (address, speech): (SocketAddr, Speech),
+        (stay, new_per_s): (usize, u32),
+    ) -> Result<Self> {
+        let shared = Arc::new(Shared {
+            began: Instant::now(),
+            address,
+            speech,
+            stop: AtomicBool::new(false),
+            errors: AtomicU64::new(0),
+            wrong: AtomicU64::new(0),
+            opened: AtomicU64::new(0),
+            exchanging: AtomicU64::new(0),
+            failures: Mutex::default(),
+        });
+        let next = Arc::new(AtomicU64::new(0));
+        let openers = if new_per_s == 0 { 0 } else { OPENERS };
+        // Threads are where the thread is that starts them.
+        let threads = lab.in_net(host, || -> std::io::Result<Vec<_>> {
+            let mut threads = Vec::new();
+            for number in 0..stay as u64 {
+                let shared = shared.clone();
+                let named = std::thread::Builder::new().name("stays".into());
+                threads.push(named.spawn(move || shared.stay(number))?);
+            }
+            for _ in 0..openers {
+                let (shared, next) = (shared.clone(), next.clone());
+                let named = std::thread::Builder::new().name("comes".into());
+                threads.push(named.spawn(move || shared.come_and_go(&next, new_per_s))?);
+            }
+            Ok(threads)
+        })??;
+        Ok(Self {
+            shared,
+            stay,
+            threads,
+        })
+    }
+
+    /// Whether all connections that stay are there.
+    #[must_use]
+    pub fn all_exchange(&self) -> bool {
+        self.shared.exchanging.load(Ordering::Relaxed) == self.stay as u64
+    }
+
+    /// Ends them.
+    ///
+    /// # Panics
+    /// When a thread did.
+    #[must_use]
+    pub fn end(self) -> Seen {
+        self.shared.stop.store(true, Ordering::Relaxed);
+        let mut seen = Seen::default();
+        for thread in self.threads {
+            seen.trips
+                .extend(thread.join().expect("clients do not panic"));
+        }
+        seen.errors = self.shared.errors.load(Ordering::Relaxed);
+        seen.bytes_wrong = self.shared.wrong.load(Ordering::Relaxed);
+        seen.opened = self.shared.opened.load(Ordering::Relaxed);
+        let failures = self.shared.failures.lock();
+        seen.failures = failures.unwrap_or_else(PoisonError::into_inner).clone();
+        seen
+    }
+}
+
+impl Shared {
+    fn is_stopped(&self) -> bool {
+        self.stop.load(Ordering::Relaxed)
+    }
+
+    fn open(&self) -> std::io::Result<Conversation> {
+        Conversation::open(self.address, self.speech, PATIENCE)
+    }
+
+    fn wrong(&self, Wrong(bytes): Wrong) {
+        self.wrong.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    fn failed(&self, who: &str, local: Option<SocketAddr>, error: &std::io::Error) {
+        self.errors.fetch_add(1, Ordering::Relaxed);
+        let mut failures = self.failures.lock().unwrap_or_else(PoisonError::into_inner);
+        if failures.len() < FAILURES_MAX {
+            let at = self.began.elapsed().as_secs_f64();
+            let port = local.map_or(0, |local| local.port());
+            failures.push(format!("{at:.2} s: {who} (port {port}): {error}"));
+        }
+    }
+
+    /// One that breaks is opened anew.
+    fn stay(&self, number: u64) -> Vec<Trip> {
+        let mut trips = Vec::new();
+        let (mut connection, mut exchanged) = (None, false);
+        let mut next = Instant::now();
+        for turn in 0.. {
+            if self.is_stopped() {
+                break;
+            }
+            let sent = Instant::now();
+            let mut local = None;
+            let outcome = match connection.take().map_or_else(|| self.open(), Ok) {
+                Ok(mut open) => {
+                    local = open.local().ok();
+                    let exchanged = open.exchange(number, turn);
+                    exchanged.map(|wrong| (open, wrong))
+                }
+                Err(error) => Err(error),
+            };
+            match outcome {
+                Ok((open, wrong)) => {
+                    self.wrong(wrong);
+                    connection = Some(open);
+                    if !std::mem::replace(&mut exchanged, true) {
+                        self.exchanging.fetch_add(1, Ordering::Relaxed);
+                    }
+                }
+                Err(error) => self.failed("one that stays", local, &error),
+            }
+            trips.push((sent, sent.elapsed()));
+            next = (next + INTERVAL).max(Instant::now());
+            std::thread::sleep(next.saturating_duration_since(Instant::now()));
+        }
+        trips
+    }
+
+    /// Each is opened at its time, whether or not the one before has ended.
+    fn come_and_go(&self, next: &AtomicU64, per_s: u32) -> Vec<Trip> {
+        let mut trips = Vec::new();
+        loop {
+            let turn = next.fetch_add(1, Ordering::Relaxed);
+            let due = self.began + Duration::from_secs_f64(turn as f64 / f64::from(per_s));
+            while !self.is_stopped() && Instant::now() < due {
+                let left = due.saturating_duration_since(Instant::now());
+                std::thread::sleep(left.min(Duration::from_millis(100)));
+            }
+            if self.is_stopped() {
+                return trips;
+            }
+            let began = Instant::now();
+            let mut local = None;
+            let outcome = self.open().and_then(|mut open| {
+                local = open.local().ok();
+                // Above all numbers of those that stay.
+                let wrong = open.exchange(u64::from(u32::MAX) + turn, turn)?;
+                open.close()?;
+                Ok(wrong)
+            });
+            trips.push((began, began.elapsed()));
+            self.opened.fetch_add(1, Ordering::Relaxed);
+            match outcome {
+                Ok(wrong) => self.wrong(wrong),
+                Err(error) => self.failed("a new one", local, &error),
+            }
+        }
+    }
+}
+
+/// The longest round trip around a time, less the median one of all, milliseconds.
+pub fn gap_ms(trips: &[Trip], (begin, end): Span) -> f64 {
+    let ms = |duration: Duration| duration.as_secs_f64() * 1e3;
+    let mut all: Vec<Duration> = trips.iter().map(|(_, trip)| *trip).collect();
+    all.sort_unstable();
+    let median = all.get(all.len() / 2).copied().unwrap_or_default();
+    let during = trips
+        .iter()
+        .filter(|(sent, trip)| *sent <= end && *sent + *trip >= begin);
+    during.map(|(_, trip)| ms(*trip)).fold(0.0, f64::max) - ms(median)
+}

@@ -1,0 +1,328 @@
+//! `holdfast bench churn`: moves of servers whose clients come and go.
+//!
+//! Some connections stay and exchange all the time, others are opened, used and closed at a given rate; every byte of either is
+//! compared. The server goes back and forth between two nodes meanwhile. A try that fails counts as a move that was not made at
+//! once; the server is asked for again at once, as an operator would.
+
+mod holders;
+mod load;
+mod programs;
+mod speech;
+
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use holdfast_api::Protocol;
+use holdfast_api::control::{MigrationStatus, SocketsWay};
+use serde::Serialize;
+
+use crate::cluster::{ClusterSpec, Service};
+use crate::handoff::stats::Quantiles;
+use crate::moves::{Attempt, Group};
+pub use load::Clients;
+use load::{Span, gap_ms};
+use programs::Server;
+pub use programs::{PROGRAMS, Program, program};
+
+/// The host of the clients.
+const CLIENTS: &str = "c1";
+/// The host of what a server asks itself.
+const BEHIND: &str = "c2";
+const PORT: u16 = 7300;
+/// Where a server serves what its clients do not see.
+const PORT_BEHIND: u16 = 7301;
+
+/// The load goes on for so long before each move: the gaps without a move are taken from it.
+const PAUSE: Duration = Duration::from_millis(700);
+/// A move that was not made is asked for again within so long.
+const AGAIN: Duration = Duration::from_secs(1);
+/// From one try to the next.
+const AGAIN_EVERY: Duration = Duration::from_millis(100);
+
+/// Flags of `holdfast bench churn`.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Examples:
+  holdfast bench churn --programs nginx --new-per-s 20
+  holdfast bench churn --json churn.json")]
+pub struct ChurnArgs {
+    /// Programs; several, separated by commas (nginx, nginx-4, haproxy, postgresql, php-fpm, jvm, go)
+    #[arg(
+        long,
+        value_delimiter = ',',
+        default_value = "nginx,nginx-4,haproxy,postgresql,php-fpm,jvm,go"
+    )]
+    programs: Vec<String>,
+    /// New connections a second; several, separated by commas
+    #[arg(long, value_delimiter = ',', default_value = "0,1,5,20,80")]
+    new_per_s: Vec<u32>,
+    /// Connections that stay
+    #[arg(long, default_value_t = 32)]
+    stay: usize,
+    /// Moves of each row, there and back
+    #[arg(long, default_value_t = 20)]
+    moves: usize,
+    /// For how long the load goes on after the last move, seconds
+    #[arg(long, default_value_t = 10)]
+    after_s: u64,
+    /// Write the rows to this file
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+}
+
+/// What is to be measured.
+#[derive(Clone, Copy, Debug)]
+pub struct Plan {
+    /// The server.
+    pub program: &'static Program,
+    /// Connections that stay.
+    pub stay: usize,
+    /// New connections a second.
+    pub new_per_s: u32,
+    /// Moves.
+    pub moves: usize,
+    /// For how long the load goes on after the last.
+    pub after: Duration,
+}
+
+/// One line of the result.
+#[derive(Clone, Debug, Serialize)]
+pub struct Row {
+    /// The program's name.
+    pub program: &'static str,
+    /// New connections a second.
+    pub new_per_s: u32,
+    /// Moves that were asked for.
+    pub moves: usize,
+    /// Those that succeeded at once.
+    pub moved: usize,
+    /// Those that succeeded at once, or when they were asked for again within a second.
+    pub moved_within_1s: usize,
+    /// Median of the freezes.
+    pub freeze_ms_median: f64,
+    /// Median of what was predicted before.
+    pub predicted_ms_median: f64,
+    /// The longest round trip of any connection around a try, less the median one.
+    pub gap_ms_p99: f64,
+    /// The same over as long a time without a move.
+    pub control_gap_ms_p99: f64,
+    /// Connections that could not be opened, or ended, or hung.
+    pub errors: u64,
+    /// Bytes that were not what they should be.
+    pub bytes_wrong: u64,
+    /// Sockets of the server that other processes had open when it had just moved.
+    pub held_elsewhere: usize,
+    /// Why tries failed, and how clients' connections did.
+    pub reasons: Vec<String>,
+}
+
+#[derive(Serialize)]
+struct Report {
+    bench: &'static str,
+    stay: usize,
+    rows: Vec<Row>,
+}
+
+/// Runs the benchmark.
+///
+/// # Errors
+/// The lab or a program of it fails.
+pub fn run(args: &ChurnArgs) -> Result<()> {
+    let programs: Result<Vec<_>> = args.programs.iter().map(|name| program(name)).collect();
+    let mut rows = Vec::new();
+    println!("{}", Row::heading());
+    for program in programs? {
+        for &new_per_s in &args.new_per_s {
+            let row = measure(Plan {
+                program,
+                stay: args.stay,
+                new_per_s,
+                moves: args.moves,
+                after: Duration::from_secs(args.after_s),
+            })?;
+            println!("{row}");
+            rows.push(row);
+        }
+    }
+    let Some(file) = &args.json else {
+        return Ok(());
+    };
+    let report = Report {
+        bench: "churn",
+        stay: args.stay,
+        rows,
+    };
+    std::fs::write(file, serde_json::to_vec_pretty(&report)?)
+        .with_context(|| format!("write {}", file.display()))
+}
+
+/// What became of one move.
+#[derive(Debug, Default)]
+struct Made {
+    /// What the donor says of the try that succeeded.
+    status: Option<MigrationStatus>,
+    tries: usize,
+    /// How long it took until it had moved, since it was asked for first.
+    took: Duration,
+}
+
+/// Measures one row.
+///
+/// # Errors
+/// The lab or the program fails, or it does not move at all. What clients see is in the row.
+pub fn measure(plan: Plan) -> Result<Row> {
+    let mut spec = ClusterSpec::new(format!(
+        "churn-{}-{}",
+        plan.program.name,
+        std::process::id()
+    ));
+    spec.clients = 2;
+    spec.log = "info".into();
+    spec.services = vec![Service::new("churn", Protocol::Tcp, PORT)];
+    let numbers = programs::users().into_iter().map(toml::Value::from);
+    let users = toml::Value::Array(numbers.collect());
+    spec.migration_policy.insert("users".into(), users);
+    let group = Group::up(spec)?;
+    let folder = tempfile::tempdir()?;
+    let server = Server::start(plan.program, &group, folder.path())?;
+    let row = drive(plan, &group, &server);
+    group.with_output(row, folder.path())
+}
+
+fn drive(plan: Plan, group: &Group, server: &Server) -> Result<Row> {
+    let lab = group.cluster().lab();
+    let clients = Clients::start(lab, CLIENTS, server.spoken(), (plan.stay, plan.new_per_s))?;
+    group.until("all connections exchange", || {
+        clients.all_exchange().then_some(())
+    })?;
+    let (mut pid, mut spans, mut controls) = (server.pid, Vec::new(), Vec::new());
+    let (mut made, mut reasons) = (Vec::new(), Vec::new());
+    let mut held_elsewhere = 0;
+    for number in 0..plan.moves {
+        std::thread::sleep(PAUSE);
+        let (moved, its) = move_once(group, &mut pid, number, &mut reasons)?;
+        controls.extend(its.iter().map(|(begin, end)| {
+            let length = (*end - *begin).min(PAUSE);
+            (its[0].0 - length, its[0].0)
+        }));
+        spans.extend(its);
+        made.push(moved);
+        held_elsewhere += holders::held_elsewhere(pid);
+    }
+    std::thread::sleep(plan.after);
+    let seen = clients.end();
+    reasons.extend(seen.failures.iter().cloned());
+    let gaps = |spans: &[Span]| {
+        let gaps = spans.iter().map(|span| gap_ms(&seen.trips, *span));
+        Quantiles::of(gaps.collect()).at(0.99)
+    };
+    let statuses = || made.iter().filter_map(|made| made.status.as_ref());
+    let ms = |of: fn(&MigrationStatus) -> Option<f64>| {
+        let values = statuses().filter_map(of).map(|us| us / 1e3);
+        Quantiles::of(values.collect()).median()
+    };
+    Ok(Row {
+        program: plan.program.name,
+        new_per_s: plan.new_per_s,
+        moves: plan.moves,
+        moved: made.iter().filter(|made| made.tries == 1).count(),
+        moved_within_1s: made
+            .iter()
+            .filter(|made| made.took <= AGAIN || made.tries == 1)
+            .count(),
+        freeze_ms_median: ms(|status| status.freeze_us),
+        predicted_ms_median: ms(|status| status.predicted_freeze_us),
+        gap_ms_p99: gaps(&spans),
+        control_gap_ms_p99: gaps(&controls),
+        errors: seen.errors,
+        bytes_wrong: seen.bytes_wrong,
+        held_elsewhere,
+        reasons,
+    })
+}
+
+/// Asks for a move until it is made; gives the time of each try.
+fn move_once(
+    group: &Group,
+    pid: &mut i32,
+    number: usize,
+    reasons: &mut Vec<String>,
+) -> Result<(Made, Vec<Span>)> {
+    /// After so many tries something is broken.
+    const TRIES_MAX: usize = 50;
+    let (began, mut spans) = (Instant::now(), Vec::new());
+    loop {
+        ensure!(
+            spans.len() < TRIES_MAX,
+            "move {number} was not made: {:?}",
+            reasons.last()
+        );
+        let asked = Instant::now();
+        match group.attempt(*pid, number, SocketsWay::default())? {
+            Attempt::Moved(moved) => {
+                spans.push(moved.span);
+                *pid = moved.pid;
+                let made = Made {
+                    status: Some(moved.status),
+                    tries: spans.len(),
+                    took: moved.span.1 - began,
+                };
+                return Ok((made, spans));
+            }
+            Attempt::Kept(reason) => {
+                spans.push((asked, Instant::now()));
+                reasons.push(format!("move {number}, try {}: {reason}", spans.len()));
+                std::thread::sleep(AGAIN_EVERY);
+            }
+        }
+    }
+}
+
+impl Row {
+    fn heading() -> String {
+        format!(
+            "{:<12} {:>5} {:>5} {:>5} {:>6} {:>9} {:>9} {:>9} {:>9} {:>6} {:>6}",
+            "program",
+            "new/s",
+            "moves",
+            "moved",
+            "in 1 s",
+            "freeze_ms",
+            "predicted",
+            "gap_p99",
+            "control",
+            "errors",
+            "wrong"
+        )
+    }
+}
+
+impl std::fmt::Display for Row {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(
+            f,
+            "{:<12} {:>5} {:>5} {:>5} {:>6} {:>9.1} {:>9.1} {:>9.1} {:>9.1} {:>6} {:>6}",
+            self.program,
+            self.new_per_s,
+            self.moves,
+            self.moved,
+            self.moved_within_1s,
+            self.freeze_ms_median,
+            self.predicted_ms_median,
+            self.gap_ms_p99,
+            self.control_gap_ms_p99,
+            self.errors,
+            self.bytes_wrong
+        )?;
+        if self.held_elsewhere > 0 {
+            write!(
+                f,
+                "\n    {} sockets were open elsewhere",
+                self.held_elsewhere
+            )?;
+        }
+        self.reasons
+            .iter()
+            .try_for_each(|reason| write!(f, "\n    {reason}"))
+    }
+}

@@ -1,0 +1,192 @@
+//! What clients say to a server, and what it has to answer, to the byte.
+
+use std::io::{self, Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::time::Duration;
+
+use crate::load::{MESSAGE, fill};
+
+/// How a server is spoken to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Speech {
+    /// It sends back what comes.
+    Echo,
+    /// It answers a GET with the path that was asked for.
+    Http,
+    /// PostgreSQL's protocol, version 3, without a password.
+    Postgresql,
+}
+
+/// A connection.
+#[derive(Debug)]
+pub struct Conversation {
+    stream: TcpStream,
+    speech: Speech,
+    /// What came and was not taken yet.
+    input: Vec<u8>,
+}
+
+/// Bytes that were not what they should be.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Wrong(pub u64);
+
+impl Conversation {
+    /// Connects, and says what has to be said first. Whatever takes longer than `patience` counts as hung.
+    ///
+    /// # Errors
+    /// What connect(2), read(2) and write(2) say; an answer that makes no sense.
+    pub fn open(address: SocketAddr, speech: Speech, patience: Duration) -> io::Result<Self> {
+        let stream = TcpStream::connect_timeout(&address, patience)?;
+        stream.set_nodelay(true)?;
+        stream.set_read_timeout(Some(patience))?;
+        stream.set_write_timeout(Some(patience))?;
+        let mut opened = Self {
+            stream,
+            speech,
+            input: Vec::new(),
+        };
+        if speech == Speech::Postgresql {
+            opened.stream.write_all(&startup())?;
+            opened.until_ready()?;
+        }
+        Ok(opened)
+    }
+
+    /// Says something that nobody else says, and compares the answer.
+    ///
+    /// # Errors
+    /// As [`Conversation::open`].
+    pub fn exchange(&mut self, number: u64, turn: u64) -> io::Result<Wrong> {
+        match self.speech {
+            Speech::Echo => {
+                let mut message = [0; MESSAGE];
+                fill(&mut message, number, turn);
+                self.stream.write_all(&message)?;
+                let answer = self.take(MESSAGE)?;
+                Ok(compare(&message, &answer))
+            }
+            Speech::Http => {
+                let path = text(number, turn);
+                let request = format!("GET {path} HTTP/1.1\r\nHost: lab\r\n\r\n");
+                self.stream.write_all(request.as_bytes())?;
+                let body = self.http_body()?;
+                Ok(compare(path.as_bytes(), &body))
+            }
+            Speech::Postgresql => {
+                let word = text(number, turn);
+                let query = format!("SELECT '{word}'\0");
+                self.stream.write_all(&message(b'Q', query.as_bytes()))?;
+                let row = self.until_ready()?;
+                // The number of columns (2 bytes) and the length of the first (4).
+                let value = row.get(6..).unwrap_or_default();
+                Ok(compare(word.as_bytes(), value))
+            }
+        }
+    }
+
+    /// Ends it as clients do.
+    ///
+    /// # Errors
+    /// What write(2) says.
+    pub fn close(mut self) -> io::Result<()> {
+        if self.speech == Speech::Postgresql {
+            self.stream.write_all(&message(b'X', &[]))?;
+        }
+        Ok(())
+    }
+
+    /// The client's end.
+    ///
+    /// # Errors
+    /// What getsockname(2) says.
+    pub fn local(&self) -> io::Result<SocketAddr> {
+        self.stream.local_addr()
+    }
+
+    /// Reads to the end of an answer of PostgreSQL's; gives its last row.
+    fn until_ready(&mut self) -> io::Result<Vec<u8>> {
+        let mut row = Vec::new();
+        loop {
+            let head = self.take(5)?;
+            let length = u32::from_be_bytes([head[1], head[2], head[3], head[4]]) as usize;
+            let rest = self.take(length.saturating_sub(4).min(1 << 20))?;
+            match head[0] {
+                b'Z' => return Ok(row),
+                b'D' => row = rest,
+                b'E' => return Err(strange(&String::from_utf8_lossy(&rest))),
+                _ => {}
+            }
+        }
+    }
+
+    fn http_body(&mut self) -> io::Result<Vec<u8>> {
+        let end = loop {
+            if let Some(at) = self.input.windows(4).position(|bytes| bytes == b"\r\n\r\n") {
+                break at + 4;
+            }
+            self.more()?;
+        };
+        let head = String::from_utf8_lossy(&self.take(end)?).into_owned();
+        if !head.starts_with("HTTP/1.1 200 ") {
+            return Err(strange(head.lines().next().unwrap_or_default()));
+        }
+        let length = head.lines().find_map(|line| {
+            let (name, value) = line.split_once(':')?;
+            let is_it = name.eq_ignore_ascii_case("content-length");
+            is_it.then(|| value.trim().parse().ok()).flatten()
+        });
+        self.take(length.ok_or_else(|| strange("no length"))?)
+    }
+
+    fn take(&mut self, count: usize) -> io::Result<Vec<u8>> {
+        while self.input.len() < count {
+            self.more()?;
+        }
+        let rest = self.input.split_off(count);
+        Ok(std::mem::replace(&mut self.input, rest))
+    }
+
+    fn more(&mut self) -> io::Result<()> {
+        let mut bytes = [0; 4096];
+        let length = self.stream.read(&mut bytes)?;
+        if length == 0 {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        self.input.extend_from_slice(&bytes[..length]);
+        Ok(())
+    }
+}
+
+/// A path, and a word.
+fn text(number: u64, turn: u64) -> String {
+    format!(
+        "/{number}/{turn}/{:016x}",
+        number.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ turn
+    )
+}
+
+fn compare(expected: &[u8], answer: &[u8]) -> Wrong {
+    let differ = expected.iter().zip(answer).filter(|(a, b)| a != b).count();
+    Wrong((differ + expected.len().abs_diff(answer.len())) as u64)
+}
+
+fn strange(what: &str) -> io::Error {
+    io::Error::other(format!("answered: {what}"))
+}
+
+/// A message of PostgreSQL's protocol.
+fn message(kind: u8, content: &[u8]) -> Vec<u8> {
+    let length = content.len() as u32 + 4;
+    [&[kind][..], &length.to_be_bytes(), content].concat()
+}
+
+fn startup() -> Vec<u8> {
+    let words = b"user\0postgres\0database\0postgres\0\0";
+    let length = words.len() as u32 + 8;
+    [
+        &length.to_be_bytes()[..],
+        &(3u32 << 16).to_be_bytes(),
+        words,
+    ]
+    .concat()
+}

@@ -1,0 +1,38 @@
+/* SPDX-License-Identifier: (MIT OR GPL-2.0-only)
+ * Gives moved connections their longest retransmission timeout back (TCP_RTO_MAX_MS) without a descriptor of theirs: a copy
+ * that stays open after the program has closed its own would keep the connection, and what the program's epoll sets say of it,
+ * alive. An iterator over the TCP sockets of a network namespace; those that have an order are told it, once.
+ */
+#include <linux/bpf.h>
+#include <bpf/bpf_helpers.h>
+#include "kernel.h"
+
+#define SOL_TCP 6
+#define TCP_RTO_MAX_MS 44
+
+struct {
+	__uint(type, BPF_MAP_TYPE_SK_STORAGE);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, int);
+	__type(value, int);
+} timeouts SEC(".maps");
+
+SEC("iter/tcp")
+int give_back(struct bpf_iter__tcp *context)
+{
+	struct sock_common *common = context->sk_common;
+	if (!common)
+		return 0;
+	struct tcp_sock *tcp = bpf_skc_to_tcp_sock(common);
+	if (!tcp)
+		return 0;
+	int *longest = bpf_sk_storage_get(&timeouts, (struct sock *)tcp, 0, 0);
+	if (!longest)
+		return 0;
+	int value = *longest;
+	bpf_setsockopt(tcp, SOL_TCP, TCP_RTO_MAX_MS, &value, sizeof(value));
+	bpf_sk_storage_delete(&timeouts, (struct sock *)tcp);
+	return 0;
+}
+
+char _license[] SEC("license") = "Dual MIT/GPL";
