@@ -205,7 +205,7 @@ fn files() -> Image {
             101,
             Content {
                 form: ContentForm::Deleted {
-                    path: "/tmp/gone".to_owned(),
+                    path: "/tmp/gone".into(),
                 },
                 access: (1000, 1000, 0o600),
                 size: 10,
@@ -249,7 +249,7 @@ fn kinds() -> [Kind; 7] {
         },
         Kind::Pipe { pipe: 100 },
         Kind::Directory {
-            path: "/tmp".to_owned(),
+            path: "/tmp".into(),
             offset: 7,
         },
         socket(UnixLink::To(4), vec![message]),

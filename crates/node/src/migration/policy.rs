@@ -67,8 +67,9 @@ impl Description {
 
 /// What a process is called; nothing if there is none.
 pub(super) fn name_of(pid: i32) -> String {
-    let comm = std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
-    comm.trim_end().to_owned()
+    // Any bytes may be in it.
+    let comm = std::fs::read(format!("/proc/{pid}/comm")).unwrap_or_default();
+    String::from_utf8_lossy(&comm).trim_end().to_owned()
 }
 
 /// What the configuration allows.

@@ -18,6 +18,10 @@ impl Ranges {
         self.0.iter().copied()
     }
 
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
     /// What is in both.
     pub fn and(&self, other: &Self) -> Self {
         let mut found = Self::default();

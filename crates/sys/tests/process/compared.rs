@@ -5,7 +5,7 @@ use crate::program::Program;
 use holdfast_sys::process::donor::{StoppedTree, Tracker};
 use holdfast_sys::process::error::Error;
 use holdfast_sys::process::files::Image;
-use holdfast_sys::process::image::{Content, Descriptors, Files, Frozen, Pages, Run, Space};
+use holdfast_sys::process::image::{Content, Descriptors, Files, Frozen, Pages, Run, Space, Tree};
 use std::collections::BTreeMap;
 use std::io::Write;
 
@@ -28,6 +28,30 @@ fn what_differs_is_named() {
     };
     let why = made(&program, |_| {}, other_register).expect("another register is seen");
     assert!(why.contains(": registers of thread "), "{why}");
+    program.goes_on();
+    let tree = program.tree(&moving::Host::own());
+    program.ends_well(tree);
+}
+
+/// Guard pages are compared too, and what is in the other pages of their mappings.
+#[test]
+fn guard_pages_that_differ_are_named() {
+    let program = Program::start_feature("guard_pages");
+    if let Some(why) = program.skipped() {
+        return eprintln!("this machine has no {why}");
+    }
+    assert_eq!(made(&program, |_| {}, |_| {}), None);
+    let fewer = made_with(
+        &program,
+        &Change {
+            on_tree: &|tree| {
+                tree.processes[0].guards.pop().expect("some");
+            },
+            ..Change::default()
+        },
+    );
+    let fewer = fewer.expect("it is seen");
+    assert!(fewer.contains("guard pages of process "), "{fewer}");
     program.goes_on();
     let tree = program.tree(&moving::Host::own());
     program.ends_well(tree);
@@ -109,6 +133,7 @@ fn write_more(root: i32, number: u32) {
 
 /// What is changed of a program on its way.
 struct Change<'a> {
+    on_tree: &'a dyn Fn(&mut Tree),
     on_image: &'a dyn Fn(&mut Image),
     on_pages: &'a dyn Fn(&mut Pages),
     on_state: &'a dyn Fn(&mut Frozen),
@@ -119,6 +144,7 @@ struct Change<'a> {
 impl Default for Change<'_> {
     fn default() -> Self {
         Self {
+            on_tree: &|_| {},
             on_image: &|_| {},
             on_pages: &|_| {},
             on_state: &|_| {},
@@ -161,7 +187,9 @@ fn made_with(program: &Program, change: &Change<'_>) -> Option<String> {
 
 fn make(first: &Descriptors, stopped: &mut StoppedTree, change: &Change<'_>) -> Result<(), Error> {
     let mut restorer = moving::restorer();
-    restorer.tree(stopped.tree())?;
+    let mut tree = stopped.tree().clone();
+    (change.on_tree)(&mut tree);
+    restorer.tree(&tree)?;
     while let Some(mut pages) = stopped.read(1 << 20)? {
         (change.on_pages)(&mut pages);
         restorer.pages(pages)?;

@@ -1,13 +1,16 @@
 //! Files, directories, devices, content without a name, locks.
 
 use crate::harness::{Donor, at, close, put, read, stop};
-use rustix::fs::{FlockOperation, MemfdFlags, OFlags, SealFlags, SeekFrom, flock};
+use rustix::fs::{FlockOperation, MemfdFlags, Mode, OFlags, SealFlags, SeekFrom, flock};
 use rustix::fs::{fcntl_add_seals, fcntl_get_seals, fcntl_getfl, memfd_create, seek};
 use rustix::io::{FdFlags, fcntl_getfd};
+use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::io::{Read, Write};
 use std::os::fd::OwnedFd;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
+use std::path::Path;
 use tempfile::TempDir;
 
 fn directory() -> TempDir {
@@ -38,6 +41,51 @@ fn a_file_keeps_position_flags_and_sharing() {
         assert_eq!(fcntl_getfd(at(12)), Ok(FdFlags::CLOEXEC));
         assert_eq!(fcntl_getfd(at(10)), Ok(FdFlags::empty()));
         assert!(fcntl_getfd(at(13)).is_err(), "nothing else is open");
+    });
+}
+
+/// Names are bytes: of the process, of files, directories, FIFOs and memory, with what the kernel shows behind those of removed files.
+#[test]
+fn names_of_any_bytes_are_kept() {
+    let dir = directory();
+    let below = |name: &[u8]| dir.path().join(OsStr::from_bytes(name));
+    let folder = below(b"caf\xe9 (deleted)");
+    fs::create_dir(&folder).expect("made");
+    let (file, fifo) = (folder.join("a (deleted)"), below(b"\xff\nfifo"));
+    let removed = below(b"gone\xfe");
+    fs::write(&file, "0123456789").expect("written");
+    rustix::fs::mkfifoat(rustix::fs::CWD, &fifo, Mode::RUSR | Mode::WUSR).expect("fifo");
+    let open = |path: &Path, flags| rustix::fs::open(path, flags, Mode::RUSR).expect("open");
+    let donor = Donor::new(|| {
+        // SAFETY: the name ends with a NUL and outlives the call.
+        unsafe { libc::prctl(libc::PR_SET_NAME, c"\xd0name\xff".as_ptr()) };
+        put(open(&file, OFlags::RDONLY), 10);
+        put(open(&folder, OFlags::RDONLY | OFlags::DIRECTORY), 11);
+        put(open(&fifo, OFlags::RDWR), 12);
+        put(open(&removed, OFlags::RDWR | OFlags::CREATE), 13);
+        fs::remove_file(&removed).expect("removed");
+        rustix::io::write(at(13), b"content").expect("written");
+        put(
+            memfd_create(c"m\xff\nm", MemfdFlags::empty()).expect("made"),
+            14,
+        );
+        stop();
+    });
+    donor.save().restored(|_| {
+        let name = |number: i32| fs::read_link(format!("/proc/self/fd/{number}")).expect("open");
+        assert_eq!(name(10), file);
+        assert_eq!(read(10), b"0123456789");
+        assert_eq!(name(11), folder);
+        assert_eq!(name(12), fifo);
+        let bytes = |number| name(number).into_os_string().into_vec();
+        assert!(
+            bytes(13).ends_with(b"/gone\xfe (deleted)"),
+            "{:?}",
+            name(13)
+        );
+        assert_eq!(seek(at(13), SeekFrom::Start(0)), Ok(0));
+        assert_eq!(read(13), b"content");
+        assert_eq!(bytes(14), b"/memfd:m\xff\nm (deleted)");
     });
 }
 

@@ -35,7 +35,10 @@ fn kind() -> impl Strategy<Value = Kind> {
         any::<u64>().prop_map(|mask| Kind::Signal { mask }),
         (0u32..6).prop_map(|pipe| Kind::Pipe { pipe }),
         (0u32..12).prop_map(|peer| socket(UnixLink::To(peer))),
-        ("/?[a-z]{0,5}", any::<u64>()).prop_map(|(path, offset)| Kind::Directory { path, offset }),
+        ("/?[a-z]{0,5}", any::<u64>()).prop_map(|(path, offset)| Kind::Directory {
+            path: path.into(),
+            offset
+        }),
         prop::collection::vec(
             (0u32..2_000_000, 0u32..12, any::<u32>(), any::<u64>()),
             0..4
@@ -108,7 +111,7 @@ proptest! {
                     watches.iter().all(|watch| exists(&watch.file) && watch.fd < 1 << 20)
                 }
                 Kind::Event { count, .. } => *count != u64::MAX,
-                Kind::Directory { path, offset } => path.starts_with('/') && *offset >> 63 == 0,
+                Kind::Directory { path, offset } => path.as_bytes().starts_with(b"/") && *offset >> 63 == 0,
                 Kind::Unix(socket) => match socket.link {
                     UnixLink::To(peer) => {
                         matches!(image.files.get(&peer), Some(OpenFile { kind: Kind::Unix(_), .. }))

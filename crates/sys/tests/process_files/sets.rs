@@ -145,6 +145,38 @@ fn inotify_keeps_its_watch_descriptors() {
     });
 }
 
+/// The kernel shows watch descriptors in hexadecimal.
+#[test]
+fn many_watches_of_inotify_keep_their_numbers() {
+    const WATCHES: i32 = 300;
+    let dir = tempfile::tempdir().expect("a directory");
+    let path = |number: i32| dir.path().join(number.to_string());
+    (1..=WATCHES).for_each(|number| std::fs::create_dir(path(number)).expect("made"));
+    let stays = |number: &i32| number % 3 != 0;
+    let donor = Donor::new(|| {
+        put(
+            inotify::init(inotify::CreateFlags::NONBLOCK).expect("made"),
+            10,
+        );
+        for number in 1..=WATCHES {
+            let given = inotify::add_watch(at(10), path(number), WatchFlags::CREATE);
+            assert_eq!(given, Ok(number));
+        }
+        for number in (1..=WATCHES).filter(|number| !stays(number)) {
+            inotify::remove_watch(at(10), number).expect("removed");
+        }
+        read(10);
+        stop();
+    });
+    donor.save().restored(|_| {
+        for number in (1..=WATCHES).filter(stays) {
+            std::fs::write(path(number).join("new"), "").expect("written");
+            let told = i32::from_ne_bytes(read(10)[..4].try_into().expect("a word"));
+            assert_eq!(told, number);
+        }
+    });
+}
+
 #[test]
 fn what_inotify_has_not_told_yet_blocks_the_freeze() {
     let dir = tempfile::tempdir().expect("a directory");

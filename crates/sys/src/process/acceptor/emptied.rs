@@ -7,6 +7,7 @@ use crate::process::donor::gap;
 use crate::process::error::{Error, Result};
 use crate::process::image::{ADDRESS_END, Backing, Process};
 use crate::process::procfs::{self, MapLine};
+use crate::process::ranges::Ranges;
 use crate::process::trace::STUB_BYTES;
 
 /// Takes everything out of a husk but its stub, and puts the kernel's pages in place.
@@ -27,6 +28,7 @@ pub(super) fn empty(husk: &mut Husk, process: &Process, foreign: Option<&Foreign
     }
     husk.run(script)?;
     husk.mappings.clear();
+    husk.guards = Ranges::default();
     husk.foreign = None;
     let here: Vec<MapLine> = lines.into_iter().filter(is_kernels).collect();
     match foreign {

@@ -5,6 +5,7 @@ use super::slots::Slots;
 use crate::process::donor::value;
 use crate::process::error::{Context, Error, Result};
 use crate::process::image::Mapping;
+use crate::process::ranges::Ranges;
 use crate::process::trace::{
     Batch, Call, Exit, Job, Memory, SCRATCH, SCRATCH_BYTES, Slot, Stub, Tracee, run_together,
 };
@@ -21,6 +22,8 @@ pub(super) struct Husk {
     pub memory: Memory,
     /// What is mapped.
     pub mappings: Vec<Mapping>,
+    /// Guard pages in them.
+    pub guards: Ranges,
     /// The code of two kernels, if the original's is another.
     pub foreign: Option<Placed>,
     /// Threads, the first one first.
@@ -41,6 +44,7 @@ impl Husk {
             },
             memory: Memory::open(pid)?.lift()?,
             mappings: Vec::new(),
+            guards: Ranges::default(),
             foreign: None,
             threads: vec![pid],
             slots: Rc::default(),

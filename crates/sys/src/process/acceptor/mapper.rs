@@ -3,7 +3,7 @@
 use super::husk::{Husk, Script};
 use super::objects::Objects;
 use crate::process::error::Result;
-use crate::process::image::{Backing, Mapping, Process};
+use crate::process::image::{Backing, GUARD_INSTALL, Mapping, Process};
 use crate::process::procfs::Advice;
 use crate::process::ranges::Ranges;
 use crate::process::trace::Call;
@@ -13,6 +13,8 @@ const SET_NAME: [u64; 2] = [0x5356_4d41, 0];
 
 /// `MLOCK_ONFAULT`.
 const MLOCK_ONFAULT: u64 = 1;
+/// `MADV_GUARD_REMOVE`.
+const GUARD_REMOVE: i32 = 103;
 /// `MAP_DROPPABLE`, which stands for the kind of mapping.
 const MAP_DROPPABLE: i32 = 8;
 
@@ -74,6 +76,41 @@ pub(super) fn reconcile(husk: &mut Husk, process: &Process, objects: &Objects) -
     }
     work.finish()?;
     husk.mappings.clone_from(&process.mappings);
+    husk.guards = husk.guards.and(&stable);
+    Ok(())
+}
+
+/// Brings guard pages of a husk to those of `process`, behind its mappings.
+pub(super) fn guard(husk: &mut Husk, process: &Process) -> Result<()> {
+    let wanted: Ranges = process.guards.iter().copied().collect();
+    if husk.guards == wanted {
+        return Ok(());
+    }
+    let mut script = husk.script();
+    let changes = [
+        (
+            "MADV_GUARD_REMOVE",
+            GUARD_REMOVE,
+            husk.guards.minus(&wanted),
+        ),
+        (
+            "MADV_GUARD_INSTALL (Linux 6.13; of files 6.15)",
+            GUARD_INSTALL,
+            wanted.minus(&husk.guards),
+        ),
+    ];
+    for (name, advice, ranges) in changes {
+        for (start, end) in ranges.iter() {
+            script.call(
+                name,
+                libc::SYS_madvise,
+                &[start, end - start, advice as u64],
+            );
+            script.flush(husk)?;
+        }
+    }
+    husk.run(script)?;
+    husk.guards = wanted;
     Ok(())
 }
 
@@ -106,8 +143,10 @@ pub(super) fn lock(husk: &Husk) -> Result<()> {
         let on_fault = Advice(mapping.advice).has(Advice::LOCKED_ON_FAULT);
         let how = if on_fault { MLOCK_ONFAULT } else { 0 };
         let arguments = [start, length, how];
+        let whole: Ranges = [(mapping.start, mapping.end)].into_iter().collect();
+        let guarded = !husk.guards.and(&whole).is_empty();
         // Of memory that may not be touched it says that it cannot bring it in, and has locked it.
-        if mapping.protection == libc::PROT_NONE {
+        if mapping.protection == libc::PROT_NONE || guarded {
             script.attempt(libc::SYS_mlock2, &arguments);
         } else {
             script.call("mlock", libc::SYS_mlock2, &arguments);

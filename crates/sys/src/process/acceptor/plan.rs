@@ -93,6 +93,7 @@ impl Restoration {
                     foreign.check(process)?;
                 }
                 mapper::reconcile(husk, process, &self.objects)?;
+                mapper::guard(husk, process)?;
                 threads::reconcile(husk, process)?;
             }
         }

@@ -3,32 +3,46 @@
 use super::husk::Husk;
 use crate::process::error::{Context, unexpected};
 use crate::process::error::{Error, Result, check_long};
-use crate::process::image::{Frozen, Tree};
+use crate::process::image::{Frozen, Process, Tree};
 use crate::process::trace::{Stop, Tracee, wait_for};
 use std::time::Duration;
 
 const LIMIT: Duration = Duration::from_secs(10);
 
-/// Stops the husks of stopped processes, so that they stay so when they are let go. Their parents are told of it while what they
-/// are told is still forgotten: they know already.
+/// Stops the husks of stopped processes, so that they stay so when they are let go. What parents get of it meanwhile is still
+/// forgotten; a parent that knows of the stop already waits for it here.
 pub(super) fn stop(tree: &Tree, husks: &[Option<Husk>], frozen: &Frozen) -> Result<()> {
     for ((process, husk), state) in tree.processes.iter().zip(husks).zip(&frozen.processes) {
         let (Some(husk), Some(state)) = (husk, state) else {
             continue;
         };
-        if state.stopped.is_none() {
+        let Some(signal) = state.stopped else {
             continue;
+        };
+        let signal = match is_orphaned(tree, process.group) {
+            true => libc::SIGSTOP,
+            false => signal,
+        };
+        if signal != libc::SIGSTOP {
+            let mut script = husk.script();
+            let default = script.words(&[0; 4])?;
+            let arguments = [signal as u64, default, 0, 8];
+            script.call("rt_sigaction", libc::SYS_rt_sigaction, &arguments);
+            husk.run(script)?;
         }
         // SAFETY: no pointers are passed; a husk is ours alone.
-        let outcome = unsafe { libc::kill(husk.pid, libc::SIGSTOP) };
+        let outcome = unsafe { libc::kill(husk.pid, signal) };
         check_long(outcome.into()).context(|| format!("stopping {}", husk.pid))?;
         for tid in &husk.threads {
-            wait_until_stopped(Tracee { tid: *tid })?;
+            let tracee = Tracee { tid: *tid };
+            // The restorer may have been started with the signal blocked.
+            tracee.set_mask(0)?;
+            wait_until_stopped(tracee, signal)?;
         }
         let parent = process
             .parent
             .and_then(|parent| husks[parent as usize].as_ref());
-        if let Some(parent) = parent {
+        if let Some(parent) = parent.filter(|_| !state.stop_untold) {
             let how = (libc::WSTOPPED | libc::WNOHANG | libc::__WALL) as u64;
             let arguments = [libc::P_PID as u64, husk.pid as u64, 0, how, 0];
             let mut script = parent.script();
@@ -39,14 +53,31 @@ pub(super) fn stop(tree: &Tree, husks: &[Option<Husk>], frozen: &Frozen) -> Resu
     Ok(())
 }
 
+/// Whether no process of a group has a parent in another group of its session: the kernel does not stop processes of such a group
+/// but by `SIGSTOP`. The root's parent does not count.
+fn is_orphaned(tree: &Tree, group: i32) -> bool {
+    let mut members = tree
+        .processes
+        .iter()
+        .filter(|process| process.group == group);
+    !members.any(|process| {
+        let parent = process
+            .parent
+            .map(|parent| &tree.processes[parent as usize]);
+        let controls =
+            |parent: &&Process| parent.group != group && parent.session == process.session;
+        process.exit_status.is_none() && parent.filter(controls).is_some()
+    })
+}
+
 /// Lets a thread run until it has stopped with its process; it comes to no instruction before.
-fn wait_until_stopped(tracee: Tracee) -> Result<()> {
+fn wait_until_stopped(tracee: Tracee, signal: i32) -> Result<()> {
     let mut give = 0;
     loop {
         tracee.resume(give)?;
         match wait_for(tracee.tid, LIMIT)? {
             Stop::Group(_) => return Ok(()),
-            Stop::Signal(libc::SIGSTOP) => give = libc::SIGSTOP,
+            Stop::Signal(received) if received == signal => give = signal,
             // What has come to the husk while it was made is of no matter.
             Stop::Signal(_) | Stop::Interrupt => give = 0,
             Stop::Ended(_) => return Err(Error::Gone(tracee.tid)),

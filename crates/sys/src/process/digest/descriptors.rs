@@ -76,7 +76,7 @@ fn describe(link: &str, info: &FdInfo) -> String {
     for line in watched {
         let _ = write!(text, " {} {:x} {:x}", line.fd, line.events, line.data);
     }
-    for line in info.inotify() {
+    for line in info.inotify().unwrap_or_default() {
         let _ = write!(text, " {} {:x}", line.id, line.mask);
     }
     text

@@ -1,7 +1,7 @@
 //! What is mapped, and what is in it.
 
 use super::{Digest, Part, Standing};
-use crate::process::donor::{data_ranges, read_padded, scan_own};
+use crate::process::donor::{data_ranges, read_padded, scan_guards, scan_own};
 use crate::process::error::{Context, Result};
 use crate::process::image::{Backing, FrozenProcess, PAGE, Process};
 use crate::process::procfs::MapLine;
@@ -73,6 +73,19 @@ pub(super) fn add_content(
     let path = format!("/proc/{}/pagemap", stands.pid);
     let pagemap = File::open(&path).context(|| path)?;
     let mut buffer = vec![0; CHUNK as usize];
+    let mappings = process.mappings.iter();
+    let own = mappings.filter(|mapping| !matches!(mapping.backing, Backing::Kernel(_)));
+    let own = own.map(|mapping| (mapping.start, mapping.end));
+    let guards = scan_guards(&pagemap, own).context(|| "PAGEMAP_SCAN (Linux 6.7)".to_owned())?;
+    let words = guards.iter().flat_map(|(start, end)| [start, end]);
+    let checksum = words.fold(0, |sum, word| {
+        crc32c::crc32c_append(sum, &word.to_le_bytes())
+    });
+    let of_process = Part::Guards {
+        process: process.pid,
+    };
+    digest.insert(of_process, checksum);
+    let known: Ranges = process.guards.iter().copied().collect();
     for mapping in process
         .mappings
         .iter()
@@ -80,7 +93,7 @@ pub(super) fn add_content(
     {
         let (start, end) = (mapping.start, mapping.end);
         let mut checksum = 0;
-        for (from, to) in scan_own(&pagemap, mapping)?.iter() {
+        for (from, to) in scan_own(&pagemap, mapping)?.minus(&known).iter() {
             let mut at = from;
             while at < to {
                 let bytes = &mut buffer[..(to - at).min(CHUNK) as usize];

@@ -39,6 +39,8 @@ pub(crate) enum Part {
     Mapping { process: i32, start: u64, end: u64 },
     /// The private content of a mapping.
     Content { process: i32, start: u64, end: u64 },
+    /// Where guard pages are.
+    Guards { process: i32 },
     /// The registers of a thread.
     Thread { process: i32, thread: i32 },
     /// Under which name a descriptor was opened, where that is still its name.
@@ -68,6 +70,7 @@ impl fmt::Display for Part {
                 start,
                 end,
             } => write!(f, "memory {start:x}-{end:x} of process {process}"),
+            Self::Guards { process } => write!(f, "guard pages of process {process}"),
             Self::Thread { process, thread } => {
                 write!(f, "registers of thread {thread} of process {process}")
             }

@@ -5,10 +5,11 @@ use crate::process::error::{Context, Result};
 use crate::process::identity;
 use crate::process::image::{Backing, BackingFile, Mapping, Shared, SharedKind};
 use crate::process::inspect::{Blocker, Class, Obstacle, classify};
-use crate::process::procfs::MapLine;
+use crate::process::procfs::{self, MapLine};
 use crate::process::system_v::{Seen, Table, attachments};
 use std::collections::{BTreeSet, HashMap};
 use std::fs::File;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 
 /// Device and inode.
@@ -161,21 +162,19 @@ impl Catalogue {
 
     /// The index of a process's executable.
     pub fn executable(&mut self, pid: i32) -> Result<u32> {
-        let path = crate::process::procfs::link(pid, "exe")?;
-        let known = self
-            .files
-            .iter()
-            .position(|file| file.path == path.as_bytes());
+        let path = procfs::link_target(pid, "exe")?;
+        let bytes = path.as_os_str().as_bytes();
+        let known = self.files.iter().position(|file| file.path == bytes);
         if let Some(index) = known {
             return Ok(index as u32);
         }
-        if path.ends_with(" (deleted)") {
-            let obstacle = Obstacle::DeletedFile(path);
+        if procfs::is_deleted(pid, "exe", &path) {
+            let obstacle = Obstacle::DeletedFile(path.display().to_string());
             return Err(Error::Blocked(vec![Blocker { pid, obstacle }]));
         }
         let link = format!("/proc/{pid}/exe");
         let file = File::open(&link).context(|| link)?;
-        self.files.push(identity::of_file(path.as_bytes(), &file)?);
+        self.files.push(identity::of_file(bytes, &file)?);
         Ok(self.files.len() as u32 - 1)
     }
 

@@ -36,4 +36,4 @@ pub use round::Round;
 pub(crate) use shared::{data_ranges, read_padded};
 pub(crate) use thread_state::SchedulingAttributes;
 pub use tracker::Tracker;
-pub(crate) use userfault::scan_own;
+pub(crate) use userfault::{scan_guards, scan_own};

@@ -11,6 +11,7 @@ use crate::process::image::{
 use crate::process::procfs::{self, Stat, Status};
 use crate::process::trace::{Batch, Call, Job, Outcome, SCRATCH, Slots, Stub, run_together};
 use std::collections::VecDeque;
+use std::os::unix::ffi::OsStringExt;
 
 const ACTIONS: u64 = FREE;
 const ACTION_BYTES: u64 = 32;
@@ -19,6 +20,8 @@ const SUBREAPER: u64 = INTERVALS + 3 * 32;
 const LIMITS: u64 = SUBREAPER + 32;
 const TIMERS: u64 = LIMITS + RESOURCES * 16;
 const PROBE: u64 = TIMERS + TIMERS_MAX as u64 * 32;
+/// Field of `/proc/PID/stat`.
+const EXIT_CODE: usize = 52;
 /// `MCL_ONFAULT`.
 const MCL_ONFAULT: i32 = 4;
 /// Most POSIX timers whose answers fit.
@@ -165,6 +168,9 @@ impl<'a> Asking<'a> {
         process.posix_timers = timers;
         process.locks = lock_default(&results[self.probe..], stub, halted)?;
         process.stopped = halted.threads[0].group_stop;
+        // The kernel shows the signal until the parent has waited for the stop.
+        process.stop_untold =
+            process.stopped.is_some() && Stat::read(halted.pid)?.field(EXIT_CODE) != 0;
         let first = Asked {
             pid: halted.pid,
             tracee: halted.first(),
@@ -194,8 +200,9 @@ fn forget_stop_signals(process: &mut FrozenProcess) {
     for thread in &mut process.threads {
         filter(&mut thread.pending);
     }
-    if found {
-        process.stopped.get_or_insert(libc::SIGSTOP);
+    if found && process.stopped.is_none() {
+        process.stopped = Some(libc::SIGSTOP);
+        process.stop_untold = true;
     }
 }
 
@@ -295,7 +302,7 @@ impl Answers<'_> {
             memory: memory_fields(pid, answer(0) as u64)?,
             limits: self.limits()?,
             umask: status.umask,
-            directory: procfs::link(pid, "cwd")?.into_bytes(),
+            directory: procfs::link_target(pid, "cwd")?.into_os_string().into_vec(),
             dumpable: answer(1) as u64,
             child_subreaper: self.words(SUBREAPER, 1)?[0] as u32 != 0,
             huge_pages_off: answer(2) as u64,

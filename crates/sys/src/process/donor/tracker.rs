@@ -175,6 +175,8 @@ impl Tracker {
         watched.read_mappings(pid, runs, &mut self.catalogue)?;
         watched.collect(index as u32, runs, round)?;
         shape.mappings = watched.mappings.clone();
+        shape.guards = watched.guards.iter().collect();
+        inspect::check_guards(pid, &shape.guards)?;
         shape.executable = self.catalogue.executable(pid)?;
         Ok(shape)
     }
@@ -220,6 +222,7 @@ impl Tracker {
             table_of: None,
             executable: 0,
             mappings: Vec::new(),
+            guards: Vec::new(),
         })
     }
 

@@ -1,11 +1,12 @@
 //! Asynchronous write protection by `userfaultfd`, and `PAGEMAP_SCAN` (Linux 6.7).
 
 use crate::process::error::{Context, Result, check_long};
-use crate::process::image::{ADDRESS_END, Backing, Mapping};
+use crate::process::image::{ADDRESS_END, Backing, GUARD_INSTALL, Mapping, PAGE};
 use crate::process::ranges::Ranges;
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::sync::OnceLock;
 
 /// Only pages that were written since the last scan with [`PROTECT`].
 pub(super) const WRITTEN: u64 = 1 << 1;
@@ -15,6 +16,73 @@ pub(super) const PRESENT: u64 = 1 << 3;
 pub(super) const SWAPPED: u64 = 1 << 4;
 /// The page of zeros that all share.
 pub(super) const ZERO: u64 = 1 << 5;
+
+/// Touching the page is a fault (`MADV_GUARD_INSTALL`); only where [`Guards::Shown`].
+pub(super) const GUARD: u64 = 1 << 8;
+
+/// How guard pages are found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Guards {
+    /// The kernel shows them (Linux 6.15).
+    Shown,
+    /// They look like swapped pages, and cannot be read.
+    Unreadable,
+    /// The kernel has none (before Linux 6.13).
+    None,
+}
+
+impl Guards {
+    /// This kernel's.
+    pub fn of_kernel() -> Self {
+        static OF_KERNEL: OnceLock<Guards> = OnceLock::new();
+        *OF_KERNEL.get_or_init(|| {
+            let first = Look {
+                start: 0,
+                end: PAGE,
+                files: false,
+            };
+            let shown = File::open("/proc/self/pagemap")
+                .and_then(|pagemap| scan_for(&pagemap, &[first], guards_argument));
+            // SAFETY: of no bytes it only says whether the kernel knows it.
+            let known = unsafe { libc::madvise(std::ptr::null_mut(), 0, GUARD_INSTALL) } == 0;
+            match (shown, known) {
+                (Ok(_), _) => Self::Shown,
+                (Err(_), true) => Self::Unreadable,
+                (Err(_), false) => Self::None,
+            }
+        })
+    }
+
+    fn category(self) -> u64 {
+        if self == Self::Shown { GUARD } else { 0 }
+    }
+}
+
+fn guards_argument(_: &Look) -> ScanArgument {
+    ScanArgument {
+        category_mask: GUARD,
+        return_mask: GUARD,
+        ..ScanArgument::default()
+    }
+}
+
+/// Guard pages in these ranges, where the kernel shows them.
+pub(crate) fn scan_guards(
+    pagemap: &File,
+    ranges: impl Iterator<Item = (u64, u64)>,
+) -> io::Result<Ranges> {
+    if Guards::of_kernel() != Guards::Shown {
+        return Ok(Ranges::default());
+    }
+    let looks: Vec<Look> = ranges
+        .map(|(start, end)| Look {
+            start,
+            end,
+            files: false,
+        })
+        .collect();
+    scan_for(pagemap, &looks, guards_argument).map(|found| of(&found))
+}
 
 #[repr(C)]
 struct Api {
@@ -110,10 +178,16 @@ pub(super) struct Look {
 /// All pages that are the process's: those written since the last scan have [`WRITTEN`], and are protected again. With
 /// `protect`, ranges that nobody watches are left out.
 pub(super) fn scan(pagemap: &File, looks: &[Look], protect: bool) -> io::Result<Vec<Region>> {
+    let guards = Guards::of_kernel().category();
     scan_for(pagemap, looks, |look| ScanArgument {
         flags: if protect { PROTECT } else { 0 },
         category_anyof_mask: PRESENT | SWAPPED,
-        return_mask: WRITTEN | PRESENT | SWAPPED | ZERO | if look.files { FILE } else { 0 },
+        return_mask: WRITTEN
+            | PRESENT
+            | SWAPPED
+            | ZERO
+            | guards
+            | if look.files { FILE } else { 0 },
         ..ScanArgument::default()
     })
 }
@@ -194,7 +268,7 @@ pub(crate) fn scan_own(pagemap: &File, mapping: &Mapping) -> Result<Ranges> {
         .context(|| "PAGEMAP_SCAN (Linux 6.7)".to_owned())?;
     let own = found
         .iter()
-        .filter(|region| region.categories & (FILE | ZERO) == 0);
+        .filter(|region| region.categories & (FILE | ZERO | GUARD) == 0);
     Ok(own.map(|region| (region.start, region.end)).collect())
 }
 
@@ -215,7 +289,6 @@ pub(super) fn looks(mappings: &[Mapping]) -> Vec<Look> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::process::image::PAGE;
     use std::os::fd::{FromRawFd, OwnedFd};
     use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 

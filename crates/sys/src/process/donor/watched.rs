@@ -4,9 +4,9 @@ use super::attach::{Attachment, own_maps, without_stub};
 use super::catalogue::Catalogue;
 use super::halt::Halted;
 use super::round::Round;
-use super::userfault::{self, Look, Region};
+use super::userfault::{self, Guards, Look, Region};
 use crate::process::error::{Context, Error, Result};
-use crate::process::image::{ADDRESS_END, Content, Mapping, PAGE, Run, Space};
+use crate::process::image::{ADDRESS_END, Backing, Content, Mapping, PAGE, Run, Space};
 use crate::process::procfs::{self, MapLine};
 use crate::process::ranges::Ranges;
 use crate::process::system_v::attachments;
@@ -29,6 +29,8 @@ pub(super) struct Watched {
     /// The lines as procfs wrote them, without advice: as long as it writes the same, `lines` and `mappings` are true.
     text: Vec<u8>,
     pub mappings: Vec<Mapping>,
+    /// Guard pages, as of the last look at what is to be sent.
+    pub guards: Ranges,
     /// What the acceptor has: mappings, and pages in one version or another.
     delivered: Vec<Mapping>,
     sent: Ranges,
@@ -49,6 +51,7 @@ impl Watched {
             lines: Vec::new(),
             text: Vec::new(),
             mappings: Vec::new(),
+            guards: Ranges::default(),
             delivered: Vec::new(),
             sent: Ranges::default(),
             next: Ranges::default(),
@@ -150,7 +153,9 @@ impl Watched {
                 .map(|found| (found, Ranges::default())),
             false => self.look_at_changes(&private, &there),
         };
-        let (regions, same) = looked.context(|| "PAGEMAP_SCAN (Linux 6.7)".to_owned())?;
+        let scanning = || "PAGEMAP_SCAN (Linux 6.7)".to_owned();
+        let (regions, same) = looked.context(scanning)?;
+        self.guards = self.find_guards(&regions).context(scanning)?;
         let own = |region: &&userfault::Region| {
             region.categories & (userfault::FILE | userfault::ZERO) == 0
         };
@@ -166,7 +171,7 @@ impl Watched {
             .filter(written)
             .map(|region| (region.start, region.end))
             .collect();
-        let here = here.or(&same).and(&private);
+        let here = here.or(&same).and(&private).minus(&self.guards);
         let written = written.or(&self.owed).and(&here);
         let send = written.or(&here.minus(&there));
         let gone = there.minus(&here);
@@ -176,6 +181,33 @@ impl Watched {
         self.owed = send;
         self.next = here;
         Ok(())
+    }
+
+    /// Guard pages: of private mappings from what was found there, of shared ones by another look.
+    fn find_guards(&self, regions: &[Region]) -> io::Result<Ranges> {
+        /// Most pages that are read to find those that cannot be.
+        const READ_MAX: u64 = 1 << 16;
+        if Guards::of_kernel() == Guards::Unreadable {
+            let swapped = |region: &&Region| {
+                region.categories & (userfault::SWAPPED | userfault::PRESENT) == userfault::SWAPPED
+            };
+            let swapped = regions.iter().filter(swapped);
+            let pages =
+                swapped.flat_map(|region| (region.start..region.end).step_by(PAGE as usize));
+            let guards = pages
+                .take(READ_MAX as usize)
+                .filter(|page| self.memory.read(*page, &mut [0]).is_err());
+            return Ok(guards.map(|page| (page, page + PAGE)).collect());
+        }
+        let shown = |region: &&Region| region.categories & userfault::GUARD != 0;
+        let private: Ranges = (regions.iter().filter(shown))
+            .map(|region| (region.start, region.end))
+            .collect();
+        let shared = self.mappings.iter().filter(|mapping| {
+            !mapping.is_private() && !matches!(mapping.backing, Backing::Kernel(_))
+        });
+        let shared = shared.map(|mapping| (mapping.start, mapping.end));
+        Ok(private.or(&userfault::scan_guards(&self.pagemap, shared)?))
     }
 
     fn look_and_protect(&self) -> io::Result<Vec<Region>> {
@@ -317,7 +349,6 @@ fn neighbourhoods(mappings: &[Mapping]) -> Vec<(u64, u64, &[Mapping])> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::process::image::Backing;
 
     #[test]
     fn what_is_watched_ends_where_no_mapping_can_reach_over() {

@@ -1,5 +1,6 @@
 //! What cannot move, and what went wrong.
 
+use super::image::FilePath;
 use super::image::limits::Malformed;
 use std::fmt;
 use std::io;
@@ -109,6 +110,16 @@ pub enum Reason {
     /// inotify has events to read.
     #[error("inotify has events that were not read, or of a file that was removed: try again")]
     InotifyUnread,
+    /// What inotify watches cannot be found.
+    #[error(
+        "the file system of a file that inotify watches cannot find it by its handle (as overlayfs), or the file was removed: remove the watch"
+    )]
+    InotifyHidden,
+    /// A watch descriptor of inotify that the acceptor would have to count up to.
+    #[error(
+        "inotify has watch descriptor {0}, too high to be made again: make a new inotify instance"
+    )]
+    InotifyNumber(i32),
     /// An epoll set watches what the tree has not open.
     #[error(
         "it watches descriptor {0}, whose file is not open in the tree any more: remove it from the set first"
@@ -215,5 +226,11 @@ impl<T, E: Into<io::Error>> At<T> for Result<T, E> {
             step: step.into(),
             source: source.into(),
         })
+    }
+}
+
+impl From<&FilePath> for String {
+    fn from(path: &FilePath) -> Self {
+        path.to_string()
     }
 }

@@ -116,14 +116,14 @@ impl FdInfo {
         lines.filter_map(epoll_line).collect()
     }
 
-    /// The watches of inotify.
+    /// The watches of inotify; `None` if a line lacks the file handle of what is watched.
     #[must_use]
-    pub fn inotify(&self) -> Vec<InotifyLine> {
+    pub fn inotify(&self) -> Option<Vec<InotifyLine>> {
         let lines = self
             .rest
             .lines()
             .filter(|line| line.starts_with("inotify "));
-        lines.filter_map(inotify_line).collect()
+        lines.map(inotify_line).collect()
     }
 
     /// Locks taken through this descriptor; those of a process belong to `table`. `Err` is a lease.
@@ -160,7 +160,8 @@ fn inotify_line(line: &str) -> Option<InotifyLine> {
         .map(|pair| u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok())
         .collect();
     Some(InotifyLine {
-        id: word(line, "wd:")?.parse().ok()?,
+        // All numbers of the line are hexadecimal.
+        id: i32::from_str_radix(word(line, "wd:")?, 16).ok()?,
         device: u32::from_str_radix(word(line, "sdev:")?, 16).ok()?,
         mask: u32::from_str_radix(word(line, " mask:")?, 16).ok()?,
         handle: (
@@ -229,7 +230,7 @@ mod tests {
     fn epoll_and_inotify_are_read_as_the_kernel_writes_them() {
         let text = "pos:\t0\nflags:\t02\nmnt_id:\t17\nino:\t1038\n\
             tfd:        4 events: 80000019 data:               4d  pos:0 ino:40e sdev:10\n\
-            inotify wd:1 ino:3c4a3 sdev:fe00000 mask:80000100 ignored_mask:0 fhandle-bytes:8 \
+            inotify wd:1a ino:3c4a3 sdev:fe00000 mask:80000100 ignored_mask:0 fhandle-bytes:8 \
             fhandle-type:1 f_handle:a3c4030000000000\n";
         let info = FdInfo::parse(text).expect("parsed");
         let watch = EpollLine {
@@ -239,12 +240,15 @@ mod tests {
             inode: 1038,
         };
         assert_eq!(info.epoll(), vec![watch]);
-        let inotify = &info.inotify()[0];
+        let inotify = &info.inotify().expect("handles")[0];
         assert_eq!(
             (inotify.id, inotify.device, inotify.mask),
-            (1, 0xfe0_0000, 0x8000_0100)
+            (0x1a, 0xfe0_0000, 0x8000_0100)
         );
         assert_eq!(inotify.handle, (1, vec![0xa3, 0xc4, 3, 0, 0, 0, 0, 0]));
+        let without = text.replace("fhandle-type:1", "");
+        let without = FdInfo::parse(&without).expect("parsed");
+        assert_eq!(without.inotify(), None);
     }
 
     proptest::proptest! {

@@ -112,7 +112,9 @@ pub(crate) fn shared_tables(pids: &[i32]) -> Vec<Option<usize>> {
 
 /// The PID as the process sees it itself; `None` for a zombie or one that is gone.
 pub fn inner_pid(pid: i32) -> Option<i32> {
-    let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    // Its name may be any bytes.
+    let status = fs::read(format!("/proc/{pid}/status")).ok()?;
+    let status = String::from_utf8_lossy(&status);
     let line = |name: &str| status.lines().find_map(|line| line.strip_prefix(name));
     if line("State:")?.trim_start().starts_with(['Z', 'X']) {
         return None;

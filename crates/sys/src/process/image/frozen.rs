@@ -34,6 +34,8 @@ pub struct FrozenProcess {
     pub directory: Vec<u8>,
     /// Stopped by a signal of job control, this one.
     pub stopped: Option<i32>,
+    /// `wait(2)` of its parent has not told of that stop.
+    pub stop_untold: bool,
     /// `PR_GET_DUMPABLE`.
     pub dumpable: u64,
     /// `PR_GET_CHILD_SUBREAPER`.

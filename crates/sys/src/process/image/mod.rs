@@ -19,6 +19,7 @@ pub use missing::{Missing, MissingOf};
 pub(crate) use pages::each;
 pub use pages::{Content, Pages, PagesIn, Run, Space};
 pub use tree::{Backing, BackingFile, Clocks, Mapping, Process, Segment, Shared, SharedKind, Tree};
+pub(crate) use validate::guards_fit;
 
 use super::error::{Error, Result};
 use serde::{Deserialize, Serialize};
@@ -27,6 +28,8 @@ use serde::{Deserialize, Serialize};
 pub const MESSAGE_MAX: usize = 256 << 20;
 /// Bytes of a page; the only size in use on x86_64 below huge pages.
 pub const PAGE: u64 = 4096;
+/// `MADV_GUARD_INSTALL`.
+pub(crate) const GUARD_INSTALL: i32 = 102;
 /// First address that is not the program's (47 bits; mappings above are a blocker).
 pub const ADDRESS_END: u64 = 0x7fff_ffff_f000;
 

@@ -58,6 +58,8 @@ pub struct Process {
     pub executable: u32,
     /// By address.
     pub mappings: Vec<Mapping>,
+    /// Guard pages (`MADV_GUARD_INSTALL`): first address and first beyond; disjoint, by address.
+    pub guards: Vec<(u64, u64)>,
 }
 
 /// A range of memory.

@@ -5,6 +5,7 @@ use super::{
     Process, Run, SharedKind, Tree,
 };
 use crate::process::error::{Error, Result};
+use crate::process::ranges::Ranges;
 use crate::process::rights::Rights;
 use std::collections::HashSet;
 
@@ -14,8 +15,12 @@ const PROCESSES_MAX: usize = 4096;
 const THREADS_MAX: usize = 32768;
 /// Most mappings of a process (the kernel's own default is 65,530).
 const MAPPINGS_MAX: usize = 1 << 18;
+/// Most bytes of guard pages of a process: a page of the kernel's tables stands for 512 of them.
+const GUARD_BYTES_MAX: u64 = 1 << 36;
 /// Most bytes of a path.
 const PATH_MAX: usize = 4096;
+/// Signals of job control that stop a process.
+const STOP_SIGNALS: [i32; 4] = [libc::SIGSTOP, libc::SIGTSTP, libc::SIGTTIN, libc::SIGTTOU];
 /// The largest PID that the kernel gives (`PID_MAX_LIMIT`).
 const PID_MAX: i32 = 1 << 22;
 
@@ -128,7 +133,7 @@ impl Tree {
             self.check_backing(mapping)?;
             end = mapping.end;
         }
-        Ok(())
+        check_guards(process)
     }
 
     fn check_backing(&self, mapping: &Mapping) -> Result<()> {
@@ -152,6 +157,32 @@ impl Tree {
             Backing::Kernel(name) => ensure(name.len() <= 32, "name of a mapping"),
         }
     }
+}
+
+/// Whether so many guard pages are made again.
+pub(crate) fn guards_fit(guards: &[(u64, u64)]) -> bool {
+    let bytes: u64 = guards.iter().map(|(start, end)| end - start).sum();
+    guards.len() <= MAPPINGS_MAX && bytes <= GUARD_BYTES_MAX
+}
+
+/// Guard pages are in order, and lie in mappings that are not the kernel's.
+fn check_guards(process: &Process) -> Result<()> {
+    let mut from = 0;
+    for (start, end) in &process.guards {
+        ensure(
+            *start >= from && start < end && (start | end) % PAGE == 0,
+            "a guard page's place",
+        )?;
+        from = *end;
+    }
+    ensure(guards_fit(&process.guards), "number of guard pages")?;
+    let own = process.mappings.iter();
+    let own: Ranges = own
+        .filter(|mapping| !matches!(mapping.backing, Backing::Kernel(_)))
+        .map(|mapping| (mapping.start, mapping.end))
+        .collect();
+    let guards: Ranges = process.guards.iter().copied().collect();
+    ensure(guards.minus(&own).is_empty(), "a guard page's place")
 }
 
 /// Checks where pages are to be, and that there is as much content as they have.
@@ -208,7 +239,7 @@ fn check_process(process: &FrozenProcess) -> Result<()> {
     ensure(
         process
             .stopped
-            .is_none_or(|signal| (1..=64).contains(&signal)),
+            .is_none_or(|signal| STOP_SIGNALS.contains(&signal)),
         "a stop signal",
     )?;
     path(&process.directory)?;
@@ -265,6 +296,7 @@ mod tests {
             session: 100,
             threads: vec![100, 101],
             mappings: vec![mapping],
+            guards: vec![(0x1000, 0x2000)],
             ..Process::default()
         };
         let file = super::super::BackingFile {
@@ -289,13 +321,21 @@ mod tests {
 
     #[test]
     fn wrong_trees_are_refused() {
-        let spoil: [fn(&mut Tree); 6] = [
+        let spoil: [fn(&mut Tree); 10] = [
             |tree| tree.processes.clear(),
             |tree| tree.processes[0].parent = Some(0),
             |tree| tree.processes[0].threads = vec![100, 100],
             |tree| tree.processes[0].mappings[0].end = 0x3001,
             |tree| tree.processes[0].mappings[0].end = ADDRESS_END + PAGE,
             |tree| tree.files[0].path = b"bin".to_vec(),
+            |tree| tree.processes[0].guards = vec![(0x2000, 0x4000)],
+            |tree| tree.processes[0].guards = vec![(0x1000, 0x2800)],
+            |tree| tree.processes[0].guards = vec![(0x2000, 0x3000), (0x1000, 0x2000)],
+            |tree| {
+                let process = &mut tree.processes[0];
+                process.mappings[0].end = ADDRESS_END;
+                process.guards = vec![(0x1000, ADDRESS_END)];
+            },
         ];
         for change in spoil {
             let mut tree = small();

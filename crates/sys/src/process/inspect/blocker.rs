@@ -105,6 +105,11 @@ pub enum Obstacle {
         "its page faults are handled by userfaultfd: where it came by post-copy, wait until all its memory has come"
     )]
     UserFault,
+    /// `MADV_GUARD_INSTALL`.
+    #[error(
+        "it has {0} ranges of guard pages (MADV_GUARD_INSTALL) of {1} bytes together, more than can be made again"
+    )]
+    GuardPages(u64, u64),
     /// `mseal`.
     #[error("it maps {0} in a way that cannot be made again (sealed, or copied from a memfd)")]
     OddMapping(String),

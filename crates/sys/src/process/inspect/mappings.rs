@@ -1,11 +1,16 @@
 //! Which mappings can move.
 
-use super::{Obstacle, Report};
-use crate::process::error::{Error, Result};
-use crate::process::image::ADDRESS_END;
-use crate::process::procfs::{self, Advice, MapLine};
+use super::{Blocker, Obstacle, Report};
+use crate::process::donor::scan_guards;
+use crate::process::error::{Context, Error, Result};
+use crate::process::image::{ADDRESS_END, guards_fit};
+use crate::process::procfs::{self, Advice, DELETED, MapLine};
 use crate::process::system_v;
 use std::collections::HashMap;
+use std::ffi::OsStr;
+use std::fs::File;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
 
 /// What a mapping is, by its line in procfs.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -29,8 +34,6 @@ pub(crate) enum Class {
     /// It cannot move.
     Blocked(Obstacle),
 }
-
-const DELETED: &[u8] = b" (deleted)";
 
 /// Says what a mapping is.
 pub(crate) fn classify(map: &MapLine) -> Class {
@@ -76,12 +79,21 @@ fn classify_named(map: &MapLine, name: &[u8], text: String) -> Class {
         b"/[aio] (deleted)" => Obstacle::AsyncIo,
         // Memory of memfd_secret(2), which nobody else can read.
         b"/secretmem (deleted)" => Obstacle::KernelObject(text),
-        _ if name.ends_with(DELETED) => Obstacle::DeletedFile(text),
+        _ if name.ends_with(DELETED) && !is_named(map) => Obstacle::DeletedFile(text),
         _ if !name.starts_with(b"/") || map.inode == 0 => Obstacle::KernelObject(text),
         _ if map.shared && may_be_written(map) => return Class::SharedFile,
         _ => return Class::File,
     };
     Class::Blocked(blocked)
+}
+
+/// Whether the file of a mapping has the name that is shown.
+fn is_named(map: &MapLine) -> bool {
+    let found = std::fs::symlink_metadata(OsStr::from_bytes(&map.name));
+    found.is_ok_and(|found| {
+        let device = (libc::major(found.dev()), libc::minor(found.dev()));
+        (device, found.ino()) == (map.device, map.inode)
+    })
 }
 
 /// Now, or after `mprotect`.
@@ -126,7 +138,29 @@ pub(super) fn check(pid: i32, report: &mut Report) -> Result<()> {
     }) {
         report.block(pid, Obstacle::UserFault);
     }
+    let path = format!("/proc/{pid}/pagemap");
+    let pagemap = File::open(&path).context(|| path)?;
+    let own = maps.iter().filter(|map| !map.name.starts_with(b"[v"));
+    let guards = scan_guards(&pagemap, own.map(|map| (map.start, map.end)));
+    let guards: Vec<(u64, u64)> = guards
+        .context(|| format!("guard pages of process {pid}"))?
+        .iter()
+        .collect();
+    match check_guards(pid, &guards) {
+        Err(Error::Blocked(blockers)) => report.blockers.extend(blockers),
+        other => other?,
+    }
     Ok(())
+}
+
+/// Whether so many guard pages can be made again.
+pub(crate) fn check_guards(pid: i32, guards: &[(u64, u64)]) -> Result<()> {
+    if guards_fit(guards) {
+        return Ok(());
+    }
+    let bytes = guards.iter().map(|(start, end)| end - start).sum();
+    let obstacle = Obstacle::GuardPages(guards.len() as u64, bytes);
+    Err(Error::Blocked(vec![Blocker { pid, obstacle }]))
 }
 
 /// Memory that a process outside the tree maps too.

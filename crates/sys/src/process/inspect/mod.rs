@@ -10,7 +10,7 @@ mod system_v;
 mod terminal;
 
 pub use blocker::{Blocker, Obstacle};
-pub(crate) use mappings::{Class, classify};
+pub(crate) use mappings::{Class, check_guards, classify};
 
 use super::error::{Error, Result};
 use super::procfs::{self, Stat, Status};

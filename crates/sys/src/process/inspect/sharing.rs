@@ -31,9 +31,10 @@ pub(super) fn check_process(pid: i32, report: &mut Report) -> Result<()> {
             report.block(pid, Obstacle::DirectoryOf(other));
         }
     }
-    let directory = procfs::link(pid, "cwd")?;
-    if directory.ends_with(" (deleted)") {
-        report.block(pid, Obstacle::DeletedDirectory(directory));
+    let directory = procfs::link_target(pid, "cwd")?;
+    if procfs::is_deleted(pid, "cwd", &directory) {
+        let shown = directory.display().to_string();
+        report.block(pid, Obstacle::DeletedDirectory(shown));
     }
     Ok(())
 }

@@ -12,6 +12,9 @@ pub use status::Status;
 use super::error::{Context, Error, Result, unexpected};
 use std::fs::{self, File};
 use std::io::{self, Read};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
 
 /// Reads a file of a process.
 pub(crate) fn read(pid: i32, name: &str) -> Result<String> {
@@ -47,13 +50,27 @@ fn whole(path: &str) -> io::Result<Vec<u8>> {
     }
 }
 
+/// What the kernel adds to the name that a removed file had. Other names may end so too.
+pub(crate) const DELETED: &[u8] = b" (deleted)";
+
 /// Where a link of a process points, as text.
 pub(crate) fn link(pid: i32, name: &str) -> Result<String> {
+    let target = link_target(pid, name)?;
+    Ok(target.to_string_lossy().into_owned())
+}
+
+/// Where a link of a process points.
+pub(crate) fn link_target(pid: i32, name: &str) -> Result<PathBuf> {
     let path = format!("/proc/{pid}/{name}");
-    match fs::read_link(&path) {
-        Ok(target) => Ok(target.to_string_lossy().into_owned()),
-        Err(source) => Err(ended(pid, path, source)),
-    }
+    fs::read_link(&path).map_err(|source| ended(pid, path, source))
+}
+
+/// Whether what the kernel shows as `target` of this link is the name of a file that was removed, or replaced.
+pub(crate) fn is_deleted(pid: i32, name: &str, target: &Path) -> bool {
+    let place = |found: fs::Metadata| (found.dev(), found.ino());
+    target.as_os_str().as_bytes().ends_with(DELETED)
+        && fs::symlink_metadata(target).map(place).ok()
+            != fs::metadata(format!("/proc/{pid}/{name}")).map(place).ok()
 }
 
 fn ended(pid: i32, what: String, source: io::Error) -> Error {

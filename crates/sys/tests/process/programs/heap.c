@@ -13,6 +13,7 @@
 
 typedef unsigned long word;
 static word *heap, *others, *versions;
+static char *guard;
 static volatile int stops;
 static pthread_barrier_t barrier;
 
@@ -35,6 +36,10 @@ static void check(const word *base, word page, word version, const char *what) {
 
 static void check_all(const char *what) {
     for (word page = 0; page < PAGES; page++) check(heap, page, versions[page], what);
+}
+
+static void check_guard(void) {
+    if (guard && (!access(guard, F_OK) || errno != EFAULT)) fail(__LINE__, "the guard page is gone");
 }
 
 /* Each thread has every second page. */
@@ -103,6 +108,7 @@ static void children(void) {
     pid_t child = fork();
     CHECK(child >= 0);
     if (!child) {
+        check_guard();
         for (word page = 640; page < 700; page++) check(others, page, 1, "in a child");
         fill(others, 700, 2);
         pid_t grandchild = fork();
@@ -147,7 +153,10 @@ int main(int count, char **words) {
         CHECK(!chown(folder, 65534, 65534) && !setgid(65534) && !setuid(65534));
     }
     int flags = MAP_PRIVATE | MAP_ANONYMOUS, both = PROT_READ | PROT_WRITE;
-    heap = mmap(0, (size_t)PAGES * PAGE, both, flags, -1, 0);
+    heap = mmap(0, (size_t)(PAGES + 1) * PAGE, both, flags, -1, 0);
+    /* Behind it a guard page (MADV_GUARD_INSTALL), where the kernel has them. */
+    guard = (char *)(heap + PAGES * WORDS);
+    if (madvise(guard, PAGE, 102)) guard = 0;
     /* Apart, so that what is done to it is not done to one mapping with the rest. */
     mmap(0, PAGE, PROT_NONE, flags, -1, 0);
     others = mmap(0, OTHERS * PAGE, both, flags, -1, 0);
@@ -160,6 +169,7 @@ int main(int count, char **words) {
     for (word part = 0; part < PARTS; part++) CHECK(!pthread_create(&threads[part], 0, write_all, (void *)part));
     int did = 0;
     for (word turn = 0; go_on(); turn++) {
+        check_guard();
         if (!did) {
             /* Written again and again, so that none of it goes along. */
             for (word page = 0; page < OTHERS; page++) fill(others, page, 1);

@@ -5,7 +5,9 @@ use super::{Given, verify};
 use crate::process::files::error::{At, FilesError, Refusal};
 use crate::process::files::image::changes::{Changes, Former};
 use crate::process::files::image::{FileId, Kind, OpenFile, UnixLink};
-use crate::process::files::kinds::{anonymous, content, epoll, named, pipe, terminal, unix};
+use crate::process::files::kinds::{
+    anonymous, content, epoll, inotify, named, pipe, terminal, unix,
+};
 use crate::process::files::raw;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use std::collections::BTreeSet;
@@ -162,6 +164,7 @@ impl Stock {
                 terminal::finish(fd, &self.image.terminals[terminal])?;
             }
             Kind::Unix(socket) => unix::settle(fd.as_fd(), socket)?,
+            Kind::Inotify { .. } => inotify::empty(fd)?,
             _ => {}
         }
         set_flags(fd, file, before)

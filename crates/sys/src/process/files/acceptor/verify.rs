@@ -26,8 +26,8 @@ pub fn verify_file(opener: &mut Opener, file: &OpenFile, last: bool) -> Result<(
         Kind::Directory { path, .. } => named::verify_type(path, FileType::Directory, "type"),
         Kind::Device { path, device } => named::verify_device(path, *device),
         Kind::Inotify { watches } => watches.values().try_for_each(|watch| {
-            let found = rustix::fs::stat(watch.path.as_str());
-            let missing = |_| super::super::error::Refusal::Missing(watch.path.clone());
+            let found = rustix::fs::stat(&*watch.path);
+            let missing = |_| super::super::error::Refusal::Missing(watch.path.to_string());
             Ok(found.map(|_| ()).map_err(missing)?)
         }),
         _ => Ok(()),

@@ -290,13 +290,10 @@ impl<'a> Saver<'a> {
         let path = format!("/proc/self/fd/{}", copy.as_raw_fd());
         let target = fs::read_link(&path).at(&path)?;
         *link = target.to_string_lossy().into_owned();
-        let link = target
-            .into_os_string()
-            .into_string()
-            .map_err(|_| Reason::NotUtf8)?;
         let subject = Subject {
             copy,
-            link,
+            link: link.clone(),
+            path: target.into(),
             info,
             class,
             before,

@@ -1,7 +1,7 @@
 //! An open file and what is known of it.
 
 use crate::process::files::fdinfo::FdInfo;
-use crate::process::files::image::OpenFile;
+use crate::process::files::image::{FilePath, OpenFile};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 /// An open file that is being saved.
@@ -9,8 +9,10 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 pub struct Subject {
     /// A copy of our own; gone when this is.
     pub copy: OwnedFd,
-    /// What `/proc/PID/fd` shows.
+    /// What `/proc/PID/fd` shows, as text.
     pub link: String,
+    /// The same as it is.
+    pub path: FilePath,
     /// `fdinfo`.
     pub info: FdInfo,
     /// Which, in the pool.

@@ -60,7 +60,9 @@ pub fn check(image: &Image) -> Result<(), Malformed> {
             bytes <= pipe.capacity as usize,
             "a pipe has more than it can hold",
         )?;
-        pipe.path.iter().try_for_each(|path| check_path(path))?;
+        pipe.path
+            .iter()
+            .try_for_each(|path| check_path(path.as_bytes()))?;
     }
     check_contents(image)
 }
@@ -93,10 +95,11 @@ fn check_contents(image: &Image) -> Result<(), Malformed> {
         )?;
         match &content.form {
             ContentForm::Memory { name, .. } => {
-                require(name.len() < 250 && !name.contains('\0'), "a memfd's name")?;
+                let name = name.as_bytes();
+                require(name.len() < 250 && !name.contains(&0), "a memfd's name")?;
             }
             ContentForm::Deleted { path } | ContentForm::Temporary { directory: path } => {
-                check_path(path)?;
+                check_path(path.as_bytes())?;
             }
         }
     }
@@ -116,9 +119,9 @@ fn check_file(image: &Image, file: &OpenFile) -> Result<(), Malformed> {
     match &file.kind {
         Kind::Regular { path, offset, .. } | Kind::Directory { path, offset } => {
             require(*offset <= i64::MAX as u64, "a position is negative")?;
-            check_path(path)
+            check_path(path.as_bytes())
         }
-        Kind::Path { path } | Kind::Device { path, .. } => check_path(path),
+        Kind::Path { path } | Kind::Device { path, .. } => check_path(path.as_bytes()),
         Kind::Content { content, offset } => {
             require(*offset <= i64::MAX as u64, "a position is negative")?;
             refers(&image.contents, *content)
@@ -136,7 +139,7 @@ fn check_file(image: &Image, file: &OpenFile) -> Result<(), Malformed> {
                 (1..=WATCH_DESCRIPTOR).contains(id),
                 "a watch descriptor is out of range",
             )?;
-            check_path(&watch.path)
+            check_path(watch.path.as_bytes())
         }),
         Kind::Unix(socket) => check_unix(image, socket),
         Kind::Event { count, .. } => require(*count != u64::MAX, "an eventfd counts too far"),
@@ -157,7 +160,7 @@ fn check_unix(image: &Image, socket: &super::UnixSocket) -> Result<(), Malformed
         UnixLink::To(file) | UnixLink::Waiting(file, _) => is_unix(*file)?,
         UnixLink::Service(path) => {
             require(path.len() < UNIX_NAME, "a service's name is too long")?;
-            check_path(path)?;
+            check_path(path.as_bytes())?;
         }
         UnixLink::Alone | UnixLink::Gone | UnixLink::Listening(_) => {}
     }
@@ -166,8 +169,9 @@ fn check_unix(image: &Image, socket: &super::UnixSocket) -> Result<(), Malformed
         UnixName::Abstract(name) => require(name.0.len() < UNIX_NAME, "a socket's name")?,
         UnixName::Path { name, file, .. } => {
             require(name.len() <= UNIX_NAME, "a socket's name is too long")?;
-            check_text(name)?;
-            file.iter().try_for_each(|file| check_path(file))?;
+            check_text(name.as_bytes())?;
+            file.iter()
+                .try_for_each(|file| check_path(file.as_bytes()))?;
         }
     }
     for message in &socket.queue {
@@ -183,14 +187,14 @@ fn check_unix(image: &Image, socket: &super::UnixSocket) -> Result<(), Malformed
     Ok(())
 }
 
-fn check_path(path: &str) -> Result<(), Malformed> {
-    require(path.starts_with('/'), "a path is not absolute")?;
+fn check_path(path: &[u8]) -> Result<(), Malformed> {
+    require(path.starts_with(b"/"), "a path is not absolute")?;
     check_text(path)
 }
 
-fn check_text(path: &str) -> Result<(), Malformed> {
+fn check_text(path: &[u8]) -> Result<(), Malformed> {
     require(
-        path.len() < PATH && !path.contains('\0'),
+        path.len() < PATH && !path.contains(&0),
         "a path is too long, or no path",
     )
 }

@@ -3,9 +3,11 @@
 pub mod changes;
 pub mod limits;
 mod objects;
+mod path;
 mod sockets;
 
 pub use objects::{Bytes, Content, ContentForm, InotifyWatch, Pipe, Stamp, Terminal, Timer, Watch};
+pub use path::FilePath;
 pub use sockets::{NetlinkSocket, SocketOption, UnixLink, UnixMessage, UnixName, UnixSocket};
 
 use serde::{Deserialize, Serialize};
@@ -149,7 +151,7 @@ pub enum Kind {
     /// A file with a name.
     Regular {
         /// Absolute.
-        path: String,
+        path: FilePath,
         /// Position.
         offset: u64,
         /// What the file at the acceptor must look like; none where content is the kernel's own (`/proc`, `/sys`).
@@ -165,14 +167,14 @@ pub enum Kind {
     /// A directory.
     Directory {
         /// Absolute.
-        path: String,
+        path: FilePath,
         /// Position of `getdents64`.
         offset: u64,
     },
     /// Opened with `O_PATH`.
     Path {
         /// Absolute.
-        path: String,
+        path: FilePath,
     },
     /// An end of a pipe or FIFO; which one, the flags say.
     Pipe {
@@ -182,7 +184,7 @@ pub enum Kind {
     /// A device that is the same everywhere, such as `/dev/null`.
     Device {
         /// Absolute.
-        path: String,
+        path: FilePath,
         /// Major and minor number.
         device: (u32, u32),
     },

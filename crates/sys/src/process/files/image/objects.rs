@@ -1,6 +1,6 @@
 //! What open files are made of, sockets aside.
 
-use super::FileId;
+use super::{FileId, FilePath};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
@@ -24,7 +24,7 @@ pub struct Stamp {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Pipe {
     /// Of a FIFO.
-    pub path: Option<String>,
+    pub path: Option<FilePath>,
     /// `F_GETPIPE_SZ`, bytes.
     pub capacity: u32,
     /// What was written and not read. In packet mode (`O_DIRECT`) a packet each.
@@ -73,19 +73,19 @@ pub enum ContentForm {
     /// `memfd_create(2)`.
     Memory {
         /// Without `memfd:`.
-        name: String,
+        name: FilePath,
         /// `F_GET_SEALS`.
         seals: u32,
     },
     /// A file whose name was removed.
     Deleted {
         /// The name it had.
-        path: String,
+        path: FilePath,
     },
     /// Made by `O_TMPFILE`.
     Temporary {
         /// The directory it was made in.
-        directory: String,
+        directory: FilePath,
     },
 }
 
@@ -121,7 +121,7 @@ pub struct Timer {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct InotifyWatch {
     /// What is watched.
-    pub path: String,
+    pub path: FilePath,
     /// Events and modes.
     pub mask: u32,
 }

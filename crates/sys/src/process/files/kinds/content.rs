@@ -4,8 +4,8 @@ use crate::process::files::acceptor::Stock;
 use crate::process::files::donor::{Saved, Saver, Subject};
 use crate::process::files::error::{At, FilesError, Reason, Refusal};
 use crate::process::files::image::limits::CHUNK;
-use crate::process::files::image::{Bytes, Content, ContentForm, FileId, Kind, ObjectId};
-use crate::process::files::kinds::named::allowed;
+use crate::process::files::image::{Bytes, Content, ContentForm, FileId, FilePath, Kind, ObjectId};
+use crate::process::files::kinds::named::{self, allowed};
 use crate::process::rights::Opener;
 use rustix::fs::{
     Gid, MemfdFlags, Mode, OFlags, SealFlags, SeekFrom, Stat, Uid, fchmod, fchown, fcntl_add_seals,
@@ -15,8 +15,8 @@ use std::collections::BTreeMap;
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::FileExt;
-use std::path::Path;
 
 /// `HUGETLBFS_MAGIC` (`linux/magic.h`).
 const HUGETLBFS: i64 = 0x9584_58f6;
@@ -57,28 +57,24 @@ pub fn save(saver: &mut Saver<'_>, subject: &Subject, stat: &Stat) -> Saved<Kind
 }
 
 fn form(subject: &Subject) -> Saved<ContentForm> {
-    let shown = subject.link.as_str();
-    let path = shown.strip_suffix(" (deleted)").unwrap_or(shown);
-    if let Some(name) = path.strip_prefix("/memfd:") {
+    let path = named::former_name(&subject.path);
+    if let Some(name) = path.as_os_str().as_bytes().strip_prefix(b"/memfd:") {
         return Ok(ContentForm::Memory {
-            name: name.to_string(),
+            name: name.to_vec().into(),
             seals: fcntl_get_seals(&subject.copy).at("F_GET_SEALS")?.bits(),
         });
     }
-    let path = Path::new(path);
-    let directory = path.parent().and_then(Path::to_str);
-    let directory = directory
-        .filter(|name| name.starts_with('/'))
-        .ok_or(Reason::Unreachable)?;
+    let directory = path.parent().filter(|name| name.has_root());
+    let directory = directory.ok_or(Reason::Unreachable)?;
     let made_without = format!("#{}", subject.info.inode);
     if path
         .file_name()
         .is_some_and(|name| name == made_without.as_str())
     {
-        let directory = directory.to_string();
+        let directory = directory.to_path_buf().into();
         return Ok(ContentForm::Temporary { directory });
     }
-    let path = path.to_string_lossy().into_owned();
+    let path = path.to_path_buf().into();
     Ok(ContentForm::Deleted { path })
 }
 
@@ -132,7 +128,7 @@ pub fn make(
     }
     let path = format!("/proc/self/fd/{}", stock.keepers[&content].as_raw_fd());
     // The flags that made a file without a name are still among them.
-    let fd = super::named::open(&path, flags & !(libc::O_TMPFILE as u32))?;
+    let fd = named::open(&path, flags & !(libc::O_TMPFILE as u32))?;
     stock.keep(id, fd)
 }
 
@@ -141,20 +137,20 @@ fn create(opener: &mut Opener, content: &Content) -> Result<OwnedFd, FilesError>
     let fd = match &content.form {
         ContentForm::Memory { name, .. } => {
             let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
-            memfd_create(name.as_str(), flags).at("memfd_create")?
+            memfd_create(name.as_os_str(), flags).at("memfd_create")?
         }
         ContentForm::Deleted { path } if !opener.is_bounded() => create_deleted(path)?,
         ContentForm::Deleted { path } => {
-            let made = opener.nameless(Path::new(path), true, content.access);
+            let made = opener.nameless(path, true, content.access);
             return allowed(opener, path, made);
         }
         ContentForm::Temporary { directory } if opener.is_bounded() => {
-            let made = opener.nameless(Path::new(directory), false, content.access);
+            let made = opener.nameless(directory, false, content.access);
             return allowed(opener, directory, made);
         }
         ContentForm::Temporary { directory } => {
             let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
-            open(directory.as_str(), flags, Mode::RUSR | Mode::WUSR).at(directory)?
+            open(&**directory, flags, Mode::RUSR | Mode::WUSR).at(directory)?
         }
     };
     fchown(&fd, Some(Uid::from_raw(uid)), Some(Gid::from_raw(gid))).at("fchown")?;
@@ -165,16 +161,19 @@ fn create(opener: &mut Opener, content: &Content) -> Result<OwnedFd, FilesError>
 }
 
 /// A file under its former name, or beside it where the name is in use, and the name removed.
-fn create_deleted(path: &str) -> Result<OwnedFd, FilesError> {
+fn create_deleted(path: &FilePath) -> Result<OwnedFd, FilesError> {
     let flags = OFlags::CREATE | OFlags::EXCL | OFlags::RDWR | OFlags::CLOEXEC;
-    let mut name = path.to_string();
+    let mut name = path.as_os_str().to_owned();
     for attempt in 0.. {
-        match open(name.as_str(), flags, Mode::RUSR | Mode::WUSR) {
+        match open(&name, flags, Mode::RUSR | Mode::WUSR) {
             Ok(fd) => {
-                unlink(name.as_str()).at(&name)?;
+                unlink(&name).at(path)?;
                 return Ok(fd);
             }
-            Err(rustix::io::Errno::EXIST) if attempt < 1000 => name = format!("{path}.{attempt}"),
+            Err(rustix::io::Errno::EXIST) if attempt < 1000 => {
+                name = path.as_os_str().to_owned();
+                name.push(format!(".{attempt}"));
+            }
             Err(error) => return Err(error).at(path),
         }
     }
@@ -225,7 +224,7 @@ fn write(fd: &OwnedFd, now: &Content, before: Option<&Content>) -> Result<(), Fi
 }
 
 /// How what has no name is named where something is in its way.
-fn shown(form: &ContentForm) -> &str {
+fn shown(form: &ContentForm) -> &FilePath {
     match form {
         ContentForm::Memory { name, .. } => name,
         ContentForm::Deleted { path } | ContentForm::Temporary { directory: path } => path,

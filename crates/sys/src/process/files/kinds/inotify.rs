@@ -3,7 +3,8 @@
 use crate::process::files::donor::{Saved, Saver, Subject};
 use crate::process::files::error::{At, FilesError, Reason, Refusal};
 use crate::process::files::fdinfo::InotifyLine;
-use crate::process::files::image::{InotifyWatch, Kind};
+use crate::process::files::image::limits::WATCH_DESCRIPTOR;
+use crate::process::files::image::{FilePath, InotifyWatch, Kind};
 use crate::process::files::kinds::named::allowed;
 use crate::process::files::raw;
 use crate::process::rights::Opener;
@@ -14,24 +15,31 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
-use std::path::Path;
 
 /// What a program can ask for: events (`IN_ALL_EVENTS`) and the modes `IN_EXCL_UNLINK` and `IN_ONESHOT`.
 const ASKED: u32 = 0x0fff | 1 << 26 | 1 << 31;
 
 /// Reads an instance: what it watches is found by the handles that the kernel shows.
 pub fn save(saver: &Saver<'_>, subject: &Subject) -> Saved<Kind> {
-    if saver.frozen && ioctl_fionread(&subject.copy).at("FIONREAD")? > 0 {
+    let unread = ioctl_fionread(&subject.copy).at("FIONREAD")? > 0;
+    if saver.frozen && unread {
         return Err(Reason::InotifyUnread.into());
     }
     let mut mounts: BTreeMap<u32, Option<OwnedFd>> = BTreeMap::new();
     let mut watches = BTreeMap::new();
-    for line in subject.info.inotify() {
+    for line in subject.info.inotify().ok_or(Reason::InotifyHidden)? {
+        if !(1..=WATCH_DESCRIPTOR).contains(&line.id) {
+            return Err(Reason::InotifyNumber(line.id).into());
+        }
         let mount = mounts
             .entry(line.device)
             .or_insert_with(|| mount(line.device));
         let path = mount.as_ref().and_then(|mount| path(mount, &line));
-        let path = path.ok_or(Reason::InotifyUnread)?;
+        let path = path.ok_or(match unread {
+            // The file was removed, and the program has not read yet that its watch is gone.
+            true => Reason::InotifyUnread,
+            false => Reason::InotifyHidden,
+        })?;
         let mask = line.mask & ASKED;
         watches.insert(line.id, InotifyWatch { path, mask });
     }
@@ -42,27 +50,36 @@ pub fn save(saver: &Saver<'_>, subject: &Subject) -> Saved<Kind> {
 fn mount(device: u32) -> Option<OwnedFd> {
     let (major, minor) = (device >> 20, device & 0xf_ffff);
     let wanted = format!("{major}:{minor}");
-    let table = fs::read_to_string("/proc/self/mountinfo").ok()?;
-    let at = table.lines().find_map(|line| {
-        let mut words = line.split(' ');
-        (words.nth(2)? == wanted).then(|| words.nth(1))?
+    let table = fs::read("/proc/self/mountinfo").ok()?;
+    let at = table.split(|byte| *byte == b'\n').find_map(|line| {
+        let mut words = line.split(|byte| *byte == b' ');
+        (words.nth(2)? == wanted.as_bytes()).then(|| words.nth(1))?
     })?;
-    // Spaces and the like are written as octal numbers (`proc_pid_mountinfo(5)`).
-    let at = at
-        .replace("\\040", " ")
-        .replace("\\011", "\t")
-        .replace("\\134", "\\");
-    let found = open(at.as_str(), OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).ok()?;
+    let at = FilePath::from(unescaped(at));
+    let found = open(&*at, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).ok()?;
     Some(found)
 }
 
-fn path(mount: &OwnedFd, line: &InotifyLine) -> Option<String> {
+/// Spaces and the like are written as three octal digits behind a backslash (`proc_pid_mountinfo(5)`).
+fn unescaped(mut text: &[u8]) -> Vec<u8> {
+    let mut plain = Vec::with_capacity(text.len());
+    while let [first, rest @ ..] = text {
+        let digits = rest.get(..3).filter(|_| *first == b'\\');
+        let digits = digits.and_then(|digits| std::str::from_utf8(digits).ok());
+        let number = digits.and_then(|digits| u8::from_str_radix(digits, 8).ok());
+        plain.push(number.unwrap_or(*first));
+        text = if number.is_some() { &rest[3..] } else { rest };
+    }
+    plain
+}
+
+fn path(mount: &OwnedFd, line: &InotifyLine) -> Option<FilePath> {
     let file = raw::open_handle(mount.as_fd(), line.handle.0, &line.handle.1).ok()?;
     let link = format!("/proc/self/fd/{}", file.as_raw_fd());
     let path = fs::read_link(&link).ok()?;
     let (there, here) = (fs::metadata(&path).ok()?, fs::metadata(&link).ok()?);
     let same = (there.dev(), there.ino()) == (here.dev(), here.ino());
-    same.then(|| path.into_os_string().into_string().ok())?
+    same.then(|| path.into())
 }
 
 /// Adds the watches with their numbers. The kernel counts up, so numbers between are used for a moment.
@@ -81,10 +98,10 @@ pub fn fill(
             discard(fd)?;
             next = spent + 1;
         }
-        let given = opener.watch(fd.as_fd(), Path::new(&watch.path), watch.mask);
+        let given = opener.watch(fd.as_fd(), &watch.path, watch.mask);
         let given = allowed(opener, &watch.path, given)?;
         if given != *id {
-            let path = watch.path.clone();
+            let path = watch.path.to_string();
             let what = "two watched paths are one file";
             return Err(Refusal::Differs { path, what }.into());
         }
@@ -116,6 +133,15 @@ fn discard(fd: &OwnedFd) -> Result<(), FilesError> {
     let mut events = [0u8; 4096];
     if ioctl_fionread(fd).at("FIONREAD")? > 0 {
         rustix::io::read(fd, &mut events).at("inotify")?;
+    }
+    Ok(())
+}
+
+/// Takes away what its watches have told of since they were made: the original has read that, as it stood still with nothing to
+/// read.
+pub fn empty(fd: &OwnedFd) -> Result<(), FilesError> {
+    while ioctl_fionread(fd).at("FIONREAD")? > 0 {
+        discard(fd)?;
     }
     Ok(())
 }

@@ -39,7 +39,7 @@ pub fn save(saver: &mut Saver<'_>, subject: &Subject) -> Saved<Kind> {
 }
 
 fn save_regular(saver: &mut Saver<'_>, subject: &Subject, stat: &Stat) -> Saved<Kind> {
-    if subject.link.starts_with("/memfd:") || stat.st_nlink == 0 {
+    if stat.st_nlink == 0 {
         return content::save(saver, subject, stat);
     }
     if !subject.link.starts_with('/') {

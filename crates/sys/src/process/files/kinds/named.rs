@@ -3,12 +3,15 @@
 use super::stamp;
 use crate::process::files::donor::{Saved, Saver, Subject};
 use crate::process::files::error::{At, FilesError, Reason, Refusal};
-use crate::process::files::image::Kind;
+use crate::process::files::image::{FilePath, Kind};
+use crate::process::procfs;
 use crate::process::rights::{Opener, is_refusal};
 use rustix::fs::{FileType, Mode, OFlags, Stat, fstat, fstatfs, open as open_file, stat};
+use std::ffi::OsStr;
 use std::fs;
 use std::io;
 use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
@@ -32,7 +35,7 @@ pub fn save_regular(saver: &Saver<'_>, subject: &Subject, stat: &Stat) -> Saved<
     }
     let own = KERNELS_OWN.contains(&magic);
     let path = if own {
-        subject.link.clone()
+        subject.path.clone()
     } else {
         present_path(subject, stat, saver.limits.search_entries_max)?
     };
@@ -66,24 +69,29 @@ pub fn save_path(subject: &Subject, stat: &Stat) -> Saved<Kind> {
 }
 
 /// The path by which a file is found now: what the kernel shows, or another name of it nearby.
-fn present_path(subject: &Subject, file: &Stat, search_entries_max: usize) -> Saved<String> {
-    let shown = subject.link.as_str();
-    let path = shown.strip_suffix(" (deleted)").unwrap_or(shown);
+fn present_path(subject: &Subject, file: &Stat, search_entries_max: usize) -> Saved<FilePath> {
     let names_it =
         |path: &Path| fs::symlink_metadata(path).is_ok_and(|found| is_same(&found, file));
-    if names_it(Path::new(shown)) {
-        return Ok(shown.to_string());
+    if names_it(&subject.path) {
+        return Ok(subject.path.clone());
     }
-    let start = Path::new(path).parent().unwrap_or(Path::new("/"));
-    if !path.starts_with('/') || !start.exists() {
+    let path = former_name(&subject.path);
+    let start = path.parent().unwrap_or(Path::new("/"));
+    if !path.has_root() || !start.exists() {
         return Err(Reason::Unreachable.into());
     }
     if search_entries_max == 0 {
         return Err(Reason::OtherName.into());
     }
     let found = other_name(start, file, search_entries_max).ok_or(Reason::OtherName)?;
-    let text = found.into_os_string().into_string();
-    Ok(text.map_err(|_| Reason::NotUtf8)?)
+    Ok(found.into())
+}
+
+/// The name that a file had which has none any more.
+pub fn former_name(shown: &FilePath) -> &Path {
+    let bytes = shown.as_bytes();
+    let former = bytes.strip_suffix(procfs::DELETED).unwrap_or(bytes);
+    Path::new(OsStr::from_bytes(former))
 }
 
 fn is_same(found: &fs::Metadata, file: &Stat) -> bool {
@@ -130,37 +138,53 @@ const SHOWN: i32 = libc::O_ACCMODE
     | libc::O_PATH;
 
 /// Opens a file, a directory, or a path only, with those of the flags that an open file can have.
-pub fn open(path: &str, flags: u32) -> Result<OwnedFd, FilesError> {
+pub fn open(path: impl AsRef<Path>, flags: u32) -> Result<OwnedFd, FilesError> {
+    let path = path.as_ref();
     let flags = OFlags::from_bits_retain(flags & SHOWN as u32) | OFlags::CLOEXEC;
     let outcome = open_file(path, flags | OFlags::NOCTTY, Mode::empty());
     match outcome {
-        Err(rustix::io::Errno::NOENT) => Err(Refusal::Missing(path.to_string()).into()),
-        outcome => outcome.at(path),
+        Err(rustix::io::Errno::NOENT) => Err(Refusal::Missing(shown(path)).into()),
+        outcome => outcome.at(shown(path)),
     }
 }
 
 /// The same, with the rights of the tree.
-pub fn open_for(opener: &mut Opener, path: &str, flags: u32) -> Result<OwnedFd, FilesError> {
+pub fn open_for(
+    opener: &mut Opener,
+    path: impl AsRef<Path>,
+    flags: u32,
+) -> Result<OwnedFd, FilesError> {
+    let path = path.as_ref();
     let flags = OFlags::from_bits_retain(flags & SHOWN as u32);
-    let outcome = opener.open(Path::new(path), flags);
+    let outcome = opener.open(path, flags);
     allowed(opener, path, outcome)
 }
 
 /// Names what the tree has no right to.
-pub fn allowed<T>(opener: &Opener, path: &str, outcome: io::Result<T>) -> Result<T, FilesError> {
+pub fn allowed<T>(
+    opener: &Opener,
+    path: impl AsRef<Path>,
+    outcome: io::Result<T>,
+) -> Result<T, FilesError> {
+    let shown = shown(path.as_ref());
     match outcome {
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
-            Err(Refusal::Missing(path.to_string()).into())
+            Err(Refusal::Missing(shown).into())
         }
         Err(error) if opener.is_bounded() && is_refusal(&error) => {
-            Err(Refusal::NotAllowed(path.to_string()).into())
+            Err(Refusal::NotAllowed(shown).into())
         }
-        outcome => outcome.at(path),
+        outcome => outcome.at(shown),
     }
 }
 
+/// A path as text.
+fn shown(path: &Path) -> String {
+    path.display().to_string()
+}
+
 /// A file whose content the kernel makes has none to be compared; any other has.
-pub fn require_kernels_own(fd: &OwnedFd, path: &str) -> Result<(), FilesError> {
+pub fn require_kernels_own(fd: &OwnedFd, path: &Path) -> Result<(), FilesError> {
     match KERNELS_OWN.contains(&fstatfs(fd).at("fstatfs")?.f_type) {
         true => Ok(()),
         false => Err(differs(path, "file system")),
@@ -170,24 +194,24 @@ pub fn require_kernels_own(fd: &OwnedFd, path: &str) -> Result<(), FilesError> {
 /// Opens a device, if it is the one that is meant.
 pub fn open_device(
     opener: &mut Opener,
-    path: &str,
+    path: &Path,
     device: (u32, u32),
     flags: u32,
 ) -> Result<OwnedFd, FilesError> {
     verify_device(path, device)?;
     let fd = open_for(opener, path, flags)?;
-    let opened = fstat(&fd).at(path)?;
+    let opened = fstat(&fd).at(shown(path))?;
     require_device(path, device, &opened)?;
     Ok(fd)
 }
 
 /// The path stands for a character device with these numbers.
-pub fn verify_device(path: &str, device: (u32, u32)) -> Result<(), FilesError> {
-    let found = stat(path).map_err(|_| Refusal::Missing(path.to_string()))?;
+pub fn verify_device(path: &Path, device: (u32, u32)) -> Result<(), FilesError> {
+    let found = stat(path).map_err(|_| Refusal::Missing(shown(path)))?;
     require_device(path, device, &found)
 }
 
-fn require_device(path: &str, device: (u32, u32), found: &Stat) -> Result<(), FilesError> {
+fn require_device(path: &Path, device: (u32, u32), found: &Stat) -> Result<(), FilesError> {
     let numbers = (
         rustix::fs::major(found.st_rdev),
         rustix::fs::minor(found.st_rdev),
@@ -200,8 +224,8 @@ fn require_device(path: &str, device: (u32, u32), found: &Stat) -> Result<(), Fi
 }
 
 /// A path stands for what is meant: a file with this type.
-pub fn verify_type(path: &str, wanted: FileType, what: &'static str) -> Result<(), FilesError> {
-    let found = stat(path).map_err(|_| Refusal::Missing(path.to_string()))?;
+pub fn verify_type(path: &Path, wanted: FileType, what: &'static str) -> Result<(), FilesError> {
+    let found = stat(path).map_err(|_| Refusal::Missing(shown(path)))?;
     if FileType::from_raw_mode(found.st_mode) == wanted {
         return Ok(());
     }
@@ -209,8 +233,8 @@ pub fn verify_type(path: &str, wanted: FileType, what: &'static str) -> Result<(
 }
 
 /// A refusal.
-pub fn differs(path: &str, what: &'static str) -> FilesError {
-    let path = path.to_string();
+pub fn differs(path: impl AsRef<Path>, what: &'static str) -> FilesError {
+    let path = shown(path.as_ref());
     Refusal::Differs { path, what }.into()
 }
 

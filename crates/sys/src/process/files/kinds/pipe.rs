@@ -4,7 +4,7 @@ use super::named;
 use crate::process::files::acceptor::Stock;
 use crate::process::files::donor::{Saved, Saver, Subject};
 use crate::process::files::error::{At, FilesError, Reason};
-use crate::process::files::image::{Bytes, FileId, Kind, ObjectId, OpenFile, Pipe};
+use crate::process::files::image::{Bytes, FileId, FilePath, Kind, ObjectId, OpenFile, Pipe};
 use crate::process::files::raw;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{Mode, OFlags, Stat, open};
@@ -15,6 +15,7 @@ use rustix::pipe::{
 use std::fs;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
+use std::path::Path;
 
 /// Reads an end, and the pipe when it is met for the first time.
 pub fn save(saver: &mut Saver<'_>, subject: &Subject, stat: &Stat) -> Saved<Kind> {
@@ -40,14 +41,14 @@ pub fn save(saver: &mut Saver<'_>, subject: &Subject, stat: &Stat) -> Saved<Kind
     Ok(Kind::Pipe { pipe })
 }
 
-fn fifo_path(subject: &Subject, stat: &Stat) -> Saved<Option<String>> {
+fn fifo_path(subject: &Subject, stat: &Stat) -> Saved<Option<FilePath>> {
     if subject.link.starts_with("pipe:") {
         return Ok(None);
     }
-    let present = fs::metadata(&subject.link)
+    let present = fs::metadata(&subject.path)
         .is_ok_and(|found| (found.dev(), found.ino()) == (stat.st_dev, stat.st_ino));
     if present {
-        Ok(Some(subject.link.clone()))
+        Ok(Some(subject.path.clone()))
     } else {
         Err(Reason::OtherName.into())
     }
@@ -183,7 +184,7 @@ pub fn fill(keeper: &OwnedFd, pipe: &Pipe) -> Result<(), FilesError> {
         (Some(_), there) if there == bytes => return Ok(()),
         (path, _) => {
             return Err(named::differs(
-                path.as_deref().unwrap_or("pipe"),
+                path.as_deref().unwrap_or(Path::new("pipe")),
                 "unread content",
             ));
         }

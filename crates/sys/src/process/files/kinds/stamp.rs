@@ -1,7 +1,7 @@
 //! How a file is known again on another host.
 
 use crate::process::files::error::{At, FilesError, Refusal};
-use crate::process::files::image::Stamp;
+use crate::process::files::image::{FilePath, Stamp};
 use crate::process::files::kinds::named::open_for;
 use crate::process::rights::Opener;
 use rustix::fs::{AtFlags, OFlags, StatxFlags, fstatvfs, statx};
@@ -80,7 +80,7 @@ fn digest(fd: &OwnedFd, size: u64) -> io::Result<[u8; 32]> {
 /// must look as it looked to the donor.
 pub fn verify(
     opener: &mut Opener,
-    path: &str,
+    path: &FilePath,
     stamp: &Stamp,
     last: bool,
 ) -> Result<(), FilesError> {

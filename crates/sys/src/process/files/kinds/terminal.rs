@@ -60,7 +60,7 @@ pub fn save_device(saver: &mut Saver<'_>, subject: &Subject, stat: &Stat) -> Sav
     if !EVERYWHERE.contains(&device) {
         return Err(device_reason(stat).into());
     }
-    let path = subject.link.clone();
+    let path = subject.path.clone();
     named::verify_device(&path, device).map_err(|_| Reason::Unreachable)?;
     Ok(Kind::Device { path, device })
 }
@@ -207,7 +207,7 @@ pub fn make_slave(
     terminal: ObjectId,
     flags: u32,
 ) -> Result<(), FilesError> {
-    let fd = named::open(&format!("/dev/pts/{terminal}"), flags)?;
+    let fd = named::open(format!("/dev/pts/{terminal}"), flags)?;
     stock.keep(id, fd)
 }
 
