@@ -227,6 +227,12 @@ impl Group {
     pub fn path(&self) -> &str {
         &self.path
     }
+
+    /// Files of limits, and what they say.
+    pub fn limits(&self) -> impl Iterator<Item = (&str, &str)> {
+        let Self { path: _, limits } = self;
+        (limits.iter()).map(|(file, value)| (&**file, &**value))
+    }
 }
 
 /// What a file says in a new group, if it has a limit.

@@ -7,6 +7,7 @@ mod options;
 mod queue;
 
 pub use membership::{Groups, Membership, join, joined};
+pub(crate) use options::option_of;
 pub use options::{UdpStatic, prepare, read_any, read_static};
 pub use queue::{Datagram, drain, peek, peek_with_destinations, replay};
 

@@ -186,6 +186,8 @@ pub struct MigrationConfig {
     pub files: Vec<PathBuf>,
     /// They may have sockets of these families.
     pub families: BTreeSet<SocketFamily>,
+    /// They may have sockets at these ports, though only root may bind them; at those of services they may anyway.
+    pub ports: BTreeSet<u16>,
 }
 
 /// A family of sockets.

@@ -154,6 +154,8 @@ pub(super) struct RawMigration {
     pub files: Vec<Spanned<PathBuf>>,
     /// All, where it is left out.
     pub families: Option<BTreeSet<SocketFamily>>,
+    #[serde(default)]
+    pub ports: BTreeSet<u16>,
 }
 
 #[derive(Deserialize, Default)]

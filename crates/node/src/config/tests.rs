@@ -252,6 +252,10 @@ fn what_processes_that_come_may_have_is_checked() {
         config.families,
         [SocketFamily::Ipv4, SocketFamily::Ipv6].into()
     );
+    assert_eq!(config.ports, [].into());
+    let with_ports = EXAMPLE.replacen("families = ", "ports = [80, 443]\nfamilies = ", 1);
+    let ports = parse(&with_ports).unwrap().migration.ports;
+    assert_eq!(ports, [80, 443].into());
     let left_out = EXAMPLE.replacen("families = ", "# families = ", 1);
     let config = parse(&left_out).unwrap().migration;
     assert_eq!(config.families, SocketFamily::ALL.into());

@@ -17,6 +17,7 @@ use holdfast_sys::process::digest::Digest;
 use holdfast_sys::process::donor::Held;
 use holdfast_sys::process::following::Following;
 use holdfast_sys::process::image::{Clocks, Frozen, Missing, Tree, decode};
+use holdfast_sys::process::judge::Conversation;
 use holdfast_sys::process::sockets::Sockets;
 use holdfast_sys::tcp_repair::WindowProbe;
 use holdfast_wire::MoveId;
@@ -55,6 +56,8 @@ pub(super) enum Job {
         more: bool,
         bytes: Bytes,
     },
+    /// The donor does not keep to the rules.
+    Refuse(String),
     Restore(Token, Entry),
     Go(Token),
     Discard(Token),
@@ -85,13 +88,13 @@ impl Acceptor {
             way_back,
             teller,
             incoming: Incoming::default(),
+            conversation: Conversation::default(),
             came,
             group,
             restorer: None,
             held: None,
             sockets: None,
             building: None,
-            complete: false,
             problem: None,
             steps: Steps::begin(),
             hurries,
@@ -135,6 +138,8 @@ struct Taking {
     way_back: PathBuf,
     teller: Teller,
     incoming: Incoming,
+    /// What has come so far.
+    conversation: Conversation,
     came: Came,
     /// The control group that is made for it.
     group: Option<(Groups, Group)>,
@@ -144,8 +149,6 @@ struct Taking {
     sockets: Option<Sockets>,
     /// Who waits until the first shape of the tree was taken.
     building: Option<Token>,
-    /// The state of the stopped tree was taken.
-    complete: bool,
     /// Why no more is taken.
     problem: Option<String>,
     /// Since the tree was about to stand still.
@@ -189,12 +192,17 @@ impl Taking {
                         return self.after(inbox);
                     }
                 }
+                Job::Refuse(why) => {
+                    self.refuse(why.clone());
+                    self.teller.tell(Told::Took {
+                        id: self.id,
+                        bytes: 0,
+                        busy_us: 0,
+                        problem: Some(why),
+                    });
+                }
                 Job::Discard(token) => {
-                    (self.restorer, self.sockets) = (None, None);
-                    if let Some((groups, group)) = &self.group {
-                        groups.remove(group.path());
-                    }
-                    let _ = std::fs::remove_file(&self.way_back);
+                    self.remove_made();
                     self.record.remove();
                     return self.done(token, Results::Discarded);
                 }
@@ -215,8 +223,7 @@ impl Taking {
             && let Err(why) = self.take(kind, more, bytes)
         {
             problem = Some(why.clone());
-            self.built(Err(why.clone()));
-            self.problem = Some(why);
+            self.refuse(why);
         }
         self.teller.tell(Told::Took {
             id: self.id,
@@ -226,10 +233,30 @@ impl Taking {
         });
     }
 
+    /// Takes no more, and removes what was made: nothing waits for a donor that sends what it may not.
+    fn refuse(&mut self, why: String) {
+        if self.problem.is_some() {
+            return;
+        }
+        self.remove_made();
+        self.built(Err(why.clone()));
+        self.problem = Some(why);
+    }
+
+    /// Ends the restorer with all its processes, and takes sockets, control group and the way back away.
+    fn remove_made(&mut self) {
+        (self.restorer, self.sockets) = (None, None);
+        if let Some((groups, group)) = &self.group {
+            groups.remove(group.path());
+        }
+        let _ = std::fs::remove_file(&self.way_back);
+    }
+
     fn take(&mut self, kind: u8, more: bool, bytes: Bytes) -> Result<(), String> {
         let Some((kind, message)) = self.incoming.take(kind, more, bytes)? else {
             return Ok(());
         };
+        self.conversation.take(kind.message())?;
         match kind {
             Kind::Freezing => self.steps = Steps::begin(),
             _ => self.steps.done("wait"),
@@ -247,7 +274,7 @@ impl Taking {
         match kind {
             Kind::Tree => {
                 let tree: Tree = decode(message).map_err(text)?;
-                self.policy.check_tree(&tree)?;
+                self.policy.judge().tree(&tree)?;
                 self.restorer(tree.clocks)?.tree(&tree).map_err(text)?;
                 self.built(Ok(()));
             }
@@ -271,9 +298,8 @@ impl Taking {
             }
             Kind::Frozen => {
                 let frozen: Frozen = decode(message).map_err(text)?;
-                self.policy.check_frozen(&frozen)?;
+                self.policy.judge().frozen(&frozen)?;
                 self.there()?.frozen(&frozen).map_err(text)?;
-                self.complete = true;
             }
             Kind::Missing => {
                 let missing: Missing = decode(message).map_err(text)?;
@@ -329,7 +355,7 @@ impl Taking {
         if let Some(problem) = &self.problem {
             return Err(problem.clone());
         }
-        if !self.complete {
+        if !self.conversation.is_complete() {
             return Err("not all of it came".to_owned());
         }
         let unfinished = self.sockets.as_ref().map(Sockets::unfinished);

@@ -215,8 +215,15 @@ impl Moves {
         let mut refusals = self.policy.refusals(&description, offer.memory);
         let group = description.group.iter();
         refusals.extend(group.flat_map(|group| units::refusals(&self.groups, group)));
+        let probe = || {
+            following::probe()?;
+            match self.policy.has_root() {
+                true => Ok(()),
+                false => following::probe_device(),
+            }
+        };
         if offer.post_copy
-            && let Err(error) = following::probe()
+            && let Err(error) = probe()
         {
             refusals.push(format!("it takes no memory that follows: {error}"));
         }

@@ -122,7 +122,11 @@ impl Moves {
         let moves = Moves {
             machine: Migration::new(machine),
             enabled: config.migration.enabled,
-            policy: Policy::new(&config.migration, addresses.clone()),
+            policy: Policy::new(
+                &config.migration,
+                addresses.clone(),
+                (config.services.iter()).map(|service| service.address.port()),
+            ),
             residents: Residents::open(records.residents(), groups.clone()),
             records,
             operations: Operations::default(),
@@ -247,8 +251,14 @@ impl Moves {
         let untaken = self.untaken.entry(id).or_default();
         *untaken += bytes.len();
         // A donor that waits for us never has more on its way.
+        let before = *untaken - bytes.len();
         if *untaken > 2 * WINDOW_BYTES {
-            return tracing::warn!(%id, "a donor does not wait until its pieces are taken");
+            // Nothing of it is taken any more, and that is said once.
+            if before <= 2 * WINDOW_BYTES {
+                let why = "the donor does not wait until its pieces are taken";
+                acceptor.job(acceptor::Job::Refuse(why.to_owned()));
+            }
+            return;
         }
         acceptor.job(acceptor::Job::Piece { kind, more, bytes });
     }

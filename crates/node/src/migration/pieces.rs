@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use holdfast_sys::process::image::{MESSAGE_MAX, Pages};
+use holdfast_sys::process::judge as conversation;
 use holdfast_wire::{MoveId, NodeId};
 
 use super::pack::{Pace, Packer};
@@ -74,6 +75,26 @@ impl Kind {
             Kind::Lost,
         ];
         all.into_iter().find(|kind| *kind as u8 == number)
+    }
+
+    /// What it is about, for the order in which messages may come.
+    pub(super) fn message(self) -> conversation::Message {
+        use conversation::Message;
+        match self {
+            Kind::Tree => Message::Tree,
+            Kind::Pages | Kind::PackedPages => Message::Pages,
+            Kind::Frozen => Message::Frozen,
+            Kind::Descriptors => Message::Descriptors,
+            Kind::LastDescriptors => Message::LastDescriptors,
+            Kind::Sockets => Message::Sockets,
+            Kind::LastSockets => Message::LastSockets,
+            Kind::Seen => Message::Seen,
+            Kind::Digest => Message::Digest,
+            Kind::Freezing => Message::Freezing,
+            Kind::Missing => Message::Missing,
+            Kind::Follows => Message::Follows,
+            Kind::Lost => Message::Lost,
+        }
     }
 
     /// Its name in the log.

@@ -1,14 +1,15 @@
 //! Which processes this node takes.
 //!
 //! What a donor offers is looked at before anything is made, and what it sends is looked at again: another node is
-//! believed only as far as the configuration says.
+//! believed only as far as the configuration says. What an image may have is for [`holdfast_sys::process::judge`] to say.
 
 use std::collections::BTreeSet;
 use std::path::Path;
 
 use holdfast_sys::cgroup::Group;
 use holdfast_sys::process::files::image::Kind;
-use holdfast_sys::process::image::{Descriptors, Frozen, Tree};
+use holdfast_sys::process::image::Descriptors;
+use holdfast_sys::process::judge::{Allowed, Here, Judge};
 use holdfast_sys::process::procfs::Status;
 use holdfast_sys::process::rights::{Identity, Rights};
 use serde::{Deserialize, Serialize};
@@ -76,15 +77,28 @@ pub(super) fn name_of(pid: i32) -> String {
 #[derive(Debug, Clone)]
 pub(super) struct Policy {
     config: MigrationConfig,
+    judge: Judge,
     addresses: Addresses,
     /// What the process that comes may open.
     rights: Rights,
 }
 
 impl Policy {
-    pub(super) fn new(config: &MigrationConfig, addresses: Addresses) -> Policy {
+    /// `ports` are those of services.
+    pub(super) fn new(
+        config: &MigrationConfig,
+        addresses: Addresses,
+        ports: impl IntoIterator<Item = u16>,
+    ) -> Policy {
+        let allowed = Allowed {
+            users: config.users.clone(),
+            groups: config.groups.clone(),
+            programs: config.paths.clone(),
+            ports: config.ports.iter().copied().chain(ports).collect(),
+        };
         Policy {
             config: config.clone(),
+            judge: Judge::new(allowed, Here::read()),
             addresses,
             rights: Rights::Of {
                 whose: BTreeSet::new(),
@@ -96,7 +110,7 @@ impl Policy {
     /// For a process that was offered so, and not refused: it may open what those of its users could. Where root's processes may
     /// come nothing is gained by asking: one of them could open everything.
     pub(super) fn of(&self, description: &Description) -> Policy {
-        let rights = match self.config.users.contains(&0) {
+        let rights = match self.has_root() {
             true => Rights::All,
             false => Rights::Of {
                 whose: description.identities.clone(),
@@ -114,8 +128,20 @@ impl Policy {
         &self.rights
     }
 
-    /// Whether the sockets that were sent may come: of the families that are listed, at addresses of the group, and no others.
-    pub(super) fn check_sockets(&self, found: &Descriptors) -> Result<(), String> {
+    /// Whether root's processes may come.
+    pub(super) fn has_root(&self) -> bool {
+        self.config.users.contains(&0)
+    }
+
+    /// What an image may have.
+    pub(super) fn judge(&self) -> &Judge {
+        &self.judge
+    }
+
+    /// Whether the descriptors that were sent may come, and of sockets those of the families that are listed, at addresses of the
+    /// group, and no others.
+    pub(super) fn check_descriptors(&self, found: &Descriptors) -> Result<(), String> {
+        self.judge.descriptors(found)?;
         let internet = |is_v6: bool| match is_v6 {
             true => SocketFamily::Ipv6,
             false => SocketFamily::Ipv4,
@@ -152,86 +178,21 @@ impl Policy {
         let mut users = description.users.clone();
         users.extend(identities.iter().map(|who| who.user));
         let users = users.into_iter();
-        let mut refusals: Vec<String> = users.filter_map(|user| self.user(user).err()).collect();
+        let mut refusals: Vec<String> = users
+            .filter_map(|user| self.judge.user(user).err())
+            .collect();
         let of_groups = |who: &Identity| {
             let groups = std::iter::once(&who.group).chain(&who.groups);
-            self.groups(groups).err()
+            self.judge.groups(groups).err()
         };
         refusals.extend(identities.iter().filter_map(of_groups));
         let programs = description.programs.iter();
-        refusals.extend(programs.filter_map(|program| self.program(Path::new(program)).err()));
+        refusals
+            .extend(programs.filter_map(|program| self.judge.program(Path::new(program)).err()));
+        let group = description.group.iter();
+        refusals.extend(group.filter_map(|group| self.judge.group(group).err()));
         refusals.extend(too_large(memory));
         refusals
-    }
-
-    /// Whether the programs that were sent may come.
-    pub(super) fn check_tree(&self, tree: &Tree) -> Result<(), String> {
-        for process in tree
-            .processes
-            .iter()
-            .filter(|one| one.exit_status.is_none())
-        {
-            let file = tree.files.get(process.executable as usize);
-            let path = file.map_or_else(String::new, |file| {
-                String::from_utf8_lossy(&file.path).into_owned()
-            });
-            self.program(Path::new(&path))?;
-        }
-        Ok(())
-    }
-
-    /// Whether those who they run as may come.
-    pub(super) fn check_frozen(&self, frozen: &Frozen) -> Result<(), String> {
-        let threads = frozen.processes.iter().flatten();
-        for thread in threads.flat_map(|process| &process.threads) {
-            let who = &thread.credentials;
-            who.uids.iter().try_for_each(|user| self.user(*user))?;
-            self.groups(who.gids.iter().chain(&who.groups))?;
-            let root = self.config.users.contains(&0);
-            // Permitted, effective and ambient ones; the inheritable and the bounding set give nothing by themselves.
-            let [_, permitted, effective, _, ambient] = who.capabilities;
-            if !root && (permitted | effective | ambient) != 0 {
-                return Err(
-                    "it has capabilities: such processes come only where [migration] users has 0"
-                        .to_owned(),
-                );
-            }
-        }
-        Ok(())
-    }
-
-    fn groups<'a>(&self, mut groups: impl Iterator<Item = &'a u32>) -> Result<(), String> {
-        let root = self.config.users.contains(&0);
-        match groups.find(|group| !root && !self.config.groups.contains(group)) {
-            None => Ok(()),
-            Some(group) => Err(format!(
-                "group {group} is not in its list [migration] groups of those whose processes may come"
-            )),
-        }
-    }
-
-    fn user(&self, user: u32) -> Result<(), String> {
-        match self.config.users.contains(&user) {
-            true => Ok(()),
-            false => Err(format!(
-                "user {user} is not in its list [migration] users of those whose processes may come"
-            )),
-        }
-    }
-
-    /// Below one of the directories, without going up.
-    fn program(&self, program: &Path) -> Result<(), String> {
-        let plain = program
-            .components()
-            .all(|part| part != std::path::Component::ParentDir);
-        let below = |directory: &std::path::PathBuf| program.starts_with(directory);
-        match plain && self.config.paths.iter().any(below) {
-            true => Ok(()),
-            false => Err(format!(
-                "program {} is not below one of its directories [migration] paths",
-                program.display()
-            )),
-        }
     }
 }
 

@@ -21,6 +21,8 @@ pub mod image;
 #[cfg(target_arch = "x86_64")]
 pub mod inspect;
 #[cfg(target_arch = "x86_64")]
+pub mod judge;
+#[cfg(target_arch = "x86_64")]
 pub mod procfs;
 #[cfg(target_arch = "x86_64")]
 mod ranges;

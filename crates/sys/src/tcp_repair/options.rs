@@ -107,7 +107,7 @@ pub struct Linger {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SocketOptions {
     /// `int` options by number, as the table of this module has them.
-    ints: Vec<(u8, i32)>,
+    pub(crate) ints: Vec<(u8, i32)>,
     /// `SO_LINGER`.
     pub linger: Linger,
     /// `SO_SNDBUF`, bytes as the kernel counts them (twice what a program asked for).
@@ -161,6 +161,12 @@ impl SocketOptions {
             free_bind: get_int(fd, IPPROTO_IP, libc::IP_FREEBIND).at("IP_FREEBIND")? != 0,
             nonblocking: is_nonblocking(fd).at("F_GETFL")?,
         })
+    }
+
+    /// Level and name of an `int` option by its number.
+    pub(crate) fn option_of(id: u8) -> Option<(i32, i32)> {
+        let known = INT_OPTIONS.iter().find(|known| known.id == id)?;
+        Some((known.level, known.name))
     }
 
     /// The value of an `int` option by its kernel name, if it was read.

@@ -78,7 +78,7 @@ pub struct UdpStatic {
     /// Its peer, if connected.
     pub remote: Option<SocketAddr>,
     /// `int` options by number.
-    ints: Vec<(u8, i32)>,
+    pub(crate) ints: Vec<(u8, i32)>,
     /// `SO_SNDBUF` and `SO_RCVBUF`, as the kernel counts them.
     pub buffers: (i32, i32),
     /// `SO_BUF_LOCK`.
@@ -89,6 +89,12 @@ pub struct UdpStatic {
     pub multicast_interface: String,
     /// Groups that the new one joins at once.
     pub memberships: Vec<Membership>,
+}
+
+/// Level and name of an `int` option by its number.
+pub(crate) fn option_of(id: u8) -> Option<(i32, i32)> {
+    let known = INTS.iter().find(|(known, ..)| *known == id)?;
+    Some((known.1, known.2))
 }
 
 /// Reads a socket in use; touches nothing. `memberships` are the multicast groups that the new one is to join at once.

@@ -9,6 +9,7 @@ mod faults;
 mod features;
 mod followed;
 mod foreign;
+mod hostile;
 mod leftovers;
 mod measure;
 mod moving;

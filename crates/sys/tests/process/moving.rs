@@ -7,6 +7,7 @@ use holdfast_sys::process::donor::{StoppedTree, Tracker};
 use holdfast_sys::process::error::Error;
 use holdfast_sys::process::files::image::FileId;
 use holdfast_sys::process::image::{Descriptors, decode, encode};
+use holdfast_sys::process::rights::Rights;
 use holdfast_sys::process::sockets::{SocketState, Sockets};
 use holdfast_sys::tcp_repair::WindowProbe;
 use holdfast_sys::tun::{Tun, VnetHeader};
@@ -29,6 +30,7 @@ pub struct Host {
     namespace: Arc<File>,
     reach: Arc<dyn Fn(bool) + Send + Sync>,
     hurries: bool,
+    rights: Rights,
 }
 
 impl Host {
@@ -39,7 +41,13 @@ impl Host {
             namespace: Arc::new(namespace),
             reach: Arc::new(|_| {}),
             hurries: false,
+            rights: Rights::All,
         }
+    }
+
+    /// Trees that come here have these rights.
+    pub fn with_rights(self, rights: Rights) -> Self {
+        Self { rights, ..self }
     }
 
     /// Moves to here are ahead of ordinary threads.
@@ -193,6 +201,7 @@ pub fn migrate_until(tree: Tree, to: &Host, last: Step) -> Result<Left, Error> {
         restorer: restorer(),
         sockets: Sockets::new()?,
     };
+    acceptor.restorer.rights(&to.rights)?;
     from.enter();
     let mut tracker = Tracker::start(tree.root)?;
     let left = |tree, more: Box<dyn std::any::Any>| Ok((tree, Some(more)));

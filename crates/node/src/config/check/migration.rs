@@ -16,6 +16,7 @@ impl Check<'_> {
             groups: raw.groups,
             paths: self.directories(raw.paths)?,
             files: self.directories(raw.files)?,
+            ports: raw.ports,
             families: raw.families.unwrap_or(SocketFamily::ALL.into()),
         })
     }

@@ -12,7 +12,7 @@ use crate::dataplane::timeouts;
 impl Taking {
     pub(super) fn descriptors(&mut self, kind: Kind, message: &[u8]) -> Result<(), String> {
         let found: Descriptors = decode(message).map_err(text)?;
-        self.policy.check_sockets(&found)?;
+        self.policy.check_descriptors(&found)?;
         if self.sockets.is_none() {
             self.sockets = Some(Sockets::new().map_err(|error| error.to_string())?);
             // Not in the freeze.
@@ -38,6 +38,7 @@ impl Taking {
             .as_mut()
             .ok_or("their state came before sockets")?;
         let States { at_us, states } = given;
+        self.policy.judge().states(&states)?;
         let packets = match kind {
             Kind::Seen => sockets
                 .inject(states, at_us, RESTORERS)

@@ -12,8 +12,9 @@ fn policy(enabled: bool) -> Policy {
         paths: vec!["/usr/games".into()],
         files: vec!["/var/log/game".into()],
         families: [SocketFamily::Ipv4, SocketFamily::Unix].into(),
+        ports: BTreeSet::new(),
     };
-    Policy::new(&config, Addresses::default())
+    Policy::new(&config, Addresses::default(), [])
 }
 
 fn identity(user: u32, groups: &[u32]) -> Identity {
@@ -54,17 +55,29 @@ fn only_what_is_allowed_comes() {
 
 #[test]
 fn what_is_sent_is_looked_at_again() {
-    use holdfast_sys::process::image::{BackingFile, FrozenProcess, FrozenThread, Process};
+    use holdfast_sys::process::image::{
+        BackingFile, Credentials, Frozen, FrozenProcess, FrozenThread, Limit, Process, Tree,
+    };
     let tree = |path: &str| Tree {
-        processes: vec![Process::default()],
+        processes: vec![Process {
+            credentials: Credentials {
+                uids: [1000; 4],
+                gids: [100; 4],
+                ..Credentials::default()
+            },
+            ..Process::default()
+        }],
         files: vec![BackingFile {
             path: path.into(),
             ..BackingFile::default()
         }],
         ..Tree::default()
     };
-    assert_eq!(policy(true).check_tree(&tree("/usr/games/server")), Ok(()));
-    assert!(policy(true).check_tree(&tree("/bin/sh")).is_err());
+    assert_eq!(
+        policy(true).judge().tree(&tree("/usr/games/server")),
+        Ok(())
+    );
+    assert!(policy(true).judge().tree(&tree("/bin/sh")).is_err());
     let frozen = |uids: [u32; 4], group: u32, permitted: u64| {
         let mut thread = FrozenThread::default();
         thread.credentials.uids = uids;
@@ -73,6 +86,7 @@ fn what_is_sent_is_looked_at_again() {
         thread.credentials.capabilities[1] = permitted;
         let process = FrozenProcess {
             threads: vec![thread],
+            limits: vec![Limit::default(); 16],
             ..FrozenProcess::default()
         };
         Frozen {
@@ -80,22 +94,25 @@ fn what_is_sent_is_looked_at_again() {
         }
     };
     assert_eq!(
-        policy(true).check_frozen(&frozen([1000; 4], 100, 0)),
+        policy(true).judge().frozen(&frozen([1000; 4], 100, 0)),
         Ok(())
     );
     assert!(
         policy(true)
-            .check_frozen(&frozen([1000, 1000, 0, 1000], 100, 0))
+            .judge()
+            .frozen(&frozen([1000, 1000, 0, 1000], 100, 0))
             .is_err()
     );
     assert!(
         policy(true)
-            .check_frozen(&frozen([1000; 4], 42, 0))
+            .judge()
+            .frozen(&frozen([1000; 4], 42, 0))
             .is_err()
     );
     assert!(
         policy(true)
-            .check_frozen(&frozen([1000; 4], 100, 1 << 12))
+            .judge()
+            .frozen(&frozen([1000; 4], 100, 1 << 12))
             .is_err()
     );
 }
@@ -154,8 +171,8 @@ fn sockets_are_of_the_families_that_are_listed() {
         sockets: BTreeMap::from([(0, SocketStatic::Ended { v6_socket })]),
         gone: BTreeSet::new(),
     };
-    assert_eq!(policy(true).check_sockets(&sockets(false)), Ok(()));
-    let refusal = policy(true).check_sockets(&sockets(true));
+    assert_eq!(policy(true).check_descriptors(&sockets(false)), Ok(()));
+    let refusal = policy(true).check_descriptors(&sockets(true));
     assert!(refusal.is_err_and(|why| why.contains("family ipv6")));
     // What changes is looked at like what was there first.
     let netlink = OpenFile {
@@ -178,7 +195,7 @@ fn sockets_are_of_the_families_that_are_listed() {
             sockets: BTreeMap::new(),
             gone: BTreeSet::new(),
         };
-        let refusal = policy(true).check_sockets(&found);
+        let refusal = policy(true).check_descriptors(&found);
         assert!(refusal.is_err_and(|why| why.contains("family netlink")));
     }
 }

@@ -1,5 +1,6 @@
 //! Processes with the PIDs, sessions and groups of the originals.
 
+use super::door::Door;
 use super::husk::Husk;
 use crate::process::error::{Context, Error, Result, check_long};
 use crate::process::image::{PAGE, Process};
@@ -21,14 +22,18 @@ const LIMIT: Duration = Duration::from_secs(10);
 const WAIT_NS: libc::c_long = 20_000;
 
 /// Makes the root: a copy of the restorer that has a stub and traps in it. `groups` have no leader in the tree.
-pub(super) fn root(process: &Process, stub: u64, groups: &[i32]) -> Result<Husk> {
+pub(super) fn root(process: &Process, stub: u64, groups: &[i32], door: &Rc<Door>) -> Result<Husk> {
+    let born = Born {
+        stub,
+        door: door.number(),
+    };
     let own = std::process::id() as i32;
     let leads = process.session == process.pid;
     let pid = match process.session {
-        _ if leads => fork_with_pid(process.pid, || become_husk(stub))?,
+        _ if leads => fork_with_pid(process.pid, || become_husk(born))?,
         // Its namespace's first process led its session, or one outside; here that is the restorer.
-        session if session == own => born_beside(process.pid, stub, groups)?,
-        session => Helper { session, groups }.child(process.pid, stub)?,
+        session if session == own => born_beside(process.pid, born, groups)?,
+        session => Helper { session, groups }.child(process.pid, born)?,
     };
     Tracee::seize(pid, OPTIONS)?;
     let tracee = Tracee { tid: pid };
@@ -41,7 +46,8 @@ pub(super) fn root(process: &Process, stub: u64, groups: &[i32]) -> Result<Husk>
             _ => tracee.resume(0)?,
         }
     }
-    let husk = Husk::new(pid, stub, process.generation)?;
+    let husk = Husk::new(pid, stub, process.generation, Rc::clone(door))?;
+    husk.place_door()?;
     if leads {
         let mut script = husk.script();
         script.call("setsid", libc::SYS_setsid, &[]);
@@ -87,7 +93,10 @@ pub(super) fn child(parent: &Husk, process: &Process, sharer: Option<&Husk>) -> 
             )));
         }
     }
-    let mut husk = Husk::new(process.pid, parent.stub.address, process.generation)?;
+    let door = Rc::clone(&parent.door);
+    let mut husk = Husk::new(process.pid, parent.stub.address, process.generation, door)?;
+    husk.who.clone_from(&maker.who);
+    husk.directory.clone_from(&maker.directory);
     husk.mappings.clone_from(&maker.mappings);
     husk.slots = if sharer.is_some() {
         Rc::clone(&maker.slots)
@@ -166,8 +175,15 @@ fn clone_with_pid(pid: i32, flags: u64, then: impl FnOnce()) -> Result<i32> {
         .map_err(|error| taken(pid, error))
 }
 
+/// What a copy of the restorer becomes a husk with: where its stub is to be, and the one descriptor that it keeps.
+#[derive(Clone, Copy)]
+struct Born {
+    stub: u64,
+    door: u32,
+}
+
 /// Runs in the child: waits to be traced, makes the stub, and traps in it.
-fn become_husk(stub: u64) {
+fn become_husk(Born { stub, door }: Born) {
     // SAFETY: plain system calls on the child's own memory; the mapping is new, and holds the stub's code before it is
     // jumped to. Control never comes back.
     unsafe {
@@ -178,7 +194,8 @@ fn become_husk(stub: u64) {
             };
             libc::nanosleep(&raw const pause, std::ptr::null_mut());
         }
-        libc::syscall(libc::SYS_close_range, 0, u32::MAX, 0);
+        libc::syscall(libc::SYS_close_range, 0, door - 1, 0);
+        libc::syscall(libc::SYS_close_range, door + 1, u32::MAX, 0);
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED_NOREPLACE;
         let readable = libc::PROT_READ | libc::PROT_WRITE;
         let place = libc::mmap(
@@ -214,7 +231,7 @@ fn tell_traced(pid: i32) -> Result<()> {
 }
 
 /// A child in the restorer's own session, and a bearer of each group.
-fn born_beside(pid: i32, stub: u64, groups: &[i32]) -> Result<i32> {
+fn born_beside(pid: i32, born: Born, groups: &[i32]) -> Result<i32> {
     let own = std::process::id() as i32;
     for group in groups.iter().filter(|group| **group != own) {
         clone_with_pid(*group, 0, rest)?;
@@ -222,7 +239,7 @@ fn born_beside(pid: i32, stub: u64, groups: &[i32]) -> Result<i32> {
         let outcome = unsafe { libc::setpgid(*group, *group) };
         check_long(outcome.into()).context(|| format!("process group {group}"))?;
     }
-    fork_with_pid(pid, || become_husk(stub))
+    fork_with_pid(pid, || become_husk(born))
 }
 
 /// A process with the PID of a session's leader that is not in the tree: without it the session's number cannot be.
@@ -234,7 +251,7 @@ struct Helper<'a> {
 
 impl Helper<'_> {
     /// Makes the leader, which makes the child and a bearer of each group, and ends.
-    fn child(self, pid: i32, stub: u64) -> Result<i32> {
+    fn child(self, pid: i32, born: Born) -> Result<i32> {
         let [reader, writer] = pipe()?;
         let say = |byte: u8| {
             // SAFETY: the byte is readable and outlives the call.
@@ -246,9 +263,9 @@ impl Helper<'_> {
             unsafe { libc::setsid() };
             let bearers = self.groups.iter().filter(|group| **group != self.session);
             let all = bearers.map(|group| clone_with_pid(*group, parent, || bear_group(writer)));
-            let born = all.fold(0, |born, made| born + u8::from(made.is_ok()));
-            let made = clone_with_pid(pid, parent, || become_husk(stub));
-            say(if made.is_ok() { 0x80 | born } else { 0 });
+            let count = all.fold(0, |count, made| count + u8::from(made.is_ok()));
+            let made = clone_with_pid(pid, parent, || become_husk(born));
+            say(if made.is_ok() { 0x80 | count } else { 0 });
         });
         // SAFETY: the descriptor is ours and closed once.
         unsafe { libc::close(writer) };

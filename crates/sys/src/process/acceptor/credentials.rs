@@ -1,23 +1,116 @@
 //! Who a thread is. Every call needs what the calls behind it take away.
 
-use super::husk::Script;
-use crate::process::error::Result;
-use crate::process::image::{Credentials, FrozenThread};
+use super::husk::{Husk, Script};
+use crate::process::error::{Error, Result};
+use crate::process::image::{Credentials, FrozenThread, Process};
+use std::os::fd::BorrowedFd;
 
 /// `SECBIT_NO_SETUID_FIXUP`: changing IDs leaves capabilities alone.
 const KEEP: u64 = 1 << 2;
+/// `SECBIT_KEEP_CAPS`.
+const KEEP_CAPS: u32 = 1 << 4;
+/// `CAP_CHECKPOINT_RESTORE`, as a set.
+const OWN: u64 = 1 << 40;
 /// `_LINUX_CAPABILITY_VERSION_3`.
 const VERSION: u64 = 0x2008_0522;
 
-/// Calls that make a thread of the restorer's who it was, filters first: they are suspended while it is traced.
-pub(super) fn calls(thread: &FrozenThread, script: &mut Script) -> Result<()> {
+/// Who a husk is from before anything of the image is in it until it runs.
+#[derive(Clone, Debug)]
+pub(super) struct Who {
+    credentials: Credentials,
+    no_new_privileges: bool,
+}
+
+impl Who {
+    /// Whether a process is who its husk is. What was given up cannot be had again.
+    pub fn check(
+        &self,
+        pid: i32,
+        credentials: &Credentials,
+        no_new_privileges: bool,
+    ) -> Result<()> {
+        let of = |who: &Credentials| {
+            let mut groups = who.groups.clone();
+            groups.sort_unstable();
+            (who.uids, who.gids, who.capabilities, groups)
+        };
+        let more = self.no_new_privileges && !no_new_privileges;
+        if of(credentials) == of(&self.credentials) && !more {
+            return Ok(());
+        }
+        Err(Error::Refused(format!(
+            "a thread of process {pid} has other users, groups or capabilities than its process had before; try again, or \
+             allow root's processes there"
+        )))
+    }
+}
+
+/// Makes a husk who its process is, with the rights of its users and no others, before anything of the image is in it. It keeps one
+/// capability until it gets its state: `CAP_CHECKPOINT_RESTORE`, with which it makes threads and children that have the PIDs of the
+/// original's, and has the original's executable.
+pub(super) fn lower(
+    husk: &mut Husk,
+    process: &Process,
+    directory: Option<BorrowedFd<'_>>,
+) -> Result<()> {
+    let who = &process.credentials;
+    let mut script = husk.script();
+    if let Some(directory) = directory {
+        let number = husk.receive(&mut script, directory)?;
+        script.call("its working directory", libc::SYS_fchdir, &[number]);
+        script.call("close", libc::SYS_close, &[number]);
+    }
+    ids(who, &mut script)?;
+    bounding_set(who, &mut script);
+    securebits(0, &mut script);
+    let [inheritable, ..] = who.capabilities;
+    capset([inheritable, OWN, OWN], &mut script)?;
+    if process.no_new_privileges {
+        no_new_privileges(&mut script);
+    }
+    husk.run(script)?;
+    husk.who = Some(Who {
+        credentials: who.clone(),
+        no_new_privileges: process.no_new_privileges,
+    });
+    husk.directory = directory.map(|_| process.directory.clone());
+    Ok(())
+}
+
+/// Calls that make a thread of the restorer's who it was, filters first: they are suspended while it is traced. One that has given
+/// the restorer's rights up gives up the rest.
+pub(super) fn calls(husk: &Husk, thread: &FrozenThread, script: &mut Script) -> Result<()> {
     let who = &thread.credentials;
-    script.call(
-        "securebits",
-        libc::SYS_prctl,
-        &prctl(libc::PR_SET_SECUREBITS, KEEP, 0),
-    );
+    if let Some(lowered) = &husk.who {
+        lowered.check(husk.pid, who, thread.no_new_privileges)?;
+        if thread.no_new_privileges {
+            no_new_privileges(script);
+        }
+        filters(thread, script)?;
+        let [inheritable, permitted, effective, ..] = who.capabilities;
+        capset([inheritable, permitted, effective], script)?;
+        if who.secure_bits & KEEP_CAPS != 0 {
+            script.call(
+                "PR_SET_KEEPCAPS",
+                libc::SYS_prctl,
+                &prctl(libc::PR_SET_KEEPCAPS, 1, 0),
+            );
+        }
+        return Ok(());
+    }
+    securebits(KEEP, script);
     filters(thread, script)?;
+    ids(who, script)?;
+    capabilities(who, script)?;
+    if thread.no_new_privileges {
+        no_new_privileges(script);
+    }
+    Ok(())
+}
+
+/// Groups and users, with capabilities left alone.
+fn ids(who: &Credentials, script: &mut Script) -> Result<()> {
+    securebits(KEEP, script);
     let groups: Vec<u8> = who
         .groups
         .iter()
@@ -35,33 +128,29 @@ pub(super) fn calls(thread: &FrozenThread, script: &mut Script) -> Result<()> {
     let [real, effective, saved, filesystem] = who.uids.map(u64::from);
     script.call("setresuid", libc::SYS_setresuid, &[real, effective, saved]);
     script.call("setfsuid", libc::SYS_setfsuid, &[filesystem]);
-    capabilities(who, script)?;
-    if thread.no_new_privileges {
-        script.call(
-            "no_new_privs",
-            libc::SYS_prctl,
-            &prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0),
-        );
-    }
     Ok(())
 }
 
-/// First with what changing the securebits takes, then exactly.
-fn capabilities(who: &Credentials, script: &mut Script) -> Result<()> {
-    let [inheritable, permitted, effective, bounding, ambient] = who.capabilities;
+fn securebits(bits: u64, script: &mut Script) {
+    let arguments = prctl(libc::PR_SET_SECUREBITS, bits, 0);
+    script.call("securebits", libc::SYS_prctl, &arguments);
+}
+
+fn no_new_privileges(script: &mut Script) {
+    let arguments = prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0);
+    script.call("no_new_privs", libc::SYS_prctl, &arguments);
+}
+
+fn bounding_set(who: &Credentials, script: &mut Script) {
+    let [.., bounding, _] = who.capabilities;
     for number in (0..41).filter(|number| bounding & (1 << number) == 0) {
-        script.call(
-            "bounding set",
-            libc::SYS_prctl,
-            &prctl(libc::PR_CAPBSET_DROP, number, 0),
-        );
+        let arguments = prctl(libc::PR_CAPBSET_DROP, number, 0);
+        script.call("bounding set", libc::SYS_prctl, &arguments);
     }
-    let bits = u64::from(who.secure_bits);
-    script.call(
-        "securebits",
-        libc::SYS_prctl,
-        &prctl(libc::PR_SET_SECUREBITS, bits, 0),
-    );
+}
+
+/// Inheritable, permitted and effective ones.
+fn capset([inheritable, permitted, effective]: [u64; 3], script: &mut Script) -> Result<()> {
     let header = script.words(&[VERSION])?;
     let halves = |shift: u32| {
         let half = |set: u64| set >> shift & 0xffff_ffff;
@@ -75,6 +164,15 @@ fn capabilities(who: &Credentials, script: &mut Script) -> Result<()> {
         high >> 32 | high_inherited << 32,
     ])?;
     script.call("capset", libc::SYS_capset, &[header, data]);
+    Ok(())
+}
+
+/// First with what changing the securebits takes, then exactly.
+fn capabilities(who: &Credentials, script: &mut Script) -> Result<()> {
+    let [inheritable, permitted, effective, _, ambient] = who.capabilities;
+    bounding_set(who, script);
+    securebits(u64::from(who.secure_bits), script);
+    capset([inheritable, permitted, effective], script)?;
     for number in (0..41).filter(|number| ambient & (1 << number) != 0) {
         let raise = prctl(
             libc::PR_CAP_AMBIENT,

@@ -39,6 +39,7 @@ impl Restoration {
         sockets: Vec<OwnedFd>,
         last: bool,
     ) -> Result<()> {
+        self.is_open()?;
         if self.husks.is_empty() || self.stock_is_final {
             return Err(Error::Image("descriptors out of order"));
         }

@@ -1,16 +1,24 @@
 //! A process in the making.
 
+use super::credentials::Who;
+use super::door::Door;
 use super::foreign::Placed;
 use super::slots::Slots;
 use crate::process::donor::value;
 use crate::process::error::{Context, Error, Result};
-use crate::process::image::Mapping;
+use crate::process::image::{Mapping, Run};
 use crate::process::ranges::Ranges;
 use crate::process::trace::{
     Batch, Call, Exit, Job, Memory, SCRATCH, SCRATCH_BYTES, Slot, Stub, Tracee, run_together,
 };
 use std::cell::RefCell;
+use std::os::fd::BorrowedFd;
 use std::rc::Rc;
+
+/// A control message with one descriptor: header, number and padding.
+const CONTROL_WORDS: usize = 3;
+/// Most open files that are sent before a husk takes them: fewer than a socket holds.
+const HANDED_MAX: usize = 32;
 
 /// A process that stands still in its stub, traced, and dies with the restorer.
 #[derive(Debug)]
@@ -30,11 +38,17 @@ pub(super) struct Husk {
     pub threads: Vec<i32>,
     /// Its descriptors, which other husks may share.
     pub slots: Rc<RefCell<Slots>>,
+    /// How it gets them.
+    pub door: Rc<Door>,
+    /// Who it is, if it gave up the restorer's rights; else it has them until it gets its state.
+    pub who: Option<Who>,
+    /// The working directory that it got while it had the restorer's rights.
+    pub directory: Option<Vec<u8>>,
 }
 
 impl Husk {
     /// A process that has just trapped in its stub.
-    pub fn new(pid: i32, stub: u64, generation: u64) -> Result<Self> {
+    pub fn new(pid: i32, stub: u64, generation: u64, door: Rc<Door>) -> Result<Self> {
         Ok(Self {
             pid,
             generation,
@@ -48,7 +62,16 @@ impl Husk {
             foreign: None,
             threads: vec![pid],
             slots: Rc::default(),
+            door,
+            who: None,
+            directory: None,
         })
+    }
+
+    /// Whether a run of pages lies in private memory that the image has mapped here: what [`Husk::mappings`] has is validated,
+    /// and free of the stub.
+    pub fn may_hold(&self, run: &Run) -> bool {
+        Mapping::cover(&self.mappings, run)
     }
 
     pub fn first(&self) -> Tracee {
@@ -66,7 +89,15 @@ impl Husk {
             batch: Batch::default(),
             scratch: Vec::new(),
             names: Vec::new(),
+            handed: 0,
         }
+    }
+
+    /// Hands an open file over, which the script's next call takes under the number that this gives: the lowest free one.
+    pub fn receive(&self, script: &mut Script, fd: BorrowedFd<'_>) -> Result<u64> {
+        let slots = self.slots.borrow();
+        script.receive(&self.door, slots.door()?, fd)?;
+        Ok(u64::from(slots.lowest_free()))
     }
 
     /// Makes all calls of a script in the first thread; each must succeed.
@@ -138,6 +169,8 @@ pub(super) struct Script {
     scratch: Vec<u8>,
     /// What each call is, where it must succeed.
     names: Vec<Option<&'static str>>,
+    /// Open files that are on their way to the husk.
+    handed: usize,
 }
 
 impl Script {
@@ -173,6 +206,19 @@ impl Script {
         self.push(None, Call::new(number, arguments));
     }
 
+    /// Hands an open file over, and takes it from the husk's end of the door, which is `number` there.
+    pub fn receive(&mut self, door: &Door, number: u32, fd: BorrowedFd<'_>) -> Result<()> {
+        let byte = self.words(&[0])?;
+        let part = self.words(&[byte, 1])?;
+        let control = self.words(&[0; CONTROL_WORDS])?;
+        let message = self.words(&[0, 0, part, 1, control, CONTROL_WORDS as u64 * 8, 0])?;
+        let flags = (libc::MSG_CMSG_CLOEXEC | libc::MSG_DONTWAIT) as u64;
+        let arguments = [u64::from(number), message, flags];
+        self.call("recvmsg", libc::SYS_recvmsg, &arguments);
+        self.handed += 1;
+        door.send(fd)
+    }
+
     /// A prepared call.
     pub fn push(&mut self, name: Option<&'static str>, call: Call) {
         self.batch.push(call);
@@ -195,6 +241,8 @@ impl Script {
 
     /// Whether it is time to run it before more is added.
     pub fn is_full(&self) -> bool {
-        self.names.len() >= 500 || self.scratch.len() as u64 > SCRATCH_BYTES / 2
+        self.names.len() >= 500
+            || self.handed >= HANDED_MAX
+            || self.scratch.len() as u64 > SCRATCH_BYTES / 2
     }
 }

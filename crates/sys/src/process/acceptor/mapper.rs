@@ -6,7 +6,7 @@ use crate::process::error::Result;
 use crate::process::image::{Backing, GUARD_INSTALL, Mapping, Process};
 use crate::process::procfs::Advice;
 use crate::process::ranges::Ranges;
-use crate::process::trace::Call;
+use std::os::fd::{AsFd, BorrowedFd};
 
 /// `PR_SET_VMA` with `PR_SET_VMA_ANON_NAME`.
 const SET_NAME: [u64; 2] = [0x5356_4d41, 0];
@@ -191,7 +191,7 @@ impl Work<'_> {
                 } else {
                     libc::MAP_PRIVATE
                 };
-                let file = (objects.file_path(*file), libc::O_RDONLY, from(*offset));
+                let file = (objects.file(*file), from(*offset));
                 self.ask(mapping, piece, flags, Some(file))?;
             }
             Backing::Shared { object, offset } => {
@@ -206,7 +206,8 @@ impl Work<'_> {
                 } else {
                     libc::O_RDONLY
                 };
-                let file = (objects.shared_path(*object), mode, from(*offset));
+                let file = objects.open_shared(*object, mode)?;
+                let file = (file.as_fd(), from(*offset));
                 self.ask(mapping, piece, libc::MAP_SHARED, Some(file))?;
             }
             // In place since the husk was emptied.
@@ -235,13 +236,13 @@ impl Work<'_> {
         }
     }
 
-    /// Maps a piece: of nothing, or of a file (path, how to open it, offset).
+    /// Maps a piece: of nothing, or of a file from an offset on.
     fn ask(
         &mut self,
         mapping: &Mapping,
         piece: (u64, u64),
         flags: i32,
-        file: Option<(String, i32, u64)>,
+        file: Option<(BorrowedFd<'_>, u64)>,
     ) -> Result<()> {
         let advice = Advice(mapping.advice);
         let when = |bit: u32, flag: i32| if advice.has(bit) { flag } else { 0 };
@@ -249,28 +250,24 @@ impl Work<'_> {
             | libc::MAP_FIXED_NOREPLACE
             | when(Advice::GROWS_DOWN, libc::MAP_GROWSDOWN)
             | when(Advice::NO_RESERVE, libc::MAP_NORESERVE);
-        let offset = file.as_ref().map_or(0, |(_, _, offset)| *offset);
+        let offset = file.as_ref().map_or(0, |(_, offset)| *offset);
         let (start, length) = (piece.0, piece.1 - piece.0);
+        let number = match file {
+            Some((file, _)) => Some(self.husk.receive(&mut self.script, file)?),
+            None => None,
+        };
         let arguments = [
             start,
             length,
             mapping.protection as u64,
             flags as u64,
-            u64::MAX,
+            number.unwrap_or(u64::MAX),
             offset,
         ];
-        let call = Call::new(libc::SYS_mmap, &arguments);
-        let Some((path, mode, _)) = file else {
-            self.script.push(Some("mmap"), call);
-            return Ok(());
-        };
-        let path = self.script.text(path.as_bytes())?;
-        let open = [libc::AT_FDCWD as u64, path, (mode | libc::O_CLOEXEC) as u64];
-        self.script
-            .push(Some("open"), Call::new(libc::SYS_openat, &open).keep());
-        self.script.push(Some("mmap"), call.kept_fifth());
-        self.script
-            .push(Some("close"), Call::new(libc::SYS_close, &[]).kept_first());
+        self.script.call("mmap", libc::SYS_mmap, &arguments);
+        if let Some(number) = number {
+            self.script.call("close", libc::SYS_close, &[number]);
+        }
         Ok(())
     }
 

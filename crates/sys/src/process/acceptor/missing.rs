@@ -7,7 +7,7 @@ use crate::process::files::Stock;
 use crate::process::following;
 use crate::process::image::{Backing, Mapping, Missing, MissingOf};
 use crate::process::ranges::Ranges;
-use crate::process::trace::{Call, pidfd_getfd, pidfd_open};
+use crate::process::trace::{pidfd_getfd, pidfd_open};
 use std::os::fd::{AsFd, OwnedFd};
 
 /// What is missing, and what watches it: a descriptor for each process that lacks something.
@@ -20,6 +20,7 @@ pub(super) struct Watched {
 impl Restoration {
     /// Empties these places and has them watched.
     pub fn missing(&mut self, missing: Missing) -> Result<()> {
+        self.is_open()?;
         let mut userfaults = Vec::new();
         for of in &missing.processes {
             userfaults.push(watch(self.husk(of.process)?, of)?);
@@ -63,16 +64,31 @@ fn watch(husk: &Husk, of: &MissingOf) -> Result<OwnedFd> {
     Ok(userfault)
 }
 
-/// Made by the process itself, whose memory it then is about; while it still may.
+/// Made by the process itself, whose memory it then is about: by a call that takes a capability, or where it has given that up by the
+/// device, which the restorer opens.
 fn open(husk: &Husk) -> Result<OwnedFd> {
     let mut script = husk.script();
-    let call = Call::new(libc::SYS_userfaultfd, &[following::OPEN as u64]);
-    script.push(Some("userfaultfd"), call);
-    let made = husk.run(script)?.results.first().copied().unwrap_or(-1);
+    let flags = following::OPEN as u64;
+    let mut device = None;
+    if husk.who.is_some() {
+        let opened = following::open_device().context(|| following::DEVICE.to_owned())?;
+        let number = husk.receive(&mut script, opened.as_fd())?;
+        script.call(
+            "USERFAULTFD_IOC_NEW",
+            libc::SYS_ioctl,
+            &[number, following::NEW, flags],
+        );
+        device = Some(number);
+    } else {
+        script.call("userfaultfd", libc::SYS_userfaultfd, &[flags]);
+    }
+    let made = husk.run(script)?.results.last().copied().unwrap_or(-1);
     let number = i32::try_from(made).map_err(|_| Error::Image("a descriptor"))?;
     let copied = pidfd_open(husk.pid).and_then(|process| pidfd_getfd(process.as_fd(), number));
     let mut script = husk.script();
-    script.call("close", libc::SYS_close, &[number as u64]);
+    for number in std::iter::once(number as u64).chain(device) {
+        script.call("close", libc::SYS_close, &[number]);
+    }
     husk.run(script)?;
     Ok(Stock::lift_own(copied?)?)
 }

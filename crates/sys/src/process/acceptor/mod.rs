@@ -11,6 +11,7 @@ mod compare;
 mod courier;
 mod credentials;
 mod descriptors;
+mod door;
 mod emptied;
 mod foreign;
 mod go;

@@ -1,20 +1,21 @@
-//! Files and shared memory that husks map. The restorer holds them, and husks open them through its `/proc/1/fd`.
+//! Files and shared memory that husks map. The restorer holds them, and hands them over.
 
 use crate::process::digest::{Digest, Part, of_file};
 use crate::process::donor::boot_id;
 use crate::process::error::{Context, Error, Result, check_long};
 use crate::process::files::Stock;
 use crate::process::identity;
-use crate::process::image::{Content, Run, Shared, SharedKind, Tree};
+use crate::process::image::{Content, Process, Run, Shared, SharedKind, Tree};
 use crate::process::rights::{Opener, Rights};
 use crate::process::system_v::Made;
 use rustix::fs::OFlags;
 use std::collections::BTreeMap;
 use std::ffi::{CString, OsStr};
 use std::fs::File;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::Path;
 
 /// What the restorer holds, by index in the tree.
 #[derive(Debug, Default)]
@@ -159,14 +160,40 @@ impl Objects {
         Ok(found)
     }
 
-    /// Where husks find a file.
-    pub fn file_path(&self, index: u32) -> String {
-        path(&self.files[index as usize])
+    /// A file that is mapped, or executed.
+    pub fn file(&self, index: u32) -> BorrowedFd<'_> {
+        self.files[index as usize].as_fd()
     }
 
-    /// Where husks find shared memory.
-    pub fn shared_path(&self, index: u32) -> String {
-        path(&self.shared[index as usize].file)
+    /// Shared memory, opened so that no more can be done with it than `mode` says.
+    pub fn open_shared(&self, index: u32, mode: i32) -> Result<OwnedFd> {
+        let file = &self.shared[index as usize].file;
+        let link = format!("/proc/self/fd/{}", file.as_raw_fd());
+        let opened = (File::options().read(true))
+            .write(mode == libc::O_RDWR)
+            .open(&link);
+        Ok(opened
+            .context(|| "opening shared memory".to_owned())?
+            .into())
+    }
+
+    /// The working directories of processes that only the policy lets them have, by index.
+    pub fn directories(&mut self, tree: &Tree) -> Vec<Option<OwnedFd>> {
+        let mut open = |process: &Process| {
+            let path = Path::new(OsStr::from_bytes(&process.directory));
+            let exempt = self.opener.is_bounded() && self.rights().exempts(path);
+            let flags = OFlags::PATH | OFlags::DIRECTORY;
+            exempt.then(|| self.opener.open(path, flags).ok()).flatten()
+        };
+        let opened = tree.processes.iter().map(&mut open).collect();
+        // The tree's PIDs come next.
+        self.opener.rest();
+        opened
+    }
+
+    /// Whether processes have no more rights than their users.
+    pub fn is_bounded(&self) -> bool {
+        self.opener.is_bounded()
     }
 
     /// The number of a segment of System V, if shared memory is one.
@@ -212,20 +239,11 @@ impl Objects {
             .filter_map(|held| held.segment.as_mut())
             .for_each(Made::let_go);
     }
-
-    /// The executable, for `PR_SET_MM`.
-    pub fn executable_path(&self, index: u32) -> String {
-        self.file_path(index)
-    }
 }
 
 /// Out of the way of the tree's descriptors.
 fn lift(file: File) -> Result<File> {
     Ok(File::from(Stock::lift_own(file.into())?))
-}
-
-fn path(file: &File) -> String {
-    format!("/proc/1/fd/{}", file.as_raw_fd())
 }
 
 fn is_donors(tree: &Tree, object: &Shared, file: &File) -> Result<bool> {
@@ -253,7 +271,7 @@ fn make(object: &Shared, opener: &mut Opener) -> Result<File> {
         // Gone before it came here: nobody maps it.
         SharedKind::SystemV(_) => anonymous(object.size),
         SharedKind::File(path) => {
-            let path = std::path::Path::new(OsStr::from_bytes(path));
+            let path = Path::new(OsStr::from_bytes(path));
             let file = opener.open(path, OFlags::RDWR);
             file.map(File::from)
                 .map_err(|error| Error::Refused(opener.why_not(path, &error)))

@@ -1,10 +1,11 @@
 //! What a restorer has made, and what it makes of each message.
 
+use super::door::Door;
 use super::foreign::Foreign;
 use super::husk::Husk;
 use super::missing::Watched;
 use super::objects::Objects;
-use super::{birth, emptied, layout, mapper, state, stopped, threads};
+use super::{birth, credentials, emptied, layout, mapper, state, stopped, threads};
 use crate::priority::Hurry;
 use crate::process::donor::features;
 use crate::process::error::{Error, Result};
@@ -12,7 +13,10 @@ use crate::process::files::Stock;
 use crate::process::image::{Content, Frozen, PagesIn, Process, Run, Space, Tree, each};
 use crate::process::rights::Rights;
 use crate::process::trace::{Stop, wait_for};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::collections::HashMap;
+use std::os::fd::{AsFd, OwnedFd};
+use std::rc::Rc;
 use std::time::Duration;
 
 /// A tree in the making.
@@ -23,6 +27,8 @@ pub(super) struct Restoration {
     /// By index in the tree; nothing for a zombie.
     pub(super) husks: Vec<Option<Husk>>,
     stub: u64,
+    /// How husks get open files.
+    door: Option<Rc<Door>>,
     /// The kernel's code of the original, where that is another than ours.
     foreign: Option<Foreign>,
     /// Processes that bear groups whose leaders are not in the tree.
@@ -62,11 +68,16 @@ impl Restoration {
             return Err(Error::Image("rights out of order"));
         }
         self.objects.set_rights(rights);
+        if self.objects.is_bounded() {
+            // Root has none; each process sets its own in the end.
+            raise_limits();
+        }
         Ok(())
     }
 
     /// Brings processes, threads and mappings to those of `tree`.
     pub fn tree(&mut self, tree: Tree) -> Result<()> {
+        self.is_open()?;
         // What was to follow comes with this round, if the original was let go again.
         self.watched = Watched::default();
         if self.husks.is_empty() {
@@ -78,7 +89,10 @@ impl Restoration {
         }
         self.objects.drop_segments(&gone)?;
         self.objects.follow(&tree)?;
+        let mut directories = Vec::new();
         if self.husks.is_empty() {
+            directories = self.objects.directories(&tree);
+            self.door = Some(Rc::new(Door::new()?));
             self.stub = layout::stub_address(&tree)?;
             self.bearers = groups_without_leader(&tree);
         } else if !layout::stub_is_free(&tree, self.stub) {
@@ -86,7 +100,7 @@ impl Restoration {
                 "the original has taken the stub's addresses; try again".to_owned(),
             ));
         }
-        self.follow_processes(&tree)?;
+        self.follow_processes(&tree, &directories)?;
         for (process, husk) in tree.processes.iter().zip(&mut self.husks) {
             if let Some(husk) = husk {
                 if let Some(foreign) = &husk.foreign {
@@ -101,8 +115,24 @@ impl Restoration {
         Ok(())
     }
 
-    /// Writes memory.
+    /// Nothing changes any more once processes have their state.
+    pub(super) fn is_open(&self) -> Result<()> {
+        match self.is_complete() {
+            true => Err(Error::Image("a message behind the state")),
+            false => Ok(()),
+        }
+    }
+
+    /// Writes memory, all of which must lie in the process's own mappings: never in the stub, the vDSO, or elsewhere.
     pub fn pages(&mut self, pages: &PagesIn<'_>) -> Result<()> {
+        self.is_open()?;
+        for run in &pages.runs {
+            if let Space::Process(index) = run.space
+                && !self.husk(index)?.may_hold(run)
+            {
+                return Err(Error::Image("pages outside the mappings of their process"));
+            }
+        }
         for (alike, bytes) in pages.alike() {
             match (alike[0].space, alike[0].content) {
                 (Space::Process(index), Content::Bytes) => {
@@ -123,6 +153,7 @@ impl Restoration {
 
     /// Gives processes and threads their state.
     pub fn frozen(&mut self, frozen: Frozen) -> Result<()> {
+        self.is_open()?;
         if self.stock.is_some() != self.stock_is_final {
             return Err(Error::Image("state before the last descriptors"));
         }
@@ -150,6 +181,9 @@ impl Restoration {
         }
         state::restore_all(&becoming, &self.objects)?;
         self.objects.finish_segments()?;
+        for husk in self.living() {
+            husk.close_door()?;
+        }
         self.frozen = Some(frozen);
         Ok(())
     }
@@ -179,7 +213,8 @@ impl Restoration {
     }
 
     /// Makes husks of processes that are new, and ends those of processes that are gone.
-    fn follow_processes(&mut self, tree: &Tree) -> Result<()> {
+    fn follow_processes(&mut self, tree: &Tree, directories: &[Option<OwnedFd>]) -> Result<()> {
+        let is_first = self.husks.is_empty();
         self.end_gone(tree)?;
         let before = self.tree.processes.iter().map(|process| process.pid);
         let mut known: HashMap<i32, Option<Husk>> = before.zip(self.husks.drain(..)).collect();
@@ -198,7 +233,33 @@ impl Restoration {
         if fresh {
             self.group(tree)?;
         }
+        if self.objects.is_bounded() {
+            self.lower(tree, is_first.then_some(directories))?;
+        }
         self.end_zombies(tree)
+    }
+
+    /// Has husks give the restorer's rights up, before anything of the image is in them. Later ones are born as who their parents
+    /// are.
+    fn lower(&mut self, tree: &Tree, first: Option<&[Option<OwnedFd>]>) -> Result<()> {
+        let processes = tree.processes.iter().zip(&mut self.husks);
+        for (at, (process, husk)) in processes.enumerate() {
+            let Some(husk) = husk.as_mut().filter(|_| process.exit_status.is_none()) else {
+                continue;
+            };
+            match (first, &husk.who) {
+                (Some(directories), _) => {
+                    let directory = directories.get(at).and_then(Option::as_ref);
+                    credentials::lower(husk, process, directory.map(AsFd::as_fd))?;
+                }
+                (None, Some(who)) => {
+                    let (credentials, limited) = (&process.credentials, process.no_new_privileges);
+                    who.check(process.pid, credentials, limited)?;
+                }
+                (None, None) => return Err(Error::Image("a husk with the restorer's rights")),
+            }
+        }
+        Ok(())
     }
 
     /// Ends processes that the original has no more, or whose PID another one has, children before parents.
@@ -241,7 +302,13 @@ impl Restoration {
 
     fn make(&self, tree: &Tree, process: &Process) -> Result<Husk> {
         let mut husk = match process.parent {
-            None => birth::root(process, self.stub, &self.bearers)?,
+            None => {
+                let door = self
+                    .door
+                    .as_ref()
+                    .ok_or(Error::Image("no way for descriptors"))?;
+                birth::root(process, self.stub, &self.bearers, door)?
+            }
             Some(parent) => {
                 let parent_process = &tree.processes[parent as usize];
                 let parent = self.husk(parent)?;
@@ -335,6 +402,19 @@ impl Restoration {
             }
         }
         Ok(())
+    }
+}
+
+/// Lets husks have as many processes, signals and as much locked memory as this process may give them.
+fn raise_limits() {
+    for resource in [Resource::Nproc, Resource::Sigpending, Resource::Memlock] {
+        let limit = getrlimit(resource);
+        let raised = Rlimit {
+            current: limit.maximum,
+            ..limit
+        };
+        // What the limit is else stays the reason that is told.
+        let _ = setrlimit(resource, raised);
     }
 }
 

@@ -43,7 +43,11 @@ pub(super) fn restore_all(all: &[Becoming<'_>], objects: &Objects) -> Result<()>
         run_all(vec![process_part(*of, objects)?])?;
     }
     for (husk, _, state) in all {
-        limits(husk.pid, &state.limits)?;
+        match husk.who {
+            // None is above what the husk has: it sets them itself.
+            Some(_) => own_limits(husk, &state.limits)?,
+            None => limits(husk.pid, &state.limits)?,
+        }
         for (file, value) in [
             ("oom_score_adj", state.oom_score_adjustment.to_string()),
             ("coredump_filter", format!("{:08x}", state.dump_filter)),
@@ -67,11 +71,15 @@ pub(super) fn restore_all(all: &[Becoming<'_>], objects: &Objects) -> Result<()>
 
 /// What a process's first thread does for all of it.
 fn process_part<'a>((husk, process, state): Becoming<'a>, objects: &Objects) -> Result<Part<'a>> {
+    // At once: husks have the socket by which it comes in common.
     let mut script = husk.script();
-    memory_fields(husk, &mut script, (process, state), objects)?;
+    let executable = husk.receive(&mut script, objects.file(process.executable))?;
+    husk.run(script)?;
+    let mut script = husk.script();
+    memory_fields(&mut script, state, executable)?;
     actions(&mut script, state)?;
     simple(&mut script, state)?;
-    if enters_early(state, objects) {
+    if enters_early(husk, state, objects) {
         change_directory(&mut script, state)?;
     }
     timers(husk, &mut script, state)?;
@@ -88,10 +96,11 @@ fn process_part<'a>((husk, process, state): Becoming<'a>, objects: &Objects) -> 
     })
 }
 
-/// Whether the process comes into its working directory with the restorer's rights, or as whoever it is in the end.
-fn enters_early(state: &FrozenProcess, objects: &Objects) -> bool {
+/// Whether the process comes into its working directory with the restorer's rights, where the policy lets it have one that it may not
+/// enter, or as whoever it is in the end.
+fn enters_early(husk: &Husk, state: &FrozenProcess, objects: &Objects) -> bool {
     let directory = Path::new(OsStr::from_bytes(&state.directory));
-    objects.rights().exempts(directory)
+    husk.who.is_none() && objects.rights().exempts(directory)
 }
 
 /// Gives all first threads their state, or all others: as many at the same time as have room in the stubs of their husks.
@@ -140,9 +149,10 @@ fn thread_script(
     objects: &Objects,
     script: &mut Script,
 ) -> Result<()> {
-    thread_calls(husk.pid, tid, thread, script)?;
+    thread_calls(husk, tid, thread, script)?;
     if tid == husk.pid {
-        if !enters_early(state, objects) {
+        let is_there = husk.directory.as_ref() == Some(&state.directory);
+        if !enters_early(husk, state, objects) && !is_there {
             // As whoever it is now.
             change_directory(script, state)?;
         }
@@ -170,21 +180,7 @@ fn last_words(script: &mut Script, state: &FrozenProcess) {
     }
 }
 
-fn memory_fields(
-    husk: &Husk,
-    script: &mut Script,
-    (process, state): (&Process, &FrozenProcess),
-    objects: &Objects,
-) -> Result<()> {
-    let path = script.text(objects.executable_path(process.executable).as_bytes())?;
-    let mode = (libc::O_RDONLY | libc::O_CLOEXEC) as u64;
-    script.call(
-        "open",
-        libc::SYS_openat,
-        &[libc::AT_FDCWD as u64, path, mode],
-    );
-    // The number is part of what the next call reads, and so must be known before: the kernel gives the lowest free one.
-    let executable = u64::from(husk.slots.borrow().lowest_free());
+fn memory_fields(script: &mut Script, state: &FrozenProcess, executable: u64) -> Result<()> {
     let fields = &state.memory;
     let auxiliary = script.bytes(&fields.auxiliary)?;
     let mut words = fields.addresses.to_vec();
@@ -308,8 +304,7 @@ fn queue(
     Ok(())
 }
 
-fn thread_calls(pid: i32, tid: i32, thread: &FrozenThread, script: &mut Script) -> Result<()> {
-    registrations(thread, script)?;
+fn thread_calls(husk: &Husk, tid: i32, thread: &FrozenThread, script: &mut Script) -> Result<()> {
     let name = script.text(&thread.name)?;
     script.call(
         "PR_SET_NAME",
@@ -323,11 +318,14 @@ fn thread_calls(pid: i32, tid: i32, thread: &FrozenThread, script: &mut Script) 
         queue(script, info, |signal, at| {
             Call::new(
                 libc::SYS_rt_tgsigqueueinfo,
-                &[pid as u64, tid as u64, signal, at],
+                &[husk.pid as u64, tid as u64, signal, at],
             )
         })?;
     }
-    credentials::calls(thread, script)?;
+    credentials::calls(husk, thread, script)?;
+    // The kernel follows addresses of the image from here on (an abort handler of rseq runs when the thread is preempted): with
+    // no more rights than the image's.
+    registrations(thread, script)?;
     let signal = thread.parent_death_signal as u64;
     script.call(
         "PR_SET_PDEATHSIG",
@@ -387,6 +385,15 @@ fn registrations(thread: &FrozenThread, script: &mut Script) -> Result<()> {
     let stack = script.words(&[address, u64::from(flags), bytes])?;
     script.call("sigaltstack", libc::SYS_sigaltstack, &[stack, 0]);
     Ok(())
+}
+
+fn own_limits(husk: &Husk, limits: &[Limit]) -> Result<()> {
+    let mut script = husk.script();
+    for (resource, limit) in (0u64..).zip(limits) {
+        let wanted = script.words(&[limit.soft, limit.hard])?;
+        script.call("a limit", libc::SYS_prlimit64, &[0, resource, wanted, 0]);
+    }
+    husk.run(script).map(drop)
 }
 
 fn limits(pid: i32, limits: &[Limit]) -> Result<()> {

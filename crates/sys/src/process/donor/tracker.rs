@@ -10,11 +10,12 @@ use super::shared::SharedContent;
 use super::watched::Watched;
 use crate::process::error::{Error, Result};
 use crate::process::files::Draft;
-use crate::process::image::{Process, Space, Tree};
+use crate::process::image::{Credentials, Process, Space, Tree};
 use crate::process::inspect;
 use crate::process::procfs::{Stat, Status};
 use std::collections::HashMap;
 use std::marker::PhantomData;
+use std::os::unix::ffi::OsStringExt;
 use std::sync::Arc;
 
 /// A tree that is watched. It runs, but for a moment at the start and whenever a process joins it.
@@ -223,6 +224,18 @@ impl Tracker {
             executable: 0,
             mappings: Vec::new(),
             guards: Vec::new(),
+            credentials: Credentials {
+                uids: status.uids,
+                gids: status.gids,
+                groups: status.groups,
+                capabilities: status.capabilities,
+                secure_bits: 0,
+            },
+            no_new_privileges: status.no_new_privileges,
+            // One that is deleted, or whose process has ended, is no place to begin in.
+            directory: std::fs::read_link(format!("/proc/{}/cwd", tracked.pid))
+                .map(|path| path.into_os_string().into_vec())
+                .unwrap_or_default(),
         })
     }
 

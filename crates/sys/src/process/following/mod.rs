@@ -17,7 +17,7 @@ mod userfault;
 pub(crate) use keeper::keep;
 pub use serving::{Following, Want};
 pub(crate) use table::{Place, Table};
-pub(crate) use userfault::{OPEN, register, start};
+pub(crate) use userfault::{DEVICE, NEW, OPEN, open_device, register, start};
 
 use super::error::{Context, Result};
 
@@ -27,4 +27,12 @@ use super::error::{Context, Result};
 /// What the kernel says.
 pub fn probe() -> Result<()> {
     userfault::probe().context(|| "userfaultfd for missing pages".to_owned())
+}
+
+/// Whether that can be for processes without capabilities too.
+///
+/// # Errors
+/// What the kernel says.
+pub fn probe_device() -> Result<()> {
+    open_device().map(drop).context(|| DEVICE.to_owned())
 }

@@ -29,6 +29,20 @@ const EVENT_UNMAP: u64 = 0x16;
 /// How it is to be opened: also for what the kernel itself touches on the program's behalf, as `read(2)` does.
 pub(crate) const OPEN: i32 = libc::O_CLOEXEC | libc::O_NONBLOCK;
 
+/// By which a process without capabilities gets one.
+pub(crate) const DEVICE: &str = "/dev/userfaultfd";
+/// `USERFAULTFD_IOC_NEW`, `_IO(0xaa, 0)`.
+pub(crate) const NEW: u64 = 0xaa00;
+
+/// Opens [`DEVICE`].
+pub(crate) fn open_device() -> io::Result<OwnedFd> {
+    let opened = std::fs::File::options()
+        .read(true)
+        .write(true)
+        .open(DEVICE)?;
+    Ok(opened.into())
+}
+
 /// Something that happened in the memory that is watched.
 #[derive(Debug)]
 pub(crate) enum Event {

@@ -1,5 +1,7 @@
 //! The shape of a tree: processes, threads, mappings. Known while it runs.
 
+use super::Credentials;
+use super::Run;
 use crate::process::procfs::Advice;
 use crate::process::ranges::Ranges;
 use serde::{Deserialize, Serialize};
@@ -60,6 +62,13 @@ pub struct Process {
     pub mappings: Vec<Mapping>,
     /// Guard pages (`MADV_GUARD_INSTALL`): first address and first beyond; disjoint, by address.
     pub guards: Vec<(u64, u64)>,
+    /// Who its first thread is; of the securebits nothing is known while it runs.
+    pub credentials: Credentials,
+    /// `no_new_privs` of its first thread.
+    pub no_new_privileges: bool,
+    /// Working directory; empty if it could not be read.
+    #[serde(with = "serde_bytes")]
+    pub directory: Vec<u8>,
 }
 
 /// A range of memory.
@@ -244,6 +253,27 @@ impl Mapping {
 }
 
 impl Mapping {
+    /// Whether private mappings, which are in order, cover a run of pages without a gap: only there may pages be written. Where the
+    /// kernel's own pages, the restorer's or shared memory are, none covers it.
+    #[must_use]
+    pub fn cover(mappings: &[Self], run: &Run) -> bool {
+        let Some(end) = run.start.checked_add(run.length) else {
+            return false;
+        };
+        let mut at = run.start;
+        let first = mappings.partition_point(|mapping| mapping.end <= at);
+        for mapping in &mappings[first..] {
+            if mapping.start > at || !mapping.is_private() {
+                return false;
+            }
+            at = mapping.end;
+            if at >= end {
+                return true;
+            }
+        }
+        false
+    }
+
     /// Memory of this process alone, whose changed pages travel with it. What the kernel may drop need not.
     pub(crate) fn is_private(&self) -> bool {
         let private = matches!(
@@ -251,5 +281,66 @@ impl Mapping {
             Backing::Anonymous(_) | Backing::File { shared: false, .. }
         );
         private && !Advice(self.advice).has(Advice::DROPPABLE)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::process::image::{Content, Space};
+
+    fn mapping(start: u64, end: u64, backing: Backing) -> Mapping {
+        Mapping {
+            start,
+            end,
+            protection: libc::PROT_READ,
+            advice: 0,
+            backing,
+        }
+    }
+
+    #[test]
+    fn pages_lie_in_private_mappings_alone() {
+        let anonymous = || Backing::Anonymous(Vec::new());
+        let object = Backing::Shared {
+            object: 0,
+            offset: 0,
+        };
+        let mappings = [
+            mapping(0x1000, 0x3000, anonymous()),
+            mapping(0x3000, 0x4000, anonymous()),
+            mapping(0x5000, 0x6000, object),
+            mapping(0x7000, 0x9000, Backing::Kernel("[vdso]".to_owned())),
+            mapping(0x9000, 0xa000, anonymous()),
+        ];
+        let held = |start: u64, end: u64| {
+            let run = Run {
+                space: Space::Process(0),
+                start,
+                length: end - start,
+                content: Content::Bytes,
+            };
+            Mapping::cover(&mappings, &run)
+        };
+        assert!(held(0x1000, 0x4000) && held(0x2000, 0x4000) && held(0x9000, 0xa000));
+        for (start, end) in [
+            (0, 0x2000),
+            (0x3000, 0x5000),
+            (0x4000, 0x5000),
+            (0x5000, 0x6000),
+            (0x7000, 0x8000),
+            (0x8000, 0xa000),
+            (0x9000, 0xb000),
+            (0x1_4000_0000, 0x1_4000_1000),
+        ] {
+            assert!(!held(start, end), "{start:#x} to {end:#x}");
+        }
+        let run = Run {
+            space: Space::Process(0),
+            start: 0x2000,
+            length: u64::MAX - 0xfff,
+            content: Content::Fresh,
+        };
+        assert!(!Mapping::cover(&mappings, &run));
     }
 }

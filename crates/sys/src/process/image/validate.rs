@@ -119,6 +119,13 @@ impl Tree {
             "an executable",
         )?;
         ensure(process.mappings.len() <= MAPPINGS_MAX, "number of mappings")?;
+        ensure(
+            process.credentials.groups.len() <= 65536,
+            "number of groups",
+        )?;
+        if !process.directory.is_empty() {
+            path(&process.directory)?;
+        }
         let mut end = 0;
         for mapping in &process.mappings {
             ensure(

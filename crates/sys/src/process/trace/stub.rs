@@ -29,8 +29,6 @@ const LIMIT: Duration = Duration::from_secs(30);
 
 /// The result stays for later calls.
 const KEEP: u64 = 1 << 32;
-/// The kept result is the fifth argument (a mapping's descriptor).
-const KEPT_FIFTH: u64 = 1 << 33;
 /// The kept result is the first argument.
 const KEPT_FIRST: u64 = 1 << 34;
 
@@ -50,10 +48,7 @@ std::arch::global_asm!(
     "bt rax, 34",
     "jnc 3f",
     "mov rdi, rbp",
-    "3: bt rax, 33",
-    "jnc 4f",
-    "mov r8, rbp",
-    "4: mov eax, eax",
+    "3: mov eax, eax",
     "syscall",
     "mov [rbx + 56], rax",
     "mov rcx, [rbx]",
@@ -124,12 +119,6 @@ impl Call {
     /// Keeps the result for later calls.
     pub fn keep(mut self) -> Self {
         self.number |= KEEP;
-        self
-    }
-
-    /// With the kept result as fifth argument.
-    pub fn kept_fifth(mut self) -> Self {
-        self.number |= KEPT_FIFTH;
         self
     }
 

@@ -174,6 +174,86 @@ impl Image {
     }
 }
 
+/// What of an image can be judged by itself: all of it, or what changed.
+#[derive(Debug)]
+pub(in crate::process) struct Parts<'a> {
+    /// `RLIMIT_NOFILE` of tables, soft and hard.
+    pub limits: Vec<(u64, u64)>,
+    /// Open files.
+    pub files: Vec<&'a OpenFile>,
+    /// Pipes and FIFOs.
+    pub pipes: Vec<&'a Pipe>,
+    /// Terminals.
+    pub terminals: Vec<&'a Terminal>,
+    /// Contents; of changes without their chunks.
+    pub contents: Vec<&'a Content>,
+}
+
+impl Image {
+    /// All parts.
+    pub(in crate::process) fn parts(&self) -> Parts<'_> {
+        let Self {
+            tables,
+            files,
+            pipes,
+            terminals,
+            contents,
+        } = self;
+        // Numbers lead to open files, and to processes of the tree.
+        let limit = |table: &Table| {
+            let Table {
+                pids: _,
+                slots: _,
+                descriptors_max,
+            } = table;
+            *descriptors_max
+        };
+        Parts {
+            limits: tables.values().map(limit).collect(),
+            files: files.values().collect(),
+            pipes: pipes.values().collect(),
+            terminals: terminals.values().collect(),
+            contents: contents.values().collect(),
+        }
+    }
+}
+
+impl Changes {
+    /// All parts that are new or others than before.
+    pub(in crate::process) fn parts(&self) -> Parts<'_> {
+        let Self {
+            tables,
+            files,
+            pipes,
+            terminals,
+            contents,
+        } = self;
+        let limit = |table: &TableChanges| {
+            let TableChanges {
+                pids: _,
+                slots: _,
+                descriptors_max,
+            } = table;
+            *descriptors_max
+        };
+        Parts {
+            limits: tables.set.values().map(limit).collect(),
+            files: files.set.values().collect(),
+            pipes: pipes.set.values().collect(),
+            terminals: terminals.set.values().collect(),
+            contents: contents.set.values().map(ContentChanges::judged).collect(),
+        }
+    }
+}
+
+impl ContentChanges {
+    fn judged(&self) -> &Content {
+        // Chunks are bytes of the tree's own.
+        let Self { head, chunks: _ } = self;
+        head
+    }
+}
+
 /// What an image was where [`Image::apply`] has changed it; nothing where there was nothing.
 #[derive(Debug, Default)]
 pub struct Former {

@@ -1,0 +1,282 @@
+//! Open files and what they share.
+
+use super::state::ALARM_CLOCKS;
+use super::{Judge, Verdict, require};
+use crate::process::files::image::changes::Parts;
+use crate::process::files::image::{
+    Bytes, Content, ContentForm, InotifyWatch, Kind, Lock, LockHolder, NetlinkSocket, OpenFile,
+    Owner, Pipe, SocketOption, Stamp, Terminal, Timer, UnixLink, UnixMessage, UnixName, UnixSocket,
+    Watch,
+};
+use crate::process::image::{Descriptors, Files};
+
+/// Bits of a mode that give a program another user's rights.
+const SET_IDS: u32 = 0o6000;
+
+impl Judge {
+    /// Whether a process with these descriptors may come.
+    ///
+    /// # Errors
+    /// The reason.
+    pub fn descriptors(&self, found: &Descriptors) -> Verdict {
+        let Descriptors {
+            files,
+            sockets,
+            gone: _,
+        } = found;
+        if self.allowed.has_root() {
+            return Ok(());
+        }
+        sockets
+            .values()
+            .try_for_each(|socket| self.socket(socket))?;
+        let Parts {
+            limits,
+            files,
+            pipes,
+            terminals,
+            contents,
+        } = match files {
+            Files::Image(image) => image.parts(),
+            Files::Changes(changes) => changes.parts(),
+        };
+        let most = self.here.limit(libc::RLIMIT_NOFILE);
+        for (soft, hard) in limits {
+            require(soft <= hard && hard <= most, || {
+                format!(
+                    "its limit RLIMIT_NOFILE is {soft} (hard {hard}), above the hard limit {most} here"
+                )
+            })?;
+        }
+        files.into_iter().try_for_each(|file| self.file(file))?;
+        pipes.into_iter().try_for_each(|pipe| self.pipe(pipe))?;
+        terminals
+            .into_iter()
+            .try_for_each(|terminal| self.terminal(terminal))?;
+        contents
+            .into_iter()
+            .try_for_each(|content| self.content(content))
+    }
+
+    fn file(&self, file: &OpenFile) -> Verdict {
+        // Opened with the rights of the tree's users, and these flags.
+        let OpenFile {
+            flags: _,
+            owner,
+            locks,
+            kind,
+        } = file;
+        if let Some(Owner {
+            kind: _,
+            pid,
+            signal: _,
+        }) = owner
+        {
+            // The restorer, the first process of the tree's PID namespace, is none of the tree's.
+            require(*pid > 1, || {
+                format!("process {pid} is told of a descriptor")
+            })?;
+        }
+        for Lock {
+            holder,
+            write: _,
+            start: _,
+            end: _,
+        } in locks
+        {
+            // On files that it has open.
+            match holder {
+                LockHolder::Flock | LockHolder::OpenFile | LockHolder::Table(_) => {}
+            }
+        }
+        match kind {
+            // Opened with the rights of the tree's users.
+            Kind::Regular {
+                path: _,
+                offset: _,
+                stamp,
+            } => {
+                if let Some(Stamp {
+                    size: _,
+                    mode: _,
+                    modified_ns: _,
+                    identity: _,
+                    digest: _,
+                }) = stamp
+                {}
+                Ok(())
+            }
+            Kind::Directory { path: _, offset: _ }
+            | Kind::Path { path: _ }
+            | Kind::Device { path: _, device: _ } => Ok(()),
+            Kind::Inotify { watches } => {
+                for InotifyWatch { path: _, mask: _ } in watches.values() {}
+                Ok(())
+            }
+            // Objects of the tree's own, judged by themselves.
+            Kind::Content {
+                content: _,
+                offset: _,
+            }
+            | Kind::Pipe { pipe: _ }
+            | Kind::TerminalMaster { terminal: _ }
+            | Kind::TerminalSlave { terminal: _ }
+            | Kind::Event {
+                count: _,
+                semaphore: _,
+            }
+            | Kind::Signal { mask: _ }
+            | Kind::Pidfd { pid: _ } => Ok(()),
+            Kind::Epoll { watches } => {
+                for Watch {
+                    fd: _,
+                    file: _,
+                    events,
+                    data: _,
+                } in watches
+                {
+                    let keeps_awake = events & libc::EPOLLWAKEUP.cast_unsigned() != 0;
+                    require(!keeps_awake, || {
+                        "it keeps the machine awake (EPOLLWAKEUP)".to_owned()
+                    })?;
+                }
+                Ok(())
+            }
+            Kind::Timer(Timer {
+                clock,
+                set_flags: _,
+                value_ns: _,
+                interval_ns: _,
+                ticks: _,
+            }) => require(!ALARM_CLOCKS.contains(clock), || {
+                format!("a timerfd wakes the machine (clock {clock})")
+            }),
+            Kind::Unix(socket) => self.unix(socket),
+            Kind::Netlink(NetlinkSocket {
+                socket: _,
+                port: _,
+                groups: _,
+                options,
+            }) => self.options(options),
+            // With what is told of sockets.
+            Kind::Inet {
+                family: _,
+                socket: _,
+                protocol: _,
+                inode: _,
+            } => Ok(()),
+        }
+    }
+
+    fn unix(&self, socket: &UnixSocket) -> Verdict {
+        let UnixSocket {
+            socket: _,
+            name,
+            link,
+            owner,
+            peer,
+            shutdown: _,
+            options,
+            queue,
+        } = socket;
+        match name {
+            UnixName::None | UnixName::Abstract(_) => {}
+            // Bound with the rights of the tree's users.
+            UnixName::Path {
+                name,
+                file: _,
+                access: (user, group, mode),
+            } => {
+                let what = format!("socket {name}");
+                self.owner((*user, *group), &what)?;
+                require(mode & SET_IDS == 0, || format!("{what} has mode {mode:o}"))?;
+            }
+        }
+        match link {
+            UnixLink::Alone
+            | UnixLink::To(_)
+            // Connected with the rights of the tree's users.
+            | UnixLink::Service(_)
+            | UnixLink::Gone
+            | UnixLink::Listening(_)
+            | UnixLink::Waiting(_, _) => {}
+        }
+        // Whoever connects is told who this is.
+        self.owner(*owner, "the maker of a unix socket")?;
+        // What processes of the tree are told of each other.
+        let _ = peer;
+        for UnixMessage {
+            bytes: _,
+            files: _,
+            credentials: _,
+            from: _,
+        } in queue
+        {}
+        self.options(options)
+    }
+
+    fn options(&self, options: &[SocketOption]) -> Verdict {
+        for SocketOption {
+            level,
+            name,
+            value: Bytes(value),
+        } in options
+        {
+            let first = value
+                .first_chunk()
+                .map_or(0, |bytes| i32::from_ne_bytes(*bytes));
+            self.option((*level, *name), first)?;
+        }
+        Ok(())
+    }
+
+    fn pipe(&self, pipe: &Pipe) -> Verdict {
+        // A FIFO is opened with the rights of the tree's users.
+        let Pipe {
+            path: _,
+            capacity,
+            chunks: _,
+            packets: _,
+        } = pipe;
+        let most = self.here.pipe;
+        require(*capacity <= most, || {
+            format!("a pipe holds {capacity} bytes, of at most {most} here")
+        })
+    }
+
+    fn terminal(&self, terminal: &Terminal) -> Verdict {
+        let Terminal {
+            modes: _,
+            window: _,
+            locked: _,
+            packets: _,
+            exclusive: _,
+            session: _,
+            // The group may be that of terminals: these are of the tree's own file system.
+            access: (user, _, mode),
+        } = terminal;
+        self.user(*user)
+            .map_err(|why| format!("a terminal: {why}"))?;
+        require(mode & SET_IDS == 0, || {
+            format!("a terminal has mode {mode:o}")
+        })
+    }
+
+    fn content(&self, content: &Content) -> Verdict {
+        let Content {
+            form,
+            access: (user, group, mode),
+            size: _,
+            elsewhere: _,
+            chunks: _,
+        } = content;
+        let what = match form {
+            ContentForm::Memory { name, seals: _ } => format!("memory file {name}"),
+            // Made with the rights of the tree's users.
+            ContentForm::Deleted { path } => format!("deleted file {path}"),
+            ContentForm::Temporary { directory } => format!("a file without a name in {directory}"),
+        };
+        self.owner((*user, *group), &what)?;
+        require(mode & SET_IDS == 0, || format!("{what} has mode {mode:o}"))
+    }
+}

@@ -1,0 +1,110 @@
+//! What this node gives ordinary users.
+
+use std::collections::BTreeSet;
+use std::fs::read_to_string;
+
+/// How many resources have limits (`RLIM_NLIMITS`).
+pub const RESOURCES: usize = 16;
+
+/// What an ordinary user's process has at this node, or may get.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Here {
+    /// Hard limits, by number of resource.
+    pub limits: [u64; RESOURCES],
+    /// The lowest `oom_score_adj`.
+    pub oom_score_adjustment: i32,
+    /// The first port that anybody may bind.
+    pub first_port: u16,
+    /// Largest send and receive buffers, as the kernel counts them.
+    pub buffers: (i32, i32),
+    /// Largest pipe, bytes.
+    pub pipe: u32,
+    /// Congestion control that anybody may use.
+    pub congestion: BTreeSet<String>,
+}
+
+impl Here {
+    /// What the calling process sees: its own hard limits, and the settings of its network namespace.
+    #[must_use]
+    pub fn read() -> Self {
+        let mut limits = [0; RESOURCES];
+        for (resource, limit) in (0u32..).zip(&mut limits) {
+            let mut found = libc::rlimit64 {
+                rlim_cur: 0,
+                rlim_max: 0,
+            };
+            // SAFETY: `found` is writable and outlives the call; nothing is set.
+            unsafe { libc::prlimit64(0, resource, std::ptr::null(), &raw mut found) };
+            *limit = found.rlim_max;
+        }
+        let own = number("/proc/self/oom_score_adj").unwrap_or(0);
+        // The kernel doubles what a program asks for; what it tunes by itself may be more.
+        let buffer = |core: &str, tuned: &str| {
+            let asked = number(core).unwrap_or(0).saturating_mul(2);
+            i32::try_from(asked.max(last_number(tuned).unwrap_or(0))).unwrap_or(i32::MAX)
+        };
+        let allowed = read_to_string("/proc/sys/net/ipv4/tcp_allowed_congestion_control");
+        let default = read_to_string("/proc/sys/net/ipv4/tcp_congestion_control");
+        let names = [allowed, default]
+            .into_iter()
+            .filter_map(Result::ok)
+            .collect::<Vec<_>>()
+            .join(" ");
+        Self {
+            limits,
+            oom_score_adjustment: i32::try_from(own.max(0)).unwrap_or(1000),
+            first_port: number("/proc/sys/net/ipv4/ip_unprivileged_port_start")
+                .and_then(|port| u16::try_from(port).ok())
+                .unwrap_or(1024),
+            buffers: (
+                buffer("/proc/sys/net/core/wmem_max", "/proc/sys/net/ipv4/tcp_wmem"),
+                buffer("/proc/sys/net/core/rmem_max", "/proc/sys/net/ipv4/tcp_rmem"),
+            ),
+            pipe: number("/proc/sys/fs/pipe-max-size")
+                .and_then(|size| u32::try_from(size).ok())
+                .unwrap_or(1 << 20),
+            congestion: names.split_whitespace().map(str::to_owned).collect(),
+        }
+    }
+
+    /// The hard limit of a resource.
+    pub(super) fn limit(&self, resource: u32) -> u64 {
+        self.limits.get(resource as usize).copied().unwrap_or(0)
+    }
+}
+
+impl Default for Here {
+    /// What an ordinary user has at a usual host.
+    fn default() -> Self {
+        let mut limits = [u64::MAX; RESOURCES];
+        for (resource, limit) in [
+            (libc::RLIMIT_MEMLOCK, 8 << 20),
+            (libc::RLIMIT_NOFILE, 1 << 19),
+            (libc::RLIMIT_NICE, 0),
+            (libc::RLIMIT_RTPRIO, 0),
+        ] {
+            limits[resource as usize] = limit;
+        }
+        Self {
+            limits,
+            oom_score_adjustment: 0,
+            first_port: 1024,
+            buffers: (4 << 20, 6 << 20),
+            pipe: 1 << 20,
+            congestion: ["reno", "cubic"].map(str::to_owned).into(),
+        }
+    }
+}
+
+fn number(path: &str) -> Option<i64> {
+    read_to_string(path).ok()?.trim().parse().ok()
+}
+
+fn last_number(path: &str) -> Option<i64> {
+    read_to_string(path)
+        .ok()?
+        .split_whitespace()
+        .last()?
+        .parse()
+        .ok()
+}

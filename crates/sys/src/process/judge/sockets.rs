@@ -1,0 +1,266 @@
+//! TCP and UDP sockets, and options of all sockets.
+
+use super::{Judge, Verdict, refuse, require};
+use crate::process::files::image::FileId;
+use crate::process::sockets::{SocketState, SocketStatic};
+use crate::tcp_repair::{
+    Congestion, Linger, Rest, SocketOptions, TcpClosed, TcpDynamic, TcpStatic, TcpUnconnected,
+    Waiting, Window,
+};
+use crate::udp::{self, Datagram, Membership, UdpStatic};
+use libc::{IPPROTO_IP, IPPROTO_IPV6, IPPROTO_TCP, SOL_SOCKET};
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+
+/// Options (level, name) that take a capability to be set at all, whatever they are set to but 0. By the kernel's own names
+/// (`asm/socket.h`, `linux/in.h`, `linux/in6.h`, `linux/tcp.h`): `SO_DEBUG`, `SO_MARK`, `SO_SNDBUFFORCE`, `SO_RCVBUFFORCE`,
+/// `SO_BUSY_POLL`, `SO_TXTIME`, `SO_PREFER_BUSY_POLL`, `SO_BUSY_POLL_BUDGET`, `SO_RESERVE_MEM`; `IP_IPSEC_POLICY`,
+/// `IP_XFRM_POLICY`, `IP_TRANSPARENT`; `IPV6_IPSEC_POLICY`, `IPV6_XFRM_POLICY`, `IPV6_HOPOPTS`, `IPV6_RTHDR`, `IPV6_DSTOPTS`,
+/// `IPV6_TRANSPARENT`; `TCP_REPAIR` and what goes with it.
+const PRIVILEGED: [(i32, i32); 23] = [
+    (SOL_SOCKET, 1),
+    (SOL_SOCKET, 36),
+    (SOL_SOCKET, 32),
+    (SOL_SOCKET, 33),
+    (SOL_SOCKET, 46),
+    (SOL_SOCKET, 61),
+    (SOL_SOCKET, 69),
+    (SOL_SOCKET, 70),
+    (SOL_SOCKET, 73),
+    (IPPROTO_IP, 16),
+    (IPPROTO_IP, 17),
+    (IPPROTO_IP, 19),
+    (IPPROTO_IPV6, 34),
+    (IPPROTO_IPV6, 35),
+    (IPPROTO_IPV6, 54),
+    (IPPROTO_IPV6, 57),
+    (IPPROTO_IPV6, 59),
+    (IPPROTO_IPV6, 75),
+    (IPPROTO_TCP, 19),
+    (IPPROTO_TCP, 20),
+    (IPPROTO_TCP, 21),
+    (IPPROTO_TCP, 22),
+    (IPPROTO_TCP, 29),
+];
+/// Priorities above this one take a capability.
+const PRIORITY_MAX: i32 = 6;
+
+impl Judge {
+    /// Whether sockets may get these states.
+    ///
+    /// # Errors
+    /// The reason.
+    pub fn states(&self, states: &BTreeMap<FileId, SocketState>) -> Verdict {
+        states.values().try_for_each(|state| match state {
+            // Numbers of connections that were judged by their addresses, and what waits in them.
+            SocketState::Connection(state) => {
+                let TcpDynamic {
+                    state: _,
+                    write_seq: _,
+                    rcv_nxt: _,
+                    mss: _,
+                    timestamp: _,
+                    window:
+                        Window {
+                            snd_wl1_back: _,
+                            snd_wnd: _,
+                            max_window: _,
+                            rcv_wnd: _,
+                            rcv_wup_back: _,
+                        },
+                    congestion:
+                        Congestion {
+                            window: _,
+                            threshold: _,
+                            srtt_us: _,
+                            rttvar_us: _,
+                            min_rtt_us: _,
+                            delivery_rate: _,
+                        },
+                    ecn: _,
+                    fin_unsent: _,
+                    unread: _,
+                    outgoing: _,
+                    unsent: _,
+                } = &**state;
+                Ok(())
+            }
+            SocketState::Unconnected => Ok(()),
+            SocketState::Datagrams(queue, groups) => {
+                for Datagram {
+                    source: _,
+                    destination: _,
+                    payload: _,
+                } in queue
+                {}
+                for Membership {
+                    group: _,
+                    interface: _,
+                    source: _,
+                    blocked: _,
+                } in groups
+                {}
+                Ok(())
+            }
+            SocketState::Closed(Rest {
+                unread: _,
+                failed: _,
+            }) => Ok(()),
+        })
+    }
+
+    pub(super) fn socket(&self, socket: &SocketStatic) -> Verdict {
+        match socket {
+            SocketStatic::Connection(fixed) => {
+                let TcpStatic {
+                    local,
+                    remote: _,
+                    v6_socket: _,
+                    window_scale: _,
+                    sack: _,
+                    timestamps: _,
+                    ecn: _,
+                    segment_size: _,
+                    receive_shut: _,
+                    options,
+                } = &**fixed;
+                self.port(local)?;
+                self.stream_options(options, true)
+            }
+            SocketStatic::Unconnected(fixed) => {
+                let TcpUnconnected {
+                    v6_socket: _,
+                    local,
+                    waiting,
+                    options,
+                } = &**fixed;
+                if let Some(Waiting {
+                    backlog: _,
+                    defer_accept_s: _,
+                    fast_open: _,
+                }) = waiting
+                {}
+                local.iter().try_for_each(|local| self.port(local))?;
+                self.stream_options(options, false)
+            }
+            SocketStatic::Datagrams(fixed) => {
+                let UdpStatic {
+                    v6_socket: _,
+                    local,
+                    remote: _,
+                    ints,
+                    buffers,
+                    // Whether the program has fixed them says nothing of how large they may be.
+                    buffer_lock: _,
+                    device: _,
+                    multicast_interface: _,
+                    memberships: _,
+                } = &**fixed;
+                self.port(local)?;
+                self.numbered(ints, udp::option_of)?;
+                self.buffers(*buffers)
+            }
+            SocketStatic::Ended { v6_socket: _ } => Ok(()),
+            SocketStatic::Closed(fixed) => {
+                let TcpClosed {
+                    v6_socket: _,
+                    options,
+                } = &**fixed;
+                self.stream_options(options, true)
+            }
+        }
+    }
+
+    fn port(&self, local: &SocketAddr) -> Verdict {
+        let (port, first) = (local.port(), self.here.first_port);
+        require(
+            port == 0 || port >= first || self.allowed.ports.contains(&port),
+            || {
+                format!(
+                    "it has a socket at {local}: ports below {first} are for root, but for those of [[service]] and \
+                 [migration] ports"
+                )
+            },
+        )
+    }
+
+    /// A connection may be transparent: one that keeps the address of an earlier node is made so here, and stays so when it moves on.
+    fn stream_options(&self, options: &SocketOptions, connection: bool) -> Verdict {
+        let SocketOptions {
+            ints,
+            linger: Linger { on: _, seconds: _ },
+            send_buffer,
+            receive_buffer,
+            // Whether the program has fixed its buffers says nothing of how large they may be.
+            buffer_lock: _,
+            max_pacing_rate: _,
+            receive_timeout_us: _,
+            send_timeout_us: _,
+            congestion_control,
+            // Anybody may bind a socket to a device, and to addresses that are not there: addresses are the policy's.
+            device: _,
+            free_bind: _,
+            notsent_lowat: _,
+            reuse_address: _,
+            reuse_port: _,
+            nonblocking: _,
+        } = options;
+        self.numbered(ints, |id| {
+            let option = SocketOptions::option_of(id)?;
+            (!connection || option != (IPPROTO_IP, libc::IP_TRANSPARENT)).then_some(option)
+        })?;
+        let known = self.here.congestion.contains(congestion_control);
+        require(known || congestion_control.is_empty(), || {
+            format!(
+                "a socket has congestion control {congestion_control}, which is not for everybody here"
+            )
+        })?;
+        self.buffers((*send_buffer, *receive_buffer))
+    }
+
+    fn numbered(
+        &self,
+        ints: &[(u8, i32)],
+        option_of: impl Fn(u8) -> Option<(i32, i32)>,
+    ) -> Verdict {
+        for (id, value) in ints {
+            // One that is not known is not set.
+            if let Some(option) = option_of(*id) {
+                self.option(option, *value)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// An option as a program would set it.
+    pub(super) fn option(&self, (level, name): (i32, i32), value: i32) -> Verdict {
+        if value != 0 && PRIVILEGED.contains(&(level, name)) {
+            return refuse(format!(
+                "a socket has option {name} of level {level}, which takes a capability"
+            ));
+        }
+        let (send, receive) = self.here.buffers;
+        let most = match (level, name) {
+            (SOL_SOCKET, libc::SO_PRIORITY) => PRIORITY_MAX,
+            (SOL_SOCKET, libc::SO_SNDBUF) => send,
+            (SOL_SOCKET, libc::SO_RCVBUF) => receive,
+            _ => return Ok(()),
+        };
+        require(value >= 0 && value <= most, || {
+            format!(
+                "a socket has {value} as option {name} of level {level}, of at most {most} here"
+            )
+        })
+    }
+
+    /// Sizes as the kernel counts them: no larger than what a program can ask for, or the kernel gives by itself.
+    fn buffers(&self, (send, receive): (i32, i32)) -> Verdict {
+        let (send_max, receive_max) = self.here.buffers;
+        for (size, most) in [(send, send_max), (receive, receive_max)] {
+            require(size >= 0 && size <= most, || {
+                format!("a socket has a buffer of {size} bytes, of at most {most} here")
+            })?;
+        }
+        Ok(())
+    }
+}

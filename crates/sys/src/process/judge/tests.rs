@@ -1,0 +1,537 @@
+//! What an ordinary user's process may have, and what only root's.
+
+use super::*;
+use crate::process::files::Image;
+use crate::process::files::image::{
+    Bytes, Content, ContentForm, Kind, NetlinkSocket, OpenFile, Owner, Pipe, SocketOption,
+    Terminal, Timer, UnixLink, UnixName, UnixSocket, Watch,
+};
+use crate::process::image::{
+    Backing, BackingFile, Credentials, Descriptors, Files, Frozen, FrozenProcess, FrozenThread,
+    Limit, Mapping, PosixTimer, Process, Segment, Shared, SharedKind, Tree,
+};
+use crate::process::procfs::Advice;
+use crate::process::sockets::SocketStatic;
+use crate::tcp_repair::{SocketOptions, TcpUnconnected};
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::SocketAddr;
+
+const USER: u32 = 1000;
+const GROUP: u32 = 100;
+
+fn judge(users: &[u32]) -> Judge {
+    let allowed = Allowed {
+        users: users.iter().copied().collect(),
+        groups: [GROUP].into(),
+        programs: vec!["/usr/games".into()],
+        ports: [443].into(),
+    };
+    Judge::new(allowed, Here::default())
+}
+
+/// What an ordinary user may have, and each of these changes only root.
+#[track_caller]
+fn only_roots<T>(
+    good: impl Fn() -> T,
+    verdict: impl Fn(&Judge, &T) -> Verdict,
+    spoilt: &[(&str, &dyn Fn(&mut T))],
+) {
+    let (ordinary, root) = (judge(&[USER]), judge(&[0, USER]));
+    assert_eq!(verdict(&ordinary, &good()), Ok(()));
+    for (why, spoil) in spoilt {
+        let mut image = good();
+        spoil(&mut image);
+        let found = verdict(&ordinary, &image).expect_err(why);
+        assert!(found.contains(why), "{why}: {found}");
+        assert_eq!(verdict(&root, &image), Ok(()), "{why}");
+    }
+}
+
+fn frozen() -> Frozen {
+    let mut thread = FrozenThread::default();
+    thread.credentials.uids = [USER; 4];
+    thread.credentials.gids = [GROUP; 4];
+    thread.credentials.capabilities[3] = u64::MAX;
+    thread.no_new_privileges = true;
+    thread.filters = vec![serde_bytes::ByteBuf::from(vec![0; 8])];
+    thread.io_priority = 2 << 13;
+    let process = FrozenProcess {
+        threads: vec![thread],
+        limits: vec![Limit { soft: 0, hard: 0 }; 16],
+        ..FrozenProcess::default()
+    };
+    Frozen {
+        processes: vec![Some(process), None],
+    }
+}
+
+fn process(frozen: &mut Frozen) -> &mut FrozenProcess {
+    frozen.processes[0].as_mut().expect("no zombie")
+}
+
+fn thread(frozen: &mut Frozen) -> &mut FrozenThread {
+    &mut process(frozen).threads[0]
+}
+
+#[test]
+fn state_that_only_root_may_set_is_refused() {
+    only_roots(
+        frozen,
+        |judge, frozen| judge.frozen(frozen),
+        &[
+            ("seccomp filters without no_new_privs", &|it| {
+                thread(it).no_new_privileges = false
+            }),
+            ("it has capabilities", &|it| {
+                thread(it).credentials.capabilities[1] = 1 << 12
+            }),
+            ("it has capabilities", &|it| {
+                thread(it).credentials.capabilities[2] = 1
+            }),
+            ("it has capabilities", &|it| {
+                thread(it).credentials.capabilities[4] = 1
+            }),
+            ("inheritable capabilities", &|it| {
+                thread(it).credentials.capabilities[0] = 1
+            }),
+            ("securebits 0x5", &|it| {
+                thread(it).credentials.secure_bits = 5
+            }),
+            ("real-time priority 99", &|it| {
+                (thread(it).scheduling.policy, thread(it).scheduling.priority) = (1, 99);
+            }),
+            ("scheduling policy 6", &|it| {
+                thread(it).scheduling.policy = 6
+            }),
+            ("nice value -1", &|it| thread(it).scheduling.nice = -1),
+            ("real-time class of I/O priority", &|it| {
+                thread(it).io_priority = 1 << 13
+            }),
+            ("oom_score_adj is -1", &|it| {
+                process(it).oom_score_adjustment = -1
+            }),
+            ("RLIMIT_MEMLOCK", &|it| {
+                process(it).limits[8].hard = u64::MAX
+            }),
+            ("RLIMIT_RTPRIO", &|it| process(it).limits[14].hard = 1),
+            ("RLIMIT_CPU", &|it| process(it).limits[0].soft = 1),
+            ("15 limits", &|it| process(it).limits.truncate(15)),
+            ("wakes the machine", &|it| {
+                process(it).posix_timers.push(PosixTimer {
+                    clock: 8,
+                    ..PosixTimer::default()
+                });
+            }),
+        ],
+    );
+    // The policy of users and groups holds whoever they are; root's groups may be any.
+    for (user, group, why) in [
+        (42, GROUP, "user 42"),
+        (0, GROUP, "user 0"),
+        (USER, 42, "group 42"),
+    ] {
+        let mut other = frozen();
+        thread(&mut other).credentials.uids[2] = user;
+        thread(&mut other).credentials.groups = vec![GROUP, group];
+        let found = judge(&[USER]).frozen(&other).expect_err(why);
+        assert!(found.contains(why), "{found}");
+    }
+}
+
+#[test]
+fn more_is_allowed_where_everybody_has_more() {
+    let here = Here {
+        limits: [u64::MAX; 16],
+        oom_score_adjustment: 100,
+        ..Here::default()
+    };
+    let judge = Judge::new(judge(&[USER]).allowed, here);
+    let mut it = frozen();
+    assert!(
+        judge
+            .frozen(&it)
+            .is_err_and(|why| why.contains("oom_score_adj"))
+    );
+    process(&mut it).oom_score_adjustment = 100;
+    (
+        thread(&mut it).scheduling.policy,
+        thread(&mut it).scheduling.priority,
+    ) = (2, 99);
+    thread(&mut it).scheduling.nice = -20;
+    process(&mut it).limits[14].hard = 99;
+    assert_eq!(judge.frozen(&it), Ok(()));
+}
+
+fn tree() -> Tree {
+    let mapping = Mapping {
+        start: 0x1000,
+        end: 0x3000,
+        protection: 3,
+        advice: Advice::LOCKED,
+        backing: Backing::Anonymous(Vec::new()),
+    };
+    let segment = Segment {
+        id: 1,
+        key: 0,
+        size: 4096,
+        mode: 0o600,
+        removed: false,
+        locked: true,
+        gone: false,
+        owner: (USER, GROUP),
+        creator: (USER, GROUP),
+    };
+    let credentials = Credentials {
+        uids: [USER; 4],
+        gids: [GROUP; 4],
+        ..Credentials::default()
+    };
+    Tree {
+        processes: vec![Process {
+            mappings: vec![mapping],
+            credentials,
+            ..Process::default()
+        }],
+        files: vec![BackingFile {
+            path: b"/usr/games/server".to_vec(),
+            ..BackingFile::default()
+        }],
+        shared: vec![Shared {
+            kind: SharedKind::SystemV(segment),
+            size: 4096,
+            identity: (0, 0, 0),
+        }],
+        ..Tree::default()
+    }
+}
+
+fn segment(tree: &mut Tree) -> &mut Segment {
+    match &mut tree.shared[0].kind {
+        SharedKind::SystemV(segment) => segment,
+        _ => unreachable!("made so"),
+    }
+}
+
+#[test]
+fn shapes_that_only_root_may_have_are_refused() {
+    only_roots(
+        tree,
+        |judge, tree| judge.tree(tree),
+        &[
+            ("it has capabilities", &|it| {
+                it.processes[0].credentials.capabilities[1] = 1;
+            }),
+            ("memory locked", &|it| {
+                it.processes[0].mappings[0].end = 0x1000_0000
+            }),
+            ("System V memory 1: user 0", &|it| segment(it).owner.0 = 0),
+            ("System V memory 1: group 0", &|it| {
+                segment(it).creator.1 = 0
+            }),
+            ("System V memory 1 is locked", &|it| {
+                it.shared[0].size = 1 << 30
+            }),
+        ],
+    );
+    for path in ["/bin/sh", "/usr/games/../bin/sh"] {
+        let mut other = tree();
+        other.files[0].path = path.into();
+        for users in [&[USER][..], &[0, USER]] {
+            assert!(
+                judge(users)
+                    .tree(&other)
+                    .is_err_and(|why| why.contains(path))
+            );
+        }
+    }
+}
+
+fn image(kind: Kind) -> Image {
+    let mut image = Image::default();
+    let file = OpenFile {
+        flags: 0,
+        owner: None,
+        locks: Vec::new(),
+        kind,
+    };
+    image.files.insert(1, file);
+    image
+}
+
+fn unix(owner: (u32, u32)) -> UnixSocket {
+    UnixSocket {
+        socket: 1,
+        name: UnixName::None,
+        link: UnixLink::Alone,
+        owner,
+        peer: None,
+        shutdown: 0,
+        options: Vec::new(),
+        queue: Vec::new(),
+    }
+}
+
+fn option(level: i32, name: i32, value: i32) -> SocketOption {
+    SocketOption {
+        level,
+        name,
+        value: Bytes(value.to_ne_bytes().to_vec()),
+    }
+}
+
+#[test]
+fn descriptors_that_only_root_may_have_are_refused() {
+    let timer = |clock| Timer {
+        clock,
+        set_flags: 0,
+        value_ns: 0,
+        interval_ns: 0,
+        ticks: 0,
+    };
+    let watch = |events| Watch {
+        fd: 0,
+        file: 1,
+        events,
+        data: 0,
+    };
+    let content = |access| {
+        let mut image = image(Kind::Content {
+            content: 2,
+            offset: 0,
+        });
+        let content = Content {
+            form: ContentForm::Memory {
+                name: "m".into(),
+                seals: 0,
+            },
+            access,
+            size: 0,
+            elsewhere: None,
+            chunks: BTreeMap::new(),
+        };
+        image.contents.insert(2, content);
+        image
+    };
+    let pipe = |capacity| {
+        let mut image = image(Kind::Pipe { pipe: 2 });
+        let pipe = Pipe {
+            path: None,
+            capacity,
+            chunks: Vec::new(),
+            packets: false,
+        };
+        image.pipes.insert(2, pipe);
+        image
+    };
+    let terminal = |access| {
+        let mut image = image(Kind::TerminalMaster { terminal: 2 });
+        let terminal = Terminal {
+            modes: Bytes::default(),
+            window: [0; 4],
+            locked: false,
+            packets: false,
+            exclusive: false,
+            session: None,
+            access,
+        };
+        image.terminals.insert(2, terminal);
+        image
+    };
+    let of_unix = |change: &dyn Fn(&mut UnixSocket)| {
+        let mut socket = unix((USER, GROUP));
+        change(&mut socket);
+        image(Kind::Unix(Box::new(socket)))
+    };
+    let owned = |pid| {
+        let mut image = image(Kind::Event {
+            count: 0,
+            semaphore: false,
+        });
+        let file = image.files.get_mut(&1).expect("there");
+        file.owner = Some(Owner {
+            kind: 1,
+            pid,
+            signal: 0,
+        });
+        image
+    };
+    let table = |hard| {
+        let mut image = Image::default();
+        image.tables.entry(0).or_default().descriptors_max = (0, hard);
+        image
+    };
+    let netlink = |options| {
+        image(Kind::Netlink(NetlinkSocket {
+            socket: 3,
+            port: 0,
+            groups: Vec::new(),
+            options,
+        }))
+    };
+    let good = [
+        image(Kind::Timer(timer(libc::CLOCK_MONOTONIC))),
+        image(Kind::Epoll {
+            watches: vec![watch(1)],
+        }),
+        content((USER, GROUP, 0o755)),
+        pipe(1 << 16),
+        terminal((USER, 5, 0o620)),
+        of_unix(&|_| ()),
+        of_unix(&|socket| socket.options.push(option(1, libc::SO_PRIORITY, 6))),
+        owned(7),
+        table(1024),
+        netlink(Vec::new()),
+    ];
+    let wrong = [
+        ("wakes the machine", image(Kind::Timer(timer(9)))),
+        (
+            "EPOLLWAKEUP",
+            image(Kind::Epoll {
+                watches: vec![watch(1 << 29)],
+            }),
+        ),
+        ("user 0", content((0, GROUP, 0o755))),
+        ("group 0", content((USER, 0, 0o755))),
+        ("mode 4755", content((USER, GROUP, 0o4755))),
+        ("a pipe holds", pipe(1 << 24)),
+        ("a terminal: user 0", terminal((0, 5, 0o620))),
+        (
+            "the maker of a unix socket: user 0",
+            of_unix(&|socket| socket.owner = (0, GROUP)),
+        ),
+        (
+            "level 1",
+            of_unix(&|socket| socket.options.push(option(1, libc::SO_PRIORITY, 7))),
+        ),
+        (
+            "level 1",
+            of_unix(&|socket| socket.options.push(option(1, libc::SO_MARK, 1))),
+        ),
+        (
+            "level 1",
+            of_unix(&|socket| socket.options.push(option(1, libc::SO_SNDBUF, 1 << 30))),
+        ),
+        (
+            "group 0",
+            of_unix(&|socket| {
+                socket.name = UnixName::Path {
+                    name: "/run/x".to_owned(),
+                    file: None,
+                    access: (USER, 0, 0o600),
+                };
+            }),
+        ),
+        ("process 1 is told", owned(1)),
+        ("RLIMIT_NOFILE", table(u64::MAX)),
+        ("level 41", netlink(vec![option(41, 75, 1)])),
+    ];
+    let found = |files| Descriptors {
+        files,
+        sockets: BTreeMap::new(),
+        gone: BTreeSet::new(),
+    };
+    // What changed is judged as what was there first.
+    let both = |image: Image| {
+        let changes = image.changes_since(&Image::default());
+        [Files::Changes(changes), Files::Image(image)].map(found)
+    };
+    for found in good.into_iter().flat_map(both) {
+        assert_eq!(judge(&[USER]).descriptors(&found), Ok(()), "{found:?}");
+    }
+    for (why, image) in wrong {
+        for found in both(image) {
+            let verdict = judge(&[USER]).descriptors(&found).expect_err(why);
+            assert!(verdict.contains(why), "{why}: {verdict}");
+            assert_eq!(judge(&[0]).descriptors(&found), Ok(()));
+        }
+    }
+}
+
+#[test]
+fn sockets_that_only_root_may_have_are_refused() {
+    let options = || SocketOptions {
+        congestion_control: "cubic".to_owned(),
+        send_buffer: 1 << 20,
+        receive_buffer: 1 << 20,
+        ..SocketOptions::default()
+    };
+    let socket = |port: u16, options: SocketOptions| {
+        let fixed = TcpUnconnected {
+            v6_socket: false,
+            local: Some(SocketAddr::from(([0; 4], port))),
+            waiting: None,
+            options,
+        };
+        Descriptors {
+            files: Files::Image(Image::default()),
+            sockets: [(1, SocketStatic::Unconnected(Box::new(fixed)))].into(),
+            gone: BTreeSet::new(),
+        }
+    };
+    let with = |change: &dyn Fn(&mut SocketOptions)| {
+        let mut options = options();
+        change(&mut options);
+        socket(8080, options)
+    };
+    // By their numbers in the image: SO_KEEPALIVE, then IP_TRANSPARENT, SO_PRIORITY, SO_MARK.
+    let int = |id, value| with(&|options| options.ints = vec![(id, value)]);
+    for good in [
+        socket(8080, options()),
+        socket(1024, options()),
+        socket(443, options()),
+        int(17, 1),
+        int(5, 0),
+    ] {
+        assert_eq!(judge(&[USER]).descriptors(&good), Ok(()), "{good:?}");
+    }
+    for (why, wrong) in [
+        ("ports below 1024", socket(22, options())),
+        ("ports below 1024", socket(1023, options())),
+        ("option 19 of level 0", int(1, 1)),
+        ("7 as option 12", int(4, 7)),
+        ("option 36 of level 1", int(5, 1)),
+        (
+            "a buffer of",
+            with(&|options| options.send_buffer = 1 << 30),
+        ),
+        ("a buffer of", with(&|options| options.receive_buffer = -1)),
+        (
+            "congestion control bbr",
+            with(&|options| options.congestion_control = "bbr".to_owned()),
+        ),
+    ] {
+        let verdict = judge(&[USER]).descriptors(&wrong).expect_err(why);
+        assert!(verdict.contains(why), "{why}: {verdict}");
+        assert_eq!(judge(&[0]).descriptors(&wrong), Ok(()));
+    }
+}
+
+#[test]
+fn control_groups_that_take_from_others_are_refused() {
+    let group = |file: &str, value: &str| {
+        let text =
+            postcard::to_stdvec(&("system.slice/game.service", BTreeMap::from([(file, value)])));
+        postcard::from_bytes::<Group>(&text.expect("encodes")).expect("a group")
+    };
+    for (file, value) in [
+        ("memory.max", "1000"),
+        ("cpu.weight", "50"),
+        ("io.weight", "default 10"),
+        ("pids.max", "7"),
+    ] {
+        assert_eq!(judge(&[USER]).group(&group(file, value)), Ok(()));
+    }
+    for (file, value) in [
+        ("memory.min", "1000"),
+        ("memory.low", "max"),
+        ("cpuset.cpus", "0"),
+        ("cpuset.cpus.partition", "root"),
+        ("cpu.uclamp.min", "50.00"),
+        ("cpu.weight", "10000"),
+        ("io.weight", "default 1000"),
+    ] {
+        let verdict = judge(&[USER]).group(&group(file, value)).expect_err(file);
+        assert!(verdict.contains(file), "{verdict}");
+        assert_eq!(judge(&[0]).group(&group(file, value)), Ok(()));
+    }
+}
