@@ -8,7 +8,7 @@ use anyhow::{Context, Result};
 use holdfast_api::Drain;
 
 use super::counts::Counts;
-use super::probe::{Span, gap_us, ping_pong};
+use super::probe::{Gaps, Span, control, ping_pong};
 use super::stats::Verified;
 use super::{HOMES, Row, Sample, hand_over, row};
 use crate::cluster::{Cluster, ClusterSpec, Family, Program};
@@ -45,25 +45,31 @@ pub fn run(connections: usize, repeats: usize) -> Result<Row> {
     let network = Counts::read(&cluster)?.since(&before);
     load.stop()?;
     let trips = probe.join().expect("the probe does not panic")?;
-    let (samples, times) = measured?;
+    let (samples, times, controls) = measured?;
     let verified = Verified {
         verified: shared.verified.load(Ordering::Relaxed),
         wrong: shared.wrong.load(Ordering::Relaxed),
     };
-    let gaps = times.iter().map(|span| gap_us(&trips, *span));
-    Ok(row(&samples, gaps.collect(), false, &network, &verified))
+    let gaps = Gaps::of(&trips, times, &controls);
+    Ok(row(&samples, gaps, false, &network, &verified))
 }
 
-fn measure(cluster: &Cluster, repeats: usize) -> Result<(Vec<Sample>, Vec<Span>)> {
+/// The handoffs, their times, and their control times.
+type Measured = (Vec<Sample>, Vec<Span>, Vec<Span>);
+
+fn measure(cluster: &Cluster, repeats: usize) -> Result<Measured> {
     let mut samples = Vec::with_capacity(repeats);
     let mut times = Vec::with_capacity(repeats);
+    let mut controls = Vec::with_capacity(repeats);
     for round in 0..repeats {
         let (from, to) = (HOMES[round % 2], HOMES[(round + 1) % 2]);
         let begin = Instant::now();
         let sample = hand_over(cluster, "echo", from, to, Drain::None);
         samples.push(sample.map_err(|error| cluster.with_logs(error))?);
-        times.push((begin, Instant::now()));
+        let time = (begin, Instant::now());
+        times.push(time);
+        controls.push(control(time));
         std::thread::sleep(PAUSE);
     }
-    Ok((samples, times))
+    Ok((samples, times, controls))
 }

@@ -13,6 +13,7 @@ use sha2::{Digest, Sha256};
 use socket2::{Domain, Socket, Type};
 
 use super::counts::Counts;
+use super::probe::Gaps;
 use super::stats::Verified;
 use super::{HOMES, Row, hand_over, row};
 use crate::cluster::{Cluster, ClusterSpec, Family, Program};
@@ -123,6 +124,10 @@ pub fn run(connections: usize, drained: bool) -> Result<Row> {
         }
         gaps.push(got.gap.as_secs_f64() * 1e6);
     }
+    let gaps = Gaps {
+        moves_us: gaps,
+        control_us: Vec::new(),
+    };
     Ok(row(&samples, gaps, drained, &network, &verified))
 }
 

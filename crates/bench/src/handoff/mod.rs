@@ -68,6 +68,9 @@ pub struct Row {
     freeze_us_per_connection: f64,
     client_gap_us_median: f64,
     client_gap_us_p99: f64,
+    /// None where no probe ran.
+    control_gap_us_median: Option<f64>,
+    control_gap_us_p99: Option<f64>,
     total_ms: f64,
     phases_us: Phases,
     bytes_transferred: f64,
@@ -233,7 +236,7 @@ fn phases(samples: &[Sample], freeze_us_median: f64) -> Phases {
 /// A row from its samples and what was counted beside them.
 fn row(
     samples: &[Sample],
-    gaps_us: Vec<f64>,
+    gaps: probe::Gaps,
     drained: bool,
     network: &counts::Counts,
     load: &stats::Verified,
@@ -253,7 +256,8 @@ fn row(
         let end = summary.finished_at_ns.unwrap_or(summary.started_at_ns);
         microseconds(end.saturating_sub(summary.started_at_ns)) / 1000.0
     });
-    let gaps = Quantiles::of(gaps_us);
+    let control = (!gaps.control_us.is_empty()).then(|| Quantiles::of(gaps.control_us));
+    let gaps = Quantiles::of(gaps.moves_us);
     Row {
         connections: samples
             .first()
@@ -264,6 +268,8 @@ fn row(
         freeze_us_per_connection: freeze_per_connection(samples),
         client_gap_us_median: gaps.median(),
         client_gap_us_p99: gaps.at(0.99),
+        control_gap_us_median: control.as_ref().map(Quantiles::median),
+        control_gap_us_p99: control.as_ref().map(|gaps| gaps.at(0.99)),
         total_ms: Quantiles::of(totals.collect()).median(),
         phases_us: phases(samples, freezes.median()),
         bytes_transferred: each(|result| result.bytes_transferred).median(),
@@ -278,16 +284,22 @@ fn row(
     }
 }
 
+fn rounded(figure: Option<f64>) -> String {
+    figure.map_or("-".to_owned(), |figure| format!("{figure:.0}"))
+}
+
 impl Row {
     fn heading() -> String {
         format!(
-            "{:>6} {:>9} {:>9} {:>8} {:>9} {:>9} {:>9} {:>7} {:>7} {:>7} {:>5} {:>5} {:>5} {:>5} {:>6}",
+            "{:>6} {:>9} {:>9} {:>8} {:>9} {:>9} {:>9} {:>9} {:>9} {:>7} {:>7} {:>7} {:>5} {:>5} {:>5} {:>5} {:>6}",
             "conns",
             "freeze_us",
             "p99",
             "us/conn",
             "gap_us",
             "gap_p99",
+            "ctrl_us",
+            "ctrl_p99",
             "total_ms",
             "bytes",
             "queue",
@@ -305,13 +317,15 @@ impl std::fmt::Display for Row {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(
             f,
-            "{:>6} {:>9.0} {:>9.0} {:>8.1} {:>9.0} {:>9.0} {:>9.1} {:>7.0} {:>7.0} {:>7} {:>5} {:>5} {:>5} {:>5} {:>6}",
+            "{:>6} {:>9.0} {:>9.0} {:>8.1} {:>9.0} {:>9.0} {:>9} {:>9} {:>9.1} {:>7.0} {:>7.0} {:>7} {:>5} {:>5} {:>5} {:>5} {:>6}",
             self.connections,
             self.freeze_us_median,
             self.freeze_us_p99,
             self.freeze_us_per_connection,
             self.client_gap_us_median,
             self.client_gap_us_p99,
+            rounded(self.control_gap_us_median),
+            rounded(self.control_gap_us_p99),
             self.total_ms,
             self.bytes_transferred,
             self.send_queue,

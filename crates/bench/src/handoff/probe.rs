@@ -44,6 +44,39 @@ pub fn ping_pong(mut stream: TcpStream, shared: &Compared) -> Result<Vec<Trip>> 
     Ok(trips)
 }
 
+/// How long after a move its control time begins: what the move has delayed is over by then.
+const SETTLED: Duration = Duration::from_millis(200);
+
+/// What the probe saw around moves, and beside them, microseconds.
+#[derive(Debug, Clone, Default)]
+pub struct Gaps {
+    /// The longest round trip around each move, less the median one.
+    pub moves_us: Vec<f64>,
+    /// The same around as long a time under the same load in which nothing moved.
+    pub control_us: Vec<f64>,
+}
+
+impl Gaps {
+    /// Of moves and their control times, see [`control`].
+    #[must_use]
+    pub fn of(trips: &[Trip], moves: impl IntoIterator<Item = Span>, control: &[Span]) -> Gaps {
+        let moves = moves.into_iter().map(|span| gap_us(trips, span));
+        Gaps {
+            moves_us: moves.collect(),
+            control_us: control.iter().map(|span| gap_us(trips, *span)).collect(),
+        }
+    }
+}
+
+/// Lets the load run for as long as a move took, and gives that time.
+#[must_use]
+pub fn control((begin, end): Span) -> Span {
+    std::thread::sleep(SETTLED);
+    let since = Instant::now();
+    std::thread::sleep(end.saturating_duration_since(begin));
+    (since, Instant::now())
+}
+
 /// The longest round trip around a time, less the median one of all, microseconds.
 pub fn gap_us(trips: &[Trip], (begin, end): Span) -> f64 {
     let us = |duration: Duration| duration.as_secs_f64() * 1e6;

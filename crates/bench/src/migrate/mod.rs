@@ -107,6 +107,7 @@ pub struct Row {
     freeze_us_max: f64,
     predicted_freeze_us: f64,
     client_gap_us_p99: f64,
+    control_gap_us_p99: f64,
     bytes_in_freeze: u64,
     bytes_followed: u64,
     total_ms: f64,
@@ -253,7 +254,8 @@ fn row(load: &LoadSpec, way: Way, seen: &Seen) -> Row {
         freeze_us_median: freezes.median(),
         freeze_us_max: freezes.at(1.0),
         predicted_freeze_us: predicted.median(),
-        client_gap_us_p99: Quantiles::of(seen.gaps_us.clone()).at(0.99),
+        client_gap_us_p99: Quantiles::of(seen.gaps.moves_us.clone()).at(0.99),
+        control_gap_us_p99: Quantiles::of(seen.gaps.control_us.clone()).at(0.99),
         bytes_in_freeze: bytes.median() as u64,
         bytes_followed: followed.median() as u64,
         total_ms: totals.median(),
@@ -299,7 +301,7 @@ fn off(rows: &[Row]) -> f64 {
 impl Row {
     fn heading() -> String {
         format!(
-            "{:>6} {:>6} {:>6} {:>11} {:>9} {:>9} {:>9} {:>9} {:>10} {:>8} {:>5} {:>5} {:>6}",
+            "{:>6} {:>6} {:>6} {:>11} {:>9} {:>9} {:>9} {:>9} {:>9} {:>10} {:>8} {:>5} {:>5} {:>6}",
             "conns",
             "MiB",
             "MiB/s",
@@ -308,6 +310,7 @@ impl Row {
             "max",
             "predicted",
             "gap_p99",
+            "ctrl_p99",
             "bytes",
             "total_ms",
             "rst",
@@ -321,7 +324,7 @@ impl std::fmt::Display for Row {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(
             f,
-            "{:>6} {:>6} {:>6} {:>11} {:>9.0} {:>9.0} {:>9.0} {:>9.0} {:>10} {:>8.0} {:>5} {:>5} {:>6}",
+            "{:>6} {:>6} {:>6} {:>11} {:>9.0} {:>9.0} {:>9.0} {:>9.0} {:>9.0} {:>10} {:>8.0} {:>5} {:>5} {:>6}",
             self.connections,
             self.memory_mib,
             self.dirty_mib_per_s,
@@ -330,6 +333,7 @@ impl std::fmt::Display for Row {
             self.freeze_us_max,
             self.predicted_freeze_us,
             self.client_gap_us_p99,
+            self.control_gap_us_p99,
             self.bytes_in_freeze,
             self.total_ms,
             self.resets,

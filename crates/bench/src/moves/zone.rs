@@ -16,7 +16,7 @@ use holdfast_lab::Topology;
 use super::{Group, HOMES, Move, PostCopy};
 use crate::cluster::{ClusterSpec, Family, Service, find_program};
 use crate::handoff::counts::Counts;
-use crate::handoff::probe::{Trip, gap_us, ping_pong};
+use crate::handoff::probe::{Gaps, Span, Trip, control, ping_pong};
 use crate::load::{Load, connect, interval};
 use crate::zone::{DATABASE_PORT, Status, database};
 
@@ -57,6 +57,7 @@ pub struct Loaded {
     before: Counts,
     pid: i32,
     moves: Vec<Move>,
+    controls: Vec<Span>,
 }
 
 /// What became of it.
@@ -64,8 +65,8 @@ pub struct Loaded {
 pub struct Seen {
     /// All moves.
     pub moves: Vec<Move>,
-    /// The probe's longest round trip around each, less the median one, microseconds.
-    pub gaps_us: Vec<f64>,
+    /// What the probe saw around each, and beside it.
+    pub gaps: Gaps,
     /// Resets and retransmissions of all hosts.
     pub network: Counts,
     /// Bytes that differed or never came, and those of pages of memory that did not hold what they should.
@@ -129,10 +130,12 @@ impl Loaded {
             before,
             pid,
             moves: Vec::new(),
+            controls: Vec::new(),
         })
     }
 
-    /// Lets the clients exchange for a while, and moves the server to the other node.
+    /// Lets the clients exchange for a while, and moves the server to the other node; then they exchange for as long as that
+    /// took.
     ///
     /// # Errors
     /// It stayed where it was, and why.
@@ -141,6 +144,7 @@ impl Loaded {
         let moved = self.group.migrate(self.pid, self.moves.len(), sockets);
         let moved = self.group.with_output(moved, self.folder.path())?;
         self.pid = moved.pid;
+        self.controls.push(control(moved.span));
         self.moves.push(moved);
         self.moves.last().context("just moved")
     }
@@ -166,9 +170,9 @@ impl Loaded {
         let compared = self.load.compared.clone();
         self.load.stop()?;
         let trips = self.probe.join().expect("the probe does not panic")?;
-        let gaps = self.moves.iter().map(|of| gap_us(&trips, of.span));
+        let spans = self.moves.iter().map(|of| of.span);
         Ok(Seen {
-            gaps_us: gaps.collect(),
+            gaps: Gaps::of(&trips, spans, &self.controls),
             network,
             bytes_wrong: compared.wrong_bytes() + 4096 * status.pages_wrong,
             queries: status.queries,

@@ -48,11 +48,14 @@ fn go(database: bool) -> Result<()> {
         seen.query_errors
     );
     ensure!(seen.network.resets == 0, "{:?}", seen.network);
-    ensure!(seen.gaps_us.len() == seen.moves.len(), "{:?}", seen.gaps_us);
+    let gaps = &seen.gaps;
+    for seen_us in [&gaps.moves_us, &gaps.control_us] {
+        ensure!(seen_us.len() == seen.moves.len(), "{gaps:?}");
+    }
     ensure!(
-        seen.gaps_us.iter().all(|gap| *gap > 0.0),
+        gaps.moves_us.iter().all(|gap| *gap > 0.0),
         "{:?}",
-        seen.gaps_us
+        gaps.moves_us
     );
     Ok(())
 }

@@ -6,7 +6,7 @@ use holdfast_api::control::{
     ErrorBody, MigrationAccepted, MigrationList, MigrationRequest, MigrationStatus, ProcessCheck,
     SocketsWay, UnitEntry,
 };
-use holdfast_proto::migration::{Load, Options, ProcessId, Request};
+use holdfast_proto::migration::{Load, Options, ProcessId, Request, Shape};
 use holdfast_wire::NodeId;
 use holdfast_wire::migration::SocketStrategy;
 use tokio::sync::oneshot;
@@ -50,10 +50,16 @@ impl Moves {
 
     /// The freeze that is added to what was found of a process.
     pub(super) fn predicted(&self, check: &ProcessCheck) -> f64 {
+        let count = |of: u64| u32::try_from(of).unwrap_or(u32::MAX);
         let load = Load {
             dirty: 0,
-            sockets: u32::try_from(check.sockets).unwrap_or(u32::MAX),
-            threads: u32::try_from(check.threads).unwrap_or(u32::MAX),
+            sockets: count(check.sockets),
+            shape: Shape {
+                processes: count(check.processes.len() as u64),
+                threads: count(check.threads),
+                mappings: count(check.mappings),
+                shared: 0,
+            },
         };
         let predicted = self.machine.predict(SocketStrategy::default(), load);
         predicted.as_secs_f64() * 1e6

@@ -1,7 +1,7 @@
 //! Whether a process can move: reads much of `/proc`, so on threads of its own.
 
 use holdfast_api::control::{BlockerEntry, ErrorBody, ProcessCheck};
-use holdfast_proto::migration::{CheckReport, Completion, ProcessId, Results, Token};
+use holdfast_proto::migration::{CheckReport, Completion, ProcessId, Results, Shape, Token};
 use holdfast_sys::process::error::Error;
 use holdfast_sys::process::inspect::{self, Blocker, Obstacle, Report};
 use holdfast_wire::Flow;
@@ -146,11 +146,17 @@ fn report(
     let mut description = Description::read(&found.report.processes);
     let group = units.group_of(&found.report.processes);
     description.group = group.map_err(|why| vec![why])?;
+    let count = |of: usize| u32::try_from(of).unwrap_or(u32::MAX);
     Ok(CheckReport {
         hops,
         memory: found.report.resident_bytes,
-        threads: u32::try_from(found.report.threads).unwrap_or(u32::MAX),
-        sockets: u32::try_from(found.report.sockets.len()).unwrap_or(u32::MAX),
+        shape: Shape {
+            processes: count(found.report.processes.len()),
+            threads: count(found.report.threads),
+            mappings: count(found.report.mappings),
+            shared: 0,
+        },
+        sockets: count(found.report.sockets.len()),
         description: description.encode().into(),
         ..CheckReport::default()
     })

@@ -9,10 +9,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::time::{Duration, Instant};
 
-use holdfast_proto::migration::{Completion, Results, RoundReport, Token};
+use holdfast_proto::migration::{Completion, Results, RoundReport, Shape, Token};
 use holdfast_sys::process::donor::{Behind, Tracker};
 use holdfast_sys::process::error::Error;
-use holdfast_sys::process::image::{Missing, Tree, encode};
+use holdfast_sys::process::image::{Missing, Process, Tree, encode};
 use holdfast_wire::migration::Wanted;
 use holdfast_wire::{Flow, MoveId, NodeId};
 
@@ -305,14 +305,13 @@ impl Giving {
         self.tell_sockets();
         let (dirty, dirtied_in) = self.touch_up(tracker, began)?;
         let duration = began.elapsed();
-        let threads: usize = round.tree.processes.iter().map(|of| of.threads.len()).sum();
         Ok(RoundReport {
             copied: self.outgoing.sent - before.0,
             saved: self.outgoing.saved - before.1,
             dirty,
             dirtied_in,
             duration,
-            threads: u32::try_from(threads).unwrap_or(u32::MAX),
+            shape: shape(&round.tree, tracker),
             sockets: u32::try_from(self.places.list().len()).unwrap_or(u32::MAX),
             ..RoundReport::default()
         })
@@ -348,6 +347,18 @@ impl Giving {
 
     fn send_tree(&mut self, tree: &Tree) -> Result<(), String> {
         self.outgoing.send(Kind::Tree, encode(tree).map_err(text)?)
+    }
+}
+
+/// What a freeze of the tree has to look at.
+fn shape(tree: &Tree, tracker: &Tracker) -> Shape {
+    let count = |of: usize| u32::try_from(of).unwrap_or(u32::MAX);
+    let sum = |of: fn(&Process) -> usize| count(tree.processes.iter().map(of).sum());
+    Shape {
+        processes: count(tree.processes.len()),
+        threads: sum(|process| process.threads.len()),
+        mappings: sum(|process| process.mappings.len()),
+        shared: tracker.shared_bytes(),
     }
 }
 

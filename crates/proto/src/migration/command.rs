@@ -25,6 +25,7 @@
 //! | `Translate` | peer | see [`holdfast_wire::migration::TranslateStep`]; what there is to prepare is written down. Below the hops of the connection's last switch it changes nothing and succeeds |
 //! | `Arbitrate`, `Lookup` | holder | as the handoff's commands of that name, in one order with them |
 
+use super::predict::Shape;
 use bytes::Bytes;
 use core::time::Duration;
 use holdfast_wire::migration::{
@@ -170,8 +171,8 @@ pub struct CheckReport {
     pub hops: u32,
     /// Bytes of memory that would be sent.
     pub memory: u64,
-    /// Threads, of all its processes.
-    pub threads: u32,
+    /// Its processes, threads and mappings.
+    pub shape: Shape,
     /// All its sockets.
     pub sockets: u32,
     /// Its flows; of a clone none.
@@ -198,7 +199,7 @@ pub struct RoundReport {
     /// How long it took, from the scan to the last byte's leaving.
     pub duration: Duration,
     /// As in [`CheckReport`], now.
-    pub threads: u32,
+    pub shape: Shape,
     /// As in [`CheckReport`], now.
     pub sockets: u32,
     /// As in [`CheckReport`], now.

@@ -207,7 +207,7 @@ impl Migration {
         given.load = Load {
             dirty: 0,
             sockets: options.sockets_in_freeze(report.sockets),
-            threads: report.threads,
+            shape: report.shape,
         };
         // No round makes a freeze shorter than one that sends nothing; where memory may follow, it is as short as it can be.
         let predicted = model.predict(options.sockets, given.load);

@@ -52,7 +52,7 @@ pub use command::{
 };
 pub use config::Config;
 pub use event::{Event, Outcome, Phases, Reason, Step, Summary};
-pub use predict::Load;
+pub use predict::{Load, Shape};
 pub use recover::{RecoveredMove, RecoveredRole};
 
 use self::acceptor::Taken;

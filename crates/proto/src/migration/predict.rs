@@ -1,4 +1,5 @@
-//! How long a process would be frozen: `fixed + sockets + threads + dirty bytes`, each at its own cost.
+//! How long a process would be frozen: `fixed + sockets + processes + threads + mappings + shared bytes + dirty bytes`, each at
+//! its own cost.
 //!
 //! The costs are a plane through the last freezes, by least squares together with a first guess that never quite goes. Each
 //! way to move sockets has a plane of its own. What a byte costs is guessed from the rounds: theirs is the rate of all that is
@@ -34,8 +35,21 @@ pub struct Load {
     pub dirty: u64,
     /// Sockets.
     pub sockets: u32,
-    /// Threads.
+    /// What it consists of.
+    pub shape: Shape,
+}
+
+/// What a tree of processes consists of.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Shape {
+    /// Processes.
+    pub processes: u32,
+    /// Threads, of all of them.
     pub threads: u32,
+    /// Mappings, of all of them.
+    pub mappings: u32,
+    /// Bytes of shared memory with content, which a freeze compares.
+    pub shared: u64,
 }
 
 /// What freezes cost. Times in microseconds.
@@ -57,7 +71,8 @@ impl CostModel {
             rate: 100.0,
             gap: 2_000.0,
             left: [1.0, 1.0, LEFT_GUESS],
-            planes: [60.0, 8.0, 4.0].map(|socket| Plane::new([2_000.0, socket, 40.0])),
+            planes: [60.0, 8.0, 4.0]
+                .map(|socket| Plane::new([1_600.0, socket, 400.0, 40.0, 0.8, 400.0])),
         }
     }
 
@@ -129,8 +144,8 @@ fn index(strategy: SocketStrategy) -> usize {
     }
 }
 
-/// How many costs there are: once, of a socket, of a thread, of [`UNIT_BYTES`].
-const TERMS: usize = 4;
+/// How many costs there are: once, of a socket, of a process, of a thread, of a mapping, of [`UNIT_BYTES`] shared, of as many sent.
+const TERMS: usize = 7;
 
 type Terms = [f64; TERMS];
 
@@ -195,9 +210,10 @@ impl Plane {
 
     /// The costs, where bytes would go at this rate for all that is known of freezes.
     fn costs(&self, rate: f64) -> Terms {
-        let [fixed, socket, thread] = self.guess;
+        let mut guess = [UNIT_BYTES / rate; TERMS];
+        guess[..TERMS - 1].copy_from_slice(&self.guess);
         let mut sums = self.seen;
-        sums.add_guess([fixed, socket, thread, UNIT_BYTES / rate]);
+        sums.add_guess(guess);
         // Noise may tilt the plane out of what is possible: that cost is then none, and the others take its part.
         let mut free = [true; TERMS];
         loop {
@@ -211,8 +227,16 @@ impl Plane {
 }
 
 fn terms(load: Load) -> Terms {
-    let (sockets, threads) = (f64::from(load.sockets), f64::from(load.threads));
-    [1.0, sockets, threads, load.dirty as f64 / UNIT_BYTES]
+    let of = load.shape;
+    [
+        1.0,
+        f64::from(load.sockets),
+        f64::from(of.processes),
+        f64::from(of.threads),
+        f64::from(of.mappings),
+        of.shared as f64 / UNIT_BYTES,
+        load.dirty as f64 / UNIT_BYTES,
+    ]
 }
 
 fn dot(a: Terms, b: Terms) -> f64 {
@@ -264,7 +288,48 @@ mod tests {
         Load {
             dirty,
             sockets,
-            threads,
+            shape: Shape {
+                processes: 1,
+                threads,
+                mappings: 60,
+                shared: 0,
+            },
+        }
+    }
+
+    #[test]
+    fn trees_of_many_processes_threads_and_mappings_are_predicted_after_a_few_moves() {
+        let tree = |processes, threads, mappings, shared| Load {
+            shape: Shape {
+                processes,
+                threads,
+                mappings,
+                shared,
+            },
+            ..load(64 << 10, 20, 1)
+        };
+        let truth = |load: Load| {
+            let of = load.shape;
+            let micros = 1_200 + 250 * of.processes + 55 * of.threads + of.mappings / 2;
+            Duration::from_micros(u64::from(micros) + of.shared / 3_000)
+        };
+        let trees = [
+            tree(27, 27, 4_000, 32 << 20),
+            tree(1, 300, 700, 0),
+            tree(1, 1, 65_526, 0),
+            tree(1, 4, 60, 0),
+        ];
+        let mut model = CostModel::new();
+        for load in trees.into_iter().cycle().take(12) {
+            model.learn_freeze(WAY, load, truth(load));
+        }
+        for load in trees {
+            let (predicted, really) = (model.predict(WAY, load), truth(load));
+            let error = predicted.abs_diff(really);
+            assert!(
+                error * 10 < really * 3,
+                "{load:?}: {predicted:?}, not {really:?}"
+            );
         }
     }
 
@@ -276,7 +341,7 @@ mod tests {
         }
         assert!((1_000_000_000..1_100_000_000).contains(&model.rate()));
         let truth = |load: Load| {
-            let micros = 700 + 2 * u64::from(load.sockets) + 15 * u64::from(load.threads);
+            let micros = 700 + 2 * u64::from(load.sockets) + 15 * u64::from(load.shape.threads);
             Duration::from_micros(micros + load.dirty / 1_049)
         };
         for turn in 0..60 {

@@ -144,7 +144,7 @@ impl Migration {
         given.load = Load {
             dirty: model.dirty_at_freeze(given.options.sockets, report.dirty, report.dirtied_in),
             sockets: given.options.sockets_in_freeze(report.sockets),
-            threads: report.threads,
+            shape: report.shape,
         };
         let predicted = model.predict(given.options.sockets, given.load);
         given.summary.predicted = predicted;

@@ -5,8 +5,17 @@ use super::host::{Host, Image, Process, State, Who, Written};
 use super::world::World;
 use holdfast_proto::migration::{
     CheckReport, Command, FlowEpoch, FreezeReport, ProcessId, RecoveredRole, Results, RoundReport,
+    Shape,
 };
 use holdfast_wire::{Flow, MoveId};
+
+/// What every process here consists of.
+const ONE_THREAD: Shape = Shape {
+    processes: 1,
+    threads: 1,
+    mappings: 20,
+    shared: 0,
+};
 
 impl World {
     pub(super) fn give(
@@ -74,7 +83,7 @@ impl World {
         Results::Checked(Ok(CheckReport {
             hops: process.image.hops,
             memory: 1 << 20,
-            threads: 1,
+            shape: ONE_THREAD,
             sockets: process.image.flows.len() as u32,
             flows: host.flows_of(process),
             peers,
@@ -117,7 +126,7 @@ impl World {
             dirty,
             dirtied_in: duration,
             duration,
-            threads: 1,
+            shape: ONE_THREAD,
             sockets: of.image.flows.len() as u32,
             flows: host.flows_of(&of),
             peers,
