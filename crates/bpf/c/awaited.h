@@ -31,6 +31,7 @@ static __always_inline struct bpf_sock *lookup_socket(struct __sk_buff *skb, con
 		   : bpf_sk_lookup_tcp(skb, &tuple, size, BPF_F_CURRENT_NETNS, 0);
 }
 
+#define TCP_TIME_WAIT_STATE 6
 #define TCP_LISTEN_STATE 10
 #define TCP_NEW_SYN_RECV_STATE 12
 
@@ -38,6 +39,7 @@ enum awaited {
 	AWAITED_BY_NOBODY,
 	AWAITED_BY_LISTENER, /* the end of a handshake: a half-open connection, or a SYN cookie */
 	AWAITED_BY_SOCKET,
+	AWAITED_BY_REMAINDER, /* TIME_WAIT: the connection has ended, and its last packets may come again */
 };
 
 static __always_inline int is_cookie(struct __sk_buff *skb, const struct packet *p, struct bpf_sock *listener)
@@ -68,6 +70,8 @@ static __noinline enum awaited awaited(struct __sk_buff *skb, const struct packe
 		by = is_cookie(skb, p, socket) ? AWAITED_BY_LISTENER : AWAITED_BY_NOBODY;
 	else if (socket->state == TCP_NEW_SYN_RECV_STATE)
 		by = AWAITED_BY_LISTENER;
+	else if (socket->state == TCP_TIME_WAIT_STATE)
+		by = AWAITED_BY_REMAINDER;
 	bpf_sk_release(socket);
 	return by;
 }
@@ -85,7 +89,10 @@ static __noinline int is_served_here(struct __sk_buff *skb, const struct packet 
 		bpf_sk_release(socket);
 		return 1;
 	}
-	socket = lookup_socket(skb, p, 1);
+	/* Whoever listens, also where a connection between the same ports is remembered: no connection has port 0. */
+	struct packet any = *p;
+	any.flow.remote_port = 0;
+	socket = lookup_socket(skb, &any, 1);
 	if (!socket)
 		return 0;
 	int listens = socket->state == TCP_LISTEN_STATE;

@@ -7,6 +7,7 @@
 #include "ingress.h"
 
 #define EEXIST 17
+#define ENOSPC 28
 #define OPTION_END 0
 #define OPTION_NOP 1
 #define OPTION_MSS 2
@@ -48,16 +49,21 @@ static __always_inline int is_refusal(const struct packet *p)
 	return p->tcp_rst && p->seq == 0;
 }
 
-static __always_inline int egress_unknown(struct __sk_buff *skb, struct config *config, struct packet *p)
+static __always_inline int egress_unknown(struct __sk_buff *skb, struct config *config, struct service *service,
+					  struct packet *p)
 {
 	if (p->flow.protocol == IPPROTO_UDP) {
 		/* An answer makes the association ours, so that a change of the table does not move it. */
 		struct flow_value value = {.epoch = first_epoch(), .state = FLOW_OWNED, .seen_s = now_s()};
-		long refused = bpf_map_update_elem(&flows, &p->flow, &value, BPF_NOEXIST);
-		if (!refused)
+		long refused = -ENOSPC;
+		if (has_room(service))
+			refused = bpf_map_update_elem(&flows, &p->flow, &value, BPF_NOEXIST);
+		if (!refused) {
+			took_room(service);
 			emit(&p->flow, value.epoch, EVENT_ESTABLISHED, 0);
-		else if (refused != -EEXIST)
+		} else if (refused != -EEXIST) {
 			count(DROP_FLOWS_FULL); /* the datagram passes all the same */
+		}
 		return NEXT;
 	}
 	if (p->tcp_syn) {
@@ -152,7 +158,7 @@ int holdfast_egress(struct __sk_buff *skb)
 		return private_egress(skb, config, &p);
 	struct flow_value *flow = bpf_map_lookup_elem(&flows, &p.flow);
 	if (!flow)
-		return egress_unknown(skb, config, &p);
+		return egress_unknown(skb, config, service, &p);
 	switch (standing_of(flow).state) {
 	case FLOW_TRANSIT_OUT:
 	case FLOW_TRANSIT_IN:

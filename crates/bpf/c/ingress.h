@@ -7,6 +7,7 @@
 #include "awaited.h"
 #include "encap.h"
 #include "neighbour.h"
+#include "room.h"
 
 #define NEXT (-1) /* TCX_NEXT */
 #define DROP 2    /* TCX_DROP */
@@ -159,7 +160,14 @@ static __always_inline void copy_out_of_order(struct __sk_buff *skb, struct conf
 static __always_inline int unknown(struct __sk_buff *skb, struct config *config, struct service *service,
 				   const struct packet *p)
 {
-	if (awaited(skb, p) != AWAITED_BY_NOBODY)
+	enum awaited by = awaited(skb, p);
+	if (by == AWAITED_BY_LISTENER || by == AWAITED_BY_SOCKET)
+		return NEXT;
+	/* A connection that has ended here may have a successor of the same ports where the server is. */
+	__u16 after = by == AWAITED_BY_REMAINDER ? server_went_to(skb, config, p) : 0;
+	if (after)
+		return follow_server(skb, config, p, after);
+	if (by == AWAITED_BY_REMAINDER)
 		return NEXT;
 	/* With broadcast every node sees the packets of all flows. */
 	if (config->reach == REACH_BROADCAST)
@@ -175,7 +183,6 @@ static __always_inline int unknown(struct __sk_buff *skb, struct config *config,
 	__u16 to = server_went_to(skb, config, p);
 	if (to)
 		return follow_server(skb, config, p, to);
-	emit(&p->flow, 0, EVENT_NO_SOCKET, 0);
 	return drop(DROP_NO_SOCKET);
 }
 
@@ -197,11 +204,30 @@ static __always_inline int flush(struct config *config, struct flow_value *flow)
 	return NEXT;
 }
 
+/* A SYN of a flow that has ended here, or has left: it begins a connection between the same ports, with the server, wherever that
+ * is. What comes after the SYN goes there too, although the steering table still leads here.
+ */
+static __always_inline int begin_again(struct __sk_buff *skb, struct config *config, struct flow_value *flow,
+				       const struct packet *p, struct standing now)
+{
+	__u16 to = server_went_to(skb, config, p);
+	if (!to)
+		return NEXT;
+	union flow_turn was = {.word = *(volatile __u32 *)turn_of(flow)}, next = was;
+	next.state = FLOW_MOVED;
+	next.peer = to;
+	if (was.state == now.state && __sync_val_compare_and_swap(turn_of(flow), was.word, next.word) == was.word &&
+	    now.state == FLOW_CLOSING)
+		emit(&p->flow, now.epoch, EVENT_FOLLOWED, 0);
+	return follow_server(skb, config, p, to);
+}
+
 static __always_inline int known(struct __sk_buff *skb, struct config *config, struct flow_value *flow,
 				 const struct packet *p, int what)
 {
 	seen(flow);
 	struct standing now = standing_of(flow);
+	int begins = what == PARSE_FLOW && p->flow.protocol == IPPROTO_TCP && p->tcp_syn && !p->tcp_ack;
 	switch (now.state) {
 	case FLOW_PREPARED:
 		copy_out_of_order(skb, config, p);
@@ -213,9 +239,9 @@ static __always_inline int known(struct __sk_buff *skb, struct config *config, s
 	case FLOW_TRANSIT_OUT:
 		return forward_straggler(skb, config, p, now.peer);
 	case FLOW_MOVED:
-		/* A SYN that was steered here begins a new connection between the same ports; its handshake ends here too. */
-		if (p->tcp_syn && !p->tcp_ack)
-			return NEXT;
+		/* The handshake of a connection that begins here ends here too. */
+		if (begins)
+			return begin_again(skb, config, flow, p, now);
 		if (what == PARSE_FLOW && p->flow.protocol == IPPROTO_TCP && awaited(skb, p) == AWAITED_BY_LISTENER)
 			return NEXT;
 		return forward_straggler(skb, config, p, now.peer);
@@ -223,6 +249,8 @@ static __always_inline int known(struct __sk_buff *skb, struct config *config, s
 		return hold(config, flow);
 	case FLOW_FLUSHING:
 		return flush(config, flow);
+	case FLOW_CLOSING:
+		return begins ? begin_again(skb, config, flow, p, now) : NEXT;
 	default:
 		return NEXT;
 	}

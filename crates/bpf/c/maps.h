@@ -68,6 +68,14 @@ struct {
 	__type(value, struct flow_value);
 } flows SEC(".maps");
 
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__type(key, __u32);
+	__type(value, struct room);
+} room SEC(".maps");
+
 /* Convoys; no flow is of the first. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
@@ -152,8 +160,10 @@ static __always_inline struct config *get_config(void)
 static __always_inline void emit(const struct flow_key *flow, __u32 epoch, __u8 kind, __u8 detail)
 {
 	struct event *event = bpf_ringbuf_reserve(&events, sizeof(*event), 0);
-	if (!event)
+	if (!event) {
+		count(COUNT_EVENTS_LOST);
 		return;
+	}
 	event->flow = *flow;
 	event->epoch = epoch;
 	event->kind = kind;

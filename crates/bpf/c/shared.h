@@ -143,6 +143,15 @@ struct cache_set {
 	__u64 way[CACHE_WAYS]; /* upper 48 bits of the flow's hash, and the node; 0: empty */
 };
 
+/* How the flow table is shared out: each service has some room for itself, and the rest is for whoever comes first. */
+struct room {
+	__u32 flows[MAX_SERVICES]; /* of each service, roughly: user space counts anew now and then */
+	__u32 services;            /* how many there are */
+	__u32 guaranteed;          /* flows for which each has room in any case */
+	__u32 capacity;            /* flows that fit; 0: no limits but the table's own */
+	__u32 pad;
+};
+
 enum reach {
 	REACH_STEER = 0,
 	REACH_BROADCAST = 1,
@@ -170,6 +179,7 @@ enum counter {
 	COUNT_COPIED_OUT_OF_ORDER,
 	COUNT_TOO_BIG_SENT,
 	COUNT_PASSED_PREVIOUS,
+	COUNT_EVENTS_LOST, /* the daemon reads the tables instead */
 	/* drops, by reason */
 	DROP_FIRST,
 	DROP_EGRESS_TRANSIT = DROP_FIRST,
@@ -192,8 +202,7 @@ enum counter {
 enum event_kind {
 	EVENT_ESTABLISHED = 1,
 	EVENT_CLOSED = 2,      /* the old TCP state is in detail */
-	EVENT_NO_SOCKET = 3,
-	EVENT_FLOWS_FULL = 4,
+	EVENT_FOLLOWED = 3,    /* closed, and a new connection between the same ports has gone to where the server is */
 };
 
 struct event {
@@ -241,6 +250,7 @@ _Static_assert(sizeof(struct successor) == 4, "successor");
 _Static_assert(sizeof(struct translation) == 8, "translation");
 _Static_assert(sizeof(struct config) == 24, "config");
 _Static_assert(sizeof(struct event) == 48, "event");
+_Static_assert(sizeof(struct room) == 272, "room");
 _Static_assert(sizeof(struct handshake) == 24, "handshake");
 
 #endif

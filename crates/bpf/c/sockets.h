@@ -32,7 +32,7 @@ static __always_inline void flow_of(struct flow_key *flow, struct bpf_sock_ops *
 	flow->protocol = IPPROTO_TCP;
 }
 
-static __always_inline void established(struct flow_key *flow)
+static __always_inline void established(struct flow_key *flow, struct service *service)
 {
 	struct flow_value value = {
 		.epoch = first_epoch(),
@@ -42,11 +42,12 @@ static __always_inline void established(struct flow_key *flow)
 	struct flow_value *old = bpf_map_lookup_elem(&flows, flow);
 	if (old && old->epoch >= value.epoch)
 		value.epoch = old->epoch + 1;
-	if (bpf_map_update_elem(&flows, flow, &value, BPF_ANY)) {
+	if ((!old && !has_room(service)) || bpf_map_update_elem(&flows, flow, &value, BPF_ANY)) {
 		count(DROP_FLOWS_FULL);
-		emit(flow, 0, EVENT_FLOWS_FULL, 0);
 		return;
 	}
+	if (!old)
+		took_room(service);
 	emit(flow, value.epoch, EVENT_ESTABLISHED, 0);
 }
 
@@ -69,14 +70,16 @@ SEC("sockops")
 int holdfast_sockets(struct bpf_sock_ops *ops)
 {
 	struct flow_key flow;
+	struct service *service;
 	switch (ops->op) {
 	case BPF_SOCK_OPS_PASSIVE_ESTABLISHED_CB:
 		flow_of(&flow, ops);
-		if (!service_of(&flow))
+		service = service_of(&flow);
+		if (!service)
 			return 1;
 		/* One that was put into the queue here is known already. */
 		if (bpf_map_delete_elem(&waiting, &flow))
-			established(&flow);
+			established(&flow, service);
 		bpf_sock_ops_cb_flags_set(ops, BPF_SOCK_OPS_STATE_CB_FLAG);
 		return 1;
 	case BPF_SOCK_OPS_ACTIVE_ESTABLISHED_CB:

@@ -15,6 +15,7 @@ mod mapped;
 pub mod observe;
 mod queue;
 mod records;
+mod room;
 pub mod shared;
 mod steering;
 mod table;
@@ -23,6 +24,7 @@ pub mod traffic;
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{Ordering, fence};
 
 use change::Changer;
 use congestion::Restorer;
@@ -35,6 +37,7 @@ pub use convoys::Convoys;
 pub use holds::Holds;
 pub use link::Hook;
 pub use queue::Queue;
+pub use room::{Room, guaranteed};
 use shared::{
     COUNTER_NAMES, Config, Congestion, Event, FlowKey, FlowValue, Node, PLACEMENT_SLOTS, Service,
     ServiceKey, Successor, Translation,
@@ -49,8 +52,14 @@ pub struct Events<'a> {
 
 impl Events<'_> {
     /// Hands over the events that wait.
+    ///
+    /// The kernel wakes a reader only for an event that finds everything before it read. It looks at the reader's position when it
+    /// has published the event; libbpf looks for events and publishes its position without a barrier in between. Each may miss what
+    /// the other has just written, and nobody would be woken again: hence the barrier, and another look behind it.
     pub fn consume(&self) {
         // A callback that ends early is the only error, and ours does not.
+        let _ = self.ring.consume();
+        fence(Ordering::SeqCst);
         let _ = self.ring.consume();
     }
 }
@@ -124,11 +133,13 @@ pub struct Dataplane {
     pub holds: Holds,
     /// Flows that move together.
     pub convoys: Convoys,
+    /// How the flow table is shared out.
+    pub room: Room,
 }
 
 static OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/holdfast.bpf.o"));
 
-const PINNED_MAPS: [&str; 15] = [
+const PINNED_MAPS: [&str; 16] = [
     "config",
     "services",
     "successors",
@@ -144,6 +155,7 @@ const PINNED_MAPS: [&str; 15] = [
     "holds",
     "counters",
     "waiting",
+    "room",
 ];
 
 impl Dataplane {
@@ -185,6 +197,7 @@ impl Dataplane {
             peers: Table::new(table("peers")?, "peers"),
             holds,
             convoys: Convoys::map(&table("convoys")?)?,
+            room: Room::map(&table("room")?)?,
             congestion,
             restorer,
             object,

@@ -259,10 +259,8 @@ shared!(
 pub const EVENT_ESTABLISHED: u8 = 1;
 /// The flow's socket closed.
 pub const EVENT_CLOSED: u8 = 2;
-/// A packet came that no socket waits for; it was dropped.
-pub const EVENT_NO_SOCKET: u8 = 3;
-/// The flow table is full.
-pub const EVENT_FLOWS_FULL: u8 = 4;
+/// The flow's socket has closed, and a new connection between the same ports has gone to the node where the server is now.
+pub const EVENT_FOLLOWED: u8 = 3;
 
 shared!(
     /// Congestion state for a socket about to be restored.
@@ -358,7 +356,7 @@ pub fn unmapped(octets: [u8; 16]) -> IpAddr {
 }
 
 /// Names of the counters, in the order of `enum counter`; those of drops begin with `drop_`.
-pub const COUNTER_NAMES: [&str; 23] = [
+pub const COUNTER_NAMES: [&str; 24] = [
     "steered_link",
     "steered_encap",
     "steered_self",
@@ -368,6 +366,7 @@ pub const COUNTER_NAMES: [&str; 23] = [
     "copied_out_of_order",
     "too_big_sent",
     "passed_previous",
+    "events_lost",
     "drop_egress_transit",
     "drop_egress_not_owner",
     "drop_no_socket",

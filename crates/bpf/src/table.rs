@@ -1,14 +1,17 @@
 //! Typed access to a kernel map.
 
+use std::io;
 use std::marker::PhantomData;
+use std::os::fd::{AsFd, AsRawFd};
 
+use libbpf_rs::libbpf_sys::{bpf_map_batch_opts, bpf_map_lookup_batch};
 use libbpf_rs::{MapCore, MapFlags, MapHandle};
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 use crate::Error;
 
-/// More than a bucket of a kernel's hash map ever has.
-const ENTRIES_AT_ONCE: u32 = 4096;
+/// Entries read with one system call, unless a single bucket of the kernel's hash map has more.
+const ENTRIES_AT_ONCE: usize = 4096;
 
 /// A kernel map from `K` to `V`.
 pub struct Table<K, V> {
@@ -81,24 +84,103 @@ impl<K: IntoBytes + FromBytes + Immutable + Copy, V: IntoBytes + FromBytes + Imm
         }
     }
 
-    /// All entries as they are met; the table may change meanwhile. Some thousand come with each system call.
+    /// All entries of a hash map as they are met; the table may change meanwhile. Some thousand come with each system call.
+    ///
+    /// The kernel gives whole buckets: an answer with fewer entries than there is room for is not the last one. (The iterator of
+    /// libbpf-rs 0.27 takes it for the last.) An error of the kernel ends the list, as an end of the table does.
     pub fn entries(&self) -> Vec<(K, V)> {
-        let batches = self
-            .map
-            .lookup_batch(ENTRIES_AT_ONCE, MapFlags::ANY, MapFlags::ANY);
-        let read = |(key, value): (Vec<u8>, Vec<u8>)| {
-            Some((
-                K::read_from_bytes(&key).ok()?,
-                V::read_from_bytes(&value).ok()?,
-            ))
-        };
-        batches.into_iter().flatten().filter_map(read).collect()
+        let mut found = Vec::new();
+        let mut batch = Batch::new(self.map.key_size() as usize, self.map.value_size() as usize);
+        loop {
+            let (count, is_last) = match batch.next(&self.map) {
+                Ok(of_batch) => of_batch,
+                Err(_) => return found,
+            };
+            let keys = batch.keys.chunks_exact(batch.key_size).take(count);
+            let values = batch.values.chunks_exact(batch.value_size).take(count);
+            let read = |(key, value)| {
+                Some((
+                    K::read_from_bytes(key).ok()?,
+                    V::read_from_bytes(value).ok()?,
+                ))
+            };
+            found.extend(keys.zip(values).filter_map(read));
+            if is_last {
+                return found;
+            }
+        }
     }
 
     fn error(&self, source: &libbpf_rs::Error) -> Error {
         Error::Map {
             name: self.name,
             reason: source.to_string(),
+        }
+    }
+}
+
+/// A walk through a hash map.
+struct Batch {
+    key_size: usize,
+    value_size: usize,
+    keys: Vec<u8>,
+    values: Vec<u8>,
+    /// The bucket at which the next call begins; none for the first.
+    position: Option<u32>,
+}
+
+impl Batch {
+    fn new(key_size: usize, value_size: usize) -> Self {
+        Self {
+            key_size,
+            value_size,
+            keys: vec![0; ENTRIES_AT_ONCE * key_size],
+            values: vec![0; ENTRIES_AT_ONCE * value_size],
+            position: None,
+        }
+    }
+
+    /// Reads the next entries; gives how many, and whether no others follow.
+    fn next(&mut self, map: &MapHandle) -> io::Result<(usize, bool)> {
+        let options = bpf_map_batch_opts {
+            sz: size_of::<bpf_map_batch_opts>() as u64,
+            ..bpf_map_batch_opts::default()
+        };
+        loop {
+            let room = self.keys.len() / self.key_size;
+            let mut count = u32::try_from(room).unwrap_or(u32::MAX);
+            let mut next = 0u32;
+            let from = self
+                .position
+                .as_mut()
+                .map_or(std::ptr::null_mut(), std::ptr::from_mut);
+            // SAFETY: a hash map's positions are 4 bytes; `keys` and `values` have room for `count` keys and values of the map.
+            let outcome = unsafe {
+                bpf_map_lookup_batch(
+                    map.as_fd().as_raw_fd(),
+                    from.cast(),
+                    (&raw mut next).cast(),
+                    self.keys.as_mut_ptr().cast(),
+                    self.values.as_mut_ptr().cast(),
+                    &raw mut count,
+                    &raw const options,
+                )
+            };
+            let error = io::Error::from_raw_os_error(-outcome);
+            match error.raw_os_error() {
+                Some(0) => {
+                    self.position = Some(next);
+                    return Ok((count as usize, false));
+                }
+                Some(libc::ENOENT) => return Ok((count as usize, true)),
+                Some(libc::EINTR) => {}
+                // One bucket has more entries than there is room for.
+                Some(libc::ENOSPC) => {
+                    self.keys.resize(2 * room * self.key_size, 0);
+                    self.values.resize(2 * room * self.value_size, 0);
+                }
+                _ => return Err(error),
+            }
         }
     }
 }

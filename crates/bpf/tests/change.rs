@@ -50,6 +50,23 @@ fn flows_are_made_and_changed() {
 }
 
 #[test]
+fn a_large_table_is_read_whole() {
+    const COUNT: u32 = 20_000;
+    let plane = load("whole", COUNT);
+    let numbered = |number: u32| FlowKey {
+        remote: std::net::Ipv6Addr::from_bits(u128::from(number)).octets(),
+        ..key(0)
+    };
+    let keys: Vec<FlowKey> = (0..COUNT).map(numbered).collect();
+    let values = vec![flow(1, FlowState::Owned); keys.len()];
+    plane.set_flows(&keys, &values).expect("set");
+    let mut read: Vec<FlowKey> = plane.flows.entries().iter().map(|(key, _)| *key).collect();
+    read.sort_unstable();
+    assert!(read == keys, "{} of {COUNT} entries", read.len());
+    plane.detach();
+}
+
+#[test]
 fn records_are_made_and_changed() {
     let plane = load("records", 4096);
     let keys = keys(MANY);

@@ -17,6 +17,7 @@ pub mod migration;
 mod multicast;
 pub mod pid_file;
 pub mod pool;
+mod private_files;
 pub mod queue;
 mod ready;
 pub mod registrar;

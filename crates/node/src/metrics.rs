@@ -47,6 +47,7 @@ pub struct Metrics {
     freeze: Histogram,
     drops: Family<Reason, Counter>,
     flows_owned: Gauge,
+    flow_table_full: Gauge,
     flows_in_transit: Family<Direction, Gauge>,
     hold_slots: Gauge,
     round_trip: Family<PeerName, FloatGauge>,
@@ -69,6 +70,7 @@ impl Metrics {
             freeze: Histogram::new(FREEZE_BUCKETS_S),
             drops: Family::default(),
             flows_owned: Gauge::default(),
+            flow_table_full: Gauge::default(),
             flows_in_transit: Family::default(),
             hold_slots: Gauge::default(),
             round_trip: Family::default(),
@@ -101,6 +103,11 @@ impl Metrics {
             "flows_owned",
             "Flows this node owns",
             self.flows_owned.clone(),
+        );
+        registry.register(
+            "flow_table_full",
+            "1 if a new flow had no room in the flow table within the last minute",
+            self.flow_table_full.clone(),
         );
         registry.register(
             "flows_in_transit",
@@ -153,6 +160,11 @@ impl Metrics {
     pub fn set_flows_owned(&self, flows: u64) {
         self.flows_owned
             .set(i64::try_from(flows).unwrap_or(i64::MAX));
+    }
+
+    /// Whether new flows have no room.
+    pub fn set_flow_table_full(&self, full: bool) {
+        self.flow_table_full.set(i64::from(full));
     }
 
     /// So many flows are on their way from this node, and to it.

@@ -1,12 +1,14 @@
 //! The file with the daemon's process id, locked as long as it lives: one daemon for a run directory.
 
-use std::fs::{self, File, OpenOptions};
+use std::fs::File;
 use std::io::{self, Read, Write};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{FlockOperation, flock};
 
 use crate::config::Config;
+use crate::private_files::{self, run_directory};
 
 /// Why there is none.
 #[derive(Debug, thiserror::Error)]
@@ -43,9 +45,10 @@ impl PidFile {
     /// # Errors
     /// See [`PidFileError`].
     pub fn take(config: &Config) -> Result<Self, PidFileError> {
-        fs::create_dir_all(&config.node.run_dir).map_err(unwritable(&config.node.run_dir))?;
+        run_directory(&config.node.run_dir).map_err(unwritable(&config.node.run_dir))?;
         let path = config.pid_file();
-        let mut file = OpenOptions::new()
+        let mut file = private_files::options()
+            .mode(0o644)
             .read(true)
             .write(true)
             .create(true)

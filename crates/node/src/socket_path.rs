@@ -3,13 +3,15 @@
 //! Who has the path holds a lock on `PATH.lock`. The socket is made under another name, given its mode and group, and
 //! moved to the path in one step, over what a dead daemon left there.
 
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, File};
 use std::io;
-use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt, chown};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt, chown};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{FlockOperation, flock};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
+
+use crate::private_files::{self, run_directory};
 
 /// A path that is taken. Dropping it removes the socket's file, if it is still the one made here.
 #[derive(Debug)]
@@ -36,11 +38,11 @@ pub(crate) fn take<T>(
     bind: impl FnOnce(&Path) -> io::Result<T>,
 ) -> io::Result<(T, SocketPath)> {
     if let Some(parent) = path.parent() {
-        fs::create_dir_all(parent).map_err(at(parent))?;
+        run_directory(parent)?;
     }
     let lock_path = with_suffix(path, ".lock");
-    let mut options = OpenOptions::new();
-    options.write(true).create(true).truncate(false).mode(0o600);
+    let mut options = private_files::options();
+    options.write(true).create(true).truncate(false);
     let lock = options.open(&lock_path).map_err(at(&lock_path))?;
     match flock(&lock, FlockOperation::NonBlockingLockExclusive) {
         Err(rustix::io::Errno::WOULDBLOCK) => return Err(in_use(path)),

@@ -118,6 +118,10 @@ fn from_transit(
     }
 }
 
+/// The highest epoch at which a node may have a new flow begin, or say that it removed one: epochs begin at the seconds of a clock,
+/// which come here in 2072. The numbers above are for floors and moves, so that nobody uses epochs up.
+pub const ASKED_EPOCH_MAX: Epoch = 0xc000_0000;
+
 /// How many floors there are: 256 KiB of them.
 const FLOORS: usize = 1 << 16;
 
@@ -147,7 +151,7 @@ impl Floors {
         if flow.is_process() {
             return epoch;
         }
-        self.floors[bucket(flow)].max(epoch)
+        self.floors[bucket(flow)].max(epoch.min(ASKED_EPOCH_MAX))
     }
 
     /// Notes that `flow` was removed at `epoch`.

@@ -7,6 +7,7 @@
 pub mod address;
 pub mod caps;
 pub mod cgroup;
+pub mod confine;
 pub mod delivery;
 pub mod fd;
 pub mod net;

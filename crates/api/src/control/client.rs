@@ -61,6 +61,9 @@ pub struct Client {
 const POLL_FIRST: Duration = Duration::from_millis(1);
 const POLL_LAST: Duration = Duration::from_millis(100);
 
+/// Flows asked for at once where all are wanted: the daemon reads its whole table for each answer.
+const FLOWS_AT_ONCE: u64 = 8192;
+
 impl Client {
     /// A client of the daemon whose control socket is at `path`. Nothing is opened yet.
     pub fn new(path: impl AsRef<Path>) -> Self {
@@ -91,6 +94,7 @@ impl Client {
     /// See [`ClientError`].
     pub async fn all_flows(&self, query: &FlowQuery) -> Result<FlowList, ClientError> {
         let mut query = query.clone();
+        query.limit = query.limit.or(Some(FLOWS_AT_ONCE));
         let mut all = self.flows(&query).await?;
         while let Some(after) = all.next {
             query.after = Some(after);

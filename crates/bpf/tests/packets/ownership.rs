@@ -4,7 +4,7 @@ use std::io::{ErrorKind, Write};
 use std::net::{Ipv6Addr, SocketAddr};
 use std::time::Duration;
 
-use holdfast_bpf::shared::{Config, EVENT_FLOWS_FULL, EVENT_NO_SOCKET, FlowState};
+use holdfast_bpf::shared::{Config, FlowState};
 
 use super::support::pool::SILENT_PORT;
 use super::support::raw::{self, ACK, FIN, RST, SYN, tcp};
@@ -40,10 +40,7 @@ fn a_packet_of_no_flow_is_dropped_and_never_reset() {
             (5003, SYN | ACK),
         ] {
             peer.segment(port, flags, 0, &[]);
-            let key = flow(TCP, service(v6), peer.address(port));
-            eventually("told", || node.has_event(EVENT_NO_SOCKET, &key));
         }
-        // Each is told before it is counted.
         eventually("counted", || node.count("drop_no_socket") >= dropped + 4);
         assert_eq!(node.count("drop_no_socket"), dropped + 4);
         assert_eq!(host.snmp("Tcp", "OutRsts"), resets);
@@ -194,9 +191,9 @@ fn a_node_nobody_knows_gets_nothing() {
     eventually("counted", || pool.node("n1").count("drop_no_node") == 1);
 }
 
-/// What has no room in the table is told, and says nothing: nobody could take it over.
+/// What has no room in the table is counted, and says nothing: nobody could take it over.
 #[test]
-fn a_full_table_is_told() {
+fn a_full_table_is_counted() {
     let pool = Pool::new(
         &[&["n1", "n2", "c1"]],
         Options {
@@ -211,14 +208,43 @@ fn a_full_table_is_told() {
         Client::connect(pool.lab.host("c1"), true),
     );
     assert_eq!((first.owner, second.owner, node.flow_count()), (2, 2, 2));
-    let third = open(pool.lab.host("c1"), service(false)).expect("connect");
-    let key = flow(TCP, service(false), third.local_addr().expect("address"));
-    eventually("told", || node.has_event(EVENT_FLOWS_FULL, &key));
-    assert_eq!(node.count("drop_flows_full"), 1);
+    let _third = open(pool.lab.host("c1"), service(false)).expect("connect");
+    eventually("counted", || node.count("drop_flows_full") == 1);
     eventually("silent", || node.count("drop_egress_not_owner") > 0);
     let datagrams = Datagrams::new(pool.lab.host("c1"), any(false));
     assert_eq!(datagrams.ask(b"answered all the same"), 2);
     assert!(node.count("drop_flows_full") > 1);
+}
+
+/// A flood of datagrams from ever new addresses leaves other services their room.
+#[test]
+fn a_flooded_service_leaves_others_their_room() {
+    const CAPACITY: u32 = 96;
+    let options = Options {
+        flows_max: CAPACITY,
+        ..Options::default()
+    };
+    let pool = Pool::new(&[&["n1", "n2", "c1"]], options);
+    pool.place_all(2);
+    let node = pool.node("n2");
+    // Rows 0 to 5 of the placement table; the datagrams are for row 1.
+    node.plane(|plane| plane.room.share(6, CAPACITY));
+    let guaranteed = holdfast_bpf::guaranteed(6, CAPACITY);
+    let most = CAPACITY - 5 * guaranteed;
+    let peer = peer(&pool, false);
+    let to = service(false);
+    for port in 10_000..10_000 + 2 * u16::try_from(CAPACITY).expect("few") {
+        let datagram = raw::udp(port, to.port(), b"x");
+        peer.send(&raw::packet(peer.ip(), to.ip(), UDP, &datagram));
+    }
+    eventually("full", || node.count("drop_flows_full") > 0);
+    assert_eq!(node.plane(|plane| plane.room.flows(1)), most);
+    let clients: Vec<Client> = (0..guaranteed)
+        .map(|_| Client::connect(pool.lab.host("c1"), false))
+        .collect();
+    for mut client in clients {
+        client.echo(b"served");
+    }
 }
 
 /// Malformed headers are the stack's to drop; they reach no socket and harm nothing.

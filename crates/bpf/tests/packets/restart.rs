@@ -1,6 +1,6 @@
 //! The daemon goes and comes back; the data plane stays.
 
-use holdfast_bpf::shared::{EVENT_NO_SOCKET, FlowState};
+use holdfast_bpf::shared::{EVENT_ESTABLISHED, FlowState};
 
 use super::support::raw::ACK;
 use super::support::*;
@@ -41,26 +41,26 @@ fn traffic_goes_on_while_no_daemon_runs() {
             v6,
             pool.lab.place("n1").link(),
         );
-        refused_once(&pool, &peer);
+        for port in [5000, 5001] {
+            peer.segment(port, ACK, 0, &[]);
+        }
         let count = || pool.node("n2").count("drop_no_socket");
         eventually("counted", || count() >= counted + 2);
+        told_once(&pool, v6);
     }
 }
 
-/// Two packets of no flow, of which n2 tells the first exactly once. (The counter may count clients that have left, too.)
-fn refused_once(pool: &Pool, peer: &RawPeer) {
-    let told = |port| {
-        let key = flow(TCP, service(peer.v6), peer.address(port));
+/// Two connections, of which n2 tells the first exactly once.
+fn told_once(pool: &Pool, v6: bool) {
+    let [first, second] = [(); 2].map(|()| Client::connect(pool.lab.host("c1"), v6));
+    let told = |client: &Client| {
         let events = pool.node("n2").events();
-        let of_port = events.iter().filter(|event| event.flow == key);
-        of_port.map(|event| event.kind).collect::<Vec<_>>()
+        let of_flow = events.iter().filter(|event| event.flow == client.key());
+        of_flow.map(|event| event.kind).collect::<Vec<_>>()
     };
-    for port in [5000, 5001] {
-        peer.segment(port, ACK, 0, &[]);
-    }
     // Once the second is told, all has been said of the first.
-    eventually("told", || !told(5001).is_empty());
-    assert_eq!(told(5000), [EVENT_NO_SOCKET]);
+    eventually("told", || !told(&second).is_empty());
+    assert_eq!(told(&first), [EVENT_ESTABLISHED]);
 }
 
 #[test]

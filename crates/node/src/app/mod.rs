@@ -28,6 +28,10 @@ use crate::ready::Ready;
 use crate::socket_path::{Access, SocketPath, take};
 use session::Session;
 
+/// Sessions of one user at once, and those of them that have not been opened by a message: what connects more often is refused.
+const SESSIONS_OF_USER: usize = 1024;
+const UNOPENED_OF_USER: usize = 256;
+
 /// One program's connection; never used again for another.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SessionId(pub u64);
@@ -199,9 +203,13 @@ fn open(table: &Rc<Table>, channel: Channel) -> io::Result<()> {
         session::refuse(&channel, &text);
         return Err(io::Error::new(io::ErrorKind::PermissionDenied, text));
     }
+    if let Some(text) = table.crowded(uid) {
+        session::refuse(&channel, &text);
+        return Err(io::Error::new(io::ErrorKind::QuotaExceeded, text));
+    }
     let id = SessionId(table.next.get());
     table.next.set(id.0 + 1);
-    let session = Rc::new(Session::new(channel)?);
+    let session = Rc::new(Session::new(channel, uid)?);
     table.sessions.borrow_mut().insert(id, session.clone());
     let table = table.clone();
     tokio::task::spawn_local(async move { session::run(&table, id, pid, &session).await });
@@ -211,6 +219,24 @@ fn open(table: &Rc<Table>, channel: Channel) -> io::Result<()> {
 impl Table {
     fn admits(&self, uid: u32) -> bool {
         uid == 0 || self.allowed_uids.is_empty() || self.allowed_uids.contains(&uid)
+    }
+}
+
+impl Table {
+    /// Why a user may open no more sessions, if so.
+    fn crowded(&self, uid: u32) -> Option<String> {
+        let sessions = self.sessions.borrow();
+        let of_user = || sessions.values().filter(|session| session.uid == uid);
+        let unopened = of_user().filter(|session| !session.opened.get());
+        if of_user().count() >= SESSIONS_OF_USER {
+            Some(format!("user {uid} has {SESSIONS_OF_USER} sessions"))
+        } else if unopened.count() >= UNOPENED_OF_USER {
+            Some(format!(
+                "user {uid} has {UNOPENED_OF_USER} connections that do not begin a session"
+            ))
+        } else {
+            None
+        }
     }
 }
 

@@ -19,7 +19,14 @@ const QUEUED_DESCRIPTORS_MAX: usize = 32_768;
 /// The kernel bounds the descriptors that are in messages not yet read, and gives no sign when there is room again.
 const DESCRIPTORS_RETRY: Duration = Duration::from_millis(1);
 
+/// How long a program may take from connecting to its first message.
+const OPEN_MAX: Duration = Duration::from_secs(10);
+
 pub(super) struct Session {
+    /// The user whose program it is.
+    pub(super) uid: u32,
+    /// Its first message has come.
+    pub(super) opened: Cell<bool>,
     channel: Ready<Channel>,
     queue: RefCell<VecDeque<(Vec<u8>, Vec<OwnedFd>)>>,
     queued_bytes: Cell<usize>,
@@ -30,8 +37,10 @@ pub(super) struct Session {
 }
 
 impl Session {
-    pub(super) fn new(channel: Channel) -> io::Result<Session> {
+    pub(super) fn new(channel: Channel, uid: u32) -> io::Result<Session> {
         Ok(Session {
+            uid,
+            opened: Cell::new(false),
             channel: Ready::new(channel)?,
             queue: RefCell::default(),
             queued_bytes: Cell::new(0),
@@ -128,22 +137,27 @@ impl Session {
 
 /// Serves a session to its end.
 pub(super) async fn run(table: &Table, id: SessionId, pid: u32, session: &Session) {
-    let mut opened = false;
+    let until = tokio::time::Instant::now() + OPEN_MAX;
     let why = loop {
         let packet = tokio::select! {
             packet = session.receive() => packet,
             error = session.drain() => Err(error),
             why = session.closed() => break Some(why),
+            () = tokio::time::sleep_until(until), if !session.opened.get() => {
+                let text = format!("no session was begun within {OPEN_MAX:?}");
+                refuse(session.channel.get(), &text);
+                break Some(text);
+            }
         };
         let message = match packet {
-            Ok(Some(packet)) => understand(packet, opened),
+            Ok(Some(packet)) => understand(packet, session.opened.get()),
             Ok(None) => break None,
             Err(error) if error.kind() == io::ErrorKind::InvalidData => Err(error.to_string()),
             Err(error) => break Some(error.to_string()),
         };
         match message {
             Ok((ToDaemon::Open { name }, _)) => {
-                opened = true;
+                session.opened.set(true);
                 let node = table.node.clone();
                 if let Ok(answer) = encode(&FromDaemon::Opened { node }) {
                     session.send(answer, Vec::new());
@@ -175,7 +189,7 @@ pub(super) async fn run(table: &Table, id: SessionId, pid: u32, session: &Sessio
         );
     }
     table.sessions.borrow_mut().remove(&id);
-    if opened {
+    if session.opened.get() {
         table.events.put(AppEvent::Closed { session: id });
     }
 }

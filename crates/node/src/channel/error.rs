@@ -60,6 +60,9 @@ pub enum LinkError {
     /// No greeting in time.
     #[error("no greeting within {0:?}; is it a holdfastd, is it overloaded?")]
     Late(Duration),
+    /// Too many connections from its address are greeting.
+    #[error("too many connections from its address have not ended their greeting")]
+    Crowded,
     /// The other side closed.
     #[error("the other side closed the connection; its log says why")]
     Closed,
@@ -97,6 +100,7 @@ impl LinkError {
             LinkError::Node { .. } => "node",
             LinkError::Unexpected(_) => "unexpected",
             LinkError::Late(_) => "late",
+            LinkError::Crowded => "crowded",
             _ => return None,
         })
     }

@@ -1,12 +1,13 @@
 //! The accepting side: one task that accepts, one for each connection.
 
+use std::cell::RefCell;
+use std::collections::HashMap;
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::rc::Rc;
 use std::time::Duration;
 
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
@@ -14,10 +15,14 @@ use super::link::Link;
 use super::peer::Direction;
 use super::peers::Table;
 use super::{LinkError, greet, serve};
+use crate::config::Peer;
 
-/// Connections that may be greeting at once; more wait in the kernel.
-const GREETING_AT_ONCE: usize = 64;
-const BACKLOG: u32 = 256;
+/// Connections that may be greeting at once from an address, for each peer that has it.
+const GREETING_OF_PEER: usize = 4;
+/// The same from addresses of no peer: all together, and each.
+const GREETING_OF_STRANGERS: usize = 32;
+const GREETING_OF_STRANGER: usize = 2;
+const BACKLOG: u32 = 1024;
 
 pub(super) fn bind(address: SocketAddr) -> io::Result<TcpListener> {
     let socket = match address {
@@ -29,22 +34,70 @@ pub(super) fn bind(address: SocketAddr) -> io::Result<TcpListener> {
     socket.listen(BACKLOG)
 }
 
+/// Connections that are greeting, by where they come from. Nobody who connects and says nothing takes a peer's place: what is too
+/// much from one address is closed at once.
+#[derive(Default)]
+struct Greeting {
+    by_source: RefCell<HashMap<IpAddr, usize>>,
+}
+
+/// A place among those that are greeting.
+struct Place {
+    greeting: Rc<Greeting>,
+    source: IpAddr,
+}
+
+impl Greeting {
+    /// A place for a connection from `source`, which is the address of so many peers.
+    fn place(self: &Rc<Self>, source: IpAddr, peers: &[Peer]) -> Option<Place> {
+        let source = source.to_canonical();
+        let peers_at = |ip: &IpAddr| peers.iter().filter(|peer| peer.address.ip() == *ip).count();
+        let mut by_source = self.by_source.borrow_mut();
+        let here = by_source.get(&source).copied().unwrap_or(0);
+        let admitted = match peers_at(&source) {
+            0 => {
+                let of_strangers = by_source.iter().filter(|(ip, _)| peers_at(ip) == 0);
+                let strangers: usize = of_strangers.map(|(_, count)| count).sum();
+                here < GREETING_OF_STRANGER && strangers < GREETING_OF_STRANGERS
+            }
+            peers => here < peers * GREETING_OF_PEER,
+        };
+        admitted.then(|| {
+            by_source.insert(source, here + 1);
+            let greeting = self.clone();
+            Place { greeting, source }
+        })
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let mut by_source = self.greeting.by_source.borrow_mut();
+        if let Some(count) = by_source.get_mut(&self.source) {
+            *count -= 1;
+            if *count == 0 {
+                by_source.remove(&self.source);
+            }
+        }
+    }
+}
+
 /// Accepts, for ever.
 pub(super) async fn run(table: Rc<Table>, listener: TcpListener) {
-    let greeting = std::sync::Arc::new(Semaphore::new(GREETING_AT_ONCE));
+    let greeting = Rc::new(Greeting::default());
     let mut links = JoinSet::new();
     loop {
-        let Ok(permit) = greeting.clone().acquire_owned().await else {
-            return;
-        };
         let accepted = tokio::select! {
             accepted = listener.accept() => accepted,
             Some(_) = links.join_next() => continue,
         };
         match accepted {
-            Ok((socket, from)) => {
-                links.spawn_local(link(table.clone(), socket, from, permit));
-            }
+            Ok((socket, from)) => match greeting.place(from.ip(), &table.options.peers) {
+                Some(place) => {
+                    links.spawn_local(link(table.clone(), socket, from, place));
+                }
+                None => table.count(&LinkError::Crowded),
+            },
             Err(error) => {
                 // Out of descriptors, most likely: what is connected goes on.
                 tracing::error!(%error, "cannot accept connections from other nodes");
@@ -54,10 +107,10 @@ pub(super) async fn run(table: Rc<Table>, listener: TcpListener) {
     }
 }
 
-async fn link(table: Rc<Table>, socket: TcpStream, from: SocketAddr, permit: OwnedSemaphorePermit) {
+async fn link(table: Rc<Table>, socket: TcpStream, from: SocketAddr, place: Place) {
     let why = match greeted(&table, socket).await {
         Ok((peer, link, boot)) => {
-            drop(permit);
+            drop(place);
             peer.attach(Direction::Incoming, link.clone(), boot);
             let why = serve::run(&table, &peer, &link, Direction::Incoming).await;
             table.count(&why);

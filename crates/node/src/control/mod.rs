@@ -4,6 +4,7 @@
 //! the types are `holdfast_api::control`.
 
 pub(crate) mod answer;
+pub(crate) mod bounded;
 mod routes;
 #[cfg(test)]
 mod tests;
@@ -11,6 +12,8 @@ mod tests;
 use std::io;
 use std::net::SocketAddr;
 
+use axum::Router;
+use axum::serve::Listener;
 use holdfast_api::FlowText;
 use holdfast_api::control::{
     DropList, ErrorBody, FlowDetail, FlowList, FlowQuery, HandoffAccepted, HandoffList,
@@ -20,6 +23,8 @@ use holdfast_api::control::{
 use tokio::net::{TcpListener, UnixListener};
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinHandle;
+
+use bounded::{Bounded, Limits, Source};
 
 use crate::config::Config;
 use crate::metrics::Metrics;
@@ -90,11 +95,11 @@ impl ControlServer {
         })?;
         let (sender, requests) = mpsc::channel(WAITING_MAX);
         let router = routes::router(sender, metrics.clone());
-        let mut tasks = vec![tokio::spawn(serve(axum::serve(listener, router)))];
+        let mut tasks = vec![tokio::spawn(serve(listener, router))];
         if let Some(address) = config.metrics_listen {
             let listener = listen(address)?;
             let router = routes::metrics_only(metrics);
-            tasks.push(tokio::spawn(serve(axum::serve(listener, router))));
+            tasks.push(tokio::spawn(serve(listener, router)));
         }
         Ok(ControlServer {
             requests,
@@ -121,8 +126,13 @@ impl Drop for ControlServer {
     }
 }
 
-pub(crate) async fn serve(server: impl IntoFuture<Output = io::Result<()>>) {
-    if let Err(error) = server.await {
+/// Serves HTTP to the end of the task.
+pub(crate) async fn serve<L: Listener>(listener: L, router: Router)
+where
+    L::Addr: Source + std::fmt::Debug,
+{
+    let listener = Bounded::new(listener, Limits::default());
+    if let Err(error) = axum::serve(listener, router).await {
         tracing::error!(%error, "the control API has ended");
     }
 }

@@ -66,6 +66,7 @@ impl Dataplane {
         self.programs
             .set_placement(index, 0, &table(&service.weights))?;
         self.generations.insert(index, 0);
+        self.rows.insert((service.protocol, service.address), index);
         let value = value_of(index, 0, false, service, &service.weights);
         self.programs
             .services

@@ -22,13 +22,13 @@ pub use hold::{Hold, HoldError};
 pub use observe::Sockets;
 pub use order::{HeldPacket, in_order};
 
-use std::collections::BTreeMap;
-use std::net::IpAddr;
+use std::collections::{BTreeMap, HashMap};
+use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
 
 use holdfast_bpf::shared::{FlowKey, FlowState, FlowValue};
 use holdfast_bpf::{Dataplane as Programs, Error};
-use holdfast_wire::{Flow, NodeId};
+use holdfast_wire::{Flow, NodeId, Protocol};
 
 /// The kernel side of one node.
 pub struct Dataplane {
@@ -37,6 +37,8 @@ pub struct Dataplane {
     /// What is asked of many sockets at once.
     pub sockets: Sockets,
     generations: BTreeMap<u16, u8>,
+    /// Rows of the placement table.
+    rows: HashMap<(Protocol, SocketAddr), u16>,
     /// The node's own address, where processes move.
     home: Option<IpAddr>,
     convoys: convoys::Numbers,
@@ -65,6 +67,7 @@ impl Dataplane {
             programs: Programs::load(pins, flows_max)?,
             sockets: Sockets::new(),
             generations: BTreeMap::new(),
+            rows: HashMap::new(),
             home: None,
             convoys: convoys::Numbers::new(),
         };
@@ -144,7 +147,16 @@ impl Dataplane {
             };
             return self.set_flows(&[entry], FlowState::Moved);
         }
-        self.programs.flows.remove(&key_of(flow))
+        self.programs.flows.remove(&key_of(flow))?;
+        if let Some(row) = self.row(flow) {
+            self.programs.room.freed(row);
+        }
+        Ok(())
+    }
+
+    /// The number of the service that a flow is of.
+    pub fn row(&self, flow: &Flow) -> Option<u16> {
+        self.rows.get(&(flow.protocol, flow.local)).copied()
     }
 
     /// Every flow the filters know.

@@ -102,6 +102,8 @@ impl Engine {
         donor: NodeId,
         of: &PrepareFlow,
     ) -> Result<(Entry, Vec<u8>), String> {
+        self.refuse_own(&of.flow)?;
+        let epoch = of.epoch.checked_add(1).ok_or("its epoch is the last")?;
         let blob: StaticBlob = decode(&of.static_state)?;
         let (session, service) = self.taker(&of.flow, blob.unaccepted)?;
         let socket = match &blob.tcp {
@@ -142,7 +144,7 @@ impl Engine {
         Ok((
             Entry {
                 flow: of.flow,
-                epoch: of.epoch + 1,
+                epoch,
                 peer: donor,
                 hold_slot: slot,
             },
@@ -150,8 +152,24 @@ impl Engine {
         ))
     }
 
-    /// Gives descriptors and application state to the programs that take the flows.
-    pub(super) fn offer(&mut self, states: Vec<(Flow, Vec<u8>)>) {
+    /// Refuses to take a flow that this node owns: only its owner may give it, and that is not another node. What the holder has
+    /// refused to record as this node's may be another's.
+    pub(super) fn refuse_own(&self, flow: &Flow) -> Result<(), String> {
+        use FlowState::{Flushing, Leaving, Owned, Prepared, TransitOut};
+        match self.dataplane.flow(flow) {
+            Some((Owned | Prepared | Leaving | Flushing | TransitOut, _))
+                if !self.unrecorded.has(flow) =>
+            {
+                Err("the acceptor owns it".into())
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Gives descriptors and application state to the programs that take the flows; gives those whose descriptors could not be
+    /// copied, and why.
+    pub(super) fn offer(&mut self, states: Vec<(Flow, Vec<u8>)>) -> BTreeMap<Flow, String> {
+        let mut failed = BTreeMap::new();
         let mut by_session: BTreeMap<SessionId, (Vec<Flow>, Vec<StateItem>)> = BTreeMap::new();
         for (flow, application_state) in states {
             let Some(arrival) = self.arrivals.get(&flow) else {
@@ -166,15 +184,23 @@ impl Engine {
         }
         for (session, (flows, items)) in by_session {
             for flows in flows.chunks(DESCRIPTORS_MAX) {
-                self.offer_some(session, flows);
+                failed.extend(self.offer_some(session, flows));
             }
+            let mut items = items;
+            let is_offered = |item: &StateItem| {
+                let arrival = self.arrival_ids.get(&item.id);
+                arrival.is_none_or(|(flow, _)| !failed.contains_key(flow))
+            };
+            items.retain(is_offered);
             for items in split(items, usize::MAX) {
                 self.tell(session, &states_message(items), Vec::new());
             }
         }
+        failed
     }
 
-    fn offer_some(&mut self, session: SessionId, flows: &[Flow]) {
+    fn offer_some(&mut self, session: SessionId, flows: &[Flow]) -> Vec<(Flow, String)> {
+        let mut failed = Vec::new();
         let mut descriptors: Vec<OwnedFd> = Vec::with_capacity(flows.len());
         let mut items = Vec::with_capacity(flows.len());
         for flow in flows {
@@ -186,7 +212,13 @@ impl Engine {
                 .get(&arrival.id)
                 .map_or(0, |(_, service)| *service);
             let duplicate = match &arrival.socket {
-                Socket::Prepared(socket) => socket.as_fd().try_clone_to_owned().ok(),
+                Socket::Prepared(socket) => match socket.as_fd().try_clone_to_owned() {
+                    Ok(duplicate) => Some(duplicate),
+                    Err(error) => {
+                        failed.push((*flow, format!("its descriptor cannot be copied: {error}")));
+                        continue;
+                    }
+                },
                 _ => None,
             };
             items.push(IncomingItem {
@@ -197,7 +229,10 @@ impl Engine {
             });
             descriptors.extend(duplicate);
         }
-        self.tell(session, &FromDaemon::Incoming { items }, descriptors);
+        if !items.is_empty() {
+            self.tell(session, &FromDaemon::Incoming { items }, descriptors);
+        }
+        failed
     }
 
     /// A program has descriptor and state of these arrivals.

@@ -2,14 +2,15 @@
 
 use holdfast_api::app::FromDaemon;
 use holdfast_bpf::shared::{
-    EVENT_CLOSED, EVENT_ESTABLISHED, EVENT_FLOWS_FULL, Event as KernelEvent, FlowState,
+    EVENT_CLOSED, EVENT_ESTABLISHED, EVENT_FOLLOWED, Event as KernelEvent, FlowState,
 };
 use holdfast_proto::handoff::{Event, Outcome};
 use holdfast_wire::frame::BatchId;
-use holdfast_wire::{Change, ChangeKind, Flow, Protocol, Record, Refusal};
+use holdfast_wire::{Change, ChangeKind, Epoch, Flow, Protocol, Record, Refusal};
 
+use super::tombstones::Tombstone;
 use super::{Engine, text_of};
-use crate::dataplane::flow_of;
+use crate::dataplane::{flow_of, monotonic_s};
 
 /// `TCP_LAST_ACK`: the client closed first, so no TIME_WAIT follows here.
 const LAST_ACK: u8 = 9;
@@ -132,7 +133,8 @@ impl Engine {
                 }
             }
             (ChangeKind::Establish, refused) => {
-                tracing::warn!(%flow, ?refused, "the holder does not record a new flow");
+                tracing::debug!(%flow, ?refused, "the holder does not record a new flow yet");
+                self.unrecorded.add(*change);
             }
             (_, Err(refusal)) => tracing::debug!(%flow, %refusal, "the holder has it otherwise"),
             _ => {}
@@ -160,15 +162,57 @@ impl Engine {
                     changes.extend(self.removal(&flow));
                 }
                 EVENT_CLOSED => self.end_of_flow(&flow),
-                EVENT_FLOWS_FULL => {
-                    tracing::error!(%flow, "the flow table is full; raise node.capacity");
+                EVENT_FOLLOWED => {
+                    self.end_of_flow(&flow);
+                    changes.push(self.followed(flow, event.epoch));
                 }
-                // A stray packet was dropped; the counters tell how many.
                 _ => {}
             }
         }
         if !changes.is_empty() {
             self.report(changes);
+        }
+    }
+
+    /// The end of a flow whose ports a new connection has at the node to which the server went: the entry here sends packets there
+    /// until the holder has recorded that connection.
+    fn followed(&mut self, flow: Flow, epoch: Epoch) -> Change {
+        self.tombstones
+            .add(monotonic_s(), Tombstone { flow, epoch });
+        Change {
+            flow,
+            kind: ChangeKind::Remove,
+            epoch,
+        }
+    }
+
+    /// Reports again what the flow table says, after events were lost: the holder keeps what it knows.
+    pub(super) fn report_table(&mut self) {
+        let mut changes = Vec::new();
+        for (flow, state, value) in self.dataplane.flows() {
+            changes.extend(self.reportable(flow, state, value.epoch));
+        }
+        self.report(changes);
+    }
+
+    /// What the holder may not have heard of an entry in the flow table.
+    pub(super) fn reportable(
+        &mut self,
+        flow: Flow,
+        state: FlowState,
+        epoch: Epoch,
+    ) -> Option<Change> {
+        match state {
+            FlowState::Owned | FlowState::Prepared => Some(Change {
+                flow,
+                kind: ChangeKind::Establish,
+                epoch,
+            }),
+            // Forwarded as long as it lives.
+            FlowState::Moved if self.moves.addresses().is_private(&flow) => None,
+            // Closed before it was followed, perhaps; the holder refuses to remove the record of a flow that another node owns.
+            FlowState::Moved => Some(self.followed(flow, epoch)),
+            _ => None,
         }
     }
 

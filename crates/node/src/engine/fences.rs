@@ -96,6 +96,10 @@ impl Engine {
         if let Some(why) = flows.iter().find_map(|of| self.refuse_private(&of.flow)) {
             return Err(why);
         }
+        for of in flows {
+            self.refuse_own(&of.flow)
+                .map_err(|why| format!("{}: {why}", of.flow))?;
+        }
         let many = "too many processes or connections are in transit here; try again";
         if !self.coming.contains_key(&id) {
             let convoy = self.dataplane.form().ok_or(many)?;

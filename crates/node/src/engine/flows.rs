@@ -14,6 +14,7 @@ use holdfast_wire::{Flow, NodeId, Record, RecordState};
 use super::holder::Holder;
 use super::query::error;
 use super::{Engine, flow_of, protocol_of, text_of};
+use crate::config::Service;
 
 /// Flows in one answer where the query does not say.
 const FLOWS_PER_ANSWER: u64 = 1000;
@@ -85,11 +86,7 @@ impl Engine {
     }
 
     fn entry(&self, flow: &Flow, state: ApiState, epoch: u32) -> FlowEntry {
-        let service = self
-            .config
-            .services
-            .iter()
-            .find(|service| service.protocol == flow.protocol && service.address == flow.local);
+        let service = self.service_of(flow);
         let program = self
             .programs
             .owner(flow)
@@ -104,19 +101,31 @@ impl Engine {
         }
     }
 
-    fn matching(&self, filter: &FlowFilter) -> Vec<FlowEntry> {
-        self.known()
-            .into_iter()
-            .map(|(flow, (state, epoch))| (flow, self.entry(&flow, state, epoch)))
-            .filter(|(flow, entry)| {
-                filter.pool.as_ref().is_none_or(|pool| entry.pool.as_ref() == Some(pool))
-                    && filter.protocol.is_none_or(|protocol| protocol_of(protocol) == flow.protocol)
-                    && filter.owner.as_ref().is_none_or(|owner| {
-                        matches!(&entry.state, ApiState::Owned { owner: has } if has == owner)
-                    })
-            })
-            .map(|(_, entry)| entry)
-            .collect()
+    /// The flows that a filter is about, and what is known of each.
+    fn matching<'a>(
+        &'a self,
+        filter: &'a FlowFilter,
+    ) -> impl Iterator<Item = (Flow, ApiState, u32)> + 'a {
+        let known = self.known().into_iter();
+        let known = known.map(|(flow, (state, epoch))| (flow, state, epoch));
+        known.filter(move |(flow, state, _)| {
+            let pool = || self.service_of(flow).map(|service| &service.pool);
+            filter
+                .pool
+                .as_ref()
+                .is_none_or(|wanted| pool() == Some(wanted))
+                && filter
+                    .protocol
+                    .is_none_or(|protocol| protocol_of(protocol) == flow.protocol)
+                && filter.owner.as_ref().is_none_or(
+                    |owner| matches!(state, ApiState::Owned { owner: has } if has == owner),
+                )
+        })
+    }
+
+    fn service_of(&self, flow: &Flow) -> Option<&Service> {
+        let row = usize::from(self.dataplane.row(flow)?);
+        self.config.services.get(row)
     }
 
     pub(super) fn flows(&self, query: FlowQuery) -> FlowList {
@@ -126,15 +135,21 @@ impl Engine {
             protocol: query.protocol,
             limit: None,
         };
-        let all = self.matching(&filter);
-        let total = all.len() as u64;
         let after = query.after.as_ref().and_then(flow_of);
         let limit = usize::try_from(query.limit.unwrap_or(FLOWS_PER_ANSWER)).unwrap_or(usize::MAX);
-        let mut rest = all
-            .into_iter()
-            .filter(|entry| after.is_none_or(|after| flow_of(&entry.flow) > Some(after)));
-        let flows: Vec<FlowEntry> = rest.by_ref().take(limit).collect();
-        let next = rest.next().and(flows.last().map(|entry| entry.flow));
+        let (mut flows, mut total, mut rest) = (Vec::new(), 0, false);
+        for (flow, state, epoch) in self.matching(&filter) {
+            total += 1;
+            if after.is_some_and(|after| flow <= after) {
+                continue;
+            }
+            match flows.len() < limit {
+                true => flows.push(self.entry(&flow, state, epoch)),
+                false => rest = true,
+            }
+        }
+        let last = flows.last().map(|entry| entry.flow);
+        let next = last.filter(|_| rest);
         FlowList { flows, total, next }
     }
 
@@ -200,13 +215,12 @@ impl Engine {
                 let limit = filter.limit.map_or(usize::MAX, |limit| {
                     usize::try_from(limit).unwrap_or(usize::MAX)
                 });
-                let own = self.matching(&FlowFilter {
+                let of_node = FlowFilter {
                     owner: Some(self.config.node.name.clone()),
                     ..filter
-                });
-                let movable = own.iter().filter_map(|entry| flow_of(&entry.flow));
-                movable
-                    .filter(|flow| self.programs.owner(flow).is_some())
+                };
+                let own = self.matching(&of_node).map(|(flow, ..)| flow);
+                own.filter(|flow| self.programs.owner(flow).is_some())
                     .take(limit)
                     .collect()
             }

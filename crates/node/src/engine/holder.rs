@@ -1,15 +1,19 @@
 //! The holder's part: the steering table as the store of ownership.
 
 use std::collections::{HashMap, HashSet};
+use std::net::SocketAddr;
 
 use foldhash::fast::RandomState;
-use holdfast_bpf::Dataplane as Programs;
 use holdfast_bpf::shared::{FlowKey, Record as MapRecord};
+use holdfast_bpf::{Dataplane as Programs, guaranteed};
 use holdfast_proto::handoff::{Completion, Results, Token};
 use holdfast_proto::ownership::{Floors, Together, apply};
-use holdfast_wire::{Change, ChangeKind, Epoch, Flow, NodeId, Record, RecordState, Refusal};
+use holdfast_wire::{
+    Change, ChangeKind, Epoch, Flow, NodeId, Protocol, Record, RecordState, Refusal,
+};
 
 use super::Engine;
+use crate::config::{Config, Service};
 use crate::dataplane::{flow_of, key_of, record_from_map, record_to_map};
 
 /// Looks records up and changes them. One daemon writes the table, so look-up and store are one step.
@@ -21,23 +25,75 @@ pub struct Holder {
     together: Together,
     /// By whom a process was committed whose flows' records are to follow.
     unwritten: Option<(Change, NodeId)>,
+    shares: Shares,
+}
+
+/// How many records each service has in the steering table. No service has so many that another lacks what is guaranteed to it.
+#[derive(Default)]
+struct Shares {
+    rows: HashMap<(Protocol, SocketAddr), usize>,
+    records: Vec<u32>,
+    capacity: u32,
+}
+
+impl Shares {
+    fn new(services: &[Service], capacity: u32) -> Self {
+        let address = |of: &Service| (of.protocol, of.address);
+        let rows = services.iter().map(address).zip(0..).collect();
+        let records = vec![0; services.len()];
+        Self {
+            rows,
+            records,
+            capacity,
+        }
+    }
+
+    fn of(&mut self, flow: &Flow) -> Option<&mut u32> {
+        let row = *self.rows.get(&(flow.protocol, flow.local))?;
+        self.records.get_mut(row)
+    }
+
+    /// Whether the service of a flow may have one more record.
+    fn has_room(&mut self, flow: &Flow) -> bool {
+        let services = u32::try_from(self.records.len()).unwrap_or(u32::MAX);
+        let guaranteed = guaranteed(services, self.capacity);
+        match self.of(flow) {
+            Some(records) if *records >= guaranteed => {
+                let taken = self.records.iter().map(|records| records.max(&guaranteed));
+                taken.map(|records| u64::from(*records)).sum::<u64>() < u64::from(self.capacity)
+            }
+            _ => true,
+        }
+    }
+
+    fn took(&mut self, flow: &Flow) {
+        if let Some(records) = self.of(flow) {
+            *records += 1;
+        }
+    }
+
+    fn freed(&mut self, flow: &Flow) {
+        if let Some(records) = self.of(flow) {
+            *records = records.saturating_sub(1);
+        }
+    }
 }
 
 impl Holder {
     /// A holder over the table that an earlier daemon may have left.
-    pub fn new(programs: &Programs, node: NodeId, seconds_since_2020: Epoch) -> Self {
-        let highest = programs
-            .steering
-            .entries()
-            .iter()
-            .map(|(_, record)| record.epoch)
-            .max();
+    pub fn new(programs: &Programs, config: &Config, seconds_since_2020: Epoch) -> Self {
+        let entries = programs.steering.entries();
+        let highest = entries.iter().map(|(_, record)| record.epoch).max();
+        let mut shares = Shares::new(&config.services, config.node.capacity);
+        let flows = entries.iter().filter_map(|(key, _)| flow_of(key));
+        flows.for_each(|flow| shares.took(&flow));
         let least = highest
             .map_or(1, |epoch| epoch.saturating_add(1))
             .max(seconds_since_2020);
         Self {
-            node,
+            node: config.node.id,
             floors: Floors::new(least),
+            shares,
             transits: HashMap::default(),
             together: Together::default(),
             unwritten: None,
@@ -95,7 +151,15 @@ impl Holder {
                 Ok(Some(record)) if all => {
                     result = self.commit_all(programs, asker, change, (current, record));
                 }
-                Ok(Some(record)) => unstored.put(results.len(), change.flow, record, current),
+                Ok(Some(_)) if current.is_none() && !self.shares.has_room(&change.flow) => {
+                    result = Err(Refusal { current });
+                }
+                Ok(Some(record)) => {
+                    if current.is_none() {
+                        self.shares.took(&change.flow);
+                    }
+                    unstored.put(results.len(), change.flow, record, current);
+                }
                 Ok(None) => result = self.remove(programs, &change.flow, current),
                 Err(_) => {}
             }
@@ -166,7 +230,9 @@ impl Holder {
         unstored: &mut Unstored,
         results: &mut [Result<Option<Record>, Refusal>],
     ) {
-        for (flow, record) in unstored.store(programs, results) {
+        let (taken, refused) = unstored.store(programs, results);
+        refused.iter().for_each(|flow| self.shares.freed(flow));
+        for (flow, record) in taken {
             match record.state {
                 RecordState::Transit { .. } => drop(self.transits.insert(flow, record)),
                 RecordState::Owned { .. } => drop(self.transits.remove(&flow)),
@@ -199,6 +265,7 @@ impl Holder {
         }
         self.transits.remove(flow);
         if let Some(old) = current {
+            self.shares.freed(flow);
             self.floors.removed(flow, old.epoch);
         }
         Ok(None)
@@ -250,12 +317,13 @@ impl Unstored {
         });
     }
 
-    /// Stores them, and gives what is stored; those that the table does not take are refused.
+    /// Stores them, and gives what is stored, and the flows of new records that the table does not take; all that it does not take
+    /// are refused.
     fn store(
         &mut self,
         programs: &Programs,
         results: &mut [Result<Option<Record>, Refusal>],
-    ) -> Vec<(Flow, Record)> {
+    ) -> (Vec<(Flow, Record)>, Vec<Flow>) {
         let (decided, by_donor) = (std::mem::take(&mut self.decided), self.by_donor);
         self.flows.clear();
         let keys: Vec<FlowKey> = decided.iter().map(|one| key_of(&one.flow)).collect();
@@ -264,22 +332,27 @@ impl Unstored {
             .collect();
         let stored = |one: &Decided| (one.flow, one.record);
         if programs.steering.set_many(&keys, &records).is_ok() {
-            return decided.iter().map(stored).collect();
+            return (decided.iter().map(stored).collect(), Vec::new());
         }
         // Some are in: which, is seen one by one.
-        let mut taken = Vec::new();
+        let (mut taken, mut refused) = (Vec::new(), Vec::new());
         for (one, (key, record)) in decided.iter().zip(keys.iter().zip(&records)) {
             match programs.steering.set(key, record) {
                 Ok(()) => taken.push(stored(one)),
                 Err(error) => {
-                    tracing::error!(%error, "the steering table does not take a record");
+                    if refused.is_empty() {
+                        tracing::error!(%error, "the steering table does not take a record");
+                    }
+                    if one.current.is_none() {
+                        refused.push(one.flow);
+                    }
                     results[one.place] = Err(Refusal {
                         current: one.current,
                     });
                 }
             }
         }
-        taken
+        (taken, refused)
     }
 }
 

@@ -5,7 +5,7 @@
 //! usual host) before the commit is asked for, and removed when the flows are active.
 
 use std::collections::{BTreeMap, HashMap};
-use std::io::Write;
+use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
@@ -14,6 +14,8 @@ use holdfast_wire::Flow;
 use holdfast_wire::frame::{BatchId, PrepareFlow};
 use serde::{Deserialize, Serialize};
 use serde_bytes::ByteBuf;
+
+use crate::private_files::{self, private_directory};
 
 /// One line of the journal.
 #[derive(Debug, Serialize, Deserialize)]
@@ -48,7 +50,7 @@ impl Journal {
     /// The directory cannot be made.
     pub fn open(run_dir: &Path) -> std::io::Result<Self> {
         let directory = run_dir.join("arrivals");
-        std::fs::create_dir_all(&directory)?;
+        private_directory(&directory)?;
         let mut journal = Self {
             directory: directory.clone(),
             files: HashMap::new(),
@@ -148,7 +150,7 @@ impl Journal {
                 Err(error) => tracing::warn!(%error, "a flow is not in the journal"),
             }
         }
-        let file = std::fs::OpenOptions::new()
+        let file = private_files::options()
             .create(true)
             .append(true)
             .open(self.path(batch));
@@ -160,9 +162,14 @@ impl Journal {
 
 /// Reads what is whole; the end may be cut off.
 fn read(path: &Path, found: &mut BTreeMap<Flow, Journaled>) {
-    let Ok(mut bytes) = std::fs::read(path) else {
+    let mut bytes = Vec::new();
+    let opened = private_files::options().read(true).open(path);
+    if opened
+        .and_then(|mut file| file.read_to_end(&mut bytes))
+        .is_err()
+    {
         return;
-    };
+    }
     for line in bytes.split_mut(|byte| *byte == 0) {
         // The terminating zero was taken by the split; the decoder works without it.
         match postcard::from_bytes_cobs::<Entry>(line) {

@@ -13,6 +13,7 @@ mod events;
 mod faults;
 mod fences;
 mod flows;
+mod fullness;
 mod holder;
 mod journal;
 mod moves;
@@ -33,6 +34,7 @@ mod slots;
 mod successors;
 mod tombstones;
 mod unaccepted;
+mod unrecorded;
 mod upkeep;
 mod work;
 
@@ -61,6 +63,7 @@ use congestion::Congestion;
 use donor::{Collecting, Donation, Draining};
 use faults::{Faults, Moment};
 use fences::{Coming, Fences, Leaving};
+use fullness::Fullness;
 use holder::Holder;
 use journal::Journal;
 use operations::Operations;
@@ -72,6 +75,7 @@ use settling::Settling;
 use slots::Slots;
 use tombstones::Tombstones;
 use unaccepted::Unaccepted;
+use unrecorded::Unrecorded;
 use work::Work;
 
 /// The daemon's state.
@@ -116,6 +120,11 @@ pub struct Engine {
     asked: HashMap<(SessionId, String, Drain), Vec<FlowText>>,
     operations: Operations,
     tombstones: Tombstones,
+    /// Flows of this node that the holder has refused to record.
+    unrecorded: Unrecorded,
+    fullness: Fullness,
+    /// Events of the kernel programs that were lost until the last look at the counter.
+    events_lost: u64,
     private: Private,
     /// Flows that an earlier daemon left in transit, until their programs have come back for them.
     recovered: HashMap<Flow, Recovered>,

@@ -39,6 +39,8 @@ pub(super) fn configure(
         for (index, service) in (0u16..).zip(&config.services) {
             dataplane.set_service(index, service).map_err(other)?;
         }
+        let services = u32::try_from(config.services.len()).unwrap_or(u32::MAX);
+        (dataplane.programs.room).share(services, config.node.capacity);
     }
     let outer = paths
         .iter()

@@ -69,7 +69,9 @@ impl Engine {
             residents: self.moves.residents(),
             peers_connected: u32::try_from(connected).unwrap_or(u32::MAX),
             peers_total: u32::try_from(self.config.peers.len()).unwrap_or(u32::MAX),
-            problems: self.problems.clone(),
+            problems: (self.problems.iter().cloned())
+                .chain(self.fullness.problem(self.config.node.capacity))
+                .collect(),
         }
     }
 

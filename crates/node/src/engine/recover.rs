@@ -13,8 +13,7 @@ use holdfast_sys::sock_diag;
 use holdfast_wire::{Change, ChangeKind, Epoch, Flow, NodeId, Protocol};
 
 use super::Engine;
-use super::tombstones::Tombstone;
-use crate::dataplane::{Entry, monotonic_s};
+use crate::dataplane::Entry;
 
 /// How long a server program has to come back for its flows, once it is known what became of them.
 const COME_BACK: Duration = Duration::from_secs(30);
@@ -68,22 +67,8 @@ impl Engine {
                 self.recovered.insert(flow, of);
                 moving.push(found);
             }
-            match state {
-                // Forwarded as long as it lives.
-                FlowState::Moved if self.moves.addresses().is_private(&flow) => {}
-                FlowState::Moved => {
-                    let epoch = value.epoch;
-                    self.tombstones
-                        .add(monotonic_s(), Tombstone { flow, epoch });
-                }
-                // The holder may not have heard of it. What it knows, it keeps.
-                FlowState::Owned | FlowState::Prepared => changes.push(Change {
-                    flow,
-                    kind: ChangeKind::Establish,
-                    epoch: value.epoch,
-                }),
-                _ => {}
-            }
+            // The holder may not have heard of it. What it knows, it keeps.
+            changes.extend(self.reportable(flow, state, value.epoch));
         }
         changes.extend(self.closed_meanwhile());
         let moving_flows: BTreeSet<Flow> = moving.iter().map(|of| of.flow).collect();

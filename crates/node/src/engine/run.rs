@@ -56,7 +56,11 @@ pub(super) async fn run(
             _ = hold_ready.readable() => engine.read_hold(),
             request = inputs.control.recv() => engine.handle_control(request),
             () = sleep_until(wake) => engine.handle_time(),
-            _ = second.tick() => engine.upkeep(),
+            _ = second.tick() => {
+                // A daemon that has missed a wake-up hears of what waits within a second.
+                events.consume();
+                engine.upkeep();
+            }
             Some(()) = signals.hangup.recv() => engine.reload_certificates(),
             Some(()) = signals.terminate.recv() => break,
             Some(()) = signals.interrupt.recv() => break,

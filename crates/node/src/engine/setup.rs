@@ -16,6 +16,7 @@ use holdfast_wire::NodeId;
 use super::Engine;
 use super::congestion::Congestion;
 use super::faults::Faults;
+use super::fullness::Fullness;
 use super::holder::Holder;
 use super::journal::Journal;
 use super::network::{HOLD, add_addresses, configure, deliver_private};
@@ -27,6 +28,7 @@ use super::settling::Settling;
 use super::slots::Slots;
 use super::tombstones::Tombstones;
 use super::unaccepted::Unaccepted;
+use super::unrecorded::Unrecorded;
 use super::work::Work;
 use crate::app::AppServer;
 use crate::channel::{Channel, Options};
@@ -175,7 +177,7 @@ fn assemble(config: Config) -> Result<(Engine, Inputs), SetupError> {
     let run_dir = config.node.run_dir.clone();
     let holder = config
         .is_holder()
-        .then(|| Holder::new(&dataplane.programs, config.node.id, floor));
+        .then(|| Holder::new(&dataplane.programs, &config, floor));
     let engine = Engine {
         machine: Handoff::new(machine),
         moves,
@@ -212,6 +214,9 @@ fn assemble(config: Config) -> Result<(Engine, Inputs), SetupError> {
         asked: HashMap::new(),
         operations: Operations::default(),
         tombstones: Tombstones::default(),
+        unrecorded: Unrecorded::default(),
+        fullness: Fullness::default(),
+        events_lost: 0,
         private: Private::default(),
         recovered: HashMap::new(),
         placement_epoch: 0,

@@ -5,7 +5,7 @@ use holdfast_wire::Protocol;
 
 use super::tombstones::Tombstone;
 use super::{Engine, network};
-use crate::dataplane::monotonic_s;
+use crate::dataplane::{Entry, monotonic_s};
 
 /// How long the last packets of a closed TCP connection may come: TIME_WAIT of Linux, seconds.
 const TIME_WAIT_S: u32 = 60;
@@ -32,9 +32,21 @@ impl Engine {
         self.give_up_asked();
         self.poll_queues();
         self.moves.upkeep();
+        self.report_unrecorded();
         for (name, count) in self.dataplane.programs.counters() {
             if let Some(reason) = name.strip_prefix("drop_") {
                 self.metrics.set_drops(reason, count);
+            }
+            if name == "drop_flows_full" {
+                self.watch_fullness(now_s, count);
+            }
+            if name == "events_lost" && count != self.events_lost {
+                tracing::warn!(
+                    count,
+                    "events of the kernel programs were lost; reading the flow table instead"
+                );
+                self.events_lost = count;
+                self.report_table();
             }
         }
         for peer in self.peers.ids().collect::<Vec<_>>() {
@@ -61,23 +73,21 @@ impl Engine {
 
     fn sweep(&mut self, now_s: u32) {
         let mut changes = Vec::new();
+        let mut idle = Vec::new();
         let mut owned = 0;
+        let mut of_services = vec![0; self.config.services.len()];
         for (flow, state, value) in self.dataplane.flows() {
+            let row = self.dataplane.row(&flow);
+            if let Some(count) = row.and_then(|row| of_services.get_mut(usize::from(row))) {
+                *count += 1;
+            }
             let silent_s = now_s.saturating_sub(value.seen_s);
             match state {
                 FlowState::Closing if silent_s >= TIME_WAIT_S => {
                     changes.extend(self.removal(&flow))
                 }
                 FlowState::Owned if flow.protocol == Protocol::Udp && silent_s >= UDP_IDLE_S => {
-                    self.programs.lost(&flow);
-                    let closing = crate::dataplane::Entry::of(flow, &value);
-                    if self
-                        .dataplane
-                        .set_flows(&[closing], FlowState::Closing)
-                        .is_ok()
-                    {
-                        changes.extend(self.removal(&flow));
-                    }
+                    idle.push(Entry::of(flow, &value));
                 }
                 FlowState::Owned => owned += 1,
                 // An earlier daemon's tombstone.
@@ -90,6 +100,10 @@ impl Engine {
             }
         }
         self.metrics.set_flows_owned(owned);
+        for (row, count) in (0u16..).zip(of_services) {
+            self.dataplane.programs.room.counted(row, count);
+        }
+        changes.extend(self.forget_datagrams(&idle));
         if !changes.is_empty() {
             self.report(changes);
         }

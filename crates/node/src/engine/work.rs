@@ -189,7 +189,12 @@ impl Engine {
                 *result = Err(error.to_string());
             }
         }
-        self.offer(states);
+        let failed = self.offer(states);
+        for (of, result) in flows.iter().zip(&mut results).skip(begin) {
+            if let Some(why) = failed.get(&of.flow) {
+                *result = Err(why.clone());
+            }
+        }
         if results.len() < flows.len() {
             self.work.jobs.push_front(Job::Prepare {
                 token,

@@ -5,7 +5,6 @@
 //! its acceptor; what was written decides, with the holder's answer, what becomes of both.
 
 use std::io::Write;
-use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
 use holdfast_proto::migration::{ProcessId, RecoveredMove, RecoveredRole};
@@ -14,6 +13,8 @@ use holdfast_sys::tcp_repair::{TcpDynamic, TcpStatic};
 use holdfast_wire::migration::{FlowAt, PeerConnections};
 use holdfast_wire::{MoveId, NodeId};
 use serde::{Deserialize, Serialize};
+
+use crate::private_files::{self, private_directory};
 
 /// One line of a record.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -83,8 +84,7 @@ impl Records {
     /// Opens, or makes, the directory; only this user may look into it.
     pub(super) fn open(run_dir: &Path) -> std::io::Result<Records> {
         let directory = run_dir.join("moves");
-        let mut builder = std::fs::DirBuilder::new();
-        builder.recursive(true).mode(0o700).create(&directory)?;
+        private_directory(&directory)?;
         Ok(Records { directory })
     }
 
@@ -194,7 +194,7 @@ impl Record {
     pub(super) fn write(&self, entry: &Entry) -> Result<(), String> {
         let mut line = serde_json::to_vec(entry).map_err(|error| self.failed(&error))?;
         line.push(b'\n');
-        std::fs::OpenOptions::new()
+        private_files::options()
             .create(true)
             .append(true)
             .open(&self.path)

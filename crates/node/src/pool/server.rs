@@ -46,7 +46,7 @@ impl Server {
         let (programs, program_path) = take(&config.program_socket(), access, bind)?;
         programs.set_nonblocking(true)?;
         let programs = Ready::new(programs)?;
-        runtime.spawn(serve(axum::serve(listener, control::router(to.clone()))));
+        runtime.spawn(serve(listener, control::router(to.clone())));
         runtime.spawn(programs::accept(programs, to.clone()));
         runtime.spawn(stop_on_signal(to.clone()));
         if let Some(tls) = config.tls.clone() {

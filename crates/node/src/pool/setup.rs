@@ -6,6 +6,7 @@ use std::time::Instant;
 
 use holdfast_proto::pool_user::{Config as UserConfig, PoolUser};
 use holdfast_sys::caps::keep_only;
+use holdfast_sys::confine::confine;
 use holdfast_sys::transport::{
     self, Config as EndpointConfig, ENCAPSULATION_PORT, Endpoint, Joined, Provider, StreamConfig,
     StreamLimits, Streams, provider,
@@ -43,6 +44,7 @@ pub fn run(config: &PoolConfig, with_parent: bool) -> Result<(), StartError> {
     let server = Server::bind(config, &to_self, with_parent).map_err(failed("the sockets"))?;
     // Threads that start later have no capabilities either.
     keep_only(&[]).map_err(failed("dropping capabilities"))?;
+    confine().map_err(failed("giving up system calls"))?;
     // Its files go with it.
     let (_paths, tasks) = server.run().map_err(failed("the control thread"))?;
     tracing::info!(

@@ -67,10 +67,10 @@ impl Server {
         };
         let bind = |path: &std::path::Path| UnixListener::bind(path);
         let (listener, path) = take(&config.control_socket(), access, bind)?;
-        runtime.spawn(serve(axum::serve(listener, router(to.clone()))));
+        runtime.spawn(serve(listener, router(to.clone())));
         if let Some(address) = config.metrics_listen {
             let listener: TcpListener = listen(address)?;
-            runtime.spawn(serve(axum::serve(listener, metrics_only(to.clone()))));
+            runtime.spawn(serve(listener, metrics_only(to.clone())));
         }
         runtime.spawn(stop_on_signal(to.clone()));
         runtime.spawn(reload_on_signal(to.clone(), config.clone()));

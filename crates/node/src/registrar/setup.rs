@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use holdfast_proto::registrar::{Config as MachineConfig, Protocol, Registrar};
 use holdfast_sys::caps::keep_only;
+use holdfast_sys::confine::confine;
 use holdfast_sys::transport::{self, Config as EndpointConfig, ENCAPSULATION_PORT, Endpoint};
 use holdfast_wire::rserpool::{RegistrarId, Transport};
 
@@ -36,6 +37,7 @@ pub fn run(config: &RegistrarConfig) -> Result<(), StartError> {
     let enrp = open(config, config.enrp_port)?;
     // All sockets are open. Threads that start later have no capabilities either.
     keep_only(&[]).map_err(failed("dropping capabilities"))?;
+    confine().map_err(failed("giving up system calls"))?;
     let at = |endpoint: &dyn Endpoint| {
         reached_at(endpoint).map_err(failed("the transport's addresses (registrar.listen)"))
     };

@@ -133,6 +133,10 @@ fn the_control_api_is_as_described_and_says_what_to_do() {
     assert_eq!(description, openapi(POOL_ROUTES));
     let status = daemon.status();
     assert_eq!((status.elements, status.sessions), (0, 0));
+    let process = std::fs::read_to_string(format!("/proc/{}/status", daemon.child.id()));
+    let process = process.expect("it runs");
+    assert!(process.contains("NoNewPrivs:\t1"), "{process}");
+    assert!(process.contains("Seccomp:\t2"), "{process}");
     assert_eq!(status.registrars.len(), 1);
 
     // No registrar is there: that is told, once the wait is over.

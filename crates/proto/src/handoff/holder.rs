@@ -4,7 +4,7 @@
 use super::asks::Answers;
 use super::core::Purpose;
 use super::{Command, Handoff};
-use crate::ownership::Floors;
+use crate::ownership::{ASKED_EPOCH_MAX, Floors};
 use core::time::Duration;
 use holdfast_wire::{Change, ChangeKind, Flow, Frame, NodeId, Record};
 
@@ -55,7 +55,9 @@ impl Handoff {
                 }
                 ChangeKind::Remove => {
                     let floors = self.holder.floors.get_or_insert_with(|| Floors::new(least));
-                    floors.removed(&change.flow, change.epoch);
+                    // Nobody has looked yet whether the asker owns it.
+                    let epoch = change.epoch.min(ASKED_EPOCH_MAX);
+                    floors.removed(&change.flow, epoch);
                 }
                 _ => {}
             }

@@ -1,0 +1,181 @@
+//! A listener for HTTP that slow or many callers do not use up.
+
+use std::collections::HashMap;
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use axum::serve::Listener;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::time::{Instant, Sleep, sleep};
+
+/// What one listener admits.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Limits {
+    /// Connections at once.
+    pub(crate) connections: usize,
+    /// The same from one address.
+    pub(crate) of_source: usize,
+    /// For how long a connection may go on without any of an answer on it: a request that takes longer to arrive is not read.
+    pub(crate) silence: Duration,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            connections: 128,
+            of_source: 16,
+            silence: Duration::from_secs(30),
+        }
+    }
+}
+
+/// Where a caller is, if callers are told apart.
+pub(crate) trait Source {
+    /// The caller's address.
+    fn ip(&self) -> Option<IpAddr>;
+}
+
+impl Source for SocketAddr {
+    fn ip(&self) -> Option<IpAddr> {
+        Some(self.ip().to_canonical())
+    }
+}
+
+impl Source for tokio::net::unix::SocketAddr {
+    fn ip(&self) -> Option<IpAddr> {
+        None
+    }
+}
+
+type Open = Arc<Mutex<HashMap<Option<IpAddr>, usize>>>;
+
+/// See the module's text.
+pub(crate) struct Bounded<L> {
+    listener: L,
+    limits: Limits,
+    open: Open,
+}
+
+/// One of its connections.
+pub(crate) struct Connection<I> {
+    io: I,
+    silence: Duration,
+    deadline: Pin<Box<Sleep>>,
+    _place: Place,
+}
+
+/// A place among the open connections.
+struct Place {
+    open: Open,
+    source: Option<IpAddr>,
+}
+
+impl<L> Bounded<L> {
+    pub(crate) fn new(listener: L, limits: Limits) -> Self {
+        Self {
+            listener,
+            limits,
+            open: Open::default(),
+        }
+    }
+
+    fn place(&self, source: Option<IpAddr>) -> Option<Place> {
+        let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+        let all: usize = open.values().sum();
+        let here = open.get(&source).copied().unwrap_or(0);
+        let of_source = source.map_or(usize::MAX, |_| self.limits.of_source);
+        (all < self.limits.connections && here < of_source).then(|| {
+            open.insert(source, here + 1);
+            let open = self.open.clone();
+            Place { open, source }
+        })
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(count) = open.get_mut(&self.source) {
+            *count -= 1;
+            if *count == 0 {
+                open.remove(&self.source);
+            }
+        }
+    }
+}
+
+impl<L: Listener> Listener for Bounded<L>
+where
+    L::Addr: Source,
+{
+    type Io = Connection<L::Io>;
+    type Addr = L::Addr;
+
+    async fn accept(&mut self) -> (Self::Io, Self::Addr) {
+        loop {
+            let (io, address) = self.listener.accept().await;
+            // What is too much is closed.
+            let Some(place) = self.place(address.ip()) else {
+                continue;
+            };
+            let silence = self.limits.silence;
+            let connection = Connection {
+                io,
+                silence,
+                deadline: Box::pin(sleep(silence)),
+                _place: place,
+            };
+            return (connection, address);
+        }
+    }
+
+    fn local_addr(&self) -> io::Result<Self::Addr> {
+        self.listener.local_addr()
+    }
+}
+
+impl<I> Connection<I> {
+    fn in_time(&mut self, context: &mut Context<'_>) -> io::Result<()> {
+        match self.deadline.as_mut().poll(context) {
+            Poll::Ready(()) => Err(io::ErrorKind::TimedOut.into()),
+            Poll::Pending => Ok(()),
+        }
+    }
+}
+
+impl<I: AsyncRead + Unpin> AsyncRead for Connection<I> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        self.in_time(context)?;
+        Pin::new(&mut self.io).poll_read(context, buffer)
+    }
+}
+
+impl<I: AsyncWrite + Unpin> AsyncWrite for Connection<I> {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        self.in_time(context)?;
+        let written = ready!(Pin::new(&mut self.io).poll_write(context, bytes))?;
+        let deadline = Instant::now() + self.silence;
+        self.deadline.as_mut().reset(deadline);
+        Poll::Ready(Ok(written))
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.io).poll_flush(context)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.io).poll_shutdown(context)
+    }
+}

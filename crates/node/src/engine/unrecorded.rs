@@ -1,0 +1,60 @@
+//! Flows of this node that the holder has refused to record, to be reported again.
+//!
+//! A connection that begins at the node to which its server has moved may be reported before the end of an earlier connection
+//! between the same ports, which another node reports; and a steering table that is full has room again later.
+
+use std::collections::BTreeMap;
+
+use holdfast_bpf::shared::FlowState;
+use holdfast_wire::{Change, ChangeKind, Epoch, Flow};
+
+use super::Engine;
+
+/// The most flows that are remembered; packets of the others go where the placement table says.
+const FLOWS_MAX: usize = 1024;
+
+/// The epochs of refused flows.
+#[derive(Default)]
+pub struct Unrecorded(BTreeMap<Flow, Epoch>);
+
+impl Unrecorded {
+    /// Whether the holder has refused to record a flow.
+    pub fn has(&self, flow: &Flow) -> bool {
+        self.0.contains_key(flow)
+    }
+
+    /// The holder has refused to establish a flow.
+    pub fn add(&mut self, change: Change) {
+        if self.0.len() < FLOWS_MAX {
+            self.0.insert(change.flow, change.epoch);
+        }
+    }
+}
+
+impl Engine {
+    /// Reports the refused flows again that are still this node's.
+    pub(super) fn report_unrecorded(&mut self) {
+        let refused = std::mem::take(&mut self.unrecorded.0);
+        let is_owned = |flow: &Flow, epoch: Epoch| {
+            let entry = self.dataplane.flow(flow);
+            entry.is_some_and(|(state, value)| state == FlowState::Owned && value.epoch == epoch)
+        };
+        let again = refused
+            .into_iter()
+            .filter(|(flow, epoch)| is_owned(flow, *epoch));
+        let changes: Vec<Change> = again
+            .map(|(flow, epoch)| Change {
+                flow,
+                kind: ChangeKind::Establish,
+                epoch,
+            })
+            .collect();
+        if !changes.is_empty() {
+            tracing::info!(
+                flows = changes.len(),
+                "the holder has not recorded flows; reported again"
+            );
+            self.report(changes);
+        }
+    }
+}

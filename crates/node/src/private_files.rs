@@ -1,0 +1,87 @@
+//! Directories and files of the daemon's own: made for it alone, and opened through no link.
+
+use std::fs::{self, DirBuilder, OpenOptions, Permissions};
+use std::io;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::path::Path;
+
+use rustix::fs::OFlags;
+
+/// Bits of a mode by which a group or others may write.
+const WRITABLE: u32 = 0o022;
+const WRITABLE_BY_ALL: u32 = 0o002;
+const STICKY: u32 = 0o1000;
+
+/// Makes a run directory if need be, and checks it: whoever could replace files in it could be taken for the daemon.
+///
+/// # Errors
+/// It cannot be made; it is a link or no directory; another user owns it, or the way to it, or may write there.
+pub(crate) fn run_directory(path: &Path) -> io::Result<()> {
+    fs::create_dir_all(path).map_err(|error| at(path, &error))?;
+    check(path, WRITABLE)?;
+    let whole = path.canonicalize().map_err(|error| at(path, &error))?;
+    whole.ancestors().skip(1).try_for_each(|parent| {
+        let found = fs::symlink_metadata(parent).map_err(|error| at(parent, &error))?;
+        // In a directory such as /tmp nobody but the owner of an entry may replace it.
+        let writable = if found.mode() & STICKY == 0 {
+            WRITABLE_BY_ALL
+        } else {
+            0
+        };
+        check(parent, writable)
+    })
+}
+
+/// Makes a directory that only this user may look into; one that more may look into is closed to them.
+///
+/// # Errors
+/// As [`run_directory`].
+pub(crate) fn private_directory(path: &Path) -> io::Result<()> {
+    let mut builder = DirBuilder::new();
+    builder.recursive(true).mode(0o700);
+    builder.create(path).map_err(|error| at(path, &error))?;
+    check(path, WRITABLE)?;
+    fs::set_permissions(path, Permissions::from_mode(0o700)).map_err(|error| at(path, &error))
+}
+
+/// Opens files that only this user may read, and no links.
+pub(crate) fn options() -> OpenOptions {
+    let mut options = OpenOptions::new();
+    let no_link = OFlags::NOFOLLOW.bits().cast_signed();
+    options.mode(0o600).custom_flags(no_link);
+    options
+}
+
+fn check(path: &Path, writable: u32) -> io::Result<()> {
+    let found = fs::symlink_metadata(path).map_err(|error| at(path, &error))?;
+    let own = rustix::process::geteuid().as_raw();
+    let why = if !found.is_dir() {
+        "it is a link or no directory".to_owned()
+    } else if found.uid() != own && found.uid() != 0 {
+        format!("user {} owns it", found.uid())
+    } else if found.mode() & writable & !of_own_group(&found) != 0 {
+        format!(
+            "users other than its owner may write there (mode {:o})",
+            found.mode() & 0o7777
+        )
+    } else {
+        return Ok(());
+    };
+    let text = format!(
+        "{}: {why}; correct that, or set another run_dir",
+        path.display()
+    );
+    Err(io::Error::new(io::ErrorKind::PermissionDenied, text))
+}
+
+/// The bit of the group, where that is this user's.
+fn of_own_group(found: &fs::Metadata) -> u32 {
+    match found.gid() == rustix::process::getegid().as_raw() {
+        true => 0o020,
+        false => 0,
+    }
+}
+
+fn at(path: &Path, error: &io::Error) -> io::Error {
+    io::Error::new(error.kind(), format!("{}: {error}", path.display()))
+}
