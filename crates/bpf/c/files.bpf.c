@@ -74,6 +74,21 @@ struct file {
 	long long f_pos;
 };
 
+struct pid;
+
+struct fown_struct {
+	struct pid *pid;
+};
+
+/* Linux 6.12 and later. */
+struct file___owner_apart {
+	struct fown_struct *f_owner;
+};
+
+struct file___owner_inside {
+	struct fown_struct f_owner;
+};
+
 struct sock_common {
 	unsigned short skc_family;
 };
@@ -131,6 +146,16 @@ static __always_inline int is_locked(struct inode *inode)
 	return locks && (HAS_SOME(&locks->flc_flock) || HAS_SOME(&locks->flc_posix) || HAS_SOME(&locks->flc_lease));
 }
 
+static __always_inline int has_owner(struct file *file)
+{
+	struct file___owner_apart *apart = (void *)file;
+	struct file___owner_inside *inside = (void *)file;
+	if (!bpf_core_field_exists(apart->f_owner))
+		return !!BPF_CORE_READ(inside, f_owner.pid);
+	struct fown_struct *owner = BPF_CORE_READ(apart, f_owner);
+	return owner && BPF_CORE_READ(owner, pid);
+}
+
 static __always_inline void file_fields(struct listed *l, struct file *file)
 {
 	struct inode *inode = file->f_inode;
@@ -144,6 +169,8 @@ static __always_inline void file_fields(struct listed *l, struct file *file)
 	l->mount = BPF_CORE_READ(mount, mnt_id);
 	if (is_locked(inode))
 		l->bits |= LISTED_MORE;
+	if (has_owner(file))
+		l->bits |= LISTED_OWNER;
 }
 
 static const char epoll_name[] = "[eventpoll]";

@@ -11,6 +11,7 @@ enum listed_bits {
 	LISTED_MORE = 2,   /* its kind or its locks add lines to fdinfo */
 	LISTED_THREAD = 4, /* of a thread that is not its process's first, and has a table of its own */
 	LISTED_DIGEST = 8, /* the digest is that of an epoll set */
+	LISTED_OWNER = 16, /* F_SETOWN has named somebody */
 };
 
 /* A descriptor. */

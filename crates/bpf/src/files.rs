@@ -22,6 +22,8 @@ pub mod bits {
     pub const THREAD: u32 = 4;
     /// It is an epoll set, whose digest is known.
     pub const DIGEST: u32 = 8;
+    /// Somebody is named who is told by signal (`F_SETOWN`).
+    pub const OWNER: u32 = 16;
 }
 
 /// A descriptor at one instant.

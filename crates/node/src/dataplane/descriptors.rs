@@ -65,6 +65,7 @@ fn listed(seen: &Descriptor) -> Listed {
             close_on_exec: seen.bits & bits::CLOSE_ON_EXEC != 0,
             mount: seen.mount,
             inode: seen.inode,
+            owned: seen.bits & bits::OWNER != 0,
             rest: String::new(),
         },
         has_more: seen.bits & bits::MORE != 0,

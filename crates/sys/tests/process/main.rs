@@ -203,6 +203,27 @@ fn threads_keep_their_priority() {
     program.ends_well(tree);
 }
 
+#[test]
+fn calls_that_have_done_a_part_go_on() {
+    goes_there_and_back(Program::start_with("unfinished_calls", &["moves"]));
+}
+
+/// The same where the program stays, however often it is looked at.
+#[test]
+fn calls_that_have_done_a_part_go_on_after_each_stop() {
+    let program = Program::start("unfinished_calls");
+    let tree = program.tree(&Host::own());
+    for _ in 0..10 {
+        let tracker = Tracker::start(tree.root).expect("starts");
+        let stopped = tracker.freeze().map_err(|unfrozen| unfrozen.error);
+        let stopped = stopped.expect("stops");
+        stopped.state().expect("state");
+        stopped.roll_back().expect("rolls back");
+        program.goes_on();
+    }
+    program.ends_well(tree);
+}
+
 /// Stopped and let go again and again, a program notices nothing.
 #[test]
 fn a_thawed_program_notices_nothing() {

@@ -105,6 +105,20 @@ fn who_is_told_of_a_socket() {
     }));
 }
 
+/// The signal of urgent data goes to an owner whatever the flags are.
+#[test]
+fn who_is_told_of_urgent_data() {
+    assert!(freeze_after(|| {
+        use std::os::fd::AsRawFd;
+        let own = rustix::process::getpid().as_raw_nonzero().get();
+        for number in [10, 13, 21] {
+            // SAFETY: no pointers are passed.
+            let outcome = unsafe { libc::fcntl(at(number).as_raw_fd(), libc::F_SETOWN, own) };
+            assert_eq!(outcome, 0);
+        }
+    }));
+}
+
 #[test]
 fn what_is_in_flight_is_found() {
     assert!(freeze_after(|| {

@@ -10,6 +10,7 @@ use std::io::{Read, Write};
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::net::UnixStream;
 use std::path::Path;
 use tempfile::TempDir;
 
@@ -122,6 +123,44 @@ fn what_changed_while_it_was_saved_is_followed() {
         rustix::io::write(at(300), b"x").expect("written");
     });
     assert_eq!(fs::read(path.with_extension("new")).expect("read"), b"x");
+}
+
+/// What an earlier draft had is not there any more, also where the last draft and the freeze have the same.
+#[test]
+fn flags_are_the_last_ones() {
+    let dir = directory();
+    let path = dir.path().join("log");
+    let set = |flags: OFlags| {
+        for number in 10..14 {
+            rustix::fs::fcntl_setfl(at(number), flags).expect("set");
+        }
+    };
+    let donor = Donor::new(|| {
+        put(File::create(&path).expect("created"), 10);
+        let (reader, writer) = std::io::pipe().expect("a pipe");
+        put(OwnedFd::from(reader), 11);
+        put(OwnedFd::from(writer), 12);
+        let (one, other) = UnixStream::pair().expect("a pair");
+        put(one, 13);
+        put(other, 14);
+        put(
+            rustix::fs::open("/", OFlags::PATH, rustix::fs::Mode::empty()).expect("open"),
+            15,
+        );
+        set(OFlags::APPEND);
+        stop();
+        set(OFlags::NONBLOCK);
+        stop();
+    });
+    let draft = donor.draft();
+    donor.run_on();
+    donor.freeze_again(&draft).restored(|_| {
+        for number in 10..14 {
+            let flags = fcntl_getfl(at(number)).expect("flags");
+            let status = flags & (OFlags::APPEND | OFlags::NONBLOCK);
+            assert_eq!(status, OFlags::NONBLOCK, "of {number}");
+        }
+    });
 }
 
 #[test]

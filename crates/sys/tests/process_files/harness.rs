@@ -102,6 +102,20 @@ impl Donor {
         self.freeze(&self.draft())
     }
 
+    /// Saves it against a draft that was made after an earlier one.
+    pub fn freeze_again(&self, first: &Draft) -> Saved {
+        let draft = first.again(&self.pids(), &Limits::default());
+        let draft = draft.unwrap_or_else(|error| panic!("{error}"));
+        let expected = Arc::new(draft.places.keys().copied().collect());
+        draft.expect(&self.pids(), list(&self.pids()), &expected);
+        *self.expected.lock().expect("no test fails with it") = expected;
+        Saved {
+            image: first.image.clone(),
+            followed: Some(draft.image.changes_since(&first.image)),
+            ..self.freeze(&draft)
+        }
+    }
+
     /// Saves it against an earlier draft. What crosses is encoded and decoded.
     pub fn freeze(&self, draft: &Draft) -> Saved {
         self.freeze_either_way(draft).0
@@ -147,6 +161,7 @@ impl Donor {
         let changes = postcard::to_stdvec(&frozen.changes).expect("coded");
         let saved = Saved {
             image: Image::decode(&before).expect("decoded"),
+            followed: None,
             changes: Changes::decode(&changes).expect("decoded"),
             frozen: image(&frozen),
         };
@@ -191,6 +206,8 @@ impl Drop for Donor {
 /// What an acceptor gets.
 pub struct Saved {
     pub image: Image,
+    /// What led from there to the last draft, if that is another.
+    pub followed: Option<Changes>,
     pub changes: Changes,
     pub frozen: Image,
 }
@@ -222,6 +239,9 @@ impl Saved {
     fn act(self, check: impl Fn(usize)) {
         let stock = (|| {
             let mut stock = Stock::prepare(self.image, Given::default())?;
+            if let Some(changes) = self.followed {
+                stock.follow(changes, Given::default())?;
+            }
             stock.finish(self.changes, Given::default())?;
             stock.publish()?;
             Ok::<_, FilesError>(stock)

@@ -36,6 +36,7 @@ pub fn list(pids: &[i32]) -> Vec<Listing> {
             }
             let has_more = !info.rest.is_empty();
             info.rest.clear();
+            info.owned = is_owned(*pid, number);
             descriptors.push(Listed {
                 number,
                 file,
@@ -64,6 +65,17 @@ pub fn list(pids: &[i32]) -> Vec<Listing> {
         }
     }
     listings
+}
+
+/// Whether somebody is named who is told by signal of a descriptor.
+fn is_owned(pid: i32, number: u32) -> bool {
+    use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
+    use std::os::fd::AsRawFd;
+    let process = Pid::from_raw(pid).expect("a pid");
+    let process = pidfd_open(process, PidfdFlags::empty()).expect("a process");
+    let copy = pidfd_getfd(process, number as i32, PidfdGetfdFlags::empty());
+    // SAFETY: no pointers are passed.
+    copy.is_ok_and(|copy| unsafe { libc::fcntl(copy.as_raw_fd(), libc::F_GETOWN) } != 0)
 }
 
 /// What an epoll set watches, if all of that is among these files.

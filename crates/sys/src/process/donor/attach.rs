@@ -102,16 +102,28 @@ fn install(tracee: Tracee, memory: &Memory, maps: &[MapLine], exit: Exit) -> Res
             [address, STUB_BYTES, libc::MADV_DONTFORK as u64, 0, 0, 0],
         ),
     ];
-    if !chain::run(tracee, memory, maps, exit, &calls)? {
-        let gadget = call_instruction(memory, maps)?;
-        for (number, arguments) in calls {
-            call_once(tracee, gadget, number, &arguments)?;
-        }
-    }
+    make_calls(tracee, memory, maps, exit, &calls)?;
     // Fails if the mapping did.
     memory.write_any(address, stub_code())?;
     memory.write(address + PAGE, &[0])?;
     Ok(address)
+}
+
+/// Makes calls in the first thread of a process that has no stub. What they return is not told.
+pub(super) fn make_calls(
+    tracee: Tracee,
+    memory: &Memory,
+    maps: &[MapLine],
+    exit: Exit,
+    calls: &[(libc::c_long, [u64; 6])],
+) -> Result<()> {
+    if !chain::run(tracee, memory, maps, exit, calls)? {
+        let gadget = call_instruction(memory, maps)?;
+        for (number, arguments) in calls {
+            call_once(tracee, gadget, *number, arguments)?;
+        }
+    }
+    Ok(())
 }
 
 /// Takes a stub out of a process that may outlive its tracer.

@@ -70,7 +70,7 @@ pub(super) fn run(
     let outcome = wait_for_end(tracee, signal, call + 2);
     if !matches!(outcome, Err(Error::Gone(_))) {
         // The frames have made the kernel forget how far the call was, and vector registers with it: only the last has them.
-        tracee.set_registers(&portable(before, false))?;
+        tracee.set_registers(&portable(before))?;
         tracee.set_extended(&chain.extended)?;
         tracee.set_mask(mask)?;
         memory.write(base, &saved)?;

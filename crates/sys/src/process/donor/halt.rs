@@ -1,5 +1,6 @@
 //! All threads of a process stopped, and let go as if nothing had been.
 
+use super::unfinished;
 use crate::process::error::{Error, Result};
 use crate::process::procfs::{self, Status};
 use crate::process::trace::{
@@ -32,6 +33,9 @@ pub(crate) struct HaltedThread {
     pub tracee: Tracee,
     /// Stopped with its process, by this signal.
     pub group_stop: Option<i32>,
+    /// The registers that it is to have where a signal has come since it stands still: a call that goes on as if there had been
+    /// no stop ends then.
+    pub if_signalled: Option<Registers>,
     stopped: bool,
 }
 
@@ -82,6 +86,7 @@ impl Halted {
                 Ok(tracee) => self.threads.push(HaltedThread {
                     tracee,
                     group_stop: None,
+                    if_signalled: None,
                     stopped: false,
                 }),
                 Err(Error::Gone(_)) if tid != self.pid => {}
@@ -136,9 +141,11 @@ impl Halted {
             leave_sequence(thread.tracee, &self.memory)?;
         }
         match self.threads.first() {
-            Some(first) if first.tracee.tid == self.pid => Ok(self),
-            _ => Err(Error::Gone(self.pid)),
+            Some(first) if first.tracee.tid == self.pid => {}
+            _ => return Err(Error::Gone(self.pid)),
         }
+        unfinished::go_on(self.pid, &self.memory, &mut self.threads)?;
+        Ok(self)
     }
 
     /// Threads by their IDs in their own PID namespace.
@@ -206,8 +213,8 @@ impl Halted {
         };
         let mut outcome = Ok(());
         for thread in self.threads.extract_if(.., |thread| thread.stopped) {
-            let fixed = conceal_stop(thread.tracee, &self.memory, ours)
-                .and_then(|()| thread.tracee.detach());
+            let fixed =
+                conceal_stop(&thread, &self.memory, ours).and_then(|()| thread.tracee.detach());
             if !matches!(fixed, Err(Error::Gone(_))) {
                 outcome = outcome.and(fixed);
             }
@@ -374,13 +381,15 @@ fn suspend_filters(tracee: Tracee) -> Result<()> {
     }
 }
 
-/// A call that the stop ended with `EINTR` is made again; the kernel itself does so for all others.
-/// Signals of the set `ours` do not count as the program's.
-fn conceal_stop(tracee: Tracee, memory: &Memory, ours: u64) -> Result<()> {
-    let registers = tracee.registers()?;
-    if registers.interrupted_by_stop() && !signal_waits(tracee, tracee.mask()? | ours)? {
-        return tracee.set_registers(&registers.restarted());
+/// The thread goes on as if it had not been stopped. Signals of the set `ours` do not count as the program's.
+fn conceal_stop(thread: &HaltedThread, memory: &Memory, ours: u64) -> Result<()> {
+    let tracee = thread.tracee;
+    if let Some(registers) = thread.if_signalled
+        && signal_waits(tracee, tracee.mask()? | ours)?
+    {
+        return tracee.set_registers(&registers);
     }
+    let registers = tracee.registers()?;
     let recallable = registers.recallable(memory);
     if recallable != registers {
         tracee.set_registers(&recallable)?;
@@ -410,9 +419,8 @@ fn bit(signal: i32) -> u64 {
 
 /// Registers as another kernel can take them: it restarts what this one would, except calls of which this one alone knows
 /// how far they were.
-pub(crate) fn portable(registers: Registers, waits: bool) -> Registers {
-    let by_stop = registers.interrupted_by_stop() && !waits;
-    if by_stop || (registers.in_call() && registers.rax as i64 == RESTART_BLOCK) {
+pub(crate) fn portable(registers: Registers) -> Registers {
+    if registers.in_call() && registers.rax as i64 == RESTART_BLOCK {
         return registers.restarted();
     }
     registers

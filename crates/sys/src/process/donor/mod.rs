@@ -22,6 +22,7 @@ mod round;
 mod shared;
 mod thread_state;
 mod tracker;
+mod unfinished;
 mod userfault;
 mod watched;
 

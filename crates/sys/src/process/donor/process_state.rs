@@ -86,21 +86,22 @@ fn ask_threads(
         let questions = thread_state::questions(scratch);
         let job = Job::new(stub, tracee, &of.halted.memory, questions);
         jobs.push(job.in_slot(slot, extended).in_hurry(hurries));
-        asked.push((process, tracee, status, scratch));
+        asked.push((process, &of.halted.threads[at], status, scratch));
     }
     let outcomes = run_together(jobs)?;
-    for ((process, tracee, status, scratch), outcome) in asked.into_iter().zip(outcomes) {
+    for ((process, thread, status, scratch), outcome) in asked.into_iter().zip(outcomes) {
         let of = &asking[process];
-        let thread = Asked {
+        let asked = Asked {
             pid: of.halted.pid,
-            tracee,
+            tracee: thread.tracee,
             status,
             memory: &of.halted.memory,
             scratch,
             outcome,
+            if_signalled: thread.if_signalled,
             shared: &of.shared,
         };
-        processes[process].threads.push(thread.read()?);
+        processes[process].threads.push(asked.read()?);
     }
     Ok(())
 }
@@ -178,6 +179,7 @@ impl<'a> Asking<'a> {
             memory: &halted.memory,
             scratch: stub.address + SCRATCH,
             outcome,
+            if_signalled: halted.threads[0].if_signalled,
             shared: &self.shared,
         };
         process.threads = vec![first.read()?];

@@ -5,7 +5,7 @@ use super::hidden;
 use crate::process::error::{Context, Result, check_long, unexpected};
 use crate::process::image::{Credentials, FrozenThread, Rseq, Scheduling, SignalInfo};
 use crate::process::procfs::{self, Status};
-use crate::process::trace::{Batch, Call, Memory, Outcome, SCRATCH, Tracee};
+use crate::process::trace::{Batch, Call, Memory, Outcome, Registers, SCRATCH, Tracee};
 use std::sync::OnceLock;
 
 /// Places of answers in a thread's scratch.
@@ -44,6 +44,8 @@ pub(super) struct Asked<'a> {
     /// Where its answers are.
     pub scratch: u64,
     pub outcome: Outcome,
+    /// See [`HaltedThread::if_signalled`](super::halt::HaltedThread::if_signalled).
+    pub if_signalled: Option<Registers>,
     /// Signals that wait for its process, as the kernel gives them.
     pub shared: &'a [[u8; 128]],
 }
@@ -68,8 +70,10 @@ impl Asked<'_> {
         }
         let pending = tracee.pending(false)?;
         let waits = any_waits(pending.iter().chain(self.shared), before.mask);
+        let ended = self.if_signalled.filter(|_| waits);
+        let registers = ended.unwrap_or(before.registers);
         Ok(FrozenThread {
-            registers: portable(before.registers.recall(self.memory), waits),
+            registers: portable(registers.recall(self.memory)),
             extended: before.extended,
             mask: before.mask,
             pending: infos(pending),

@@ -15,6 +15,8 @@ pub struct FdInfo {
     pub mount: u32,
     /// Its inode there.
     pub inode: u64,
+    /// Whoever is told by signal is named (`F_SETOWN`). The text of `fdinfo` does not say so.
+    pub owned: bool,
     /// The lines that its kind adds.
     pub rest: String,
 }
@@ -50,6 +52,12 @@ impl FdInfo {
     #[must_use]
     pub fn is_async(&self) -> bool {
         self.flags & libc::O_ASYNC as u32 != 0
+    }
+
+    /// The same, or it is known already who would be told.
+    #[must_use]
+    pub fn tells_somebody(&self) -> bool {
+        self.is_async() || self.owned
     }
 
     /// Reads the text; `None` when it lacks what every such file has.

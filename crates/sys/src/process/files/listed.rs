@@ -90,7 +90,10 @@ fn complete(pid: i32, listed: Vec<Listed>, kept: &Kept) -> Result<Vec<Descriptor
     let mut complete = Vec::with_capacity(listed.len());
     for one in listed {
         let info = match one.has_more {
-            true => more.read(one.number)?,
+            true => FdInfo {
+                owned: one.info.owned,
+                ..more.read(one.number)?
+            },
             false => one.info,
         };
         complete.push(DescriptorSeen {

@@ -68,8 +68,8 @@ pub(crate) const RESTART_BLOCK: i64 = -516;
 const RESTART: [i64; 4] = [-512, -513, -514, RESTART_BLOCK];
 
 /// Calls that a stop makes return `EINTR` although no signal came, and that the kernel does not restart by itself: waits of
-/// epoll, AIO and System V semaphores, `sigtimedwait`, and sockets with a timeout.
-const EINTR_CALLS: [i64; 17] = [
+/// epoll, AIO and System V semaphores, `sigtimedwait`, sockets with a timeout, and `fallocate` of memory.
+const EINTR_CALLS: [i64; 25] = [
     libc::SYS_epoll_wait,
     libc::SYS_epoll_pwait,
     libc::SYS_epoll_pwait2,
@@ -77,13 +77,21 @@ const EINTR_CALLS: [i64; 17] = [
     libc::SYS_semop,
     libc::SYS_semtimedop,
     libc::SYS_io_getevents,
+    libc::SYS_fallocate,
     libc::SYS_recvfrom,
     libc::SYS_recvmsg,
     libc::SYS_recvmmsg,
     libc::SYS_read,
     libc::SYS_readv,
+    libc::SYS_preadv2,
+    libc::SYS_write,
+    libc::SYS_writev,
+    libc::SYS_pwritev2,
     libc::SYS_sendto,
     libc::SYS_sendmsg,
+    libc::SYS_sendmmsg,
+    libc::SYS_sendfile,
+    libc::SYS_splice,
     libc::SYS_accept,
     libc::SYS_accept4,
     libc::SYS_connect,
@@ -110,12 +118,22 @@ impl Registers {
             self.use_rest();
         }
         if self.in_call() && (RESTART.contains(&(self.rax as i64)) || self.interrupted_by_stop()) {
-            self.rax = self.orig_rax;
-            // The length of the instruction `syscall`.
-            self.rip = self.rip.wrapping_sub(2);
+            return self.made_again();
         }
         self.orig_rax = NO_CALL;
         self
+    }
+
+    /// The same thread about to make its call once more, whatever that has returned.
+    #[must_use]
+    pub(crate) fn made_again(self) -> Self {
+        Self {
+            rax: self.orig_rax,
+            // The length of the instruction `syscall`.
+            rip: self.rip.wrapping_sub(2),
+            orig_rax: NO_CALL,
+            ..self
+        }
     }
 
     /// An interrupted call that was already made again by the kernel has lost its number: it is the one which the program loads

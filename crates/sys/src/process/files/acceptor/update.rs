@@ -43,6 +43,15 @@ impl Stock {
     /// As [`Self::prepare`]; [`FilesError::Malformed`] for changes that do not fit. The stock is of no use then.
     pub fn follow(&mut self, changes: Changes, given: Given) -> Result<(), FilesError> {
         let former = self.change(changes, given, false)?;
+        // What the image has is what was done: only what differs from it is done when the tree stands still.
+        for (id, old) in &former.files {
+            if let (Some(fd), Some(file), Some(old)) =
+                (self.files.get(id), self.image.files.get(id), old)
+                && old.flags != file.flags
+            {
+                set_status(fd.as_fd(), file, libc::O_ASYNC as u32)?;
+            }
+        }
         for (id, before) in &former.contents {
             let now = self.image.contents.get(id);
             if let (Some(keeper), Some(before), Some(now)) = (self.keepers.get(id), before, now) {
@@ -177,13 +186,20 @@ fn set_flags(fd: &OwnedFd, file: &OpenFile, before: Option<&OpenFile>) -> Result
         raw::set_owner(fd, owner.kind, owner.pid).at("F_SETOWN_EX")?;
         raw::set_owner_signal(fd, owner.signal).at("F_SETSIG")?;
     }
-    let path_only = file.flags & libc::O_PATH as u32 != 0;
     let is_async = file.flags & libc::O_ASYNC as u32 != 0;
     let changed = before.is_none_or(|before| before.flags != file.flags);
-    if !path_only && (is_async || changed) {
-        raw::set_status(fd, file.flags).at("F_SETFL")?;
+    if is_async || changed {
+        set_status(fd, file, 0)?;
     }
     Ok(())
+}
+
+/// Sets status flags but for those in `without`.
+fn set_status(fd: BorrowedFd<'_>, file: &OpenFile, without: u32) -> Result<(), FilesError> {
+    if file.flags & libc::O_PATH as u32 != 0 {
+        return Ok(());
+    }
+    raw::set_status(fd, file.flags & !without).at("F_SETFL")
 }
 
 /// Whether what was prepared for one can become the other.

@@ -7,6 +7,7 @@ use crate::process::files::image::Owner;
 use crate::process::files::raw;
 use crate::process::files::survey::inner_pid;
 use std::fs;
+use std::os::fd::BorrowedFd;
 
 /// Who is told by signal about an open file.
 pub fn owner(subject: &Subject) -> Saved<Option<Owner>> {
@@ -20,6 +21,12 @@ pub fn owner(subject: &Subject) -> Saved<Option<Owner>> {
     }
     // The owner may be gone by now, or stay behind: then nobody is told, as before.
     Ok(inner_pid(pid).map(|pid| Owner { kind, pid, signal }))
+}
+
+/// Whether somebody is named who is told by signal.
+pub fn has_owner(fd: BorrowedFd<'_>) -> Result<bool, FilesError> {
+    let (_, pid) = raw::owner(fd).at("F_GETOWN_EX")?;
+    Ok(pid != 0)
 }
 
 /// `RLIMIT_NOFILE` of a process, soft and hard.

@@ -73,6 +73,6 @@ pub fn is_unchanged(info: &FdInfo, before: &OpenFile) -> bool {
     let Kind::Inet { inode, .. } = before.kind else {
         return false;
     };
-    let quiet = before.owner.is_none() && !info.is_async();
+    let quiet = before.owner.is_none() && !info.tells_somebody();
     inode == info.inode && quiet
 }

@@ -265,7 +265,7 @@ impl Table {
             if !same {
                 return None;
             }
-            let as_it_was = (was.flags, was.offset) == (is.flags, is.offset);
+            let as_it_was = (was.flags, was.owned, was.offset) == (is.flags, is.owned, is.offset);
             if !(as_it_was && known.has_nothing_new(now)) {
                 changed.push(at);
             }
@@ -283,7 +283,10 @@ impl Table {
         for &at in changed {
             let (one, known) = (&mut seen.descriptors[at], self.slots[at]);
             let info = match known.has_more {
-                true => more.read(one.number).ok()?,
+                true => FdInfo {
+                    owned: listed[at].info.owned,
+                    ..more.read(one.number).ok()?
+                },
                 false => listed[at].info.clone(),
             };
             // An eventfd is told from others by its lines alone.
@@ -291,7 +294,8 @@ impl Table {
                 return None;
             }
             let class = &mut pool.classes[known.class];
-            let news = class.info.flags != info.flags || !known.has_nothing_new(&listed[at]);
+            let shown = (class.info.flags, class.info.owned) == (info.flags, info.owned);
+            let news = !shown || !known.has_nothing_new(&listed[at]);
             looks.note(known.class, news);
             if class.slots.first() == Some(&(self.number, one.number)) {
                 class.info.clone_from(&info);
@@ -306,7 +310,7 @@ impl Table {
 
 /// What all descriptors of an open file show alike.
 fn renew_shared(info: &mut FdInfo, now: &FdInfo) {
-    (info.flags, info.offset) = (now.flags, now.offset);
+    (info.flags, info.owned, info.offset) = (now.flags, now.owned, now.offset);
 }
 
 impl Looks {
@@ -333,7 +337,7 @@ impl Looks {
                         && inet::is_unchanged(&class.info, before)
                 };
                 let is_plain_set = || {
-                    let tells_nobody = before.owner.is_none() && !class.info.is_async();
+                    let tells_nobody = before.owner.is_none() && !class.info.tells_somebody();
                     watches.is_some() && tells_nobody && before.locks.is_empty()
                 };
                 let as_drafted = class.listed && before.flags == class.info.flags;

@@ -1,6 +1,6 @@
 //! One reading of a tree: each open file once, those that are found in flight on the way too.
 
-use super::beside::{descriptors_max, owner};
+use super::beside::{descriptors_max, has_owner, owner};
 use super::outside::Outside;
 use super::{Address, Copier, Draft, Known, Limits, Subject, inet};
 use crate::process::files::error::{At, Blocker, FilesError, Reason};
@@ -10,7 +10,7 @@ use crate::process::files::kinds;
 use crate::process::files::survey::{Place, Pool, Survey, key, own_info};
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::fs;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
 /// Why an open file was not saved.
 #[derive(Debug)]
@@ -278,7 +278,11 @@ impl<'a> Saver<'a> {
         let Some(copy) = self.copy(class)? else {
             return Ok(None);
         };
-        if unchanged.is_some() {
+        // Where there is no listing, nothing has said whether it has an owner.
+        let tells_nobody = || -> Result<bool, FilesError> {
+            Ok(self.pool.classes[class].listed || !has_owner(copy.as_fd())?)
+        };
+        if unchanged.is_some() && tells_nobody()? {
             let known = self.draft.and_then(|draft| draft.sockets.get(&id));
             let known = known.map(|known| &**known);
             self.note_place(class);
