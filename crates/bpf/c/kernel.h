@@ -70,6 +70,12 @@ struct sk_filter;
 struct sock {
 	struct sock_common __sk_common;
 	unsigned int sk_ll_usec;
+	__u8 sk_prefer_busy_poll;
+	__u16 sk_busy_poll_budget;
+	__u32 sk_tsflags;
+	int sk_reserved_mem;
+	__u8 sk_clockid;
+	int sk_peek_off;
 	__u8 sk_userlocks;
 	int sk_rcvbuf;
 	struct sk_filter *sk_filter;
@@ -87,15 +93,28 @@ struct sock {
 	__u8 sk_txrehash;
 };
 
+struct ipv6_txoptions;
+
 struct ipv6_pinfo {
+	int ucast_oif;
+	struct {
+		__u16 all;
+	} rxopt;
+	__u8 srcprefs;
+	struct ipv6_txoptions *opt;
 	__s16 hop_limit;
 	__u8 pmtudisc;
 	__u8 tclass;
 	__u8 min_hopcount;
 };
 
+struct ip_options_rcu;
+
 struct inet_sock {
 	struct ipv6_pinfo *pinet6;
+	struct ip_options_rcu *inet_opt;
+	__u32 local_port_range;
+	int uc_index;
 	unsigned long inet_flags;
 	__s16 uc_ttl;
 	__u8 tos;
@@ -142,6 +161,8 @@ struct tcp_sock {
 	__u32 snd_cwnd;
 	__u8 recvmsg_inq : 1;
 	__u8 tcp_usec_ts : 1;
+	__u8 fastopen_no_cookie : 1;
+	__u8 save_syn : 2;
 	__u32 copied_seq;
 	__u32 snd_wl1;
 	__u32 mdev_us;

@@ -60,7 +60,13 @@ static __always_inline void addresses(struct observed *o, struct sock *sk)
 static __always_inline int is_plain(struct sock *sk, struct tcp_sock *tcp)
 {
 	struct inet_connection_sock *icsk = (void *)tcp;
+	struct inet_sock *inet = (void *)tcp;
 	if (sk->sk_filter || icsk->icsk_ulp_ops || tcp->urg_data || tcp->ecn_flags)
+		return 0;
+	/* Headers of its own, and a place to peek at. */
+	if (inet->inet_opt || sk->sk_peek_off >= 0)
+		return 0;
+	if (sk->__sk_common.skc_family == AF_INET6 && inet->pinet6->opt)
 		return 0;
 	if (bpf_core_field_exists(tcp->md5sig_info) && tcp->md5sig_info)
 		return 0;
@@ -133,6 +139,13 @@ static __always_inline void socket_marks(struct option_marks *m, struct sock *sk
 		m->busy_poll_us = sk->sk_ll_usec;
 	m->descriptor_flags = sk->sk_socket->file->f_flags;
 	m->device = c->skc_bound_dev_if;
+	m->timestamping = sk->sk_tsflags;
+	m->reserved_memory = sk->sk_reserved_mem;
+	m->send_clock = sk->sk_clockid;
+	if (bpf_core_field_exists(sk->sk_prefer_busy_poll)) {
+		m->prefer_busy_poll = sk->sk_prefer_busy_poll;
+		m->busy_poll_budget = sk->sk_busy_poll_budget;
+	}
 	m->user_locks = sk->sk_userlocks;
 	m->tx_rehash = sk->sk_txrehash;
 	m->reuse = BPF_CORE_READ_BITFIELD(c, skc_reuse);
@@ -149,6 +162,8 @@ static __always_inline void ip_marks(struct option_marks *m, struct sock *sk, st
 	m->tos = inet->tos;
 	m->min_ttl = inet->min_ttl;
 	m->mtu_discover = inet->pmtudisc;
+	m->port_range = inet->local_port_range;
+	m->unicast_device = inet->uc_index;
 	if (sk->__sk_common.skc_family != AF_INET6)
 		return;
 	struct ipv6_pinfo *v6 = inet->pinet6;
@@ -156,6 +171,9 @@ static __always_inline void ip_marks(struct option_marks *m, struct sock *sk, st
 	m->v6_class = v6->tclass;
 	m->v6_mtu_discover = v6->pmtudisc;
 	m->v6_min_hops = v6->min_hopcount;
+	m->v6_receive = v6->rxopt.all;
+	m->v6_unicast_device = v6->ucast_oif;
+	m->v6_sources = v6->srcprefs;
 	/* Where the socket says none, the route does, or its device. */
 	if (m->hop_limit < 0) {
 		m->route_metrics = sk->sk_dst_cache->_metrics;
@@ -184,6 +202,8 @@ static __always_inline void tcp_marks(struct option_marks *m, struct sock *sk, s
 	m->nagle = BPF_CORE_READ_BITFIELD(tcp, nonagle) & 3;
 	m->thin_timeouts = BPF_CORE_READ_BITFIELD(tcp, thin_lto);
 	m->inq = BPF_CORE_READ_BITFIELD(tcp, recvmsg_inq);
+	m->save_syn = BPF_CORE_READ_BITFIELD(tcp, save_syn);
+	m->no_cookie = BPF_CORE_READ_BITFIELD(tcp, fastopen_no_cookie);
 	/* The count goes up to 255; what matters is whether it has come to the limit. */
 	struct net *net = sk->__sk_common.skc_net.net;
 	m->ping_pong = icsk->icsk_ack.pingpong;

@@ -41,9 +41,16 @@ struct option_marks {
 	__u32 linger2;
 	__u32 tx_delay;
 	__u32 notsent_low_water;
+	__u32 timestamping;
+	__u32 port_range;
+	__s32 unicast_device;
+	__s32 v6_unicast_device;
+	__u32 reserved_memory;
 	__s16 ttl;
 	__s16 hop_limit;
 	__u16 family;
+	__u16 v6_receive;
+	__u16 busy_poll_budget;
 	__u8 user_locks;
 	__u8 tx_rehash;
 	__u8 reuse;
@@ -61,7 +68,11 @@ struct option_marks {
 	__u8 thin_timeouts;
 	__u8 inq;
 	__u8 ping_pong;
-	__u8 pad[5];
+	__u8 prefer_busy_poll;
+	__u8 save_syn;
+	__u8 no_cookie;
+	__u8 v6_sources;
+	__u8 send_clock;
 };
 
 /* A TCP socket at one instant. Addresses as in struct flow_key; other fields as the kernel's struct tcp_sock has them,
@@ -116,9 +127,9 @@ struct observe_order {
 	struct observed last; /* as it was told, but for its clock */
 };
 
-_Static_assert(sizeof(struct option_marks) == 152, "option_marks");
-_Static_assert(__builtin_offsetof(struct option_marks, ping_pong) == 146, "ping_pong");
-_Static_assert(sizeof(struct observed) == 304, "observed");
-_Static_assert(sizeof(struct observe_order) == 320, "observe_order");
+_Static_assert(sizeof(struct option_marks) == 176, "option_marks");
+_Static_assert(__builtin_offsetof(struct option_marks, ping_pong) == 170, "ping_pong");
+_Static_assert(sizeof(struct observed) == 328, "observed");
+_Static_assert(sizeof(struct observe_order) == 344, "observe_order");
 
 #endif

@@ -14,13 +14,13 @@ use crate::mapped::Mapped;
 use crate::{Error, handle};
 
 /// Bytes of [`Observed::marks`].
-pub const MARKS_BYTES: usize = 152;
+pub const MARKS_BYTES: usize = 176;
 
 /// Bits of [`Observed::flags`].
 pub mod flags {
     /// An IPv6 socket, whose flow may be IPv4.
     pub const V6: u8 = 1;
-    /// No filter, upper layer protocol, keys, urgent data, ECN.
+    /// No filter, upper layer protocol, keys, urgent data, ECN, headers or place to peek at of its own.
     pub const PLAIN: u8 = 2;
     /// The program shut the receiving direction, or the peer's FIN came.
     pub const RECEIVE_SHUT: u8 = 4;
@@ -127,7 +127,7 @@ struct Order {
     last: [u8; size_of::<Observed>()],
 }
 
-const _: () = assert!(size_of::<Order>() == 320 && size_of::<Observed>() == 304);
+const _: () = assert!(size_of::<Order>() == 344 && size_of::<Observed>() == 328);
 
 static OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/observe.bpf.o"));
 

@@ -5,6 +5,7 @@ use crate::netlink::{Message, Netlink, attributes};
 use crate::sockopt::{get_bytes, get_int};
 use crate::tcp_info::{TcpInfo, TcpState};
 use crate::tcp_repair::{RepairError, Unmovable};
+use std::collections::HashMap;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::BorrowedFd;
@@ -13,11 +14,14 @@ use std::os::fd::BorrowedFd;
 const BY_FAMILY: u16 = 20;
 /// Attribute numbers of `linux/inet_diag.h`.
 const INET_DIAG_INFO: u16 = 2;
+const INET_DIAG_SHUTDOWN: u16 = 8;
 const INET_DIAG_MD5SIG: u16 = 18;
 /// The extension that asks for `TCP_INFO`.
 const INFO: u8 = 1 << (INET_DIAG_INFO - 1);
 /// Bytes of `struct inet_diag_msg`.
 const DIAG_MESSAGE: usize = 72;
+/// Where in it the socket's cookie is.
+const COOKIE_AT: usize = 44;
 /// `INET_DIAG_NOCOOKIE`.
 const NO_COOKIE: [u8; 8] = [0xff; 8];
 /// `TCP_ESTABLISHED` and so on, of `net/tcp_states.h`.
@@ -29,7 +33,7 @@ const LISTEN: u8 = 10;
 /// A listener is not a connection.
 const LISTEN_BIT: u32 = 1 << LISTEN;
 /// `SO_COOKIE` gives 8 bytes.
-type Cookie = [u8; 8];
+pub(crate) type Cookie = [u8; 8];
 
 /// One TCP connection as the kernel lists it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -115,6 +119,30 @@ pub(crate) fn sockets(protocol: i32, port: u16) -> io::Result<Vec<(TcpState, Con
     list(protocol, port, u32::MAX, 0, |state, one| {
         found.extend(TcpState::from_kernel(state).map(|state| (state, one)));
     })?;
+    Ok(found)
+}
+
+/// Halves of UDP sockets that are shut (1 receiving, 2 sending), by `SO_COOKIE`; only sockets with one are listed.
+pub(crate) fn udp_shutdowns(netlink: &mut Netlink) -> io::Result<HashMap<Cookie, u8>> {
+    let mut found = HashMap::new();
+    for family in [libc::AF_INET, libc::AF_INET6] {
+        let identity = identity(0, NO_COOKIE);
+        let wanted = request((family, libc::IPPROTO_UDP), u32::MAX, 0, &identity);
+        let outcome = netlink.ask(wanted, libc::NLM_F_DUMP, |_, body| {
+            let list = body.get(DIAG_MESSAGE..).unwrap_or(&[]);
+            let shut = attributes(list).find(|(kind, _)| *kind == INET_DIAG_SHUTDOWN);
+            let halves = shut.and_then(|(_, value)| value.first().copied());
+            let cookie = body.get(COOKIE_AT..COOKIE_AT + 8);
+            let cookie = cookie.and_then(|cookie| Cookie::try_from(cookie).ok());
+            if let (Some(cookie), Some(halves @ 1..)) = (cookie, halves) {
+                found.insert(cookie, halves);
+            }
+        });
+        match outcome {
+            Err(error) if error.raw_os_error() == Some(libc::ENOENT) => {}
+            other => other?,
+        }
+    }
     Ok(found)
 }
 

@@ -16,6 +16,48 @@ pub const TCP_RTO_MIN_US: i32 = 45;
 /// `TCP_DELACK_MAX_US` (`linux/tcp.h`).
 pub const TCP_DELACK_MAX_US: i32 = 46;
 
+/// Numbers of `asm-generic/socket.h`, `linux/in.h`, `linux/in6.h` and `linux/tcp.h` that programs of this crate use by name.
+pub(crate) mod numbers {
+    pub const SO_TIMESTAMPING: i32 = 37;
+    pub const SO_WIFI_STATUS: i32 = 41;
+    pub const SO_NOFCS: i32 = 43;
+    pub const SO_SELECT_ERR_QUEUE: i32 = 45;
+    pub const SO_INCOMING_CPU: i32 = 49;
+    pub const SO_TIMESTAMP_NEW: i32 = 63;
+    pub const SO_TIMESTAMPNS_NEW: i32 = 64;
+    pub const SO_TIMESTAMPING_NEW: i32 = 65;
+    pub const SO_PREFER_BUSY_POLL: i32 = 69;
+    pub const SO_BUSY_POLL_BUDGET: i32 = 70;
+    pub const SO_RESERVE_MEM: i32 = 73;
+    pub const SO_RCVMARK: i32 = 75;
+    pub const SO_RCVPRIORITY: i32 = 82;
+    pub const SO_INQ: i32 = 84;
+    pub const SO_TXTIME: i32 = 61;
+    pub const SO_PASSPIDFD: i32 = 76;
+    pub const SO_PASSRIGHTS: i32 = 83;
+    pub const IP_CHECKSUM: i32 = 23;
+    pub const IP_RECVFRAGSIZE: i32 = 25;
+    pub const IP_RECVERR_RFC4884: i32 = 26;
+    pub const IP_LOCAL_PORT_RANGE: i32 = 51;
+    pub const IPV6_2292PKTINFO: i32 = 2;
+    pub const IPV6_2292HOPOPTS: i32 = 3;
+    pub const IPV6_2292DSTOPTS: i32 = 4;
+    pub const IPV6_2292RTHDR: i32 = 5;
+    pub const IPV6_2292HOPLIMIT: i32 = 8;
+    pub const IPV6_FLOWINFO: i32 = 11;
+    pub const IPV6_ROUTER_ALERT_ISOLATE: i32 = 30;
+    pub const IPV6_RECVERR_RFC4884: i32 = 31;
+    pub const IPV6_FLOWINFO_SEND: i32 = 33;
+    pub const IPV6_AUTOFLOWLABEL: i32 = 70;
+    pub const IPV6_ADDR_PREFERENCES: i32 = 72;
+    pub const IPV6_MINHOPCOUNT: i32 = 73;
+    pub const IPV6_RECVFRAGSIZE: i32 = 77;
+    pub const TCP_SAVE_SYN: i32 = 27;
+    pub const TCP_FASTOPEN_CONNECT: i32 = 30;
+    pub const TCP_FASTOPEN_KEY: i32 = 33;
+    pub const TCP_FASTOPEN_NO_COOKIE: i32 = 34;
+}
+
 /// Reads an `int` option.
 ///
 /// # Errors

@@ -11,6 +11,7 @@ pub(crate) use options::option_of;
 pub use options::{UdpStatic, prepare, read_any, read_static};
 pub use queue::{Datagram, drain, peek, peek_with_destinations, replay};
 
+use crate::wide_options::WideError;
 use std::io;
 use thiserror::Error;
 
@@ -32,6 +33,21 @@ pub enum UdpError {
     /// The acceptor has no such device.
     #[error("the socket is bound to device '{0}', which the acceptor has not")]
     DeviceAbsent(String),
+    /// An eBPF program filters what the socket receives.
+    #[error(
+        "an eBPF program is attached to the socket (SO_ATTACH_BPF), which the kernel does not give out: attach a classic filter (SO_ATTACH_FILTER), or detach it"
+    )]
+    ExtendedFilter,
+    /// `SOF_TIMESTAMPING_OPT_ID`.
+    #[error(
+        "timestamps of the socket are numbered (SOF_TIMESTAMPING_OPT_ID), and the kernel does not tell how far: ask for timestamps without numbers"
+    )]
+    NumberedTimestamps,
+    /// `SOF_TIMESTAMPING_BIND_PHC`.
+    #[error(
+        "timestamps of the socket are of a hardware clock of this host (SOF_TIMESTAMPING_BIND_PHC): ask for those of the system's clock"
+    )]
+    HardwareClock,
     /// The kernel refused a step.
     #[error("{step}: {source}")]
     Kernel {
@@ -40,6 +56,18 @@ pub enum UdpError {
         /// The kernel's answer.
         source: io::Error,
     },
+}
+
+impl From<WideError> for UdpError {
+    fn from(error: WideError) -> Self {
+        match error {
+            WideError::ExtendedFilter => Self::ExtendedFilter,
+            WideError::NumberedTimestamps => Self::NumberedTimestamps,
+            WideError::HardwareClock => Self::HardwareClock,
+            WideError::DeviceAbsent(name) => Self::DeviceAbsent(name),
+            WideError::Kernel(step, source) => Self::Kernel { step, source },
+        }
+    }
 }
 
 /// Names the step that an IO error comes from.

@@ -2,11 +2,12 @@
 
 mod common;
 
-use common::{Namespace, Net, SERVICE_V4, To, exchange, hand_off, pattern, services};
+use common::{Namespace, Net, SERVICE_V4, To, exchange, hand_off, pattern, services, vary};
 use holdfast_sys::address::{RawAddress, bind};
 use holdfast_sys::sockopt::{get_bytes, get_int, set_bytes, set_int};
 use holdfast_sys::tcp_repair::{
-    RepairError, Settled, Unmovable, extract, extract_all, prepare, read_static, settle,
+    RepairError, Settled, TcpUnconnected, Uncap, Unmovable, extract, extract_all, prepare,
+    read_static, settle, uncap_timeout,
 };
 use libc::{IPPROTO_IP, IPPROTO_IPV6, IPPROTO_TCP, SOL_SOCKET};
 use std::io::{Read, Write};
@@ -113,6 +114,103 @@ fn every_option_survives() {
     }
 }
 
+fn levels(service: SocketAddr) -> &'static [(i32, i32)] {
+    match service.is_ipv4() {
+        true => &[vary::SOCKET, vary::IP, vary::TCP],
+        false => &[vary::SOCKET, vary::IP, vary::IPV6, vary::TCP],
+    }
+}
+
+/// Every option of a connection that can be read and set is afterwards what it was, whatever it is called.
+#[test]
+fn every_option_that_can_be_read_survives() {
+    let net = Net::new();
+    for service in services() {
+        net.route(To::A);
+        let (_client, server) = net.connection(service);
+        // The size of segments is the connection's; the kernel notes which processor its packets come to; to peek at a
+        // place is refused; without routes there is no way to the client; only a listener can defer; the test's own
+        // sockets have timeouts.
+        let without = [
+            (IPPROTO_TCP, libc::TCP_DEFER_ACCEPT),
+            (SOL_SOCKET, libc::SO_RCVTIMEO),
+            (SOL_SOCKET, libc::SO_SNDTIMEO),
+            (SOL_SOCKET, 66),
+            (SOL_SOCKET, 67),
+            (SOL_SOCKET, libc::SO_DONTROUTE),
+            (IPPROTO_TCP, libc::TCP_MAXSEG),
+            (SOL_SOCKET, 49),
+            (SOL_SOCKET, libc::SO_PEEK_OFF),
+        ];
+        let varied = net
+            .a
+            .run(|| vary::vary(server.as_fd(), levels(service), &without));
+        assert!(varied.len() > 50, "only {} were set", varied.len());
+        common::attach_filter(server.as_fd(), &common::SHORT_ONES);
+        let moved = hand_off(&net, server);
+        let socket = moved.socket.as_fd();
+        uncap_timeout(socket, &moved.fixed, Uncap::Now).expect("settled");
+        let lost = net.b.run(|| vary::differences(socket, &varied));
+        assert!(lost.is_empty(), "of {service}: {lost:#?}");
+        assert_eq!(common::filter(socket), common::SHORT_ONES);
+    }
+}
+
+/// The same of sockets that listen, or are not connected yet.
+#[test]
+fn every_option_of_a_listener_survives() {
+    let net = Net::new();
+    for service in services() {
+        for listens in [true, false] {
+            let family = match service.is_ipv4() {
+                true => libc::AF_INET,
+                false => libc::AF_INET6,
+            };
+            let listener = net.a.run(|| {
+                // SAFETY: no pointers are passed; a new descriptor is owned by nothing else.
+                let fd = unsafe { libc::socket(family, libc::SOCK_STREAM, 0) };
+                assert!(fd >= 0);
+                // SAFETY: as above.
+                let fd = unsafe { OwnedFd::from_raw_fd(fd) };
+                if listens {
+                    let address = RawAddress::for_family(service, service.is_ipv6());
+                    bind(fd.as_fd(), &address).expect("bind");
+                    // SAFETY: no pointers are passed.
+                    assert_eq!(unsafe { libc::listen(fd.as_raw_fd(), 7) }, 0);
+                }
+                fd
+            });
+            // What says how it listens is one with that; to peek at a place is nothing without a connection.
+            let how = [libc::TCP_DEFER_ACCEPT, libc::TCP_FASTOPEN, 33];
+            let mut without = vec![(SOL_SOCKET, libc::SO_PEEK_OFF)];
+            without.extend(
+                how.map(|name| (IPPROTO_TCP, name))
+                    .iter()
+                    .filter(|_| !listens),
+            );
+            let varied = net
+                .a
+                .run(|| vary::vary(listener.as_fd(), levels(service), &without));
+            assert!(varied.len() > 50, "only {} were set", varied.len());
+            common::attach_filter(listener.as_fd(), &common::SHORT_ONES);
+            let fixed = net
+                .a
+                .run(|| TcpUnconnected::read(listener.as_fd()).expect("readable"));
+            let moved = net.b.run(|| {
+                let moved = fixed.prepare().expect("prepared");
+                fixed.restore(moved.as_fd()).expect("restored");
+                moved
+            });
+            let lost = net.b.run(|| vary::differences(moved.as_fd(), &varied));
+            assert!(
+                lost.is_empty(),
+                "of {service}, listens: {listens}: {lost:#?}"
+            );
+            assert_eq!(common::filter(moved.as_fd()), common::SHORT_ONES);
+        }
+    }
+}
+
 #[test]
 fn a_corked_socket_stays_corked_and_keeps_its_data() {
     let net = Net::new();
@@ -184,7 +282,7 @@ fn what_cannot_move_is_refused_by_name() {
         let (mut server, _) = listener.accept().expect("accept");
         let before = read_static(server.as_fd()).expect("movable");
         refuses_urgent_data(&client, &server);
-        refuses_a_filter(&server);
+        refuses_what_cannot_be_read(&server);
         server.read_exact(&mut [0; 4]).expect("read");
         assert_eq!(read_static(server.as_fd()).expect("movable again"), before);
         drop(client);
@@ -232,24 +330,15 @@ fn refuses_urgent_data(client: &TcpStream, server: &TcpStream) {
     assert_eq!((got, byte[0]), (1, b'!'));
 }
 
-fn refuses_a_filter(server: &TcpStream) {
-    let accept_all = [libc::sock_filter {
-        code: 0x06,
-        jt: 0,
-        jf: 0,
-        k: u32::MAX,
-    }];
-    let program = libc::sock_fprog {
-        len: 1,
-        filter: accept_all.as_ptr().cast_mut(),
-    };
-    // SAFETY: plain data with a pointer to `accept_all`, which outlives the call.
-    let raw = unsafe {
-        std::slice::from_raw_parts((&raw const program).cast::<u8>(), size_of_val(&program))
-    };
-    set_bytes(server.as_fd(), SOL_SOCKET, libc::SO_ATTACH_FILTER, raw).expect("attach");
-    assert_eq!(refusal(server), Unmovable::Filter);
-    set_int(server.as_fd(), SOL_SOCKET, libc::SO_DETACH_FILTER, 0).expect("detach");
+/// An eBPF program, and a place to peek at; a classic filter moves.
+fn refuses_what_cannot_be_read(server: &TcpStream) {
+    let socket = server.as_fd();
+    common::attach_ebpf(socket);
+    assert_eq!(refusal(server), Unmovable::ExtendedFilter);
+    set_int(socket, SOL_SOCKET, libc::SO_DETACH_FILTER, 0).expect("detach");
+    set_int(socket, SOL_SOCKET, libc::SO_PEEK_OFF, 1).expect("a place");
+    assert_eq!(refusal(server), Unmovable::PeekOffset);
+    set_int(socket, SOL_SOCKET, libc::SO_PEEK_OFF, -1).expect("none");
 }
 
 fn tcp_socket(protocol: i32, flags: i32) -> OwnedFd {

@@ -2,7 +2,8 @@
 
 mod common;
 
-use common::{Net, services};
+use common::{Net, services, vary};
+use holdfast_sys::process::sockets::{Reader, SocketStatic};
 use holdfast_sys::sockopt::{get_int, set_int};
 use holdfast_sys::tun::{Tun, VnetHeader};
 use holdfast_sys::udp::{
@@ -10,8 +11,10 @@ use holdfast_sys::udp::{
     read_static, replay,
 };
 use libc::{IPPROTO_IP, IPPROTO_IPV6, IPPROTO_UDP, SOL_SOCKET};
+use rustix::net::Shutdown;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};
 use std::os::fd::AsFd;
+use std::time::Duration;
 
 const OPTIONS: &[(i32, i32, i32)] = &[
     (SOL_SOCKET, libc::SO_BROADCAST, 1),
@@ -93,6 +96,69 @@ fn options_and_addresses_survive() {
             assert_eq!(moved.peer_addr().ok(), connected.then_some(far));
             let again = read_static(moved.as_fd(), Vec::new()).expect("readable");
             assert_eq!(again, fixed);
+        }
+    }
+}
+
+/// Every option that can be read and set is afterwards what it was, whatever it is called.
+#[test]
+fn every_option_that_can_be_read_survives() {
+    let net = Net::new();
+    for (at, mut service) in services().into_iter().enumerate() {
+        service.set_port(other_port(20 + at));
+        let socket = net.a.run(|| UdpSocket::bind(service).expect("bind"));
+        let levels: &[(i32, i32)] = match service.is_ipv4() {
+            true => &[vary::SOCKET, vary::IP, vary::UDP],
+            false => &[vary::SOCKET, vary::IP, vary::IPV6, vary::UDP],
+        };
+        let varied = net.a.run(|| vary::vary(socket.as_fd(), levels, &[]));
+        assert!(varied.len() > 50, "only {} were set", varied.len());
+        let fixed = net
+            .a
+            .run(|| read_static(socket.as_fd(), Vec::new()).expect("readable"));
+        let moved = UdpSocket::from(net.b.run(|| prepare(&coded(&fixed)).expect("prepared")));
+        let lost = net.b.run(|| vary::differences(moved.as_fd(), &varied));
+        assert!(lost.is_empty(), "of {service}: {lost:#?}");
+    }
+}
+
+/// Timeouts, filters and shut halves are no `int` that could be set.
+#[test]
+fn timeouts_filters_and_shut_halves_survive() {
+    let net = Net::new();
+    for (at, service) in services().into_iter().enumerate() {
+        for (half, how) in [Shutdown::Read, Shutdown::Write, Shutdown::Both]
+            .into_iter()
+            .enumerate()
+        {
+            let at = SocketAddr::new(service.ip(), other_port(30 + at * 3 + half));
+            let socket = net.a.run(|| UdpSocket::bind(at).expect("bind"));
+            // Whole ticks of the kernel's clock, whatever its rate.
+            let (long, short) = (Duration::from_millis(7200), Duration::from_millis(320));
+            socket.set_read_timeout(Some(long)).expect("set");
+            socket.set_write_timeout(Some(short)).expect("set");
+            common::attach_filter(socket.as_fd(), &common::SHORT_ONES);
+            set_int(socket.as_fd(), SOL_SOCKET, libc::SO_LOCK_FILTER, 1).expect("locked");
+            // Without a peer the kernel shuts it, and says ENOTCONN.
+            let _ = rustix::net::shutdown(&socket, how);
+            let read = net.a.run(|| Reader::new()?.read(socket.as_fd()));
+            let SocketStatic::Datagrams(fixed) = read.expect("readable") else {
+                panic!("no UDP socket");
+            };
+            let moved = UdpSocket::from(net.b.run(|| prepare(&coded(&fixed)).expect("prepared")));
+            assert_eq!(moved.read_timeout().expect("asked"), Some(long));
+            assert_eq!(moved.write_timeout().expect("asked"), Some(short));
+            assert_eq!(common::filter(moved.as_fd()), common::SHORT_ONES);
+            let locked = get_int(moved.as_fd(), SOL_SOCKET, libc::SO_LOCK_FILTER);
+            assert_eq!(locked.expect("asked"), 1);
+            let again = net.b.run(|| Reader::new()?.read(moved.as_fd()));
+            let SocketStatic::Datagrams(again) = again.expect("readable") else {
+                panic!("no UDP socket");
+            };
+            assert_eq!(
+                (again.shutdown, fixed.shutdown),
+                (half as u8 + 1, half as u8 + 1)
+            );
         }
     }
 }
@@ -304,5 +370,19 @@ fn what_cannot_move_is_refused() {
     assert!(matches!(
         read_static(tcp.as_fd(), Vec::new()),
         Err(UdpError::NotUdp)
+    ));
+    let numbered = UdpSocket::bind("127.0.0.1:0").expect("bind");
+    // `SOF_TIMESTAMPING_OPT_ID`, with times when packets leave.
+    let name = 37;
+    set_int(numbered.as_fd(), SOL_SOCKET, name, 1 << 7 | 1 << 1).expect("SO_TIMESTAMPING");
+    assert!(matches!(
+        read_static(numbered.as_fd(), Vec::new()),
+        Err(UdpError::NumberedTimestamps)
+    ));
+    let filtered = UdpSocket::bind("127.0.0.1:0").expect("bind");
+    common::attach_ebpf(filtered.as_fd());
+    assert!(matches!(
+        read_static(filtered.as_fd(), Vec::new()),
+        Err(UdpError::ExtendedFilter)
     ));
 }

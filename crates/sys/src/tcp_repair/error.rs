@@ -1,6 +1,7 @@
 //! Why a connection cannot move, and what failed while moving it.
 
 use crate::tcp_info::TcpState;
+use crate::wide_options::WideError;
 use serde::{Deserialize, Serialize};
 use std::io;
 use thiserror::Error;
@@ -46,11 +47,24 @@ pub enum Unmovable {
         "the kernel handles '{0}' on this connection (TCP_ULP) and does not give its state up: keep it in the program"
     )]
     UpperLayerProtocol(String),
-    /// A socket filter is attached.
+    /// An eBPF program filters what the socket receives.
     #[error(
-        "a packet filter is attached to the socket: detach it (SO_DETACH_FILTER) before the handoff"
+        "an eBPF program is attached to the socket (SO_ATTACH_BPF), which the kernel does not give out: attach a classic filter (SO_ATTACH_FILTER), or detach it"
     )]
-    Filter,
+    ExtendedFilter,
+    /// `SO_PEEK_OFF`.
+    #[error("the socket keeps a place to peek at (SO_PEEK_OFF): set it to -1")]
+    PeekOffset,
+    /// `SOF_TIMESTAMPING_OPT_ID`.
+    #[error(
+        "timestamps of the socket are numbered (SOF_TIMESTAMPING_OPT_ID), and the kernel does not tell how far: ask for timestamps without numbers"
+    )]
+    NumberedTimestamps,
+    /// `SOF_TIMESTAMPING_BIND_PHC`.
+    #[error(
+        "timestamps of the socket are of a hardware clock of this host (SOF_TIMESTAMPING_BIND_PHC): ask for those of the system's clock"
+    )]
+    HardwareClock,
     /// An address that means something on this host only.
     #[error(
         "{0} is a link-local address, which means nothing on another link: use a routable address"
@@ -95,6 +109,18 @@ pub enum RepairError {
     /// The state contradicts itself, or what the kernel holds.
     #[error("inconsistent state: {0}")]
     Inconsistent(&'static str),
+}
+
+impl From<WideError> for RepairError {
+    fn from(error: WideError) -> Self {
+        match error {
+            WideError::ExtendedFilter => Unmovable::ExtendedFilter.into(),
+            WideError::NumberedTimestamps => Unmovable::NumberedTimestamps.into(),
+            WideError::HardwareClock => Unmovable::HardwareClock.into(),
+            WideError::DeviceAbsent(name) => Unmovable::DeviceAbsent(name).into(),
+            WideError::Kernel(step, source) => Self::Kernel { step, source },
+        }
+    }
 }
 
 /// Names the step that an IO error comes from.

@@ -3,10 +3,20 @@
 
 use super::error::{At, RepairError, Unmovable};
 use super::seen::Seen;
+use crate::sockopt::numbers::{
+    IP_CHECKSUM, IP_LOCAL_PORT_RANGE, IP_RECVERR_RFC4884, IP_RECVFRAGSIZE, IPV6_2292DSTOPTS,
+    IPV6_2292HOPLIMIT, IPV6_2292HOPOPTS, IPV6_2292PKTINFO, IPV6_2292RTHDR, IPV6_ADDR_PREFERENCES,
+    IPV6_AUTOFLOWLABEL, IPV6_FLOWINFO, IPV6_FLOWINFO_SEND, IPV6_MINHOPCOUNT, IPV6_RECVERR_RFC4884,
+    IPV6_RECVFRAGSIZE, IPV6_ROUTER_ALERT_ISOLATE, SO_BUSY_POLL_BUDGET, SO_INCOMING_CPU, SO_NOFCS,
+    SO_PREFER_BUSY_POLL, SO_RCVMARK, SO_RCVPRIORITY, SO_RESERVE_MEM, SO_SELECT_ERR_QUEUE,
+    SO_TIMESTAMP_NEW, SO_TIMESTAMPING, SO_TIMESTAMPING_NEW, SO_TIMESTAMPNS_NEW, SO_WIFI_STATUS,
+    TCP_FASTOPEN_CONNECT, TCP_FASTOPEN_NO_COOKIE, TCP_SAVE_SYN,
+};
 use crate::sockopt::{
     SO_BUF_LOCK, SO_TXREHASH, TCP_DELACK_MAX_US, TCP_RTO_MAX_MS, TCP_RTO_MIN_US, get_bytes,
     get_int, set_bytes, set_int,
 };
+use crate::wide_options::WideOptions;
 use libc::{IPPROTO_IP, IPPROTO_IPV6, IPPROTO_TCP, SOL_SOCKET};
 use serde::{Deserialize, Serialize};
 use std::io;
@@ -19,6 +29,8 @@ struct IntOption {
     name: i32,
     /// Set only when the value is not zero (setting zero has a meaning of its own, or is refused).
     only_nonzero: bool,
+    /// Of sockets without a connection alone: a connection's says something else, or changes with traffic.
+    unconnected: bool,
 }
 
 const fn option(id: u8, level: i32, name: i32) -> IntOption {
@@ -27,6 +39,7 @@ const fn option(id: u8, level: i32, name: i32) -> IntOption {
         level,
         name,
         only_nonzero: false,
+        unconnected: false,
     }
 }
 
@@ -36,15 +49,23 @@ const fn nonzero(id: u8, level: i32, name: i32) -> IntOption {
         level,
         name,
         only_nonzero: true,
+        unconnected: false,
     }
 }
 
-/// `TCP_TX_DELAY`, `TCP_INQ`, `IPV6_MINHOPCOUNT`, `IPV6_AUTOFLOWLABEL`, `IP_MINTTL` (`linux/tcp.h`, `linux/in6.h`).
+const fn unconnected(id: u8, level: i32, name: i32) -> IntOption {
+    IntOption {
+        id,
+        level,
+        name,
+        only_nonzero: false,
+        unconnected: true,
+    }
+}
+
+/// `TCP_TX_DELAY`, `TCP_INQ` (`linux/tcp.h`).
 const TCP_INQ: i32 = 36;
 const TCP_TX_DELAY: i32 = 37;
-const IPV6_MINHOPCOUNT: i32 = 73;
-const IPV6_AUTOFLOWLABEL: i32 = 70;
-const IP_MINTTL: i32 = 21;
 
 const QUICK_ACK_ID: u8 = 20;
 const RCVLOWAT_ID: u8 = 36;
@@ -62,7 +83,7 @@ const INT_OPTIONS: &[IntOption] = &[
     option(7, IPPROTO_IPV6, libc::IPV6_UNICAST_HOPS),
     option(8, IPPROTO_IP, libc::IP_MTU_DISCOVER),
     option(9, IPPROTO_IPV6, libc::IPV6_MTU_DISCOVER),
-    option(10, IPPROTO_IP, IP_MINTTL),
+    option(10, IPPROTO_IP, libc::IP_MINTTL),
     option(11, IPPROTO_IPV6, IPV6_MINHOPCOUNT),
     option(12, IPPROTO_IPV6, libc::IPV6_DONTFRAG),
     option(13, IPPROTO_IPV6, IPV6_AUTOFLOWLABEL),
@@ -84,14 +105,73 @@ const INT_OPTIONS: &[IntOption] = &[
     option(29, SOL_SOCKET, libc::SO_OOBINLINE),
     option(30, SOL_SOCKET, libc::SO_DONTROUTE),
     option(31, SOL_SOCKET, libc::SO_BUSY_POLL),
+    // Each of these changes what the next ones say.
+    option(40, SOL_SOCKET, SO_TIMESTAMPING),
+    nonzero(41, SOL_SOCKET, SO_TIMESTAMPING_NEW),
     nonzero(32, SOL_SOCKET, libc::SO_TIMESTAMP),
     nonzero(33, SOL_SOCKET, libc::SO_TIMESTAMPNS),
+    nonzero(42, SOL_SOCKET, SO_TIMESTAMP_NEW),
+    nonzero(43, SOL_SOCKET, SO_TIMESTAMPNS_NEW),
     option(34, SOL_SOCKET, libc::SO_ZEROCOPY),
     option(35, SOL_SOCKET, SO_TXREHASH),
     option(RCVLOWAT_ID, SOL_SOCKET, libc::SO_RCVLOWAT),
     nonzero(WINDOW_CLAMP_ID, IPPROTO_TCP, libc::TCP_WINDOW_CLAMP),
     option(38, IPPROTO_IPV6, libc::IPV6_V6ONLY),
     option(39, IPPROTO_TCP, libc::TCP_SYNCNT),
+    option(44, SOL_SOCKET, libc::SO_DEBUG),
+    option(45, SOL_SOCKET, libc::SO_BROADCAST),
+    option(46, SOL_SOCKET, libc::SO_NO_CHECK),
+    option(47, SOL_SOCKET, libc::SO_RXQ_OVFL),
+    option(48, SOL_SOCKET, SO_WIFI_STATUS),
+    option(49, SOL_SOCKET, SO_NOFCS),
+    option(50, SOL_SOCKET, SO_SELECT_ERR_QUEUE),
+    option(51, SOL_SOCKET, SO_PREFER_BUSY_POLL),
+    option(52, SOL_SOCKET, SO_BUSY_POLL_BUDGET),
+    option(53, SOL_SOCKET, SO_RCVMARK),
+    option(54, SOL_SOCKET, SO_RCVPRIORITY),
+    option(55, SOL_SOCKET, SO_RESERVE_MEM),
+    unconnected(57, SOL_SOCKET, SO_INCOMING_CPU),
+    unconnected(58, IPPROTO_TCP, libc::TCP_MAXSEG),
+    unconnected(59, IPPROTO_TCP, TCP_FASTOPEN_CONNECT),
+    option(61, IPPROTO_TCP, TCP_SAVE_SYN),
+    option(62, IPPROTO_TCP, TCP_FASTOPEN_NO_COOKIE),
+    option(63, IPPROTO_IP, libc::IP_RECVERR),
+    option(64, IPPROTO_IP, libc::IP_RECVTTL),
+    option(65, IPPROTO_IP, libc::IP_RECVTOS),
+    option(66, IPPROTO_IP, libc::IP_PKTINFO),
+    option(67, IPPROTO_IP, libc::IP_RECVOPTS),
+    option(68, IPPROTO_IP, libc::IP_RETOPTS),
+    option(69, IPPROTO_IP, libc::IP_PASSSEC),
+    option(70, IPPROTO_IP, libc::IP_RECVORIGDSTADDR),
+    option(71, IPPROTO_IP, IP_CHECKSUM),
+    option(72, IPPROTO_IP, libc::IP_BIND_ADDRESS_NO_PORT),
+    option(73, IPPROTO_IP, IP_RECVFRAGSIZE),
+    option(74, IPPROTO_IP, IP_RECVERR_RFC4884),
+    option(76, IPPROTO_IP, libc::IP_MULTICAST_LOOP),
+    option(77, IPPROTO_IP, libc::IP_MULTICAST_ALL),
+    option(78, IPPROTO_IP, IP_LOCAL_PORT_RANGE),
+    option(80, IPPROTO_IPV6, libc::IPV6_RECVPKTINFO),
+    option(81, IPPROTO_IPV6, IPV6_2292PKTINFO),
+    option(82, IPPROTO_IPV6, libc::IPV6_RECVHOPLIMIT),
+    option(83, IPPROTO_IPV6, IPV6_2292HOPLIMIT),
+    option(84, IPPROTO_IPV6, libc::IPV6_RECVRTHDR),
+    option(85, IPPROTO_IPV6, IPV6_2292RTHDR),
+    option(86, IPPROTO_IPV6, libc::IPV6_RECVHOPOPTS),
+    option(87, IPPROTO_IPV6, IPV6_2292HOPOPTS),
+    option(88, IPPROTO_IPV6, libc::IPV6_RECVDSTOPTS),
+    option(89, IPPROTO_IPV6, IPV6_2292DSTOPTS),
+    option(90, IPPROTO_IPV6, libc::IPV6_RECVTCLASS),
+    option(91, IPPROTO_IPV6, IPV6_FLOWINFO),
+    option(92, IPPROTO_IPV6, libc::IPV6_RECVPATHMTU),
+    option(93, IPPROTO_IPV6, libc::IPV6_RECVORIGDSTADDR),
+    option(94, IPPROTO_IPV6, IPV6_RECVFRAGSIZE),
+    option(96, IPPROTO_IPV6, libc::IPV6_MULTICAST_LOOP),
+    option(97, IPPROTO_IPV6, libc::IPV6_MULTICAST_ALL),
+    option(98, IPPROTO_IPV6, libc::IPV6_RECVERR),
+    option(99, IPPROTO_IPV6, IPV6_RECVERR_RFC4884),
+    option(100, IPPROTO_IPV6, IPV6_FLOWINFO_SEND),
+    option(101, IPPROTO_IPV6, IPV6_ROUTER_ALERT_ISOLATE),
+    option(102, IPPROTO_IPV6, IPV6_ADDR_PREFERENCES),
 ];
 
 /// `SO_LINGER`: what `close` does with unsent data.
@@ -136,14 +216,25 @@ pub struct SocketOptions {
     pub free_bind: bool,
     /// `O_NONBLOCK` of the descriptor.
     pub nonblocking: bool,
+    /// Options that take more than an `int`.
+    pub(crate) wide: WideOptions,
 }
 
 impl SocketOptions {
-    /// Reads all options of `fd`; those the kernel does not know are left out.
+    /// Reads all options of a connection's socket; those the kernel does not know are left out.
     pub(super) fn read(fd: BorrowedFd<'_>, v6: bool) -> Result<Self, RepairError> {
+        Self::read_all(fd, v6, false)
+    }
+
+    /// [`SocketOptions::read`] of a socket without a connection.
+    pub(super) fn read_unconnected(fd: BorrowedFd<'_>, v6: bool) -> Result<Self, RepairError> {
+        Self::read_all(fd, v6, true)
+    }
+
+    fn read_all(fd: BorrowedFd<'_>, v6: bool, unconnected: bool) -> Result<Self, RepairError> {
         let flag = |name, step| Ok::<_, RepairError>(get_int(fd, SOL_SOCKET, name).at(step)? != 0);
         Ok(Self {
-            ints: read_ints(fd, v6)?,
+            ints: read_ints(fd, v6, unconnected)?,
             linger: read_linger(fd).at("SO_LINGER")?,
             send_buffer: get_int(fd, SOL_SOCKET, libc::SO_SNDBUF).at("SO_SNDBUF")?,
             receive_buffer: get_int(fd, SOL_SOCKET, libc::SO_RCVBUF).at("SO_RCVBUF")?,
@@ -160,6 +251,7 @@ impl SocketOptions {
             reuse_port: flag(libc::SO_REUSEPORT, "SO_REUSEPORT")?,
             free_bind: get_int(fd, IPPROTO_IP, libc::IP_FREEBIND).at("IP_FREEBIND")? != 0,
             nonblocking: is_nonblocking(fd).at("F_GETFL")?,
+            wide: WideOptions::read(fd, v6)?,
         })
     }
 
@@ -246,6 +338,12 @@ impl SocketOptions {
         }
         self.apply_ints(fd, fresh)?;
         self.apply_structures(fd, fresh)?;
+        if self.wide != fresh.wide {
+            self.wide.apply(fd)?;
+            if self.wide.filter != fresh.wide.filter {
+                self.wide.filter.attach(fd).at("SO_ATTACH_FILTER")?;
+            }
+        }
         self.apply_buffers(fd, fresh)
     }
 
@@ -337,10 +435,14 @@ impl SocketOptions {
     }
 }
 
-fn read_ints(fd: BorrowedFd<'_>, v6: bool) -> Result<Vec<(u8, i32)>, RepairError> {
+fn read_ints(
+    fd: BorrowedFd<'_>,
+    v6: bool,
+    unconnected: bool,
+) -> Result<Vec<(u8, i32)>, RepairError> {
     let mut ints = Vec::with_capacity(INT_OPTIONS.len());
     for known in INT_OPTIONS {
-        if known.level == IPPROTO_IPV6 && !v6 {
+        if known.level == IPPROTO_IPV6 && !v6 || known.unconnected && !unconnected {
             continue;
         }
         match get_int(fd, known.level, known.name) {

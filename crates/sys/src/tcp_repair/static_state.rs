@@ -150,12 +150,10 @@ fn check_features(fd: BorrowedFd<'_>) -> Result<(), RepairError> {
     if get_bytes(fd, IPPROTO_TCP, TCP_AO_INFO, &mut [0u8; 56]).is_ok() {
         return Err(Unmovable::TcpAo.into());
     }
-    // With no room the kernel tells the number of instructions of a classic filter, and EACCES for an eBPF one.
-    match get_bytes(fd, SOL_SOCKET, libc::SO_GET_FILTER, &mut []) {
-        Ok(0) => Ok(()),
-        Ok(_) => Err(Unmovable::Filter.into()),
-        Err(error) if error.raw_os_error() == Some(libc::EACCES) => Err(Unmovable::Filter.into()),
-        Err(error) => Err(error).at("SO_GET_FILTER"),
+    // To look at what was received would move it. Kernels before 6.9 have it for datagrams alone.
+    match get_int(fd, SOL_SOCKET, libc::SO_PEEK_OFF) {
+        Ok(0..) => Err(Unmovable::PeekOffset.into()),
+        _ => Ok(()),
     }
 }
 

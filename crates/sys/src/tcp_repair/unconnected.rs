@@ -3,7 +3,8 @@
 use super::error::{At, RepairError, Unmovable};
 use super::options::SocketOptions;
 use crate::address::{RawAddress, bind, canonical, local};
-use crate::sockopt::{check, get_int, set_int};
+use crate::sockopt::numbers::TCP_FASTOPEN_KEY;
+use crate::sockopt::{check, get_bytes, get_int, set_bytes, set_int};
 use crate::tcp_info::{TcpInfo, TcpState};
 use libc::{IPPROTO_IP, IPPROTO_TCP, SOL_SOCKET};
 use serde::{Deserialize, Serialize};
@@ -11,7 +12,7 @@ use std::net::SocketAddr;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
 /// How a socket waits for connections.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Waiting {
     /// How many connections may wait to be accepted.
     pub backlog: i32,
@@ -19,6 +20,8 @@ pub struct Waiting {
     pub defer_accept_s: i32,
     /// `TCP_FASTOPEN`: how many requests with data may wait; 0 for none.
     pub fast_open: i32,
+    /// `TCP_FASTOPEN_KEY`, 16 bytes a key, where [`Waiting::fast_open`] is not 0: cookies that clients have stay good.
+    pub fast_open_keys: Vec<u8>,
 }
 
 /// A TCP socket without a connection.
@@ -34,6 +37,24 @@ pub struct TcpUnconnected {
     pub options: SocketOptions,
 }
 
+impl Waiting {
+    fn read(fd: BorrowedFd<'_>, backlog: u32) -> Result<Self, RepairError> {
+        let int = |name, step| get_int(fd, IPPROTO_TCP, name).at(step);
+        let fast_open = int(libc::TCP_FASTOPEN, "TCP_FASTOPEN")?;
+        let mut keys = [0; 32];
+        let length = match fast_open {
+            0 => 0,
+            _ => get_bytes(fd, IPPROTO_TCP, TCP_FASTOPEN_KEY, &mut keys).at("TCP_FASTOPEN_KEY")?,
+        };
+        Ok(Self {
+            backlog: i32::try_from(backlog).unwrap_or(i32::MAX),
+            defer_accept_s: int(libc::TCP_DEFER_ACCEPT, "TCP_DEFER_ACCEPT")?,
+            fast_open,
+            fast_open_keys: keys[..length.min(keys.len())].to_vec(),
+        })
+    }
+}
+
 impl TcpUnconnected {
     /// Reads a socket in use; touches nothing. Connections that wait to be accepted are not part of it.
     ///
@@ -44,12 +65,7 @@ impl TcpUnconnected {
         let v6_socket = domain == libc::AF_INET6;
         let info = TcpInfo::read(fd).at("TCP_INFO")?;
         let waiting = match info.state {
-            TcpState::Listen => Some(Waiting {
-                backlog: i32::try_from(info.sacked).unwrap_or(i32::MAX),
-                defer_accept_s: get_int(fd, IPPROTO_TCP, libc::TCP_DEFER_ACCEPT)
-                    .at("TCP_DEFER_ACCEPT")?,
-                fast_open: get_int(fd, IPPROTO_TCP, libc::TCP_FASTOPEN).at("TCP_FASTOPEN")?,
-            }),
+            TcpState::Listen => Some(Waiting::read(fd, info.sacked)?),
             TcpState::Close | TcpState::TimeWait => None,
             other => return Err(Unmovable::Handshake(other).into()),
         };
@@ -58,7 +74,7 @@ impl TcpUnconnected {
             v6_socket,
             local: (address.port() != 0).then(|| canonical(address)),
             waiting,
-            options: SocketOptions::read(fd, v6_socket)?,
+            options: SocketOptions::read_unconnected(fd, v6_socket)?,
         })
     }
 
@@ -89,7 +105,7 @@ impl TcpUnconnected {
         // SAFETY: the call succeeded, so `fd` is a new descriptor that nothing else owns.
         let fd = unsafe { OwnedFd::from_raw_fd(fd) };
         let socket = fd.as_fd();
-        let fresh = SocketOptions::read(socket, self.v6_socket)?;
+        let fresh = SocketOptions::read_unconnected(socket, self.v6_socket)?;
         self.options.apply(socket, &fresh)?;
         if let Some(address) = self.local {
             // Connections that are made for the same address have it already.
@@ -118,6 +134,11 @@ impl TcpUnconnected {
             // SAFETY: no pointers are passed.
             check(unsafe { libc::listen(socket.as_raw_fd(), waiting.backlog) }).at("listen")?;
             if waiting.fast_open != 0 {
+                if !waiting.fast_open_keys.is_empty() {
+                    let keys = &waiting.fast_open_keys;
+                    set_bytes(socket, IPPROTO_TCP, TCP_FASTOPEN_KEY, keys)
+                        .at("TCP_FASTOPEN_KEY")?;
+                }
                 set_int(socket, IPPROTO_TCP, libc::TCP_FASTOPEN, waiting.fast_open)
                     .at("TCP_FASTOPEN")?;
             }

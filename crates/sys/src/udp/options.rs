@@ -3,8 +3,20 @@
 use super::membership::{Membership, join};
 use super::{At, UdpError};
 use crate::address::{RawAddress, bind, canonical, connect, local, remote};
-use crate::sockopt::{SO_BUF_LOCK, check, get_bytes, get_int, set_bytes, set_int};
+use crate::sockopt::numbers::{
+    IP_CHECKSUM, IP_LOCAL_PORT_RANGE, IP_RECVERR_RFC4884, IP_RECVFRAGSIZE, IPV6_2292DSTOPTS,
+    IPV6_2292HOPLIMIT, IPV6_2292HOPOPTS, IPV6_2292PKTINFO, IPV6_2292RTHDR, IPV6_ADDR_PREFERENCES,
+    IPV6_AUTOFLOWLABEL, IPV6_FLOWINFO, IPV6_FLOWINFO_SEND, IPV6_MINHOPCOUNT, IPV6_RECVERR_RFC4884,
+    IPV6_RECVFRAGSIZE, IPV6_ROUTER_ALERT_ISOLATE, SO_BUSY_POLL_BUDGET, SO_INCOMING_CPU, SO_NOFCS,
+    SO_PREFER_BUSY_POLL, SO_RCVMARK, SO_RCVPRIORITY, SO_RESERVE_MEM, SO_SELECT_ERR_QUEUE,
+    SO_TIMESTAMP_NEW, SO_TIMESTAMPING, SO_TIMESTAMPING_NEW, SO_TIMESTAMPNS_NEW, SO_WIFI_STATUS,
+};
+use crate::sockopt::{SO_BUF_LOCK, SO_TXREHASH, check, get_bytes, get_int, set_bytes, set_int};
+use crate::wide_options::WideOptions;
 use libc::{IPPROTO_IP, IPPROTO_IPV6, IPPROTO_UDP, SOL_SOCKET};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use rustix::net::{Shutdown, shutdown};
 use serde::{Deserialize, Serialize};
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd};
@@ -16,12 +28,18 @@ const UDP_NO_CHECK6_TX: i32 = 101;
 const UDP_NO_CHECK6_RX: i32 = 102;
 const UDP_SEGMENT: i32 = 103;
 const UDP_GRO: i32 = 104;
-const IP_RECVFRAGSIZE: i32 = 25;
 const IPV6_FREEBIND: i32 = 78;
 
 /// `int` options by their number in the encoded state; numbers never change meaning. The order is that of setting:
 /// TOS sets the priority too.
 const INTS: &[(u8, i32, i32)] = &[
+    // Each of these changes what the next ones say, so the order matters.
+    (45, SOL_SOCKET, SO_TIMESTAMPING),
+    (46, SOL_SOCKET, SO_TIMESTAMPING_NEW),
+    (34, SOL_SOCKET, libc::SO_TIMESTAMP),
+    (35, SOL_SOCKET, libc::SO_TIMESTAMPNS),
+    (47, SOL_SOCKET, SO_TIMESTAMP_NEW),
+    (48, SOL_SOCKET, SO_TIMESTAMPNS_NEW),
     (1, SOL_SOCKET, libc::SO_REUSEADDR),
     (2, SOL_SOCKET, libc::SO_REUSEPORT),
     (3, SOL_SOCKET, libc::SO_BROADCAST),
@@ -55,8 +73,6 @@ const INTS: &[(u8, i32, i32)] = &[
     (31, IPPROTO_UDP, UDP_SEGMENT),
     (32, IPPROTO_UDP, UDP_GRO),
     (33, SOL_SOCKET, libc::SO_NO_CHECK),
-    (34, SOL_SOCKET, libc::SO_TIMESTAMP),
-    (35, SOL_SOCKET, libc::SO_TIMESTAMPNS),
     (36, SOL_SOCKET, libc::SO_RXQ_OVFL),
     (37, SOL_SOCKET, libc::SO_DONTROUTE),
     (38, SOL_SOCKET, libc::SO_BUSY_POLL),
@@ -66,7 +82,49 @@ const INTS: &[(u8, i32, i32)] = &[
     (42, IPPROTO_IP, libc::IP_FREEBIND),
     (43, IPPROTO_IPV6, IPV6_FREEBIND),
     (44, SOL_SOCKET, libc::SO_PEEK_OFF),
+    (49, SOL_SOCKET, libc::SO_DEBUG),
+    (50, SOL_SOCKET, libc::SO_KEEPALIVE),
+    (51, SOL_SOCKET, libc::SO_OOBINLINE),
+    (52, SOL_SOCKET, libc::SO_RCVLOWAT),
+    (53, SOL_SOCKET, SO_WIFI_STATUS),
+    (54, SOL_SOCKET, SO_NOFCS),
+    (55, SOL_SOCKET, SO_SELECT_ERR_QUEUE),
+    (INCOMING_CPU_ID, SOL_SOCKET, SO_INCOMING_CPU),
+    (57, SOL_SOCKET, libc::SO_ZEROCOPY),
+    (58, SOL_SOCKET, SO_PREFER_BUSY_POLL),
+    (59, SOL_SOCKET, SO_BUSY_POLL_BUDGET),
+    (60, SOL_SOCKET, SO_RCVMARK),
+    (61, SOL_SOCKET, SO_RCVPRIORITY),
+    (62, SOL_SOCKET, SO_TXREHASH),
+    (63, SOL_SOCKET, SO_RESERVE_MEM),
+    (70, IPPROTO_IP, libc::IP_MINTTL),
+    (71, IPPROTO_IP, libc::IP_RECVOPTS),
+    (72, IPPROTO_IP, libc::IP_RETOPTS),
+    (73, IPPROTO_IP, libc::IP_PASSSEC),
+    (74, IPPROTO_IP, IP_CHECKSUM),
+    (75, IPPROTO_IP, libc::IP_BIND_ADDRESS_NO_PORT),
+    (76, IPPROTO_IP, IP_RECVERR_RFC4884),
+    (77, IPPROTO_IP, IP_LOCAL_PORT_RANGE),
+    (80, IPPROTO_IPV6, IPV6_2292PKTINFO),
+    (81, IPPROTO_IPV6, IPV6_2292HOPOPTS),
+    (82, IPPROTO_IPV6, IPV6_2292DSTOPTS),
+    (83, IPPROTO_IPV6, IPV6_2292RTHDR),
+    (84, IPPROTO_IPV6, IPV6_2292HOPLIMIT),
+    (85, IPPROTO_IPV6, libc::IPV6_RECVHOPOPTS),
+    (86, IPPROTO_IPV6, libc::IPV6_RECVRTHDR),
+    (87, IPPROTO_IPV6, libc::IPV6_RECVDSTOPTS),
+    (88, IPPROTO_IPV6, libc::IPV6_RECVPATHMTU),
+    (89, IPPROTO_IPV6, IPV6_RECVFRAGSIZE),
+    (90, IPPROTO_IPV6, IPV6_FLOWINFO),
+    (91, IPPROTO_IPV6, IPV6_FLOWINFO_SEND),
+    (92, IPPROTO_IPV6, IPV6_RECVERR_RFC4884),
+    (93, IPPROTO_IPV6, IPV6_ROUTER_ALERT_ISOLATE),
+    (94, IPPROTO_IPV6, IPV6_ADDR_PREFERENCES),
+    (95, IPPROTO_IPV6, IPV6_AUTOFLOWLABEL),
+    (96, IPPROTO_IPV6, IPV6_MINHOPCOUNT),
 ];
+/// The kernel changes it with each packet of a connected socket.
+const INCOMING_CPU_ID: u8 = 56;
 
 /// A UDP socket's addresses and options.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -89,6 +147,10 @@ pub struct UdpStatic {
     pub multicast_interface: String,
     /// Groups that the new one joins at once.
     pub memberships: Vec<Membership>,
+    /// Options that take more than an `int`.
+    pub(crate) wide: WideOptions,
+    /// Halves that are shut: 1 receiving, 2 sending.
+    pub shutdown: u8,
 }
 
 /// Level and name of an `int` option by its number.
@@ -131,11 +193,14 @@ pub fn read_any(fd: BorrowedFd<'_>, memberships: Vec<Membership>) -> Result<UdpS
         return Err(UdpError::Corked);
     }
     let buffer = |name, step| get_int(fd, SOL_SOCKET, name).at(step);
+    let remote = remote(fd).ok().map(canonical);
     Ok(UdpStatic {
         v6_socket,
         local: canonical(local),
-        remote: remote(fd).ok().map(canonical),
-        ints: read_ints(fd)?,
+        ints: read_ints(fd, remote.is_some())?,
+        wide: WideOptions::read(fd, v6_socket)?,
+        remote,
+        shutdown: shut_halves(fd)?,
         buffers: (
             buffer(libc::SO_SNDBUF, "SO_SNDBUF")?,
             buffer(libc::SO_RCVBUF, "SO_RCVBUF")?,
@@ -147,9 +212,25 @@ pub fn read_any(fd: BorrowedFd<'_>, memberships: Vec<Membership>) -> Result<UdpS
     })
 }
 
-fn read_ints(fd: BorrowedFd<'_>) -> Result<Vec<(u8, i32)>, UdpError> {
+/// Halves that are shut, as far as the socket tells: not the sending one alone.
+fn shut_halves(fd: BorrowedFd<'_>) -> Result<u8, UdpError> {
+    let mut entry = [PollFd::new(&fd, PollFlags::RDHUP)];
+    let asked = poll(&mut entry, Some(&Timespec::default()));
+    asked.map_err(std::io::Error::from).at("poll")?;
+    let found = entry[0].revents();
+    Ok(match found {
+        _ if found.contains(PollFlags::HUP) => 3,
+        _ if found.contains(PollFlags::RDHUP) => 1,
+        _ => 0,
+    })
+}
+
+fn read_ints(fd: BorrowedFd<'_>, connected: bool) -> Result<Vec<(u8, i32)>, UdpError> {
     let mut ints = Vec::with_capacity(INTS.len());
     for (id, level, name) in INTS {
+        if *id == INCOMING_CPU_ID && connected {
+            continue;
+        }
         match get_int(fd, *level, *name) {
             Ok(value) => ints.push((*id, value)),
             Err(error) => match error.raw_os_error() {
@@ -215,6 +296,7 @@ pub fn prepare(fixed: &UdpStatic) -> Result<OwnedFd, UdpError> {
     set_int(socket, SOL_SOCKET, libc::SO_SNDBUFFORCE, send / 2).at("SO_SNDBUFFORCE")?;
     set_int(socket, SOL_SOCKET, libc::SO_RCVBUFFORCE, receive / 2).at("SO_RCVBUFFORCE")?;
     set_int(socket, SOL_SOCKET, SO_BUF_LOCK, fixed.buffer_lock & 3).at("SO_BUF_LOCK")?;
+    fixed.wide.apply(socket)?;
     apply_multicast_interface(socket, fixed)?;
     if fixed.local.port() != 0 {
         bind(socket, &local_address(fixed)).at("bind")?;
@@ -225,7 +307,23 @@ pub fn prepare(fixed: &UdpStatic) -> Result<OwnedFd, UdpError> {
     for membership in &fixed.memberships {
         join(socket, membership)?;
     }
+    fixed.wide.filter.attach(socket).at("SO_ATTACH_FILTER")?;
+    shut(socket, fixed.shutdown)?;
     Ok(fd)
+}
+
+/// Shuts halves, also of a socket without a peer, where the kernel does it and says `ENOTCONN`.
+fn shut(socket: BorrowedFd<'_>, halves: u8) -> Result<(), UdpError> {
+    let how = match halves & 3 {
+        1 => Shutdown::Read,
+        2 => Shutdown::Write,
+        3 => Shutdown::Both,
+        _ => return Ok(()),
+    };
+    match shutdown(socket, how) {
+        Ok(()) | Err(Errno::NOTCONN) => Ok(()),
+        Err(error) => Err(std::io::Error::from(error)).at("shutdown"),
+    }
 }
 
 /// A wildcard stays one in the socket's own family: `::` on an IPv6 socket also takes IPv4.

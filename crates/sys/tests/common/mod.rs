@@ -2,6 +2,10 @@
 //! descriptors of them: nothing is left behind, whatever happens.
 #![allow(dead_code, missing_docs)]
 
+pub mod vary;
+
+use holdfast_sys::socket_filter::{Instruction, SocketFilter};
+use holdfast_sys::sockopt::set_int;
 use holdfast_sys::tcp_info::{TcpInfo, TcpState};
 use holdfast_sys::tcp_repair::{
     TcpDynamic, TcpStatic, WindowProbe, abandon, activate, extract, injection, prepare,
@@ -11,7 +15,7 @@ use holdfast_sys::tun::{Tun, VnetHeader};
 use std::fs::File;
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
@@ -314,6 +318,61 @@ pub fn hand_off(net: &Net, server: TcpStream) -> Moved {
         fixed,
         state: frozen,
     }
+}
+
+/// A classic filter: code, both jumps, operand.
+pub type Filter = [(u16, u8, u8, u32)];
+
+/// What is shorter than 9,000 bytes, as a whole.
+pub const SHORT_ONES: [(u16, u8, u8, u32); 4] = [
+    // `ld #len`, `jge #9000, 0, 1`, `ret #0`, `ret #-1`.
+    (0x80, 0, 0, 0),
+    (0x35, 0, 1, 9000),
+    (0x06, 0, 0, 0),
+    (0x06, 0, 0, u32::MAX),
+];
+
+pub fn attach_filter(socket: BorrowedFd<'_>, filter: &Filter) {
+    let filter = SocketFilter {
+        program: filter.iter().map(instruction).collect(),
+        locked: false,
+    };
+    filter.attach(socket).expect("attached");
+}
+
+fn instruction(&(code, jump_true, jump_false, operand): &(u16, u8, u8, u32)) -> Instruction {
+    Instruction {
+        code,
+        jump_true,
+        jump_false,
+        operand,
+    }
+}
+
+/// The filter of a socket.
+pub fn filter(socket: BorrowedFd<'_>) -> Vec<(u16, u8, u8, u32)> {
+    let program = SocketFilter::read(socket).expect("a filter").program;
+    let plain = |one: &Instruction| (one.code, one.jump_true, one.jump_false, one.operand);
+    program.iter().map(plain).collect()
+}
+
+/// Attaches an eBPF program that takes all.
+pub fn attach_ebpf(socket: BorrowedFd<'_>) {
+    // `r0 = -1`, `exit`.
+    let program = [0xffff_ffff_0000_00b7_u64, 0x95];
+    // `union bpf_attr`: a socket filter of two instructions.
+    let mut attributes = [0u64; 16];
+    attributes[0] = 1 | 2 << 32;
+    attributes[1] = program.as_ptr() as u64;
+    attributes[2] = c"GPL".as_ptr() as u64;
+    let size = size_of_val(&attributes);
+    // SAFETY: `BPF_PROG_LOAD` reads the attributes and what they point to, which outlive the call.
+    let fd = unsafe { libc::syscall(libc::SYS_bpf, 5, attributes.as_ptr(), size) };
+    assert!(fd >= 0, "{}", std::io::Error::last_os_error());
+    // SAFETY: the call succeeded, so this is a new descriptor that nothing else owns.
+    let program = unsafe { OwnedFd::from_raw_fd(fd as i32) };
+    let number = program.as_raw_fd();
+    set_int(socket, libc::SOL_SOCKET, libc::SO_ATTACH_BPF, number).expect("attached");
 }
 
 /// Writes until the client's window and the send buffer are full; tells how much.

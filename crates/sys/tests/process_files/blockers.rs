@@ -2,9 +2,12 @@
 
 use crate::harness::{Donor, fork, put, stop};
 use holdfast_sys::process::files::{Draft, Limits};
+use rustix::event::EventfdFlags;
+use rustix::event::epoll::CreateFlags;
+use rustix::fs::MemfdFlags;
 use rustix::net::{AddressFamily, Protocol, SocketType, socket, socket_with};
 use std::fs::File;
-use std::os::fd::{FromRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 
 /// The blockers of a process that holds something at number 10.
@@ -125,6 +128,82 @@ fn a_map_of_ebpf() {
     let pointer = attributes.as_ptr() as usize;
     let found = blockers(|| made(libc::SYS_bpf, [0, pointer, 72, 0]));
     only(&found, "Bpf");
+}
+
+#[test]
+fn a_posix_message_queue() {
+    let name = format!("holdfast-test-{}", std::process::id());
+    let name = std::ffi::CString::new(name).expect("a name");
+    let found = blockers(|| {
+        let flags = (libc::O_RDWR | libc::O_CREAT) as usize;
+        made(libc::SYS_mq_open, [name.as_ptr() as usize, flags, 0o600, 0])
+    });
+    // SAFETY: the name outlives the call.
+    unsafe { libc::syscall(libc::SYS_mq_unlink, name.as_ptr()) };
+    only(&found, "MessageQueue");
+}
+
+#[test]
+fn a_directory_that_a_signal_tells_of() {
+    let directory = tempfile::tempdir().expect("made");
+    let found = blockers(|| {
+        let file = File::open(directory.path()).expect("open");
+        // `DN_CREATE | DN_MULTISHOT`, whose signal is ignored unless it is handled.
+        let asked = 1 << 31 | 4_u32;
+        // SAFETY: no pointers are passed.
+        let outcome = unsafe {
+            libc::signal(libc::SIGIO, libc::SIG_IGN);
+            libc::fcntl(file.as_raw_fd(), libc::F_NOTIFY, asked)
+        };
+        assert_eq!(outcome, 0);
+        file.into()
+    });
+    only(&found, "DirectoryNotify");
+}
+
+/// Objects without a name are found to be shared with a process that stays.
+#[test]
+fn what_a_process_outside_has_too() {
+    let memory = || rustix::fs::memfd_create("shared", MemfdFlags::CLOEXEC).expect("made");
+    let deleted = || tempfile::tempfile().expect("made");
+    let timer = || {
+        let clock = rustix::time::TimerfdClockId::Monotonic;
+        rustix::time::timerfd_create(clock, rustix::time::TimerfdFlags::CLOEXEC).expect("made")
+    };
+    let make: [&dyn Fn() -> OwnedFd; 7] = [
+        &|| rustix::event::eventfd(0, EventfdFlags::CLOEXEC).expect("made"),
+        &timer,
+        &|| {
+            made(
+                libc::SYS_signalfd4,
+                [usize::MAX, [1u64].as_ptr() as usize, 8, 0],
+            )
+        },
+        &|| rustix::event::epoll::create(CreateFlags::CLOEXEC).expect("made"),
+        &|| rustix::fs::inotify::init(rustix::fs::inotify::CreateFlags::CLOEXEC).expect("made"),
+        &memory,
+        &|| deleted().into(),
+    ];
+    for make in make {
+        // Another of the kind, which nobody shares.
+        let donor = Donor::new(|| {
+            put(make(), 10);
+            put(make(), 11);
+            stop();
+        });
+        assert!(donor.blockers().is_empty(), "{:?}", donor.blockers());
+        let pid = donor.pids()[0];
+        // It takes the copy itself: a descriptor of the test's own would be in each child that another test starts.
+        let stranger = Donor::new(|| {
+            put(donor.copy(10), 10);
+            stop();
+        });
+        let expected = format!("HeldOutside({})", stranger.pids()[0]);
+        only(&donor.blockers(), &expected);
+        drop(stranger);
+        assert!(donor.blockers().is_empty());
+        assert_eq!(donor.pids(), [pid]);
+    }
 }
 
 #[test]

@@ -69,6 +69,13 @@ impl Donor {
         self.wait_until_stopped();
     }
 
+    /// A copy of one of its descriptors.
+    pub fn copy(&self, number: u32) -> OwnedFd {
+        let mut copier = holdfast_sys::process::files::Copier::default();
+        let address = (self.pid.as_raw_nonzero().get(), number);
+        copier.copy(address).expect("copied")
+    }
+
     /// All processes of its tree.
     pub fn pids(&self) -> Vec<i32> {
         let mut pids = vec![self.pid.as_raw_nonzero().get()];
@@ -104,7 +111,7 @@ impl Donor {
 
     /// Saves it against a draft that was made after an earlier one.
     pub fn freeze_again(&self, first: &Draft) -> Saved {
-        let draft = first.again(&self.pids(), &Limits::default());
+        let draft = Draft::look(|| self.pids(), &Limits::default(), Some(first));
         let draft = draft.unwrap_or_else(|error| panic!("{error}"));
         let expected = Arc::new(draft.places.keys().copied().collect());
         draft.expect(&self.pids(), list(&self.pids()), &expected);

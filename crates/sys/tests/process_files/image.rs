@@ -4,6 +4,7 @@ use holdfast_sys::process::files::image::{
     Bytes, Kind, OpenFile, Pipe, Slot, Table, UnixLink, UnixName, UnixSocket, Watch,
 };
 use holdfast_sys::process::files::{Changes, Image};
+use holdfast_sys::socket_filter::SocketFilter;
 use proptest::prelude::*;
 
 fn file(kind: Kind) -> OpenFile {
@@ -23,6 +24,7 @@ fn socket(link: UnixLink) -> Kind {
         owner: (0, 0),
         peer: None,
         shutdown: 0,
+        filter: SocketFilter::default(),
         options: Vec::new(),
         queue: Vec::new(),
     }))

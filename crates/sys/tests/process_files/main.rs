@@ -13,3 +13,6 @@ mod sets;
 mod sockets;
 mod tables;
 mod terminals;
+#[allow(dead_code)]
+#[path = "../common/vary.rs"]
+mod vary;

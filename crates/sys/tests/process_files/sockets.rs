@@ -1,6 +1,8 @@
 //! Unix sockets and netlink.
 
 use crate::harness::{Donor, at, close, put, read, stop};
+use crate::vary;
+use holdfast_sys::socket_filter::{Instruction, SocketFilter};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::{Errno, write};
 use rustix::net::{
@@ -170,6 +172,112 @@ fn a_listener_keeps_its_name_and_who_waits() {
     });
     let names: Vec<_> = std::fs::read_dir(dir.path()).expect("read").collect();
     assert_eq!(names.len(), 1, "nothing is left behind");
+}
+
+/// Renamed after it was bound, as a JVM's attach listener is, or bound by a path from another directory.
+#[test]
+fn a_listener_is_found_by_the_name_that_its_file_has() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let at_dir = |name: &str| dir.path().join(name);
+    std::fs::create_dir(at_dir("from")).expect("made");
+    let bound = ["from/one", "two.tmp", "two.tmp", "three"];
+    let files = ["from/one", "2a", "from/2b", "3"];
+    let donor = Donor::new(|| {
+        for (at, (name, file)) in bound.into_iter().zip(files).enumerate() {
+            // The first two by whole paths, the others by relative ones.
+            let path = match at {
+                0 | 1 => at_dir(name),
+                _ => {
+                    std::env::set_current_dir(dir.path()).expect("changed");
+                    name.into()
+                }
+            };
+            put(UnixListener::bind(path).expect("bound"), 10 + at as RawFd);
+            std::fs::rename(at_dir(name), at_dir(file)).expect("renamed");
+        }
+        put(UnixStream::connect(at_dir("2a")).expect("connected"), 20);
+        put(accept(at(11)).expect("accepted"), 21);
+        std::env::set_current_dir("/").expect("changed");
+        stop();
+    });
+    let names = || {
+        let names = [10, 11, 12, 13, 21].map(|number| {
+            let own = rustix::net::getsockname(at(number)).expect("a name");
+            let name = SocketAddrUnix::try_from(own).expect("a name");
+            name.path_bytes().expect("a path").to_vec()
+        });
+        names.to_vec()
+    };
+    donor.save().restored(|_| {
+        let whole = |name: &str| at_dir(name).into_os_string().into_encoded_bytes();
+        let two = whole("two.tmp");
+        let expected = [
+            whole("from/one"),
+            two.clone(),
+            b"two.tmp".to_vec(),
+            b"three".to_vec(),
+            two,
+        ];
+        assert_eq!(names(), expected);
+        for (at_number, file) in (10..).zip(files) {
+            let client = UnixStream::connect(at_dir(file)).expect("connected");
+            let server = accept(at(at_number)).expect("accepted");
+            write(&client, b"here").expect("written");
+            assert_eq!(read(server.as_raw_fd()), b"here");
+        }
+        write(at(20), b"there").expect("written");
+        assert_eq!(read(21), b"there");
+    });
+    let mut left: Vec<_> = std::fs::read_dir(dir.path()).expect("read").collect();
+    left.extend(std::fs::read_dir(at_dir("from")).expect("read"));
+    assert_eq!(left.len(), 1 + files.len(), "{left:?}");
+}
+
+/// Every option that can be read and set is afterwards what it was, whatever it is called; filters too.
+#[test]
+fn options_and_filters_survive() {
+    const ACCEPT_ALL: Instruction = Instruction {
+        code: 0x06,
+        jump_true: 0,
+        jump_false: 0,
+        operand: u32::MAX,
+    };
+    let filter = SocketFilter {
+        program: vec![ACCEPT_ALL],
+        locked: true,
+    };
+    let kinds = [SocketType::STREAM, SocketType::DGRAM, SocketType::SEQPACKET];
+    let make = || {
+        for (number, kind) in (10..).step_by(2).zip(kinds) {
+            pair(kind, number, number + 1);
+        }
+        // `NETLINK_ROUTE` is 0.
+        let netlink = socket(AddressFamily::NETLINK, SocketType::RAW, None);
+        put(netlink.expect("a socket"), 16);
+    };
+    let numbers = [10, 12, 14, 16];
+    let directory = tempfile::tempdir().expect("a directory");
+    let note = |number: RawFd| directory.path().join(number.to_string());
+    let donor = Donor::new(|| {
+        make();
+        for number in numbers {
+            let varied = vary::vary(at(number), &[vary::SOCKET], &[]);
+            assert!(varied.len() > 15, "{varied:?}");
+            filter.attach(at(number)).expect("attached");
+            let varied = postcard::to_stdvec(&varied).expect("coded");
+            std::fs::write(note(number), varied).expect("written");
+        }
+        stop();
+    });
+    donor.save().restored(|_| {
+        for number in numbers {
+            let varied = std::fs::read(note(number)).expect("read");
+            let varied = postcard::from_bytes(&varied).expect("decoded");
+            let lost = vary::differences(at(number), &varied);
+            assert!(lost.is_empty(), "of {number}: {lost:#?}");
+            assert_eq!(SocketFilter::read(at(number)).expect("read"), filter);
+        }
+    });
 }
 
 #[test]

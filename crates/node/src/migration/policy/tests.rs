@@ -184,6 +184,7 @@ fn sockets_are_of_the_families_that_are_listed() {
             port: 0,
             groups: Vec::new(),
             options: Vec::new(),
+            filter: holdfast_sys::socket_filter::SocketFilter::default(),
         }),
     };
     let mut image = Image::default();

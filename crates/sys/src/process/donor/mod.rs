@@ -33,6 +33,7 @@ pub use descriptors::{Described, Describer};
 pub use freeze::{StoppedTree, Unfrozen};
 pub use hold::Held;
 pub(crate) use machine::{boot_id, features};
+pub(crate) use process_state::TIMERS_MAX;
 pub use round::Round;
 pub(crate) use shared::{data_ranges, read_padded};
 pub(crate) use thread_state::SchedulingAttributes;

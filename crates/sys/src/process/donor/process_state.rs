@@ -25,7 +25,7 @@ const EXIT_CODE: usize = 52;
 /// `MCL_ONFAULT`.
 const MCL_ONFAULT: i32 = 4;
 /// Most POSIX timers whose answers fit.
-const TIMERS_MAX: usize = 1024;
+pub(crate) const TIMERS_MAX: usize = 1024;
 /// `PR_GET_MDWE` (Linux 6.3).
 const GET_MDWE: u64 = 66;
 /// `PR_GET_MEMORY_MERGE` (Linux 6.4).

@@ -76,12 +76,23 @@ pub enum Reason {
     /// The other end belongs to a process that stays.
     #[error("its other end is held outside the tree{}: move that process too, or redirect to a file", by(*.0))]
     OtherEndOutside(Option<i32>),
+    /// A process that stays has the same eventfd, timer, memory file and the like.
+    #[error("process {0}, which stays, has it too: move both, or have one of them close it")]
+    HeldOutside(i32),
     /// A file that has no path here.
     #[error("its mount is not present for this daemon: run in the host's mount namespace")]
     Unreachable,
     /// The path stands for another file now, and the old one has a name elsewhere that was not found.
     #[error("the file was replaced, and its other name was not found: open it by its present name")]
     OtherName,
+    /// `mq_open`.
+    #[error("a POSIX message queue is this host's: close it, and use a Unix socket")]
+    MessageQueue,
+    /// A directory with somebody to be told about it: nothing but `F_NOTIFY` does that.
+    #[error(
+        "a signal tells of changes in this directory (F_NOTIFY), and the kernel does not say of which: use inotify"
+    )]
+    DirectoryNotify,
     /// Content without a name is moved by value, up to a limit.
     #[error("its file has no name and {size} bytes, more than the limit of {limit}")]
     TooLarge {
@@ -140,6 +151,11 @@ pub enum Reason {
     /// A TCP or UDP socket with something that cannot move.
     #[error("{0}")]
     Socket(String),
+    /// An eBPF program at a Unix or netlink socket.
+    #[error(
+        "an eBPF program is attached to the socket (SO_ATTACH_BPF), which the kernel does not give out: attach a classic filter (SO_ATTACH_FILTER), or detach it"
+    )]
+    ExtendedFilter,
     /// A Unix stream with out-of-band data.
     #[error("out-of-band data is waiting: read it")]
     OutOfBand,

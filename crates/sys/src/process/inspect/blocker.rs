@@ -71,6 +71,12 @@ pub enum Obstacle {
         "it has a timer of a thread's own clock (CLOCK_THREAD_CPUTIME_ID), and nothing tells of which: use pthread_getcpuclockid"
     )]
     ThreadClock,
+    /// More POSIX timers than are read in a freeze.
+    #[error(
+        "it has {0} POSIX timers, more than {max}: use timerfds, or one timer for the next of all",
+        max = crate::process::donor::TIMERS_MAX
+    )]
+    ManyTimers(usize),
     /// A zombie with `WCOREDUMP`.
     #[error("it has ended with a core dump, and its parent does not know yet: wait for it there")]
     DumpedCore,

@@ -183,6 +183,13 @@ fn look(pid: i32, report: &mut Report) -> Result<()> {
     if timers.lines().any(|line| THREAD_CLOCK.contains(&line)) {
         report.block(pid, Obstacle::ThreadClock);
     }
+    let count = timers
+        .lines()
+        .filter(|line| line.starts_with("ID: "))
+        .count();
+    if count > super::donor::TIMERS_MAX {
+        report.block(pid, Obstacle::ManyTimers(count));
+    }
     mappings::check(pid, report)
 }
 

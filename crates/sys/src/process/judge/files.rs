@@ -157,6 +157,8 @@ impl Judge {
                 port: _,
                 groups: _,
                 options,
+                // Anybody may attach a classic filter.
+                filter: _,
             }) => self.options(options),
             // With what is told of sockets.
             Kind::Inet {
@@ -177,6 +179,8 @@ impl Judge {
             peer,
             shutdown: _,
             options,
+            // Anybody may attach a classic filter.
+            filter: _,
             queue,
         } = socket;
         match name {

@@ -8,6 +8,7 @@ use crate::tcp_repair::{
     Waiting, Window,
 };
 use crate::udp::{self, Datagram, Membership, UdpStatic};
+use crate::wide_options::WideOptions;
 use libc::{IPPROTO_IP, IPPROTO_IPV6, IPPROTO_TCP, SOL_SOCKET};
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -138,6 +139,8 @@ impl Judge {
                     backlog: _,
                     defer_accept_s: _,
                     fast_open: _,
+                    // Of the listener alone; whoever has a listener may set them.
+                    fast_open_keys: _,
                 }) = waiting
                 {}
                 local.iter().try_for_each(|local| self.port(local))?;
@@ -155,9 +158,13 @@ impl Judge {
                     device: _,
                     multicast_interface: _,
                     memberships: _,
+                    wide,
+                    // Anybody may shut a direction of a socket.
+                    shutdown: _,
                 } = &**fixed;
                 self.port(local)?;
                 self.numbered(ints, udp::option_of)?;
+                self.wide(wide)?;
                 self.buffers(*buffers)
             }
             SocketStatic::Ended { v6_socket: _ } => Ok(()),
@@ -204,7 +211,9 @@ impl Judge {
             reuse_address: _,
             reuse_port: _,
             nonblocking: _,
+            wide,
         } = options;
+        self.wide(wide)?;
         self.numbered(ints, |id| {
             let option = SocketOptions::option_of(id)?;
             (!connection || option != (IPPROTO_IP, libc::IP_TRANSPARENT)).then_some(option)
@@ -216,6 +225,22 @@ impl Judge {
             )
         })?;
         self.buffers((*send_buffer, *receive_buffer))
+    }
+
+    fn wide(&self, options: &WideOptions) -> Verdict {
+        let WideOptions {
+            raw,
+            // Anybody may choose an interface, and attach a classic filter.
+            unicast: _,
+            filter: _,
+        } = options;
+        for (id, value) in raw {
+            if let Some(option) = WideOptions::option_of(*id) {
+                let is_set = value.iter().any(|byte| *byte != 0);
+                self.option(option, is_set.into())?;
+            }
+        }
+        Ok(())
     }
 
     fn numbered(

@@ -1,7 +1,9 @@
 //! Sockets of a tree at the donor.
 
 use super::{SocketError, SocketState, SocketStatic};
+use crate::netlink::Netlink;
 use crate::process::files::image::FileId;
+use crate::sock_diag::udp_shutdowns;
 use crate::sockopt::{get_bytes, get_int};
 use crate::tcp_info::{TcpInfo, TcpState};
 use crate::tcp_repair::{
@@ -10,7 +12,7 @@ use crate::tcp_repair::{
 };
 use crate::udp::{self, Groups};
 use rustix::net::{AddressFamily, SocketType, socket};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -21,6 +23,8 @@ pub struct Reader {
     tcp: StaticReader,
     /// Of the network namespace; none where the kernel does not tell.
     cookie: Option<[u8; 8]>,
+    /// Halves of UDP sockets that are shut, once they were asked for.
+    shutdowns: Option<HashMap<[u8; 8], u8>>,
 }
 
 impl Reader {
@@ -37,6 +41,7 @@ impl Reader {
         Ok(Self {
             tcp: StaticReader::new()?,
             cookie: cookie(own.as_fd()),
+            shutdowns: None,
         })
     }
 
@@ -51,7 +56,8 @@ impl Reader {
         };
         if get_int(fd, libc::SOL_SOCKET, libc::SO_TYPE).map_err(kernel)? == libc::SOCK_DGRAM {
             self.check_namespace(fd)?;
-            let fixed = udp::read_any(fd, Vec::new())?;
+            let mut fixed = udp::read_any(fd, Vec::new())?;
+            fixed.shutdown |= self.shutdown(fd)?;
             return Ok(SocketStatic::Datagrams(Box::new(fixed)));
         }
         match self.read_connection(fd) {
@@ -67,6 +73,26 @@ impl Reader {
             }
             Err(error) => Err(error.into()),
         }
+    }
+
+    /// Halves of a UDP socket that are shut, of which the socket itself does not tell `SHUT_WR`.
+    fn shutdown(&mut self, fd: BorrowedFd<'_>) -> Result<u8, SocketError> {
+        let kernel = |step| move |source| RepairError::Kernel { step, source };
+        let known = match &mut self.shutdowns {
+            Some(known) => known,
+            none => {
+                let netlink = Netlink::new(libc::NETLINK_SOCK_DIAG);
+                let listed = netlink.and_then(|mut netlink| udp_shutdowns(&mut netlink));
+                none.insert(listed.map_err(kernel("sock_diag"))?)
+            }
+        };
+        if known.is_empty() {
+            return Ok(0);
+        }
+        let mut cookie = [0; 8];
+        get_bytes(fd, libc::SOL_SOCKET, libc::SO_COOKIE, &mut cookie)
+            .map_err(kernel("SO_COOKIE"))?;
+        Ok(known.get(&cookie).copied().unwrap_or(0))
     }
 
     /// One that ends in between is not listed any more, as one of another namespace is not: the next time it is known to have ended.

@@ -9,6 +9,7 @@ mod prepared;
 mod saver;
 mod subject;
 
+pub use beside::has_owner;
 pub use copier::Copier;
 pub use frozen::{Frozen, Places};
 pub use outside::Outside;

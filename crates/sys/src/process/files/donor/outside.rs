@@ -1,14 +1,29 @@
-//! Pipes, sockets and terminals of processes outside the tree.
+//! Pipes, sockets, terminals and files without a name of processes outside the tree.
 
+use crate::process::REAPER_NAME;
+use crate::process::files::raw;
 use crate::process::procfs::Stat;
+use std::cell::OnceCell;
 use std::collections::HashMap;
 use std::fs;
+use std::os::unix::fs::MetadataExt;
 
 /// Who else holds what, by what `/proc/PID/fd` shows.
 #[derive(Debug, Default)]
 pub struct Outside {
     holders: HashMap<String, Vec<i32>>,
+    /// Files whose name says only of what kind they are, by that name.
+    nameless: HashMap<String, Alike>,
     tree: Vec<i32>,
+}
+
+/// Descriptors of other processes that show the same name.
+#[derive(Debug, Default)]
+struct Alike {
+    /// Process and number.
+    found: Vec<(i32, u32)>,
+    /// The same in the order of the kernel, once somebody asked.
+    sorted: OnceCell<Vec<(i32, u32)>>,
 }
 
 /// No chain of parents is longer.
@@ -18,6 +33,8 @@ impl Outside {
     /// Looks at all descriptors of all other processes. Those that end meanwhile are left out.
     pub fn look(tree: &[i32]) -> Self {
         let mut holders = HashMap::new();
+        let mut nameless: HashMap<String, Alike> = HashMap::new();
+        let own = std::process::id() as i32;
         for process in fs::read_dir("/proc").into_iter().flatten().flatten() {
             let Some(pid) = process
                 .file_name()
@@ -42,11 +59,17 @@ impl Outside {
                     if holders.last() != Some(&pid) {
                         holders.push(pid);
                     }
+                } else if pid != own && is_nameless(target) {
+                    // Copies that this process makes are closed at once.
+                    let number = fd.file_name().to_str().and_then(|name| name.parse().ok());
+                    let found = nameless.entry(target.to_string()).or_default();
+                    found.found.extend(number.map(|number| (pid, number)));
                 }
             }
         }
         Self {
             holders,
+            nameless,
             tree: tree.to_vec(),
         }
     }
@@ -70,4 +93,72 @@ impl Outside {
         }
         false
     }
+
+    /// A process outside the tree that has a file of the tree, where [`Outside::holder`] cannot tell which: the same eventfd,
+    /// timerfd, epoll set and the like, or what a file without a name contains. What the tree's own new children have is
+    /// theirs to have.
+    pub fn sharer(&self, link: &str, file: (i32, u32)) -> Option<i32> {
+        let alike = self.nameless.get(link)?;
+        let mut same = match is_content(link) {
+            true => alike.with_content_of(file),
+            false => alike.same_file(file),
+        };
+        same.retain(|pid| !is_reaper(*pid) && !self.is_inside(*pid));
+        same.first().copied()
+    }
+}
+
+impl Alike {
+    /// Who has the same open file: it costs the logarithm of their number, once they are sorted.
+    fn same_file(&self, file: (i32, u32)) -> Vec<i32> {
+        let sorted = self.sorted.get_or_init(|| {
+            let mut sorted = Vec::with_capacity(self.found.len());
+            for &one in &self.found {
+                let place = sorted.partition_point(|other| order(*other, one).is_lt());
+                sorted.insert(place, one);
+            }
+            sorted
+        });
+        let first = sorted.partition_point(|other| order(*other, file).is_lt());
+        let same = sorted[first..].iter();
+        let same = same.take_while(|other| order(**other, file).is_eq());
+        same.map(|(pid, _)| *pid).collect()
+    }
+
+    fn with_content_of(&self, file: (i32, u32)) -> Vec<i32> {
+        let identity = |(pid, fd): (i32, u32)| {
+            let found = fs::metadata(format!("/proc/{pid}/fd/{fd}")).ok()?;
+            Some((found.dev(), found.ino()))
+        };
+        let Some(wanted) = identity(file) else {
+            return Vec::new();
+        };
+        let same = self
+            .found
+            .iter()
+            .filter(|one| identity(**one) == Some(wanted));
+        same.map(|(pid, _)| *pid).collect()
+    }
+}
+
+/// What has just put a tree together lets go of the tree's files in a moment.
+fn is_reaper(pid: i32) -> bool {
+    let name = fs::read_to_string(format!("/proc/{pid}/comm"));
+    name.is_ok_and(|name| name.trim_end() == REAPER_NAME)
+}
+
+/// A descriptor that was closed meanwhile compares with nothing.
+fn order(one: (i32, u32), other: (i32, u32)) -> raw::Ordering {
+    raw::compare_files(one, other).unwrap_or(raw::Ordering::Less)
+}
+
+/// Whether a name is that of a file which has none any more, or never had one.
+fn is_content(link: &str) -> bool {
+    link.starts_with('/') && link.ends_with(" (deleted)")
+}
+
+/// Whether a file has no name by which it could be told from others of its kind.
+fn is_nameless(link: &str) -> bool {
+    let is_object = link.starts_with("anon_inode:") && link != "anon_inode:[pidfd]";
+    is_object || is_content(link)
 }

@@ -305,6 +305,10 @@ impl<'a> Saver<'a> {
         let locks = self.locks(&subject)?;
         let owner = owner(&subject)?;
         let kind = kinds::save(self, &subject)?;
+        let place = self.pool.classes[class].place.address();
+        if let Some(pid) = self.outside.sharer(&subject.link, place) {
+            return Err(Reason::HeldOutside(pid).into());
+        }
         let flags = subject.info.flags;
         if let (Kind::Epoll { .. }, Place::Process(pid, fd)) =
             (&kind, &self.pool.classes[class].place)

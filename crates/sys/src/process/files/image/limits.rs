@@ -1,6 +1,7 @@
 //! What an image may contain. It comes from another node: nothing in it is believed before it was looked at.
 
 use super::{ContentForm, FileId, Image, Kind, LockHolder, OpenFile, UnixLink, UnixName};
+use crate::socket_filter::{INSTRUCTIONS, SocketFilter};
 use std::collections::BTreeMap;
 use thiserror::Error;
 
@@ -147,7 +148,8 @@ fn check_file(image: &Image, file: &OpenFile) -> Result<(), Malformed> {
             timer.value_ns <= i64::MAX as u64 && timer.interval_ns <= i64::MAX as u64,
             "a timer never expires",
         ),
-        Kind::Signal { .. } | Kind::Netlink(_) | Kind::Inet { .. } | Kind::Pidfd { .. } => Ok(()),
+        Kind::Netlink(socket) => check_filter(&socket.filter),
+        Kind::Signal { .. } | Kind::Inet { .. } | Kind::Pidfd { .. } => Ok(()),
     }
 }
 
@@ -156,6 +158,7 @@ fn check_unix(image: &Image, socket: &super::UnixSocket) -> Result<(), Malformed
         Some(Kind::Unix(_)) => Ok(()),
         _ => Err(Malformed::Inconsistent("a socket's peer is none")),
     };
+    check_filter(&socket.filter)?;
     match &socket.link {
         UnixLink::To(file) | UnixLink::Waiting(file, _) => is_unix(*file)?,
         UnixLink::Service(path) => {
@@ -185,6 +188,10 @@ fn check_unix(image: &Image, socket: &super::UnixSocket) -> Result<(), Malformed
         }
     }
     Ok(())
+}
+
+fn check_filter(filter: &SocketFilter) -> Result<(), Malformed> {
+    require(filter.program.len() <= INSTRUCTIONS, "a filter is too long")
 }
 
 fn check_path(path: &[u8]) -> Result<(), Malformed> {

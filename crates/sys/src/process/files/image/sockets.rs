@@ -1,6 +1,7 @@
 //! Sockets that are not of the Internet.
 
 use super::{Bytes, FileId};
+use crate::socket_filter::SocketFilter;
 use serde::{Deserialize, Serialize};
 
 /// A netlink socket.
@@ -14,6 +15,8 @@ pub struct NetlinkSocket {
     pub groups: Vec<u32>,
     /// Options: level, name, value.
     pub options: Vec<SocketOption>,
+    /// What filters received messages.
+    pub filter: SocketFilter,
 }
 
 /// A socket option with an `int` or raw value.
@@ -44,6 +47,8 @@ pub struct UnixSocket {
     pub shutdown: u8,
     /// Options that differ from a new socket's.
     pub options: Vec<SocketOption>,
+    /// What filters received messages.
+    pub filter: SocketFilter,
     /// Received and not read.
     pub queue: Vec<UnixMessage>,
 }

@@ -26,12 +26,17 @@ const KERNELS_OWN: [i64; 6] = [
 ];
 /// `HUGETLBFS_MAGIC`.
 const HUGETLBFS: i64 = 0x9584_58f6;
+/// `MQUEUE_MAGIC`, in no header.
+const MQUEUE: i64 = 0x1980_0202;
 
 /// A file.
 pub fn save_regular(saver: &Saver<'_>, subject: &Subject, stat: &Stat) -> Saved<Kind> {
     let magic = fstatfs(&subject.copy).at("fstatfs")?.f_type;
     if magic == HUGETLBFS {
         return Err(Reason::HugePages.into());
+    }
+    if magic == MQUEUE {
+        return Err(Reason::MessageQueue.into());
     }
     let own = KERNELS_OWN.contains(&magic);
     let path = if own {
@@ -58,6 +63,10 @@ pub fn save_regular(saver: &Saver<'_>, subject: &Subject, stat: &Stat) -> Saved<
 /// A directory.
 pub fn save_directory(subject: &Subject, stat: &Stat) -> Saved<Kind> {
     let path = present_path(subject, stat, 0)?;
+    // `F_NOTIFY` makes its caller the owner; nothing else would have one of a directory.
+    if crate::process::files::donor::has_owner(subject.fd())? {
+        return Err(Reason::DirectoryNotify.into());
+    }
     let offset = subject.info.offset;
     Ok(Kind::Directory { path, offset })
 }

@@ -5,7 +5,8 @@ use crate::process::files::donor::{Saved, Saver, Subject};
 use crate::process::files::error::{At, FilesError, Reason};
 use crate::process::files::image::{Bytes, Kind, NetlinkSocket, SocketOption};
 use crate::process::files::raw;
-use crate::sockopt::{check, get_bytes, get_int, set_bytes};
+use crate::socket_filter::{FilterError, SocketFilter};
+use crate::sockopt::{SO_BUF_LOCK, SO_TXREHASH, check, get_bytes, get_int, numbers, set_bytes};
 use libc::SOL_SOCKET;
 use rustix::fs::Stat;
 use rustix::io::Errno;
@@ -27,6 +28,51 @@ const NETLINK_FLAGS: [(i32, i32); 7] = [
     (SOL_NETLINK, 12),
 ];
 const NETLINK_ADD_MEMBERSHIP: i32 = 1;
+/// Options of `SOL_SOCKET` that sockets other than TCP and UDP ones keep. Those of timestamps change what the next ones say,
+/// so the order matters.
+const SOCKET_OPTIONS: &[(i32, i32)] = &[
+    (SOL_SOCKET, numbers::SO_TIMESTAMPING),
+    (SOL_SOCKET, numbers::SO_TIMESTAMPING_NEW),
+    (SOL_SOCKET, libc::SO_TIMESTAMP),
+    (SOL_SOCKET, libc::SO_TIMESTAMPNS),
+    (SOL_SOCKET, numbers::SO_TIMESTAMP_NEW),
+    (SOL_SOCKET, numbers::SO_TIMESTAMPNS_NEW),
+    (SOL_SOCKET, libc::SO_DEBUG),
+    (SOL_SOCKET, libc::SO_REUSEADDR),
+    (SOL_SOCKET, libc::SO_REUSEPORT),
+    (SOL_SOCKET, libc::SO_DONTROUTE),
+    (SOL_SOCKET, libc::SO_BROADCAST),
+    (SOL_SOCKET, libc::SO_KEEPALIVE),
+    (SOL_SOCKET, libc::SO_OOBINLINE),
+    (SOL_SOCKET, libc::SO_NO_CHECK),
+    (SOL_SOCKET, libc::SO_PRIORITY),
+    (SOL_SOCKET, libc::SO_LINGER),
+    (SOL_SOCKET, libc::SO_PASSCRED),
+    (SOL_SOCKET, libc::SO_RCVLOWAT),
+    (SOL_SOCKET, libc::SO_RCVTIMEO),
+    (SOL_SOCKET, libc::SO_SNDTIMEO),
+    (SOL_SOCKET, libc::SO_PASSSEC),
+    (SOL_SOCKET, libc::SO_MARK),
+    (SOL_SOCKET, libc::SO_RXQ_OVFL),
+    (SOL_SOCKET, numbers::SO_WIFI_STATUS),
+    (SOL_SOCKET, libc::SO_PEEK_OFF),
+    (SOL_SOCKET, numbers::SO_NOFCS),
+    (SOL_SOCKET, numbers::SO_SELECT_ERR_QUEUE),
+    (SOL_SOCKET, libc::SO_BUSY_POLL),
+    (SOL_SOCKET, libc::SO_MAX_PACING_RATE),
+    (SOL_SOCKET, numbers::SO_INCOMING_CPU),
+    (SOL_SOCKET, libc::SO_ZEROCOPY),
+    (SOL_SOCKET, numbers::SO_TXTIME),
+    (SOL_SOCKET, numbers::SO_PREFER_BUSY_POLL),
+    (SOL_SOCKET, numbers::SO_BUSY_POLL_BUDGET),
+    (SOL_SOCKET, SO_TXREHASH),
+    (SOL_SOCKET, numbers::SO_RESERVE_MEM),
+    (SOL_SOCKET, numbers::SO_RCVMARK),
+    (SOL_SOCKET, numbers::SO_PASSPIDFD),
+    (SOL_SOCKET, numbers::SO_RCVPRIORITY),
+    (SOL_SOCKET, numbers::SO_PASSRIGHTS),
+    (SOL_SOCKET, numbers::SO_INQ),
+];
 
 /// Reads a socket.
 pub fn save(saver: &mut Saver<'_>, subject: &Subject, stat: &Stat) -> Saved<Kind> {
@@ -76,8 +122,46 @@ fn save_netlink(saver: &Saver<'_>, subject: &Subject, socket: i32) -> Saved<Kind
         socket,
         port: u32::from_ne_bytes([address[4], address[5], address[6], address[7]]),
         groups: groups.map(|bit| bit as u32 + 1).collect(),
-        options: options(fd, &NETLINK_FLAGS)?,
+        options: [socket_options(fd)?, options(fd, &NETLINK_FLAGS)?].concat(),
+        filter: filter(fd)?,
     }))
+}
+
+/// Sizes of buffers as they are asked for; the kernel doubles them. To set one says that the program fixed it, so what says
+/// which were fixed comes behind.
+const BUFFERS: [(i32, i32); 2] = [
+    (libc::SO_SNDBUF, libc::SO_SNDBUFFORCE),
+    (libc::SO_RCVBUF, libc::SO_RCVBUFFORCE),
+];
+
+/// Options of `SOL_SOCKET` of a socket that is neither TCP's nor UDP's, in the order in which they are set.
+pub fn socket_options(fd: BorrowedFd<'_>) -> Result<Vec<SocketOption>, FilesError> {
+    let mut found = options(fd, SOCKET_OPTIONS)?;
+    for (get, set) in BUFFERS {
+        let doubled = get_int(fd, SOL_SOCKET, get).at("buffer size")?;
+        found.push(SocketOption {
+            level: SOL_SOCKET,
+            name: set,
+            value: Bytes((doubled / 2).to_ne_bytes().to_vec()),
+        });
+    }
+    found.extend(options(fd, &[(SOL_SOCKET, SO_BUF_LOCK)])?);
+    Ok(found)
+}
+
+/// Those that [`socket_options`] has.
+pub fn allowed_options() -> Vec<(i32, i32)> {
+    let buffers = BUFFERS.map(|(_, set)| (SOL_SOCKET, set));
+    [SOCKET_OPTIONS, &buffers, &[(SOL_SOCKET, SO_BUF_LOCK)]].concat()
+}
+
+/// The filter of a socket that is neither TCP's nor UDP's.
+pub fn filter(fd: BorrowedFd<'_>) -> Saved<SocketFilter> {
+    match SocketFilter::read(fd) {
+        Ok(filter) => Ok(filter),
+        Err(FilterError::Extended) => Err(Reason::ExtendedFilter.into()),
+        Err(FilterError::Kernel(error)) => Err(error).at("SO_GET_FILTER")?,
+    }
 }
 
 /// Makes a route netlink socket.
@@ -96,7 +180,9 @@ pub fn make_netlink(netlink: &NetlinkSocket, flags: u32) -> Result<OwnedFd, File
         set_bytes(fd.as_fd(), SOL_NETLINK, NETLINK_ADD_MEMBERSHIP, &value)
             .at("NETLINK_ADD_MEMBERSHIP")?;
     }
-    set_options(fd.as_fd(), &NETLINK_FLAGS, &netlink.options)?;
+    let allowed = [&allowed_options()[..], &NETLINK_FLAGS].concat();
+    set_options(fd.as_fd(), &allowed, &netlink.options)?;
+    netlink.filter.attach(fd.as_fd()).at("SO_ATTACH_FILTER")?;
     raw::set_status(fd.as_fd(), flags & !(libc::O_ASYNC as u32)).at("F_SETFL")?;
     Ok(fd)
 }
@@ -111,7 +197,7 @@ pub fn new_socket(family: i32, socket: i32, protocol: i32) -> std::io::Result<Ow
 }
 
 /// Those of the options (level, name) that this kernel knows, with their values.
-pub fn options(fd: BorrowedFd<'_>, wanted: &[(i32, i32)]) -> Result<Vec<SocketOption>, FilesError> {
+fn options(fd: BorrowedFd<'_>, wanted: &[(i32, i32)]) -> Result<Vec<SocketOption>, FilesError> {
     let mut found = Vec::new();
     for &(level, name) in wanted {
         let mut value = [0u8; 32];

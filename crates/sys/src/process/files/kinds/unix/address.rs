@@ -3,7 +3,7 @@
 use crate::sockopt::check;
 use std::io;
 use std::mem::offset_of;
-use std::os::fd::{AsRawFd, BorrowedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
 const PATH_AT: usize = offset_of!(libc::sockaddr_un, sun_path);
 
@@ -60,6 +60,17 @@ pub fn own_name(fd: BorrowedFd<'_>) -> io::Result<Vec<u8>> {
     // SAFETY: `address` is writable for `length` bytes and both outlive the call.
     check(unsafe { libc::getsockname(fd.as_raw_fd(), raw, &raw mut length) })?;
     Ok(name(&address, length))
+}
+
+/// The file of a socket that is bound to a path, opened with `O_PATH`.
+pub fn file(fd: BorrowedFd<'_>) -> io::Result<OwnedFd> {
+    /// `linux/un.h`.
+    const SIOCUNIXFILE: libc::c_ulong = 0x89e0;
+    // SAFETY: the request takes no pointer.
+    let file = unsafe { libc::ioctl(fd.as_raw_fd(), SIOCUNIXFILE) };
+    check(file)?;
+    // SAFETY: the call succeeded, so `file` is a new descriptor that nothing else owns.
+    Ok(unsafe { OwnedFd::from_raw_fd(file) })
 }
 
 /// `bind(2)`.

@@ -10,12 +10,11 @@ use std::os::fd::AsFd;
 
 /// `SOCK_DIAG_BY_FAMILY`.
 const BY_FAMILY: u16 = 20;
-/// `UDIAG_SHOW_VFS`, `_PEER`, `_ICONS`, `_RQLEN`.
-const SHOW: u32 = 0x2 | 0x4 | 0x8 | 0x10;
+/// `UDIAG_SHOW_PEER`, `_ICONS`, `_RQLEN`.
+const SHOW: u32 = 0x4 | 0x8 | 0x10;
 /// Bytes of `struct unix_diag_msg`.
 const HEAD: usize = 16;
 /// Attributes.
-const VFS: u16 = 1;
 const PEER: u16 = 2;
 const ICONS: u16 = 3;
 const QUEUES: u16 = 4;
@@ -28,8 +27,6 @@ const LISTEN: u8 = 10;
 pub struct Entry {
     /// It listens.
     pub listening: bool,
-    /// Inode of its file, its lower 32 bits.
-    pub file: Option<u32>,
     /// Inode of the socket it is connected to; 0 for one that nobody has open.
     pub peer: Option<u32>,
     /// Of a listener: inodes of the sockets that wait, oldest first.
@@ -96,7 +93,6 @@ fn parse(body: &[u8]) -> Option<(u32, Entry)> {
     };
     for (kind, value) in attributes(body.get(HEAD..)?) {
         match kind {
-            VFS => entry.file = word(value, 0),
             PEER => entry.peer = word(value, 0),
             ICONS => {
                 entry.waiting = (0..value.len() / 4)

@@ -1,7 +1,7 @@
 //! Giving Unix sockets their names, and meaning those that wait on stage.
 
 use super::address;
-use super::stage::Stage;
+use super::stage::{self, Stage, bound};
 use crate::process::files::acceptor::Stock;
 use crate::process::files::error::{At, FilesError, Refusal};
 use crate::process::files::image::{UnixName, UnixSocket};
@@ -39,7 +39,7 @@ pub fn at_name<R: Send>(
     let UnixName::Path { name, .. } = name else {
         return work(None).at("a socket's name");
     };
-    if climbs(file) {
+    if climbs(file) || climbs(&bound(name, file)) {
         return Err(Refusal::NotAllowed(file.display().to_string()).into());
     }
     let directory = directory(file);
@@ -94,7 +94,10 @@ pub fn bind_for(
         return Ok(());
     }
     let file = final_path(&socket.name);
-    let outcome = at_name(stock, &socket.name, &file, |_| address::bind(fd, &name));
+    let outcome = at_name(stock, &socket.name, &file, |_| match &socket.name {
+        UnixName::Path { name, .. } => stage::bind(fd, name, &file),
+        _ => address::bind(fd, &name),
+    });
     let directory = directory(&file);
     let stage = stock
         .stages

@@ -2,13 +2,14 @@
 
 use super::naming::{at_name, bind, bind_for, directory, final_path, raw_name};
 use super::peer::{Who, acting_as};
-use super::{BUFFERS, OPTIONS, address, queue};
+use super::{address, queue};
 use crate::process::files::acceptor::Stock;
 use crate::process::files::error::{At, FilesError, Refusal};
 use crate::process::files::image::{FileId, Kind, UnixLink, UnixMessage, UnixName, UnixSocket};
-use crate::process::files::kinds::socket::{new_socket, set_options};
+use crate::process::files::kinds::socket::{allowed_options, new_socket, set_options};
 use crate::process::files::raw;
 use crate::process::rights::is_refusal;
+use crate::socket_filter::SocketFilter;
 use crate::sockopt::{check, set_int};
 use libc::SOL_SOCKET;
 use rustix::net::{Shutdown, accept_with, listen, shutdown};
@@ -302,6 +303,7 @@ fn sender_named(stock: &mut Stock, from: &[u8], kind: i32) -> Result<OwnedFd, Fi
         peer: None,
         shutdown: 0,
         options: Vec::new(),
+        filter: SocketFilter::default(),
         queue: Vec::new(),
     };
     bind(stock, fd.as_fd(), &socket)?;
@@ -337,9 +339,8 @@ fn send(
 
 /// Options and shut halves, when the queues are filled.
 pub fn settle(fd: BorrowedFd<'_>, socket: &UnixSocket) -> Result<(), FilesError> {
-    let buffers = BUFFERS.map(|(_, set)| (SOL_SOCKET, set));
-    let allowed: Vec<_> = OPTIONS.into_iter().chain(buffers).collect();
-    set_options(fd, &allowed, &socket.options)?;
+    set_options(fd, &allowed_options(), &socket.options)?;
+    socket.filter.attach(fd).at("SO_ATTACH_FILTER")?;
     let halves = match socket.shutdown & 3 {
         1 => Shutdown::Read,
         2 => Shutdown::Write,

@@ -2,19 +2,18 @@
 
 use super::list::{Entry, list};
 use super::queue::{Peeked, peek};
-use super::{BUFFERS, OPTIONS, address, peer};
+use super::{address, peer};
 use crate::process::files::donor::{Saved, Saver, Subject};
-use crate::process::files::error::{At, FilesError, Reason};
+use crate::process::files::error::{At, Reason};
 use crate::process::files::image::{
-    Bytes, FileId, Kind, SocketOption, UnixLink, UnixMessage, UnixName, UnixSocket,
+    Bytes, FileId, Kind, UnixLink, UnixMessage, UnixName, UnixSocket,
 };
-use crate::process::files::kinds::socket::options;
-use crate::sockopt::get_int;
-use libc::SOL_SOCKET;
+use crate::process::files::kinds::socket::{filter, socket_options};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::Stat;
 use rustix::io::ioctl_fionread;
 use std::fs;
-use std::os::fd::BorrowedFd;
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
@@ -30,15 +29,14 @@ pub fn save(saver: &mut Saver<'_>, subject: &Subject, socket: i32) -> Saved<Kind
         return Err(Reason::OutOfBand.into());
     }
     let entry = entry(saver, subject)?;
-    let name = name(saver, subject, &entry)?;
+    let name = name(subject)?;
     let link = link(saver, subject, socket, &entry)?;
     let queue = if saver.frozen && !entry.listening {
         queue(saver, subject, socket)?
     } else {
         Vec::new()
     };
-    let mut found = options(subject.fd(), &OPTIONS)?;
-    found.extend(buffers(subject.fd())?);
+    let found = socket_options(subject.fd())?;
     let stat = rustix::fs::fstat(&subject.copy).at("fstat")?;
     Ok(Kind::Unix(Box::new(UnixSocket {
         socket,
@@ -48,6 +46,7 @@ pub fn save(saver: &mut Saver<'_>, subject: &Subject, socket: i32) -> Saved<Kind
         peer: peer::of(subject.fd()).at("SO_PEERCRED")?,
         shutdown: entry.shutdown,
         options: found,
+        filter: filter(subject.fd())?,
         queue,
     })))
 }
@@ -72,7 +71,7 @@ fn entry(saver: &mut Saver<'_>, subject: &Subject) -> Saved<Entry> {
     Ok(known(saver).ok_or(Reason::OtherNamespace)?)
 }
 
-fn name(saver: &Saver<'_>, subject: &Subject, entry: &Entry) -> Saved<UnixName> {
+fn name(subject: &Subject) -> Saved<UnixName> {
     let raw = address::own_name(subject.fd()).at("getsockname")?;
     match raw.first() {
         None => return Ok(UnixName::None),
@@ -80,24 +79,37 @@ fn name(saver: &Saver<'_>, subject: &Subject, entry: &Entry) -> Saved<UnixName> 
         Some(_) => {}
     }
     let name = String::from_utf8(raw).map_err(|_| Reason::NotUtf8)?;
-    let path = if name.starts_with('/') {
-        name.clone()
-    } else {
-        let cwd = fs::read_link(format!("/proc/{}/cwd", holder(saver, subject))).at("cwd")?;
-        cwd.join(&name).to_string_lossy().into_owned()
+    let (file, access) = match file(subject)? {
+        Some((path, stat)) => {
+            let access = (stat.st_uid, stat.st_gid, stat.st_mode & 0o7777);
+            (Some(path), access)
+        }
+        None => (None, (0, 0, 0)),
     };
-    // Only a socket that was bound itself has a file; one that was accepted has the listener's name.
-    let file = fs::symlink_metadata(&path).ok();
-    let file = file.filter(|file| entry.file == Some(file.ino() as u32));
-    let access = file.as_ref().map_or((0, 0, 0), |file| {
-        (file.uid(), file.gid(), file.mode() & 0o7777)
-    });
-    let file = file.map(|_| path);
     Ok(UnixName::Path { name, file, access })
 }
 
-fn holder(saver: &Saver<'_>, subject: &Subject) -> i32 {
-    saver.pool.classes[subject.class].place.address().0
+/// Where the file of a socket is now, whatever it is called: the socket holds the file itself. None if it was removed.
+fn file(subject: &Subject) -> Saved<Option<(String, Stat)>> {
+    let file = match address::file(subject.fd()) {
+        Ok(file) => file,
+        // An accepted one may have a name without a file.
+        Err(error) if error.raw_os_error() == Some(libc::ENOENT) => return Ok(None),
+        Err(error) => return Err(error).at("SIOCUNIXFILE")?,
+    };
+    let stat = rustix::fs::fstat(&file).at("fstat")?;
+    if stat.st_nlink == 0 {
+        return Ok(None);
+    }
+    let link = format!("/proc/self/fd/{}", file.as_raw_fd());
+    let path = fs::read_link(&link).at(&link)?;
+    let is_there = fs::symlink_metadata(&path)
+        .is_ok_and(|found| (found.dev(), found.ino()) == (stat.st_dev, stat.st_ino));
+    if !is_there {
+        return Ok(None);
+    }
+    let path = path.into_os_string().into_string();
+    Ok(Some((path.map_err(|_| Reason::NotUtf8)?, stat)))
 }
 
 fn link(saver: &Saver<'_>, subject: &Subject, socket: i32, entry: &Entry) -> Saved<UnixLink> {
@@ -193,17 +205,4 @@ fn to_message(saver: &mut Saver<'_>, message: Peeked) -> Saved<UnixMessage> {
         credentials: message.credentials.map(inside),
         from: Bytes(message.from),
     })
-}
-
-fn buffers(fd: BorrowedFd<'_>) -> Result<Vec<SocketOption>, FilesError> {
-    let mut found = Vec::new();
-    for (get, set) in BUFFERS {
-        let doubled = get_int(fd, SOL_SOCKET, get).at("buffer size")?;
-        found.push(SocketOption {
-            level: SOL_SOCKET,
-            name: set,
-            value: Bytes((doubled / 2).to_ne_bytes().to_vec()),
-        });
-    }
-    Ok(found)
 }

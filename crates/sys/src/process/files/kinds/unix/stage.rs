@@ -1,6 +1,7 @@
 //! Socket files before they may be seen. The kernel remembers the name by which a socket was bound, so it is bound by its
 //! true name, but below a directory of our own that is the root for the moment; renaming the file publishes it.
 
+use super::address;
 use crate::process::files::acceptor::Stock;
 use crate::process::files::error::{At, FilesError, Refusal};
 use crate::process::files::kinds::named::allowed;
@@ -14,7 +15,7 @@ use rustix::process::{chdir, chroot};
 use rustix::thread::{UnshareFlags, unshare_unsafe};
 use std::fs;
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
 /// What leads to an open directory.
@@ -94,10 +95,7 @@ impl Stage {
         file: &Path,
         work: impl FnOnce() -> io::Result<R> + Send,
     ) -> io::Result<R> {
-        let shown = file.to_string_lossy();
-        // A relative name was meant from the directory that remains without it.
-        let from = shown.strip_suffix(name).unwrap_or("/");
-        let from = if from.is_empty() { "/" } else { from };
+        let from = meant_from(name, file);
         let run = || {
             // SAFETY: only root and working directory become this thread's own, which nothing else uses.
             unsafe { unshare_unsafe(UnshareFlags::FS) }?;
@@ -169,6 +167,37 @@ impl Stage {
         }
         Ok(())
     }
+}
+
+/// Binds a socket whose file is to be `file`, inside a stage. Where the file was renamed since the socket was bound, it gets that
+/// name too: the other one stays on stage.
+pub fn bind(fd: BorrowedFd<'_>, name: &str, file: &Path) -> io::Result<()> {
+    let bound = bound(name, file);
+    if bound == file {
+        return address::bind(fd, name.as_bytes());
+    }
+    fs::create_dir_all(bound.parent().unwrap_or(Path::new("/")))?;
+    // An earlier socket may have been bound by the same name, and renamed as well.
+    match fs::remove_file(&bound) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    address::bind(fd, name.as_bytes())?;
+    fs::hard_link(&bound, file)
+}
+
+/// The directory from which a name is meant: of a relative one that which remains of its file without it.
+fn meant_from(name: &str, file: &Path) -> PathBuf {
+    let shown = file.to_string_lossy();
+    match shown.strip_suffix(name) {
+        Some(from) if from.ends_with('/') => PathBuf::from(from),
+        _ => PathBuf::from("/"),
+    }
+}
+
+/// The file that a socket makes which is bound by this name.
+pub fn bound(name: &str, file: &Path) -> PathBuf {
+    meant_from(name, file).join(name)
 }
 
 impl Drop for Stage {

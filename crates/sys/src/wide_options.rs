@@ -1,0 +1,163 @@
+//! Socket options that take more than an `int`, of TCP and UDP sockets alike: structures, headers, interfaces.
+
+use crate::socket_filter::{FilterError, SocketFilter};
+use crate::sockopt::numbers::{SO_TIMESTAMPING, SO_TXTIME};
+use crate::sockopt::{get_bytes, get_int, set_bytes, set_int};
+use libc::{IPPROTO_IP, IPPROTO_IPV6, SOL_SOCKET};
+use serde::{Deserialize, Serialize};
+use std::io;
+use std::os::fd::BorrowedFd;
+
+/// Flags of `SO_TIMESTAMPING` for numbered timestamps and hardware clocks (`linux/net_tstamp.h`).
+const TIMESTAMPING_OPT_ID: i32 = 1 << 7;
+const TIMESTAMPING_BIND_PHC: i32 = 1 << 15;
+/// `linux/in.h`, `linux/in6.h`.
+const IPV6_HOPOPTS: i32 = 54;
+const IPV6_RTHDRDSTOPTS: i32 = 55;
+const IPV6_RTHDR: i32 = 57;
+const IPV6_DSTOPTS: i32 = 59;
+const IP_UNICAST_IF: i32 = 50;
+const IPV6_UNICAST_IF: i32 = 76;
+
+/// Longest value: an IPv6 extension header.
+pub const BYTES: usize = 2048;
+
+/// Options as the kernel lays them out, by their number in the encoded state; numbers never change meaning.
+const RAW: &[(u8, i32, i32)] = &[
+    (1, SOL_SOCKET, SO_TXTIME),
+    (2, IPPROTO_IP, libc::IP_OPTIONS),
+    (3, IPPROTO_IPV6, IPV6_HOPOPTS),
+    (4, IPPROTO_IPV6, IPV6_RTHDRDSTOPTS),
+    (5, IPPROTO_IPV6, IPV6_RTHDR),
+    (6, IPPROTO_IPV6, IPV6_DSTOPTS),
+    (7, SOL_SOCKET, libc::SO_LINGER),
+    (8, SOL_SOCKET, libc::SO_MAX_PACING_RATE),
+    (9, SOL_SOCKET, libc::SO_RCVTIMEO),
+    (10, SOL_SOCKET, libc::SO_SNDTIMEO),
+];
+/// The interfaces that packets to one receiver leave by, as the kernel numbers them, in network order.
+const UNICAST: [(i32, i32); 2] = [(IPPROTO_IP, IP_UNICAST_IF), (IPPROTO_IPV6, IPV6_UNICAST_IF)];
+
+/// Such options of a socket.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WideOptions {
+    /// Values that are not empty, by number.
+    pub(crate) raw: Vec<(u8, Vec<u8>)>,
+    /// Names of the interfaces of `IP_UNICAST_IF` and `IPV6_UNICAST_IF`, empty for none.
+    pub(crate) unicast: [String; 2],
+    /// `SO_ATTACH_FILTER`.
+    pub filter: SocketFilter,
+}
+
+/// Why options were not read or set.
+#[derive(Debug)]
+pub enum WideError {
+    /// An eBPF program is attached.
+    ExtendedFilter,
+    /// Timestamps are numbered, and the kernel does not tell how far.
+    NumberedTimestamps,
+    /// Timestamps are of a clock of this host's hardware.
+    HardwareClock,
+    /// There is no such interface.
+    DeviceAbsent(String),
+    /// The kernel refused.
+    Kernel(&'static str, io::Error),
+}
+
+impl WideOptions {
+    /// Level and name of an option by its number in the encoded state.
+    pub(crate) fn option_of(id: u8) -> Option<(i32, i32)> {
+        let known = RAW.iter().find(|(known, ..)| *known == id);
+        known.map(|(_, level, name)| (*level, *name))
+    }
+
+    /// Reads them; touches nothing.
+    ///
+    /// # Errors
+    /// What cannot move, by name.
+    pub fn read(fd: BorrowedFd<'_>, v6: bool) -> Result<Self, WideError> {
+        let timestamping = get_int(fd, SOL_SOCKET, SO_TIMESTAMPING).unwrap_or(0);
+        if timestamping & TIMESTAMPING_OPT_ID != 0 {
+            return Err(WideError::NumberedTimestamps);
+        }
+        if timestamping & TIMESTAMPING_BIND_PHC != 0 {
+            return Err(WideError::HardwareClock);
+        }
+        let filter = SocketFilter::read(fd).map_err(|error| match error {
+            FilterError::Extended => WideError::ExtendedFilter,
+            FilterError::Kernel(source) => WideError::Kernel("SO_GET_FILTER", source),
+        })?;
+        let mut raw = Vec::new();
+        let mut value = [0; BYTES];
+        for (id, level, name) in RAW {
+            if *level == IPPROTO_IPV6 && !v6 {
+                continue;
+            }
+            match get_bytes(fd, *level, *name, &mut value) {
+                Ok(length) if length > 0 => {
+                    raw.push((*id, value[..length.min(BYTES)].to_vec()));
+                }
+                Ok(_) => {}
+                Err(error) if is_unknown(&error) => {}
+                Err(error) => return Err(WideError::Kernel("reading a socket option", error)),
+            }
+        }
+        let mut unicast = <[String; 2]>::default();
+        for ((level, name), found) in UNICAST.into_iter().zip(&mut unicast) {
+            if level == IPPROTO_IPV6 && !v6 {
+                continue;
+            }
+            let index = match get_int(fd, level, name) {
+                Ok(index) => u32::from_be(index.cast_unsigned()),
+                Err(error) if is_unknown(&error) => 0,
+                Err(error) => return Err(WideError::Kernel("IP_UNICAST_IF", error)),
+            };
+            if index != 0 {
+                let name = crate::net::interface_name(index);
+                *found = name.map_err(|error| WideError::Kernel("if_indextoname", error))?;
+            }
+        }
+        Ok(Self {
+            raw,
+            unicast,
+            filter,
+        })
+    }
+
+    /// Sets what a socket has otherwise. The filter is left for [`SocketFilter::attach`].
+    ///
+    /// # Errors
+    /// What this host lacks, or the kernel refuses.
+    pub fn apply(&self, fd: BorrowedFd<'_>) -> Result<(), WideError> {
+        let mut now = [0; BYTES];
+        for (id, level, name) in RAW {
+            let Some((_, value)) = self.raw.iter().find(|(known, _)| known == id) else {
+                continue;
+            };
+            let present = get_bytes(fd, *level, *name, &mut now);
+            if present.is_ok_and(|length| now[..length.min(BYTES)] == value[..]) {
+                continue;
+            }
+            set_bytes(fd, *level, *name, value)
+                .map_err(|error| WideError::Kernel("setting a socket option", error))?;
+        }
+        for ((level, name), device) in UNICAST.into_iter().zip(&self.unicast) {
+            if device.is_empty() {
+                continue;
+            }
+            let index = crate::net::interface_index(device);
+            let index = index.map_err(|_| WideError::DeviceAbsent(device.clone()))?;
+            set_int(fd, level, name, index.to_be().cast_signed())
+                .map_err(|error| WideError::Kernel("IP_UNICAST_IF", error))?;
+        }
+        Ok(())
+    }
+}
+
+/// Options that this kernel or protocol has not.
+fn is_unknown(error: &io::Error) -> bool {
+    matches!(
+        error.raw_os_error(),
+        Some(libc::ENOPROTOOPT | libc::EOPNOTSUPP)
+    )
+}

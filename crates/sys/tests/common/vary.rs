@@ -1,0 +1,116 @@
+//! Every option of a socket that the kernel lets one read and set, set to something else than it is.
+
+use holdfast_sys::sockopt::{get_bytes, set_bytes};
+use std::os::fd::BorrowedFd;
+
+/// Longest value that is looked at.
+const BYTES: usize = 64;
+
+/// Level, name, and the value that was read after all were set.
+pub type Varied = Vec<(i32, i32, Vec<u8>)>;
+
+/// Levels of a socket's own options, and the first number that is another module's (netfilter's, MPTCP's).
+pub const SOCKET: (i32, i32) = (libc::SOL_SOCKET, 100);
+pub const IP: (i32, i32) = (libc::IPPROTO_IP, 64);
+pub const IPV6: (i32, i32) = (libc::IPPROTO_IPV6, 80);
+pub const TCP: (i32, i32) = (libc::IPPROTO_TCP, 48);
+pub const UDP: (i32, i32) = (libc::IPPROTO_UDP, 110);
+
+/// Options that are no property of a socket that could be kept: devices that it is bound to are set by name, timestamps with
+/// numbers, repair, keys, conversion to another family, and what a test of its own looks at.
+const LEFT_OUT: &[(i32, i32)] = &[
+    (libc::SOL_SOCKET, libc::SO_BINDTODEVICE),
+    (libc::SOL_SOCKET, libc::SO_BINDTOIFINDEX),
+    (libc::SOL_SOCKET, libc::SO_LOCK_FILTER),
+    // The kernel shows an address here, and takes an interface.
+    (libc::IPPROTO_IP, libc::IP_MULTICAST_IF),
+    (libc::IPPROTO_IPV6, libc::IPV6_ADDRFORM),
+    (libc::IPPROTO_TCP, libc::TCP_REPAIR),
+    (libc::IPPROTO_TCP, libc::TCP_REPAIR_QUEUE),
+    (libc::IPPROTO_TCP, libc::TCP_QUEUE_SEQ),
+    (libc::IPPROTO_TCP, libc::TCP_TIMESTAMP),
+    // It changes with traffic.
+    (libc::IPPROTO_TCP, libc::TCP_QUICKACK),
+    // A socket that is corked or decapsulates is refused.
+    (libc::IPPROTO_UDP, 1),
+    (libc::IPPROTO_UDP, 100),
+];
+
+/// Sets every option of these levels but those in `without`, and says what they all are then.
+pub fn vary(socket: BorrowedFd<'_>, levels: &[(i32, i32)], without: &[(i32, i32)]) -> Varied {
+    let mut changed = Vec::new();
+    for (level, end) in levels {
+        for name in 1..*end {
+            let left_out = LEFT_OUT.contains(&(*level, name)) || without.contains(&(*level, name));
+            if !left_out && change(socket, *level, name) {
+                changed.push((*level, name));
+            }
+        }
+    }
+    let now = changed.into_iter().map(|(level, name)| {
+        let value = read(socket, level, name).expect("it was read before");
+        (level, name, value)
+    });
+    now.collect()
+}
+
+/// The options that are not what they were.
+pub fn differences(socket: BorrowedFd<'_>, varied: &Varied) -> Vec<String> {
+    let all = varied.iter().filter_map(|(level, name, value)| {
+        let now = read(socket, *level, *name);
+        (now.as_ref() != Some(value)).then(|| format!("{level}/{name}: {value:?}, now {now:?}"))
+    });
+    all.collect()
+}
+
+fn read(socket: BorrowedFd<'_>, level: i32, name: i32) -> Option<Vec<u8>> {
+    let mut value = [0; BYTES];
+    let length = get_bytes(socket, level, name, &mut value).ok()?;
+    (length <= BYTES).then(|| value[..length].to_vec())
+}
+
+fn change(socket: BorrowedFd<'_>, level: i32, name: i32) -> bool {
+    let Some(before) = read(socket, level, name) else {
+        return false;
+    };
+    candidates(&before).into_iter().any(|value| {
+        let set = set_bytes(socket, level, name, &value).is_ok();
+        set && read(socket, level, name).is_some_and(|now| now != before)
+    })
+}
+
+fn candidates(before: &[u8]) -> Vec<Vec<u8>> {
+    match before.len() {
+        1 | 4 => {
+            let mut raw = [0; 4];
+            raw[..before.len()].copy_from_slice(before);
+            let toggled = i32::from_ne_bytes(raw) ^ 1;
+            // The interface 1 in network order, and ports from 40,000 to 50,000.
+            let others = [
+                1,
+                2,
+                3,
+                9,
+                0x48,
+                1000,
+                12_345,
+                1 << 24,
+                50_000 << 16 | 40_000,
+            ];
+            let all = std::iter::once(toggled).chain(others.map(|one: u32| one.cast_signed()));
+            all.map(|one| one.to_ne_bytes().to_vec()).collect()
+        }
+        // `struct linger`, `struct sock_txtime`, bytes a second.
+        8 => vec![vec![1, 0, 0, 0, 42, 0, 0, 0], vec![1, 0, 0, 0, 1, 0, 0, 0]],
+        // `struct timeval`.
+        16 => vec![
+            [7_u64, 250_000]
+                .iter()
+                .flat_map(|one| one.to_ne_bytes())
+                .collect(),
+        ],
+        // Padding: of IPv4, and of an IPv6 header.
+        0 => vec![vec![1, 1, 1, 0], vec![0, 0, 1, 4, 0, 0, 0, 0]],
+        _ => Vec::new(),
+    }
+}
