@@ -6,7 +6,7 @@ passed=0
 failed=0
 failed_steps=()
 skipped_steps=()
-flaky_tests=()
+named_tests=()
 # A step ends with this status when the machine, not the project, keeps it from running.
 skip_status=77
 
@@ -28,8 +28,8 @@ step() {
     count_tests "$log"
     local line
     while IFS= read -r line; do
-        flaky_tests+=("$line")
-    done < <(grep -a '^flaky: ' "$log")
+        named_tests+=("$line")
+    done < <(grep -aE '^(flaky|skipped test): ' "$log")
     if ((status == skip_status)); then
         skipped_steps+=("$name")
     elif ((status)); then
@@ -90,7 +90,7 @@ summary() {
     for name in "${skipped_steps[@]+"${skipped_steps[@]}"}"; do
         printf 'skipped: %s\n' "$name"
     done
-    printf '%s\n' "${flaky_tests[@]+"${flaky_tests[@]}"}" | sed '/^$/d'
+    printf '%s\n' "${named_tests[@]+"${named_tests[@]}"}" | sed '/^$/d'
     for name in "${failed_steps[@]+"${failed_steps[@]}"}"; do
         printf 'failed: %s\n' "$name"
     done

@@ -150,6 +150,15 @@ pub struct Observer {
     _object: Object,
 }
 
+/// Why this kernel refuses iterators over the storage of sockets to everybody, if it does; sockets are asked one by one there.
+#[must_use]
+pub fn refusal() -> Option<String> {
+    match Observer::load() {
+        Err(Error::Load(reason)) if reason.contains("Operation not permitted") => Some(reason),
+        _ => None,
+    }
+}
+
 impl Observer {
     /// Loads the iterator.
     ///

@@ -27,6 +27,7 @@ struct Outcome {
     passed: usize,
     failed: Vec<String>,
     flaky: Vec<String>,
+    skipped: Vec<String>,
 }
 
 /// Runs the tests that `selection` names (`--workspace`, `--test NAME`, …; no `-E`, which the second pass sets itself).
@@ -80,10 +81,11 @@ fn judge(first: Report, run_again: impl FnOnce(&[TestCase]) -> Result<Report>) -
     let mut outcome = Outcome::default();
     let mut late = Vec::new();
     for test in first.tests {
-        match &test.failure {
-            None => outcome.passed += 1,
-            Some(failure) if failure.is_exceeded_time() => late.push(test),
-            Some(_) => outcome.failed.push(test.title()),
+        match (&test.failure, &test.skipped) {
+            (None, None) => outcome.passed += 1,
+            (None, Some(reason)) => outcome.skipped.push(format!("{}: {reason}", test.title())),
+            (Some(failure), _) if failure.is_exceeded_time() => late.push(test),
+            (Some(_), _) => outcome.failed.push(test.title()),
         }
     }
     if late.is_empty() {
@@ -119,12 +121,15 @@ fn print_slowest(report: &Report) {
     }
 }
 
-/// Prints the lines that `./x` counts: `flaky: NAME`, and cargo's `test result:`.
+/// Prints the lines that `./x` counts: `flaky: NAME`, `skipped test: NAME: REASON`, and cargo's `test result:`.
 fn print_outcome(outcome: &Outcome) -> ExitCode {
     let too_many = outcome.flaky.len() > FLAKY_MAX;
     println!();
     for name in &outcome.failed {
         println!("failed test: {name}");
+    }
+    for test in &outcome.skipped {
+        println!("skipped test: {test}");
     }
     for name in &outcome.flaky {
         println!("flaky: {name} exceeded its time and passed alone");
@@ -137,10 +142,11 @@ fn print_outcome(outcome: &Outcome) -> ExitCode {
     }
     let good = outcome.failed.is_empty() && !too_many;
     println!(
-        "test result: {}. {} passed; {} failed; 0 ignored; 0 measured; 0 filtered out",
+        "test result: {}. {} passed; {} failed; {} ignored; 0 measured; 0 filtered out",
         if good { "ok" } else { "FAILED" },
         outcome.passed,
-        outcome.failed.len()
+        outcome.failed.len(),
+        outcome.skipped.len()
     );
     if good {
         ExitCode::SUCCESS
@@ -159,6 +165,7 @@ mod tests {
             name: name.into(),
             seconds: 1.0,
             failure: failure.map(|output| Failure::new("test failure", output)),
+            skipped: None,
         }
     }
 

@@ -21,6 +21,8 @@ pub struct TestCase {
     pub seconds: f64,
     /// `None` for a test that passed.
     pub failure: Option<Failure>,
+    /// What this machine lacks, where the test says `skipped: …` instead of doing its work.
+    pub skipped: Option<String>,
 }
 
 impl TestCase {
@@ -62,15 +64,20 @@ fn test_case(node: Node<'_, '_>) -> Result<TestCase> {
             .unwrap_or_default()
             .to_owned()
     };
+    let output = text("system-out") + &text("system-err");
+    let skipped = output
+        .lines()
+        .find_map(|line| line.strip_prefix("skipped: "));
     let failure = child(&["failure", "error"]).map(|failure| {
         let kind = failure.attribute("type").unwrap_or_default();
-        Failure::new(kind, &(text("system-out") + &text("system-err")))
+        Failure::new(kind, &output)
     });
     Ok(TestCase {
         binary: attribute("classname")?.to_owned(),
         name: attribute("name")?.to_owned(),
         seconds: attribute("time")?.parse().unwrap_or_default(),
         failure,
+        skipped: skipped.map(str::to_owned),
     })
 }
 
@@ -81,7 +88,9 @@ mod tests {
     const TEXT: &str = r#"<?xml version="1.0" encoding="UTF-8"?>
 <testsuites name="nextest-run" tests="2" failures="1">
   <testsuite name="holdfast-bench::moves" tests="2">
-    <testcase name="a::b" classname="holdfast-bench::moves" time="0.250"/>
+    <testcase name="a::b" classname="holdfast-bench::moves" time="0.250">
+      <system-err>skipped: no such device</system-err>
+    </testcase>
     <testcase name="c" classname="holdfast-bench::moves" time="61.0">
       <failure type="test timeout"/>
       <system-out>running 1 test</system-out>
@@ -98,6 +107,8 @@ mod tests {
         };
         assert_eq!(first.title(), "holdfast-bench::moves a::b");
         assert!(first.failure.is_none());
+        assert_eq!(first.skipped.as_deref(), Some("no such device"));
+        assert_eq!(second.skipped, None);
         assert!((second.seconds - 61.0).abs() < 1e-9);
         let failure = second.failure.as_ref().unwrap();
         assert!(failure.is_exceeded_time());

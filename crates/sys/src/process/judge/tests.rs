@@ -12,6 +12,7 @@ use crate::process::image::{
 };
 use crate::process::procfs::Advice;
 use crate::process::sockets::SocketStatic;
+use crate::socket_filter::SocketFilter;
 use crate::tcp_repair::{SocketOptions, TcpUnconnected};
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
@@ -267,6 +268,7 @@ fn unix(owner: (u32, u32)) -> UnixSocket {
         peer: None,
         shutdown: 0,
         options: Vec::new(),
+        filter: SocketFilter::default(),
         queue: Vec::new(),
     }
 }
@@ -366,6 +368,7 @@ fn descriptors_that_only_root_may_have_are_refused() {
             port: 0,
             groups: Vec::new(),
             options,
+            filter: SocketFilter::default(),
         }))
     };
     let good = [
