@@ -30,12 +30,15 @@ fn judge(users: &[u32]) -> Judge {
     Judge::new(allowed, Here::default())
 }
 
+/// The reason that is expected, and a change of something good.
+type Spoilt<'a, T> = (&'a str, &'a dyn Fn(&mut T));
+
 /// What an ordinary user may have, and each of these changes only root.
 #[track_caller]
 fn only_roots<T>(
     good: impl Fn() -> T,
     verdict: impl Fn(&Judge, &T) -> Verdict,
-    spoilt: &[(&str, &dyn Fn(&mut T))],
+    spoilt: &[Spoilt<'_, T>],
 ) {
     let (ordinary, root) = (judge(&[USER]), judge(&[0, USER]));
     assert_eq!(verdict(&ordinary, &good()), Ok(()));
