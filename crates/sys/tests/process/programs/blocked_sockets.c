@@ -1,7 +1,6 @@
 /* Has a socket that cannot move, for as long as it is not told to end. Usage: FOLDER KIND. */
 #include "self.h"
 #include <arpa/inet.h>
-#include <linux/filter.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <netinet/udp.h>
@@ -44,13 +43,6 @@ static void keys(void) {
     set(listener, IPPROTO_TCP, TCP_MD5SIG, &key, sizeof key, "keys of TCP");
     set(near, IPPROTO_TCP, TCP_MD5SIG, &key, sizeof key, "keys of TCP");
     connected();
-}
-
-static void filter(void) {
-    struct sock_filter code = BPF_STMT(BPF_RET | BPF_K, 0xffff);
-    struct sock_fprog program = { 1, &code };
-    connected();
-    set(near, SOL_SOCKET, SO_ATTACH_FILTER, &program, sizeof program, "filters");
 }
 
 static void urgent(void) {
@@ -110,7 +102,7 @@ static void out_of_band(void) {
     if (send(pair[0], "!", 1, MSG_OOB) != 1) leave("skipped", "out-of-band data of Unix sockets");
 }
 
-static const struct { const char *name; void (*act)(void); } acts[] = { { "keys", keys }, { "filter", filter }, { "urgent", urgent },
+static const struct { const char *name; void (*act)(void); } acts[] = { { "keys", keys }, { "urgent", urgent },
     { "kernel_tls", kernel_tls }, { "connecting", connecting }, { "refused", refused }, { "corked", corked },
     { "encapsulates", encapsulates }, { "tcp_apart", tcp_apart }, { "udp_apart", udp_apart }, { "out_of_band", out_of_band } };
 
