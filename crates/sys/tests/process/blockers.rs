@@ -14,7 +14,7 @@ const LIMIT: Duration = Duration::from_secs(30);
 const LOOKS: usize = 100;
 
 /// What the program `blocked` does, and what must be said.
-const CASES: [(&str, &str); 37] = [
+const CASES: [(&str, &str); 38] = [
     ("io_uring", "anon_inode:[io_uring]"),
     ("aio", "asynchronous IO"),
     ("deleted", "was deleted or replaced"),
@@ -48,6 +48,7 @@ const CASES: [(&str, &str); 37] = [
     ("pids_apart", "a pid namespace of its own"),
     ("clock_apart", "a time namespace of its own"),
     ("key", "protects memory by keys"),
+    ("speculation", "PR_SET_SPECULATION_CTRL"),
     ("secret", "secretmem"),
     ("packet_ring", "an object of this kernel"),
     ("device", "it maps the device"),

@@ -71,6 +71,11 @@ pub enum Obstacle {
         "it has a timer of a thread's own clock (CLOCK_THREAD_CPUTIME_ID), and nothing tells of which: use pthread_getcpuclockid"
     )]
     ThreadClock,
+    /// `PR_SET_SPECULATION_CTRL`.
+    #[error(
+        "it has forbidden the processor to speculate (PR_SET_SPECULATION_CTRL), which would be lost"
+    )]
+    Speculation,
     /// More POSIX timers than are read in a freeze.
     #[error(
         "it has {0} POSIX timers, more than {max}: use timerfds, or one timer for the next of all",

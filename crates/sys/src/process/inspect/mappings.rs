@@ -102,6 +102,10 @@ fn may_be_written(map: &MapLine) -> bool {
     may || map.protection & libc::PROT_WRITE != 0
 }
 
+fn is_executable_only(map: &MapLine) -> bool {
+    map.protection & (libc::PROT_READ | libc::PROT_WRITE | libc::PROT_EXEC) == libc::PROT_EXEC
+}
+
 fn obstacle(map: &MapLine) -> Option<Obstacle> {
     let text = || String::from_utf8_lossy(&map.name).into_owned();
     let advice = map.advice.unwrap_or_default();
@@ -116,7 +120,8 @@ fn obstacle(map: &MapLine) -> Option<Obstacle> {
     match () {
         () if found(Advice::DEVICE) => Some(Obstacle::Device(text())),
         () if found(Advice::HUGETLB) => Some(Obstacle::HugeTlb(text())),
-        () if found(Advice::KEY) => Some(Obstacle::ProtectionKey),
+        // The kernel itself gives memory that may only be executed a key, and gives it one again.
+        () if found(Advice::KEY) && !is_executable_only(map) => Some(Obstacle::ProtectionKey),
         () if found(Advice::SEALED) => Some(Obstacle::OddMapping(text())),
         () if found(Advice::SHADOW_STACK) => Some(Obstacle::ShadowStack),
         () => None,

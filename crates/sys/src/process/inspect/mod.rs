@@ -203,6 +203,9 @@ fn look_at_thread(pid: i32, status: &Status, report: &mut Report) {
     if status.control_flow {
         report.block(pid, Obstacle::ShadowStack);
     }
+    if status.forbids_speculation {
+        report.block(pid, Obstacle::Speculation);
+    }
 }
 
 /// A tracer that is a thread of this very process.

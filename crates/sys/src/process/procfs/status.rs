@@ -37,6 +37,8 @@ pub struct Status {
     pub seccomp_filters: u32,
     /// Features of control-flow enforcement that are on.
     pub control_flow: bool,
+    /// Whether the thread has forbidden the processor to speculate (`PR_SET_SPECULATION_CTRL`).
+    pub forbids_speculation: bool,
     /// Threads of the process.
     pub threads: u32,
 }
@@ -109,6 +111,10 @@ impl Status {
             seccomp: words("Seccomp").parse().unwrap_or(0),
             seccomp_filters: words("Seccomp_filters").parse().unwrap_or(0),
             control_flow: !words("x86_Thread_features").is_empty(),
+            forbids_speculation: words("Speculation_Store_Bypass").ends_with(" mitigated")
+                && words("Speculation_Store_Bypass").starts_with("thread ")
+                || words("SpeculationIndirectBranch").starts_with("conditional ")
+                    && words("SpeculationIndirectBranch").ends_with(" disabled"),
             threads: words("Threads").parse().ok()?,
         })
     }

@@ -176,6 +176,12 @@ static void groups_apart(void) { CHECK(!unshare(CLONE_NEWCGROUP)); }
 static void pids_apart(void) { child_apart(CLONE_NEWPID); }
 static void clock_apart(void) { child_apart(CLONE_NEWTIME); }
 
+static void speculation(void) {
+    long control = prctl(PR_GET_SPECULATION_CTRL, PR_SPEC_STORE_BYPASS, 0, 0, 0);
+    if (control < 0 || !(control & PR_SPEC_PRCTL)) leave("skipped", "control of speculation");
+    else CHECK(!prctl(PR_SET_SPECULATION_CTRL, PR_SPEC_STORE_BYPASS, PR_SPEC_DISABLE, 0, 0));
+}
+
 static void key(void) {
     int of = syscall(SYS_pkey_alloc, 0, 0);
     if (of < 0) leave("skipped", "protection keys");
@@ -284,7 +290,7 @@ static const struct { const char *name; void (*act)(void); } acts[] = { { "direc
     { "directory_gone", directory_gone }, { "siblings", siblings }, { "semaphores", semaphores }, { "messages", messages },
     { "thread_clock", thread_clock }, { "sealed", sealed }, { "huge", huge }, { "dumped", dumped }, { "own_dispatch", own_dispatch },
     { "segment_of_nobody", segment_of_nobody }, { "users", users }, { "system_v_apart", system_v_apart }, { "groups_apart", groups_apart },
-    { "pids_apart", pids_apart }, { "clock_apart", clock_apart }, { "key", key }, { "secret", secret }, { "packet_ring", packet_ring },
+    { "pids_apart", pids_apart }, { "clock_apart", clock_apart }, { "key", key }, { "speculation", speculation }, { "secret", secret }, { "packet_ring", packet_ring },
     { "device", device }, { "faults", faults }, { "own_segments", own_segments }, { "asks_supervisor", asks_supervisor } };
 
 static int act(const char *what) {
