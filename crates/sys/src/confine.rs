@@ -88,10 +88,17 @@ const RETURN: u16 = 0x06;
 
 /// Gives up new privileges and [`DENIED`] system calls, for all threads of the process and what they start.
 ///
+/// Returns false where the kernel has no filters of system calls (`CONFIG_SECCOMP_FILTER`).
+///
 /// # Errors
 /// What `prctl(2)` and `seccomp(2)` give.
-pub fn confine() -> io::Result<()> {
-    install(libc::SECCOMP_FILTER_FLAG_TSYNC as libc::c_ulong)
+pub fn confine() -> io::Result<bool> {
+    match install(libc::SECCOMP_FILTER_FLAG_TSYNC as libc::c_ulong) {
+        Err(error) if matches!(error.raw_os_error(), Some(libc::ENOSYS | libc::EINVAL)) => {
+            Ok(false)
+        }
+        outcome => outcome.map(|()| true),
+    }
 }
 
 fn install(flags: libc::c_ulong) -> io::Result<()> {

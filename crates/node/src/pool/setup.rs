@@ -44,7 +44,9 @@ pub fn run(config: &PoolConfig, with_parent: bool) -> Result<(), StartError> {
     let server = Server::bind(config, &to_self, with_parent).map_err(failed("the sockets"))?;
     // Threads that start later have no capabilities either.
     keep_only(&[]).map_err(failed("dropping capabilities"))?;
-    confine().map_err(failed("giving up system calls"))?;
+    if !confine().map_err(failed("giving up system calls"))? {
+        tracing::warn!("this kernel has no seccomp filters: system calls are not restricted");
+    }
     // Its files go with it.
     let (_paths, tasks) = server.run().map_err(failed("the control thread"))?;
     tracing::info!(

@@ -37,7 +37,9 @@ pub fn run(config: &RegistrarConfig) -> Result<(), StartError> {
     let enrp = open(config, config.enrp_port)?;
     // All sockets are open. Threads that start later have no capabilities either.
     keep_only(&[]).map_err(failed("dropping capabilities"))?;
-    confine().map_err(failed("giving up system calls"))?;
+    if !confine().map_err(failed("giving up system calls"))? {
+        tracing::warn!("this kernel has no seccomp filters: system calls are not restricted");
+    }
     let at = |endpoint: &dyn Endpoint| {
         reached_at(endpoint).map_err(failed("the transport's addresses (registrar.listen)"))
     };
