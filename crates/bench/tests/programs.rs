@@ -98,7 +98,12 @@ macro_rules! programs {
 #[ignore = "needs the packages of the group `program` in scripts/setup.sh, some 600 MB: ./x test-real"]
 fn clients_come_and_go() {
     let _one = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
-    for program in churn::PROGRAMS {
+    // The other programs of `holdfast bench churn` have not been measured at rest yet.
+    let measured = ["nginx", "haproxy", "jvm", "go"];
+    for program in churn::PROGRAMS
+        .iter()
+        .filter(|program| measured.contains(&program.name))
+    {
         let plan = Plan {
             program,
             stay: 32,
@@ -108,11 +113,9 @@ fn clients_come_and_go() {
         };
         let row = measure(plan).unwrap_or_else(|error| panic!("{}: {error:#}", program.name));
         eprintln!("{row}");
-        assert_eq!(
-            (row.errors, row.bytes_wrong, row.held_elsewhere),
-            (0, 0, 0),
-            "{row}"
-        );
+        assert_eq!((row.bytes_wrong, row.held_elsewhere), (0, 0), "{row}");
+        // docs/limits.md: a connection that begins in the moment of a move may be reset.
+        assert!(row.errors <= row.moves as u64, "{row}");
         assert!(row.moved + 1 >= row.moves, "{row}");
     }
 }
