@@ -86,7 +86,7 @@ const IF_EQUAL: u16 = 0x15;
 const IF_AT_LEAST: u16 = 0x35;
 const RETURN: u16 = 0x06;
 
-/// Gives up new privileges and [`DENIED`] system calls, for all threads of the process and what they start.
+/// Gives up new privileges and many system calls, for all threads of the process and what they start.
 ///
 /// Returns false where the kernel has no filters of system calls (`CONFIG_SECCOMP_FILTER`).
 ///

@@ -5,7 +5,7 @@
 //! | --- | --- | --- |
 //! | while the tree runs | [`Reader::read`] | [`Sockets::prepare`] |
 //! | in the freeze | [`Held::extract`] | [`Sockets::restore`] |
-//! | commit | [`Held::give_up`] | [`Sockets::activate`], then [`Sockets::settle`] |
+//! | commit | [`Held::give_up`] | [`Sockets::activate`], [`Sockets::settle_awake`], [`Sockets::close`] |
 //! | rollback | [`Held::resume`] | dropping [`Sockets`] is silent |
 //!
 //! Connections whose state can be seen from beside them ([`Told`]) are restored ahead of the freeze ([`Sockets::inject`]);
