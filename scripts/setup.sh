@@ -151,7 +151,7 @@ unpack_packages() {
 apt_install() {
     export DEBIAN_FRONTEND=noninteractive
     local policy=/usr/sbin/policy-rc.d own_policy=
-    if [[ " $* " =~ " "(nginx|redis-server|mosquitto|memcached)" " && ! -e $policy ]]; then
+    if [[ " $* " =~ " "(nginx|redis-server|mosquitto|memcached|haproxy|postgresql|php-fpm)" " && ! -e $policy ]]; then
         own_policy=$policy
         printf '#!/bin/sh\nexit 101\n' >"$policy"
         chmod +x "$policy"
