@@ -31,8 +31,11 @@ run() {
     elif [[ " ${labs[*]} " == *" $name "* ]]; then
         HOLDFAST_CAPTURE=${name//\//-} exec "$@"
     elif [[ " ${captured[*]} " == *" $name "* ]]; then
-        # Each test has a process and a capture of its own.
-        local test=${NEXTEST_TEST_NAME:-all}
+        # Each test has a process and a capture of its own. Its name is the one argument that is no option.
+        local test=all argument
+        for argument in "${@:2}"; do
+            [[ $argument == -* ]] || test=$argument
+        done
         exec unshare --net "$0" inside "$HOLDFAST_CAPTURES/${name//\//-}%${test//[^a-z0-9_]/-}.pcap" "$@"
     fi
     exec "$@"

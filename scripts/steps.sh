@@ -7,6 +7,8 @@ failed=0
 failed_steps=()
 skipped_steps=()
 named_tests=()
+last_words=()
+durations=()
 # A step ends with this status when the machine, not the project, keeps it from running.
 skip_status=77
 
@@ -23,20 +25,23 @@ step() {
     shift
     section "$name"
     log=$(mktemp "${TMPDIR:-/tmp}/holdfast-x.XXXXXX")
-    local failed_before=$failed status=0
+    local failed_before=$failed status=0 begun=$SECONDS
     (cd "$root" && "$@") 2>&1 | tee "$log" || status=${PIPESTATUS[0]}
     count_tests "$log"
     local line
     while IFS= read -r line; do
         named_tests+=("$line")
-    done < <(grep -aE '^(flaky|skipped test): ' "$log")
+    done < <(grep -aE '^(flaky|skipped test|failed test): ' "$log")
     if ((status == skip_status)); then
         skipped_steps+=("$name")
     elif ((status)); then
         failed_steps+=("$name")
         # A step that broke without a failing test (lints, a crash, a compile error) still counts as a failure.
         ((failed > failed_before)) || failed=$((failed + 1))
+        # The summary repeats its last words: whoever sees the end of a long run alone sees why.
+        last_words+=("$name:"$'\n'"$(tail -n 12 "$log" | cut -c 1-300 | sed 's/^/    /')")
     fi
+    durations+=("$(printf '%5d s  %s' $((SECONDS - begun)) "$name")")
     rm -f "$log"
 }
 
@@ -87,6 +92,8 @@ fuzz_all() {
 summary() {
     section "Summary"
     local name
+    printf '%s\n' "${durations[@]}"
+    printf '%s\n' "${last_words[@]+"${last_words[@]}"}" | sed '/^$/d'
     for name in "${skipped_steps[@]+"${skipped_steps[@]}"}"; do
         printf 'skipped: %s\n' "$name"
     done

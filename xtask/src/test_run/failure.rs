@@ -4,6 +4,8 @@
 const EXCEEDED_TIME: &str = "exceeded time:";
 /// How nextest's report names a test that it ended.
 const TIMEOUT: &str = "test timeout";
+/// Characters of a reason in the summary.
+const REASON_MAX: usize = 400;
 
 /// A failed test: nextest's name for the kind of failure, and all the test printed.
 #[derive(Debug, Clone)]
@@ -30,6 +32,14 @@ impl Failure {
         let reports = reports(&self.output);
         let all_late = reports.iter().all(|report| report.contains(EXCEEDED_TIME));
         all_late && (self.kind == TIMEOUT || !reports.is_empty())
+    }
+
+    /// What the first panic or error says, in one line of at most `REASON_MAX` characters.
+    pub fn reason(&self) -> String {
+        let reports = reports(&self.output);
+        let text = reports.first().unwrap_or(&self.kind);
+        let words: Vec<&str> = text.split_whitespace().collect();
+        words.join(" ").chars().take(REASON_MAX).collect()
     }
 }
 
@@ -96,6 +106,14 @@ mod tests {
             "Error: move it to n2\n\nCaused by:\n    exceeded time: waited 60s until it moves\n";
         assert!(is_late("test failure", output));
         assert!(!is_late("test failure", "Error: move it to n2\n"));
+    }
+
+    #[test]
+    fn reason_is_the_first_report_in_one_line() {
+        let output = "thread 'a' (8) panicked at c.rs:3:1:\nassertion failed\n  left: 1\nError: no\n";
+        let reason = Failure::new("test failure", output).reason();
+        assert_eq!(reason, "thread 'a' (8) panicked at c.rs:3:1: assertion failed left: 1");
+        assert_eq!(Failure::new(TIMEOUT, "").reason(), TIMEOUT);
     }
 
     #[test]

@@ -85,7 +85,7 @@ fn judge(first: Report, run_again: impl FnOnce(&[TestCase]) -> Result<Report>) -
             (None, None) => outcome.passed += 1,
             (None, Some(reason)) => outcome.skipped.push(format!("{}: {reason}", test.title())),
             (Some(failure), _) if failure.is_exceeded_time() => late.push(test),
-            (Some(_), _) => outcome.failed.push(test.title()),
+            (Some(failure), _) => outcome.failed.push(with_reason(&test, failure)),
         }
     }
     if late.is_empty() {
@@ -100,8 +100,8 @@ fn judge(first: Report, run_again: impl FnOnce(&[TestCase]) -> Result<Report>) -
         let Some(second) = second else {
             bail!("{} did not run in the second pass", test.title());
         };
-        if second.failure.is_some() {
-            outcome.failed.push(test.title());
+        if let Some(failure) = &second.failure {
+            outcome.failed.push(with_reason(&test, failure));
         } else {
             println!("\nfirst output of {}:", test.title());
             println!("{}", test.failure.as_ref().map_or("", Failure::output));
@@ -110,6 +110,10 @@ fn judge(first: Report, run_again: impl FnOnce(&[TestCase]) -> Result<Report>) -
         }
     }
     Ok(outcome)
+}
+
+fn with_reason(test: &TestCase, failure: &Failure) -> String {
+    format!("{}: {}", test.title(), failure.reason())
 }
 
 fn print_slowest(report: &Report) {
@@ -121,7 +125,8 @@ fn print_slowest(report: &Report) {
     }
 }
 
-/// Prints the lines that `./x` counts: `flaky: NAME`, `skipped test: NAME: REASON`, and cargo's `test result:`.
+/// Prints the lines that `./x` collects: `failed test: NAME: REASON`, `flaky: NAME`, `skipped test: NAME: REASON`, and cargo's
+/// `test result:`.
 fn print_outcome(outcome: &Outcome) -> ExitCode {
     let too_many = outcome.flaky.len() > FLAKY_MAX;
     println!();
@@ -195,7 +200,9 @@ mod tests {
             tests: vec![test("a", Some(WRONG))],
         };
         let outcome = judge(first, |_| panic!("no second pass")).unwrap();
-        assert_eq!(outcome.failed, ["holdfast-bench::moves a"]);
+        assert_eq!(outcome.failed.len(), 1);
+        assert!(outcome.failed[0].starts_with("holdfast-bench::moves a: "));
+        assert!(outcome.failed[0].ends_with("127 wrong bytes"));
     }
 
     #[test]
