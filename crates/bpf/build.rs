@@ -12,6 +12,7 @@ fn main() {
         "observe",
         "files",
         "queue",
+        "shared_port",
         "timeouts",
         "traffic",
     ] {

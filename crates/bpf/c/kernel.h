@@ -52,7 +52,10 @@ struct file {
 	unsigned int f_flags;
 };
 
+struct sock;
+
 struct socket {
+	struct sock *sk;
 	struct file *file;
 };
 
@@ -203,10 +206,13 @@ struct bpf_iter__tcp {
 	struct sock_common *sk_common;
 };
 
-struct bpf_iter__bpf_sk_storage_map {
+struct task_struct;
+
+struct bpf_iter__task_file {
 	struct bpf_iter_meta *meta;
-	struct sock *sk;
-	void *value;
+	struct task_struct *task;
+	__u32 fd;
+	struct file *file;
 };
 
 #pragma clang attribute pop

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: (MIT OR GPL-2.0-only)
- * What is to be known of many TCP sockets, with one read and no system call for each: an iterator over a map that holds
- * only the sockets asked for. Nothing is touched, and nobody waits: the sockets may be in use meanwhile.
+ * What is to be known of many TCP sockets, with one read and no system call for each: an iterator over the descriptors of a
+ * process, which looks at the sockets asked for. Nothing is touched, and nobody waits: the sockets may be in use meanwhile.
  */
 #include <linux/bpf.h>
 #include <bpf/bpf_core_read.h>
@@ -19,8 +19,7 @@ struct {
 	__type(value, struct observe_order);
 } observed_sockets SEC(".maps");
 
-/* What a pass has seen, from the first on. Not given by the iterator's reads: these have little room, and between two of them
- * the kernel remembers only how many sockets it has had, so that it misses some where others are let go. */
+/* What a pass has seen, from the first on. Not given by the iterator's reads, which have little room. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(map_flags, BPF_F_MMAPABLE);
@@ -29,14 +28,22 @@ struct {
 	__type(value, struct observed);
 } seen SEC(".maps");
 
-/* How many there are; more than there is room for where some were left out. */
+/* The numbers of sockets that a pass has met, once each. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__uint(max_entries, MET_MAX);
+	__type(key, __u32);
+	__type(value, __u64);
+} met SEC(".maps");
+
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(map_flags, BPF_F_MMAPABLE);
 	__uint(max_entries, 1);
 	__type(key, __u32);
-	__type(value, __u64);
-} seen_count SEC(".maps");
+	__type(value, struct observe_pass);
+} passes SEC(".maps");
 
 static __always_inline void addresses(struct observed *o, struct sock *sk)
 {
@@ -225,26 +232,46 @@ static __attribute__((noinline)) int is_as_told(const struct observed *now, cons
 }
 
 /* Adds a socket to those that this pass has seen; whether there was room. */
-static __always_inline int add(const struct observed *o)
+static __always_inline int add(struct observe_pass *pass, const struct observed *o)
 {
-	__u32 zero = 0, at;
-	__u64 *count = bpf_map_lookup_elem(&seen_count, &zero);
-	if (!count)
-		return 0;
-	at = *count;
+	__u32 at = pass->seen;
 	struct observed *place = bpf_map_lookup_elem(&seen, &at);
-	*count = at + (place || at == OBSERVED_MAX);
+	pass->seen = at + (place || at == OBSERVED_MAX);
 	if (place)
 		*place = *o;
 	return !!place;
 }
 
-SEC("iter/bpf_sk_storage_map")
-int observe(struct bpf_iter__bpf_sk_storage_map *context)
+/* Whether this pass meets a socket for the first time: several descriptors, of several processes, may lead to it. */
+static __always_inline int meet(struct observe_pass *pass, struct observe_order *order)
 {
-	struct sock *sk = context->sk;
-	struct observe_order *order = context->value;
-	if (!sk || !order)
+	__u32 at = pass->met;
+	if (order->pass == pass->number)
+		return 0;
+	order->pass = pass->number;
+	__u64 *place = bpf_map_lookup_elem(&met, &at);
+	pass->met = at + (place || at == MET_MAX);
+	if (place)
+		*place = order->id;
+	return 1;
+}
+
+SEC("iter/task_file")
+int observe(struct bpf_iter__task_file *context)
+{
+	__u32 zero = 0;
+	struct file *file = context->file;
+	struct observe_pass *pass = bpf_map_lookup_elem(&passes, &zero);
+	if (!context->task || !file || !pass)
+		return 0;
+	struct socket *socket = bpf_sock_from_file(file);
+	if (!socket)
+		return 0;
+	struct sock *sk = socket->sk;
+	if (!sk)
+		return 0;
+	struct observe_order *order = bpf_sk_storage_get(&observed_sockets, sk, 0, 0);
+	if (!order || !meet(pass, order))
 		return 0;
 	struct tcp_sock *tcp = bpf_skc_to_tcp_sock(sk);
 	if (!tcp)
@@ -257,7 +284,7 @@ int observe(struct bpf_iter__bpf_sk_storage_map *context)
 	ip_marks(&o.marks, sk, tcp);
 	tcp_marks(&o.marks, sk, tcp);
 	if (once) {
-		if (add(&o))
+		if (add(pass, &o))
 			bpf_sk_storage_delete(&observed_sockets, sk);
 		return 0;
 	}
@@ -268,7 +295,7 @@ int observe(struct bpf_iter__bpf_sk_storage_map *context)
 	if (is_as_told(&o, &order->last))
 		return 0;
 	o.timestamp = clock;
-	if (!add(&o))
+	if (!add(pass, &o))
 		return 0;
 	o.timestamp = 0;
 	order->last = o;

@@ -119,11 +119,22 @@ struct observed {
 /* Sockets that one pass has room for. */
 #define OBSERVED_MAX 8192
 
+/* Sockets of which one pass tells that it met them. */
+#define MET_MAX 65536
+
+/* One pass over the descriptors of some processes. */
+struct observe_pass {
+	__u64 seen;   /* records; more than there is room for where some were left out */
+	__u64 met;    /* numbers of sockets that were met, changed or not; likewise */
+	__u32 number; /* of the pass; not 0 */
+	__u32 pad;
+};
+
 /* What is stored with a socket that is to be observed. */
 struct observe_order {
 	__u64 id;   /* goes into its record */
 	__u32 once; /* not 0: the socket is let go once it has been read; otherwise it is told again only when it has changed */
-	__u32 pad;
+	__u32 pass; /* the last that met it */
 	struct observed last; /* as it was told, but for its clock */
 };
 
@@ -131,5 +142,6 @@ _Static_assert(sizeof(struct option_marks) == 176, "option_marks");
 _Static_assert(__builtin_offsetof(struct option_marks, ping_pong) == 170, "ping_pong");
 _Static_assert(sizeof(struct observed) == 328, "observed");
 _Static_assert(sizeof(struct observe_order) == 344, "observe_order");
+_Static_assert(sizeof(struct observe_pass) == 24, "observe_pass");
 
 #endif

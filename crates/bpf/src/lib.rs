@@ -2,7 +2,7 @@
 //!
 //! `c/steer.h` (XDP) sends packets to owners, `c/ingress.h` and `c/egress.h` (tcx) keep ownership, `c/sockets.h`
 //! (socket operations) makes and ends the entries of flows; `c/observe.bpf.c` reads sockets ([`observe`]), `c/files.bpf.c`
-//! descriptors ([`files`]), `c/timeouts.bpf.c` sets an option of sockets ([`timeouts`]). This crate decides nothing: [`Dataplane`] gives the maps to the daemon. Maps and links are
+//! descriptors ([`files`]), `c/timeouts.bpf.c` sets an option of sockets ([`timeouts`]), `c/shared_port.bpf.c` leads clients to theirs ([`shared_port`]). This crate decides nothing: [`Dataplane`] gives the maps to the daemon. Maps and links are
 //! pinned, so that traffic goes on while the daemon is away.
 
 mod change;
@@ -10,6 +10,7 @@ mod congestion;
 mod convoys;
 pub mod files;
 mod holds;
+mod iterator;
 mod link;
 mod mapped;
 pub mod observe;
@@ -17,6 +18,7 @@ mod queue;
 mod records;
 mod room;
 pub mod shared;
+pub mod shared_port;
 mod steering;
 mod table;
 pub mod timeouts;

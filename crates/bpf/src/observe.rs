@@ -1,15 +1,14 @@
-//! What there is to know of many TCP sockets, read at once while they are in use: a BPF iterator over a map that holds
-//! only the sockets asked for (`c/observe.bpf.c`). One socket costs a system call to name it, and its share of a read;
+//! What there is to know of many TCP sockets, read at once while they are in use: a BPF iterator over the descriptors of processes
+//! that looks at the sockets asked for (`c/observe.bpf.c`). One socket costs a system call to name it, and its share of a read;
 //! the same by `getsockopt` is a call for each field.
 
 use std::collections::HashSet;
-use std::io::{self, Read};
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::os::fd::{AsRawFd, BorrowedFd};
 
-use libbpf_rs::{Iter, Link, MapCore, MapFlags, MapHandle, Object, ObjectBuilder};
+use libbpf_rs::{MapCore, MapFlags, MapHandle};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
+use crate::iterator::{Iterator, run_through};
 use crate::mapped::Mapped;
 use crate::{Error, handle};
 
@@ -121,42 +120,51 @@ struct Order {
     id: u64,
     /// Not 0: the socket is let go once it has been read; otherwise it is told again only when it has changed.
     once: u32,
-    /// Zero.
-    pad: u32,
+    /// The last pass that met it.
+    pass: u32,
     /// As it was told, but for its clock; zeros before.
     last: [u8; size_of::<Observed>()],
 }
 
+/// One pass over the descriptors of some processes.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+struct Pass {
+    /// Records; more than there is room for where some were left out.
+    seen: u64,
+    /// Ids of sockets that were met, likewise.
+    met: u64,
+    /// Of the pass; not 0.
+    number: u32,
+    pad: u32,
+}
+
 const _: () = assert!(size_of::<Order>() == 344 && size_of::<Observed>() == 328);
+const _: () = assert!(size_of::<Pass>() == 24);
 
 static OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/observe.bpf.o"));
 
 /// What [`Observer::changes`] gives.
 #[derive(Debug)]
 pub struct Changes {
-    /// As they are now.
+    /// Followed sockets that have changed, as they are now.
     pub sockets: Vec<Observed>,
+    /// The ids of followed sockets that were met, changed or not, as far as there was room. Of others nothing is known: the processes
+    /// have no descriptor of them, such as of one that is on its way through a Unix socket.
+    pub met: Vec<u64>,
     /// All that had changed; otherwise there was no room for more, which the next look has.
     pub complete: bool,
 }
 
 /// Reads sockets.
 pub struct Observer {
-    link: Link,
+    iterator: Iterator,
     sockets: MapHandle,
     /// Of the last pass.
     seen: Mapped<Observed>,
-    count: Mapped<AtomicU64>,
-    _object: Object,
-}
-
-/// Why this kernel refuses iterators over the storage of sockets to everybody, if it does; sockets are asked one by one there.
-#[must_use]
-pub fn refusal() -> Option<String> {
-    match Observer::load() {
-        Err(Error::Load(reason)) if reason.contains("Operation not permitted") => Some(reason),
-        _ => None,
-    }
+    met: Mapped<u64>,
+    pass: Mapped<Pass>,
+    number: u32,
 }
 
 impl Observer {
@@ -165,25 +173,14 @@ impl Observer {
     /// # Errors
     /// The kernel does not take it: it is too old, or has no BTF.
     pub fn load() -> Result<Self, Error> {
-        let refused = |e: libbpf_rs::Error| Error::Load(format!("{e:#}"));
-        let open = ObjectBuilder::default()
-            .open_memory(OBJECT)
-            .map_err(refused)?;
-        let object = open.load().map_err(refused)?;
-        let sockets = handle(&object, "observed_sockets")?;
-        let program = object
-            .progs_mut()
-            .find(|program| program.name() == "observe");
-        let link = program
-            .ok_or_else(|| Error::Load("program observe is missing".into()))?
-            .attach_iter(sockets.as_fd())
-            .map_err(refused)?;
+        let (iterator, object) = Iterator::load(OBJECT, "observe", "sockets")?;
         Ok(Self {
-            link,
-            sockets,
+            iterator,
+            sockets: handle(&object, MAP)?,
             seen: Mapped::map(&handle(&object, "seen")?, "seen")?,
-            count: Mapped::map(&handle(&object, "seen_count")?, "seen_count")?,
-            _object: object,
+            met: Mapped::map(&handle(&object, "met")?, "met")?,
+            pass: Mapped::map(&handle(&object, "passes")?, "passes")?,
+            number: 0,
         })
     }
 
@@ -210,7 +207,7 @@ impl Observer {
         let order = Order {
             id,
             once,
-            pad: 0,
+            pass: 0,
             last: [0; size_of::<Observed>()],
         };
         let key = socket.as_raw_fd().to_ne_bytes();
@@ -219,43 +216,43 @@ impl Observer {
             .map_err(|e| error(&e))
     }
 
-    /// Sockets that are followed and have changed since they were given last; at first all. What `TCP_QUICKACK` says is left out
-    /// of their marks: it changes with traffic.
+    /// Sockets that are followed, of which the processes `pids` (the caller's numbers) have descriptors, and that have changed since they
+    /// were given last; at first all. What `TCP_QUICKACK` says is left out of their marks: it changes with traffic.
     ///
     /// # Errors
     /// The kernel's refusal; what was seen until then counts as given.
-    pub fn changes(&mut self) -> Result<Changes, Error> {
-        self.pass()
-    }
-
-    /// One pass over all.
-    fn pass(&mut self) -> Result<Changes, Error> {
-        // SAFETY: the mapping lives as long as self; atomics tolerate the kernel's writes.
-        let count = unsafe { self.count.at(0).as_ref() };
-        count.store(0, Ordering::Release);
-        let mut iter = Iter::new(&self.link).map_err(|e| error(&e))?;
-        // It gives nothing, and so goes through all at the first read.
-        let outcome = loop {
-            match iter.read(&mut [0]) {
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                outcome => break outcome,
-            }
+    pub fn changes(&mut self, pids: &[i32]) -> Result<Changes, Error> {
+        self.number = self.number.wrapping_add(1).max(1);
+        let new = Pass {
+            seen: 0,
+            met: 0,
+            number: self.number,
+            pad: 0,
         };
-        outcome.map_err(|source| Error::Map {
-            name: MAP,
-            reason: source.to_string(),
-        })?;
-        let count = usize::try_from(count.load(Ordering::Acquire)).unwrap_or(usize::MAX);
-        let seen = 0..count.min(self.seen.len());
-        // SAFETY: the program has written them, and writes only in a pass, for which self is borrowed alone.
-        let sockets = seen.map(|at| unsafe { self.seen.at(at).read() });
+        // SAFETY: the mapping lives as long as self; the program writes only in a pass, for which self is borrowed alone.
+        unsafe { self.pass.at(0).as_ptr().write_volatile(new) };
+        for pid in pids {
+            let iter = self.iterator.over_process(*pid)?;
+            run_through(iter).map_err(|error| self.iterator.refused(error))?;
+        }
+        // SAFETY: as above.
+        let Pass { seen, met, .. } = unsafe { self.pass.at(0).as_ptr().read_volatile() };
+        let count = |found: u64| usize::try_from(found).unwrap_or(usize::MAX);
+        let (seen, met) = (count(seen), count(met));
+        let sockets = 0..seen.min(self.seen.len());
+        // SAFETY: the program has written them in this pass.
+        let sockets = sockets.map(|at| unsafe { self.seen.at(at).read_volatile() });
+        let ids = 0..met.min(self.met.len());
+        // SAFETY: likewise.
+        let ids = ids.map(|at| unsafe { self.met.at(at).read_volatile() });
         Ok(Changes {
             sockets: sockets.collect(),
-            complete: count <= self.seen.len(),
+            met: ids.collect(),
+            complete: seen <= self.seen.len(),
         })
     }
 
-    /// Reads these sockets once, in their order; `None` for what is no TCP socket. For an observer that follows none.
+    /// Reads these sockets of the caller's once, in their order; `None` for what is no TCP socket. For an observer that follows none.
     ///
     /// # Errors
     /// The kernel's refusal.
@@ -266,12 +263,13 @@ impl Observer {
         for (id, socket) in sockets.iter().enumerate() {
             self.order(*socket, ONCE | id as u64, 1)?;
         }
+        let own = [std::process::id().cast_signed()];
         let mut found = vec![None; sockets.len()];
         let mut missing: HashSet<usize> = (0..sockets.len()).collect();
         // A pass has room for so many.
         while !missing.is_empty() {
             let before = missing.len();
-            for record in self.pass()?.sockets {
+            for record in self.changes(&own)?.sockets {
                 let place = (record.id ^ ONCE) as usize;
                 if missing.remove(&place) {
                     found[place] = Some(record);

@@ -8,7 +8,15 @@ use zerocopy::FromBytes;
 const CHUNK: usize = 32 << 10;
 
 /// All of them.
-pub(crate) fn read_all<T: FromBytes>(mut iter: impl Read) -> io::Result<Vec<T>> {
+pub(crate) fn read_all<T: FromBytes>(iter: impl Read) -> io::Result<Vec<T>> {
+    let bytes = read_bytes(iter)?;
+    let records = bytes.chunks_exact(size_of::<T>());
+    let records = records.filter_map(|record| T::read_from_bytes(record).ok());
+    Ok(records.collect())
+}
+
+/// The same as bytes, of records that differ in length.
+pub(crate) fn read_bytes(mut iter: impl Read) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     loop {
         let end = bytes.len();
@@ -22,10 +30,7 @@ pub(crate) fn read_all<T: FromBytes>(mut iter: impl Read) -> io::Result<Vec<T>> 
         };
         bytes.truncate(end + count);
         if count == 0 {
-            break;
+            return Ok(bytes);
         }
     }
-    let records = bytes.chunks_exact(size_of::<T>());
-    let records = records.filter_map(|record| T::read_from_bytes(record).ok());
-    Ok(records.collect())
 }

@@ -1,13 +1,10 @@
 //! The longest retransmission timeouts of connections, set without descriptors of theirs (`c/timeouts.bpf.c`).
 
-use std::fs::File;
-use std::io::{self, Read};
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsRawFd, BorrowedFd};
 
-use libbpf_rs::libbpf_sys::{BPF_TRACE_ITER, bpf_iter_create, bpf_link_create};
-use libbpf_rs::{MapCore, MapFlags, MapHandle, ObjectBuilder};
+use libbpf_rs::{MapCore, MapFlags, MapHandle};
 
-use crate::files::owned;
+use crate::iterator::{Iterator, run_through};
 use crate::{Error, handle};
 
 static OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/timeouts.bpf.o"));
@@ -15,7 +12,7 @@ static OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/timeouts.bpf.o"
 /// Sets timeouts of connections whose descriptors are closed by then.
 #[derive(Debug)]
 pub struct Timeouts {
-    link: OwnedFd,
+    iterator: Iterator,
     orders: MapHandle,
 }
 
@@ -25,18 +22,9 @@ impl Timeouts {
     /// # Errors
     /// The kernel does not take it: it is too old, or has no BTF.
     pub fn load() -> Result<Self, Error> {
-        let refused = |e: libbpf_rs::Error| Error::Load(format!("{e:#}"));
-        let open = ObjectBuilder::default()
-            .open_memory(OBJECT)
-            .map_err(refused)?;
-        let object = open.load().map_err(refused)?;
-        let program = object.progs().find(|one| one.name() == "give_back");
-        let program = program.ok_or_else(|| Error::Load("program give_back is missing".into()))?;
-        let number = program.as_fd().as_raw_fd();
-        // SAFETY: there are no options; the program is loaded, and the link keeps it.
-        let link = owned(unsafe { bpf_link_create(number, 0, BPF_TRACE_ITER, std::ptr::null()) })?;
+        let (iterator, object) = Iterator::load(OBJECT, "give_back", "connections")?;
         Ok(Self {
-            link,
+            iterator,
             orders: handle(&object, "timeouts")?,
         })
     }
@@ -58,19 +46,8 @@ impl Timeouts {
     /// # Errors
     /// The kernel's refusal.
     pub fn give_back(&self) -> Result<(), Error> {
-        // SAFETY: no pointers are passed.
-        let mut iter = File::from(owned(unsafe { bpf_iter_create(self.link.as_raw_fd()) })?);
-        // The iterator gives nothing, and so goes through all at the first read.
-        loop {
-            match iter.read(&mut [0]) {
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                outcome => {
-                    return outcome
-                        .map(drop)
-                        .map_err(|error| failed(&error.to_string()));
-                }
-            }
-        }
+        let iter = self.iterator.over_all()?;
+        run_through(iter).map_err(|error| failed(&error.to_string()))
     }
 }
 

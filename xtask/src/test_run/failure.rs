@@ -110,9 +110,13 @@ mod tests {
 
     #[test]
     fn reason_is_the_first_report_in_one_line() {
-        let output = "thread 'a' (8) panicked at c.rs:3:1:\nassertion failed\n  left: 1\nError: no\n";
+        let output =
+            "thread 'a' (8) panicked at c.rs:3:1:\nassertion failed\n  left: 1\nError: no\n";
         let reason = Failure::new("test failure", output).reason();
-        assert_eq!(reason, "thread 'a' (8) panicked at c.rs:3:1: assertion failed left: 1");
+        assert_eq!(
+            reason,
+            "thread 'a' (8) panicked at c.rs:3:1: assertion failed left: 1"
+        );
         assert_eq!(Failure::new(TIMEOUT, "").reason(), TIMEOUT);
     }
 

@@ -59,7 +59,13 @@ fn pass(root: &Path, selection: &[&str], more: &[&str]) -> Result<Report> {
     if report.exists() {
         std::fs::remove_file(&report).with_context(|| format!("remove {}", report.display()))?;
     }
-    let status = Command::new("cargo")
+    let mut cargo = Command::new("cargo");
+    for (name, _) in std::env::vars_os() {
+        if name.to_str().is_some_and(is_of_this_package) {
+            cargo.env_remove(name);
+        }
+    }
+    let status = cargo
         .args(["nextest", "run", "--locked", "--no-fail-fast"])
         .args(selection)
         .args(more)
@@ -74,6 +80,20 @@ fn pass(root: &Path, selection: &[&str], more: &[&str]) -> Result<Report> {
     let text = std::fs::read_to_string(&report)
         .with_context(|| format!("read nextest's report {}", report.display()))?;
     Report::parse(&text)
+}
+
+/// Whether Cargo has set a variable for this program. Build scripts look at some of these: with other values than those of a Cargo that
+/// was started by hand, they and all that depends on them are built again, and the next time again.
+fn is_of_this_package(variable: &str) -> bool {
+    const BEGINNINGS: [&str; 4] = [
+        "CARGO_PKG_",
+        "CARGO_MANIFEST_",
+        "CARGO_CRATE_",
+        "CARGO_BIN_",
+    ];
+    const NAMES: [&str; 3] = ["CARGO", "CARGO_PRIMARY_PACKAGE", "OUT_DIR"];
+    let begins = BEGINNINGS.iter().any(|one| variable.starts_with(one));
+    begins || NAMES.contains(&variable)
 }
 
 /// Sorts the first pass's failures, and runs again those that only exceeded their time.
@@ -176,6 +196,21 @@ mod tests {
 
     const LATE: &str = "thread 'a' (7) panicked at a.rs:1:1:\nexceeded time: no answer\n";
     const WRONG: &str = "thread 'a' (7) panicked at a.rs:1:1:\n127 wrong bytes\n";
+
+    #[test]
+    fn variables_of_a_user_stay() {
+        for set in ["CARGO", "CARGO_PKG_NAME", "CARGO_MANIFEST_DIR", "OUT_DIR"] {
+            assert!(is_of_this_package(set), "{set}");
+        }
+        for own in [
+            "CARGO_TARGET_DIR",
+            "CARGO_HOME",
+            "CARGO_PROFILE_DEV_DEBUG",
+            "PATH",
+        ] {
+            assert!(!is_of_this_package(own), "{own}");
+        }
+    }
 
     #[test]
     fn late_test_that_passes_alone_is_flaky() {

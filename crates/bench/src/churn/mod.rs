@@ -22,13 +22,12 @@ use crate::handoff::stats::Quantiles;
 use crate::moves::{Attempt, Group};
 pub use load::Clients;
 use load::{Span, gap_ms};
-use programs::Server;
-pub use programs::{PROGRAMS, Program, program};
+pub use programs::{PROGRAMS, Program, Server, program};
 
 /// The host of the clients.
-const CLIENTS: &str = "c1";
+pub const CLIENTS: &str = "c1";
 /// The host of what a server asks itself.
-const BEHIND: &str = "c2";
+pub const BEHIND: &str = "c2";
 const PORT: u16 = 7300;
 /// Where a server serves what its clients do not see.
 const PORT_BEHIND: u16 = 7301;
@@ -171,22 +170,25 @@ struct Made {
 /// # Errors
 /// The lab or the program fails, or it does not move at all. What clients see is in the row.
 pub fn measure(plan: Plan) -> Result<Row> {
-    let mut spec = ClusterSpec::new(format!(
-        "churn-{}-{}",
-        plan.program.name,
-        std::process::id()
-    ));
+    let name = format!("churn-{}-{}", plan.program.name, std::process::id());
+    let group = Group::up(spec(name))?;
+    let folder = tempfile::tempdir()?;
+    let server = Server::start(plan.program, &group, folder.path())?;
+    let row = drive(plan, &group, &server);
+    group.with_output(row, folder.path())
+}
+
+/// A group in which a [`Server`] can run, and move.
+#[must_use]
+pub fn spec(name: String) -> ClusterSpec {
+    let mut spec = ClusterSpec::new(name);
     spec.clients = 2;
     spec.log = "info".into();
     spec.services = vec![Service::new("churn", Protocol::Tcp, PORT)];
     let numbers = programs::users().into_iter().map(toml::Value::from);
     let users = toml::Value::Array(numbers.collect());
     spec.migration_policy.insert("users".into(), users);
-    let group = Group::up(spec)?;
-    let folder = tempfile::tempdir()?;
-    let server = Server::start(plan.program, &group, folder.path())?;
-    let row = drive(plan, &group, &server);
-    group.with_output(row, folder.path())
+    spec
 }
 
 fn drive(plan: Plan, group: &Group, server: &Server) -> Result<Row> {

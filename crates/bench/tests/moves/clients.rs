@@ -41,6 +41,16 @@ pub fn serving_over(name: &str, family: Family) -> Result<(World, tempfile::Temp
 pub fn serving_by(
     name: &str,
     family: Family,
+    around: (&str, &str),
+) -> Result<(World, tempfile::TempDir)> {
+    serving_program("echo", name, family, around)
+}
+
+/// The same of a server that is another program of this folder, which takes an address, a port, and a file for its PID.
+pub fn serving_program(
+    program: &str,
+    name: &str,
+    family: Family,
     (before, behind): (&str, &str),
 ) -> Result<(World, tempfile::TempDir)> {
     let mut spec = ClusterSpec::new(format!("m-{name}-{}", std::process::id()));
@@ -65,7 +75,7 @@ pub fn serving_by(
         .arg(format!(
             "{before} setsid \"$0\" \"$@\" {behind} >/dev/null 2>&1 &"
         ))
-        .arg(compile("echo")?)
+        .arg(compile(program)?)
         .args([address, PORT.to_string()])
         .arg(folder.path().join("pid"));
     let status = command.stdin(Stdio::null()).status()?;

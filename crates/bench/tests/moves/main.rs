@@ -20,6 +20,7 @@ mod policy;
 mod privileges;
 mod served;
 mod session;
+mod shared_port;
 mod units;
 mod waiting;
 mod world;
@@ -230,6 +231,16 @@ fn what_stands_in_the_way_at_the_acceptor_is_named() {
 #[test]
 fn the_daemon_has_the_capabilities_that_are_documented() {
     alone(privileges::as_documented);
+}
+
+#[test]
+fn clients_of_sockets_that_share_a_port_keep_their_sockets() {
+    alone(|| shared_port::clients_keep_their_sockets("shared"));
+}
+
+#[test]
+fn sockets_that_share_a_port_are_chosen_by_their_program() {
+    alone(|| shared_port::groups_choose_as_before("chosen"));
 }
 
 #[test]

@@ -1,8 +1,9 @@
 //! TCP connections that are followed while their programs use them.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::os::fd::BorrowedFd;
 
+use foldhash::fast::RandomState;
 use holdfast_bpf::Error;
 use holdfast_bpf::observe::{MARKS_BYTES, Observed, Observer, flags};
 use holdfast_sys::tcp_info::TcpState;
@@ -38,6 +39,9 @@ pub struct Look {
     pub at_us: u64,
     /// Connections that are otherwise than they were seen last, in the order in which they were met.
     pub changed: Vec<(u32, Sight)>,
+    /// Connections of which the processes have no descriptor, so that nothing is known of them: closed ones, and those on their way
+    /// through a Unix socket. Those that are still to be said, where not all are wanted, are not among them.
+    pub unmet: Vec<u32>,
 }
 
 /// What is seen of a connection.
@@ -74,8 +78,7 @@ impl Followed {
         self.next = self.next.wrapping_add(1) & (u32::MAX >> 1);
         let marks = None;
         self.sockets.insert(id, Socket { which, marks });
-        self.observer
-            .follow(socket, u64::from(which) << 32 | u64::from(id))
+        self.observer.follow(socket, name(which, id))
     }
 
     /// Nothing more is said of it.
@@ -83,25 +86,38 @@ impl Followed {
         self.sockets.remove(&id);
     }
 
-    /// Looks at all of them. Where sockets are closed meanwhile, changes of others may wait for the next look, unless they are all
-    /// wanted.
+    /// Looks at all of which these processes have descriptors. Where many have changed, some may wait for the next look, unless they
+    /// are all wanted.
     ///
     /// # Errors
     /// The kernel's refusal, or no end of changes: some are lost then.
-    pub fn look(&mut self, all: bool) -> Result<Look, Error> {
+    pub fn look(&mut self, pids: &[i32], all: bool) -> Result<Look, Error> {
         let at_us = monotonic_ns() / 1000;
         let mut changed = Vec::new();
         for _ in 0..PASSES_MAX {
-            let changes = self.observer.changes()?;
+            let changes = self.observer.changes(pids)?;
             changed.extend(changes.sockets.iter().filter_map(|seen| self.sight(seen)));
             if changes.complete || !all {
-                return Ok(Look { at_us, changed });
+                let unmet = self.unmet(&changes.met);
+                return Ok(Look {
+                    at_us,
+                    changed,
+                    unmet,
+                });
             }
         }
         Err(Error::Map {
             name: "observed_sockets",
             reason: format!("sockets still changed at look {PASSES_MAX}"),
         })
+    }
+
+    /// Who is followed and was not met.
+    fn unmet(&self, met: &[u64]) -> Vec<u32> {
+        let met: HashSet<u64, RandomState> = met.iter().copied().collect();
+        let sockets = self.sockets.iter();
+        let unmet = sockets.filter(|(id, socket)| !met.contains(&name(socket.which, **id)));
+        unmet.map(|(id, _)| *id).collect()
     }
 
     /// What is seen of a socket that is followed still.
@@ -121,6 +137,11 @@ impl Followed {
         };
         Some((id, sight))
     }
+}
+
+/// What the observer knows a connection by.
+fn name(which: u32, id: u32) -> u64 {
+    u64::from(which) << 32 | u64::from(id)
 }
 
 /// The state of an established connection to which nothing is to be sent, but for what it has not read; of others it takes more than

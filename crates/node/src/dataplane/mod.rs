@@ -11,6 +11,7 @@ mod hold;
 mod observe;
 mod order;
 mod placement;
+pub mod shared_ports;
 pub mod timeouts;
 
 pub use convert::{flow_of, key_of, record_from_map, record_to_map};
@@ -63,6 +64,7 @@ impl Dataplane {
     /// # Errors
     /// The kernel refuses the programs.
     pub fn load(pins: &Path, flows_max: u32) -> Result<Self, Error> {
+        shared_ports::keep_at(pins);
         let dataplane = Self {
             programs: Programs::load(pins, flows_max)?,
             sockets: Sockets::new(),

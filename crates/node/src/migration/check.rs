@@ -11,6 +11,7 @@ use super::places::{Addresses, connections};
 use super::policy::{Description, name_of};
 use super::told::{Teller, Told};
 use super::units::Units;
+use crate::dataplane::shared_ports;
 
 /// What to do where there is no such process.
 const OURS: &str = "name a process of this node, by its PID here; `ps -e` shows them";
@@ -44,6 +45,18 @@ fn look(root: i32, addresses: &Addresses, copy: bool) -> Result<Found, Error> {
                 reason,
             });
         }
+    }
+    match shared_ports::obstacles(&report.processes) {
+        Ok(obstacles) => {
+            let entry = |(pid, fd, reason): (i32, u32, &str)| BlockerEntry {
+                pid,
+                fd: Some(fd),
+                path: None,
+                reason: reason.to_owned(),
+            };
+            blockers.extend(obstacles.into_iter().map(entry));
+        }
+        Err(error) => tracing::warn!(%error, "programs of shared ports are not looked for"),
     }
     Ok(Found { report, blockers })
 }

@@ -2,7 +2,8 @@
 //! the program uses them, and what is sent when it stands still.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::os::fd::AsFd;
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, Sender};
 
@@ -14,10 +15,12 @@ use holdfast_sys::process::files::image::FileId;
 use holdfast_sys::process::image::Descriptors as Found;
 use holdfast_sys::process::sockets::{SocketState, SocketStatic};
 use holdfast_wire::migration::SocketStrategy;
+use holdfast_wire::{Flow, Protocol};
 use serde::{Deserialize, Serialize};
 
 use super::pieces::{Kind, Outgoing};
 use super::sights::Sights;
+use crate::dataplane::shared_ports::{self, Member, Shared};
 use crate::dataplane::{Descriptors, monotonic_ns, timeouts};
 
 /// Threads that read the state of sockets.
@@ -29,6 +32,10 @@ pub(super) struct States {
     /// When, by the donor's clock that does not jump.
     pub(super) at_us: u64,
     pub(super) states: BTreeMap<FileId, SocketState>,
+    /// The datagram flows of UDP sockets that share a port.
+    pub(super) clients: BTreeMap<FileId, Vec<Flow>>,
+    /// Instructions of classic programs by which groups of sockets choose, each of one socket of its group.
+    pub(super) programs: BTreeMap<FileId, Vec<u64>>,
 }
 
 /// How a process moves.
@@ -53,6 +60,8 @@ pub(super) struct Connections {
     /// None where the kernel does not take it, and for the ways that do not look.
     sights: Option<Sights>,
     copier: Copier,
+    /// Processes that have descriptors, as they were found last.
+    pids: Vec<i32>,
     /// Of which the freeze reads nothing but what is seen, as far as the last round could tell.
     expected: Arc<BTreeSet<FileId>>,
 }
@@ -75,6 +84,7 @@ impl Connections {
             descriptors: Arc::new(Descriptors::new()),
             sights,
             copier: Copier::default(),
+            pids: Vec::new(),
             expected: Arc::default(),
         }
     }
@@ -100,6 +110,10 @@ impl Connections {
         tracker: &Tracker,
         found: &Found,
     ) -> Result<Option<States>, holdfast_bpf::Error> {
+        if found.sockets.values().any(shares_port) {
+            // Not in the freeze.
+            shared_ports::load();
+        }
         self.forget(found);
         let Some(sights) = &mut self.sights else {
             return Ok(None);
@@ -113,7 +127,8 @@ impl Connections {
                 sights.follow(id, copy.as_fd())?;
             }
         }
-        sights.look(false)?;
+        self.pids = tracker.pids();
+        sights.look(&self.pids, false)?;
         Ok(match self.ways.late {
             true => None,
             false => untold(sights, true),
@@ -145,7 +160,8 @@ impl Connections {
 
     /// Where that cannot be, connections have to be asked, all of them.
     fn look_again(&mut self, last: bool) {
-        let looked = self.sights.as_mut().map(|sights| sights.look(last));
+        let pids = &self.pids;
+        let looked = self.sights.as_mut().map(|sights| sights.look(pids, last));
         if let Some(Err(error)) = looked {
             tracing::warn!(%error, "connections are not seen any more: the freeze takes longer");
             self.sights = None;
@@ -174,7 +190,8 @@ impl Connections {
     }
 
     /// Sees connections of a tree that stands still, when nothing comes to them any more.
-    pub(super) fn see(&mut self) {
+    pub(super) fn see(&mut self, stopped: &StoppedTree) {
+        self.pids = stopped.pids();
         self.look_again(true);
     }
 
@@ -201,10 +218,11 @@ impl Connections {
         Ok(self.there(found))
     }
 
-    /// Sends what the acceptor does not know of the sockets of a tree that stands still.
-    pub(super) fn send(
+    /// Sends what the acceptor does not know of the sockets of a tree that stands still, whose flows are these.
+    pub(super) fn send<'a>(
         &mut self,
         stopped: &mut StoppedTree,
+        flows: impl Iterator<Item = &'a Flow>,
         outgoing: &mut Outgoing,
     ) -> Result<(), String> {
         let text = |error: Error| error.to_string();
@@ -213,6 +231,10 @@ impl Connections {
             None => monotonic_ns() / 1000,
         };
         let mut states = BTreeMap::new();
+        let shared = match self.ways.copy {
+            true => Shared::default(),
+            false => shared_ports::read(members(stopped.sockets()), &self.pids, flows)?,
+        };
         if self.ways.copy {
             let state =
                 |(id, _, socket): (_, _, &SocketStatic)| Some((id, socket.state_of_a_copy()?));
@@ -221,7 +243,12 @@ impl Connections {
             let ids: Vec<FileId> = stopped.sockets().map(|(id, ..)| id).collect();
             for id in ids {
                 let states = stopped.extract_one(id).map_err(text)?;
-                outgoing.send(Kind::Sockets, encode(&States { at_us, states })?)?;
+                let one = States {
+                    at_us,
+                    states,
+                    ..States::default()
+                };
+                outgoing.send(Kind::Sockets, encode(&one)?)?;
                 outgoing.taken()?;
             }
         } else {
@@ -234,7 +261,13 @@ impl Connections {
             states.extend(others.map_err(text)?);
             tracing::debug!(seen, extracted = states.len() - seen, "states of sockets");
         }
-        outgoing.send(Kind::LastSockets, encode(&States { at_us, states })?)
+        let last = States {
+            at_us,
+            states,
+            clients: shared.clients,
+            programs: shared.programs,
+        };
+        outgoing.send(Kind::LastSockets, encode(&last)?)
     }
 
     /// What is gone, or another than before, is not known any more.
@@ -251,7 +284,45 @@ impl Connections {
 fn untold(sights: &mut Sights, all: bool) -> Option<States> {
     let states = sights.tell(all);
     let at_us = sights.at_us();
-    (!states.is_empty()).then_some(States { at_us, states })
+    (!states.is_empty()).then_some(States {
+        at_us,
+        states,
+        ..States::default()
+    })
+}
+
+/// Whether others may have the same port as a listener or UDP socket.
+pub(super) fn shares_port(fixed: &SocketStatic) -> bool {
+    port_of(fixed).is_some()
+}
+
+/// What a socket is bound to that others may be bound to beside it.
+fn port_of(fixed: &SocketStatic) -> Option<(Protocol, SocketAddr)> {
+    match fixed {
+        SocketStatic::Datagrams(fixed) if fixed.may_share_port() => {
+            Some((Protocol::Udp, fixed.local))
+        }
+        SocketStatic::Unconnected(fixed) if fixed.options.reuse_port => {
+            Some((Protocol::Tcp, fixed.local?))
+        }
+        _ => None,
+    }
+}
+
+/// The sockets of which that is so.
+pub(super) fn members<'a>(
+    sockets: impl Iterator<Item = (FileId, BorrowedFd<'a>, &'a SocketStatic)>,
+) -> Vec<Member<'a, FileId>> {
+    let member = |(id, socket, fixed): (_, _, &SocketStatic)| {
+        let (protocol, local) = port_of(fixed)?;
+        Some(Member {
+            id,
+            socket,
+            protocol,
+            local,
+        })
+    };
+    sockets.filter_map(member).collect()
 }
 
 /// The states of connections that were seen when they stood still, with what was not read; the acceptor knows others.

@@ -72,9 +72,13 @@ impl Sights {
         !self.sure.is_empty()
     }
 
-    /// Looks at all; `last` when they stand still: then nothing may be missed.
-    pub(super) fn look(&mut self, last: bool) -> Result<(), Error> {
-        let Look { at_us, changed } = self.followed.look(last)?;
+    /// Looks at all of which these processes have descriptors; `last` when they stand still: then nothing may be missed.
+    pub(super) fn look(&mut self, pids: &[i32], last: bool) -> Result<(), Error> {
+        let Look {
+            at_us,
+            changed,
+            unmet,
+        } = self.followed.look(pids, last)?;
         self.at_us = at_us;
         for (id, sight) in changed {
             self.asked.remove(&id);
@@ -93,6 +97,10 @@ impl Sights {
                 unread,
             };
             self.untold.insert(id, untold);
+        }
+        for id in unmet {
+            self.untold.remove(&id);
+            self.asked.insert(id);
         }
         Ok(())
     }

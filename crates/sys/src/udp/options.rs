@@ -153,6 +153,18 @@ pub struct UdpStatic {
     pub shutdown: u8,
 }
 
+impl UdpStatic {
+    /// Whether other sockets may be bound to the same address and port beside it (`SO_REUSEPORT`), and datagrams of any client may
+    /// come to it.
+    #[must_use]
+    pub fn may_share_port(&self) -> bool {
+        let set = |(id, value): &(u8, i32)| {
+            option_of(*id) == Some((SOL_SOCKET, libc::SO_REUSEPORT)) && *value != 0
+        };
+        self.remote.is_none() && self.local.port() != 0 && self.ints.iter().any(set)
+    }
+}
+
 /// Level and name of an `int` option by its number.
 pub(crate) fn option_of(id: u8) -> Option<(i32, i32)> {
     let known = INTS.iter().find(|(known, ..)| *known == id)?;

@@ -3,10 +3,11 @@
 use holdfast_sys::process::image::{Descriptors, decode};
 use holdfast_sys::process::sockets::Sockets;
 
-use super::super::connections::States;
+use super::super::connections::{States, members, shares_port};
 use super::super::pieces::Kind;
 use super::super::told::Told;
 use super::{RESTORERS, Taking, text};
+use crate::dataplane::shared_ports::{self, Shared};
 use crate::dataplane::timeouts;
 
 impl Taking {
@@ -17,6 +18,9 @@ impl Taking {
             self.sockets = Some(Sockets::new().map_err(|error| error.to_string())?);
             // Not in the freeze.
             timeouts::load();
+        }
+        if found.sockets.values().any(shares_port) {
+            shared_ports::load();
         }
         let (Some(sockets), Some(restorer)) = (&mut self.sockets, &mut self.restorer) else {
             return Err("descriptors came before the shape of their tree".to_owned());
@@ -37,7 +41,12 @@ impl Taking {
             .sockets
             .as_mut()
             .ok_or("their state came before sockets")?;
-        let States { at_us, states } = given;
+        let States {
+            at_us,
+            states,
+            clients,
+            programs,
+        } = given;
         self.policy.judge().states(&states)?;
         let packets = match kind {
             Kind::Seen => sockets
@@ -47,6 +56,8 @@ impl Taking {
             _ => sockets.restore_changed(states, at_us, RESTORERS),
         };
         let packets = packets.map_err(|error| error.to_string())?;
+        let shared = Shared { clients, programs };
+        shared_ports::give(&members(sockets.iter()), &shared)?;
         if !packets.is_empty() {
             let id = self.id;
             self.teller.tell(Told::Packets { id, packets });

@@ -163,9 +163,11 @@ impl Giving {
         }
         self.steps.done("hold");
         let connections = self.connections.as_mut();
-        connections
-            .ok_or("nothing was copied")?
-            .send(stopped, &mut self.outgoing)?;
+        connections.ok_or("nothing was copied")?.send(
+            stopped,
+            self.fenced.iter(),
+            &mut self.outgoing,
+        )?;
         self.steps.done("sockets");
         let state = encode(&last.state).map_err(text)?;
         self.outgoing.send(Kind::Frozen, state)?;
@@ -320,7 +322,7 @@ impl Giving {
         let state = self.send_memory(stopped);
         let turned = answer(turning);
         self.steps.done("divert");
-        connections.see();
+        connections.see(stopped);
         self.steps.done("look");
         let mut described = reader.found();
         for _ in 1..READS {

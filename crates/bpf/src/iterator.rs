@@ -1,0 +1,114 @@
+//! BPF iterators: programs that the kernel runs for each of many things.
+
+use std::fs::File;
+use std::io::{self, Read};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+
+use libbpf_rs::libbpf_sys::{
+    BPF_TRACE_ITER, bpf_iter_create, bpf_iter_link_info, bpf_link_create, bpf_link_create_opts,
+};
+use libbpf_rs::{Object, ObjectBuilder};
+
+use crate::{Error, program};
+
+/// A loaded iterator.
+#[derive(Debug)]
+pub(crate) struct Iterator {
+    program: OwnedFd,
+    what: &'static str,
+}
+
+impl Iterator {
+    /// Loads an object, and its program of this name. `what` it goes over is for errors.
+    ///
+    /// # Errors
+    /// The kernel does not take it: it is too old, or has no BTF.
+    pub(crate) fn load(
+        object: &[u8],
+        name: &str,
+        what: &'static str,
+    ) -> Result<(Self, Object), Error> {
+        let refused = |e: libbpf_rs::Error| Error::Load(format!("{e:#}"));
+        let open = ObjectBuilder::default()
+            .open_memory(object)
+            .map_err(refused)?;
+        let object = open.load().map_err(refused)?;
+        Ok((Self::of(&object, name, what)?, object))
+    }
+
+    /// A program of a loaded object.
+    ///
+    /// # Errors
+    /// It has none of this name.
+    pub(crate) fn of(object: &Object, name: &str, what: &'static str) -> Result<Self, Error> {
+        let program = program(object, name)?.try_clone_to_owned();
+        let program = program.map_err(|error| Error::Load(error.to_string()))?;
+        Ok(Self { program, what })
+    }
+
+    /// Over everything that the caller's namespace has.
+    ///
+    /// # Errors
+    /// The kernel's refusal.
+    pub(crate) fn over_all(&self) -> Result<File, Error> {
+        let options = bpf_link_create_opts {
+            sz: size_of::<bpf_link_create_opts>() as _,
+            ..bpf_link_create_opts::default()
+        };
+        self.begin(&options)
+    }
+
+    /// Over what a process has, and its threads that have something of their own. `pid` is the caller's number for it. A process that is
+    /// not there has nothing.
+    ///
+    /// # Errors
+    /// The kernel's refusal.
+    pub(crate) fn over_process(&self, pid: i32) -> Result<File, Error> {
+        let mut info = bpf_iter_link_info::default();
+        info.task.pid = pid.cast_unsigned();
+        self.begin(&bpf_link_create_opts {
+            sz: size_of::<bpf_link_create_opts>() as _,
+            iter_info: &raw mut info,
+            iter_info_len: size_of::<bpf_iter_link_info>() as u32,
+            ..bpf_link_create_opts::default()
+        })
+    }
+
+    /// What the options point to outlives the call.
+    fn begin(&self, options: &bpf_link_create_opts) -> Result<File, Error> {
+        let program = self.program.as_raw_fd();
+        // SAFETY: the options and what they point to outlive the call.
+        let link = unsafe { bpf_link_create(program, 0, BPF_TRACE_ITER, options) };
+        let link = self.owned(link)?;
+        // SAFETY: no pointers are passed.
+        let iter = self.owned(unsafe { bpf_iter_create(link.as_raw_fd()) })?;
+        Ok(File::from(iter))
+    }
+
+    /// A new descriptor, or what a call of the library's left.
+    fn owned(&self, fd: i32) -> Result<OwnedFd, Error> {
+        if fd < 0 {
+            return Err(self.refused(io::Error::from_raw_os_error(-fd)));
+        }
+        // SAFETY: the call succeeded, so this is a new descriptor that nothing else owns.
+        Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+    }
+
+    /// The kernel's refusal to go over it.
+    pub(crate) fn refused(&self, source: io::Error) -> Error {
+        Error::Attach {
+            what: format!("the iterator over {}", self.what),
+            source,
+        }
+    }
+}
+
+/// Goes to the end of an iterator that gives no records: one read goes through all.
+pub(crate) fn run_through(mut iter: File) -> io::Result<()> {
+    loop {
+        match iter.read(&mut [0]) {
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            outcome => return outcome.map(drop),
+        }
+    }
+}

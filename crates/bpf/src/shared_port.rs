@@ -1,0 +1,402 @@
+//! Sockets that share an address and a port (`SO_REUSEPORT`), by `c/shared_port.bpf.c`: each client of UDP sockets keeps its own, and
+//! programs by which groups choose their sockets are told.
+
+use std::collections::HashMap;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::path::Path;
+use std::sync::{Mutex, PoisonError};
+
+use libbpf_rs::libbpf_sys::{
+    bpf_obj_get_info_by_fd, bpf_prog_info, bpf_prog_test_run_opts, bpf_test_run_opts,
+};
+use libbpf_rs::{MapCore, MapFlags, MapHandle, ObjectBuilder};
+use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes};
+
+use crate::iterator::Iterator;
+use crate::records::read_bytes;
+use crate::shared::FlowKey;
+use crate::{Error, Table, handle, program};
+
+static OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/shared_port.bpf.o"));
+
+/// Maps that outlive a daemon: sockets with clients in them do.
+const PINNED: [&str; 2] = ["members", "clients"];
+/// Sockets that may have clients named for them, of all programs of a node.
+const MEMBERS_MAX: u32 = 16_384;
+/// Flows of which one run of the program tells.
+const QUESTIONS_MAX: usize = 64;
+/// A packet that the program may be run with: an Ethernet header.
+const PACKET: [u8; 14] = [0; 14];
+
+/// A flow, and the mark of the socket that its datagrams come to.
+#[repr(C)]
+#[derive(Clone, Copy, FromBytes, IntoBytes, Immutable)]
+struct Question {
+    flow: FlowKey,
+    answer: u32,
+    pad: u32,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, FromBytes, IntoBytes, Immutable)]
+struct Questions {
+    count: u32,
+    pad: u32,
+    of: [Question; QUESTIONS_MAX],
+}
+
+/// How a group chooses the socket for what comes to its port.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Choice {
+    /// The kernel does, or a program of this crate's.
+    Kernel,
+    /// A classic program (`SO_ATTACH_REUSEPORT_CBPF`): its instructions, as `struct sock_filter` has them.
+    Classic(Vec<u64>),
+    /// A program that cannot be read back.
+    Unreadable,
+}
+
+/// A socket of a group, and a descriptor of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Sharing {
+    /// Identity of its group; means nothing but that.
+    pub group: u64,
+    /// The socket's cookie.
+    pub cookie: u64,
+    /// Number of the descriptor.
+    pub fd: u32,
+    /// The socket's place in the group, that programs choose by; none where there are too many to tell.
+    pub place: Option<u32>,
+    /// How its group chooses.
+    pub choice: Choice,
+}
+
+/// A record of `list_sharing`, without the instructions that follow.
+#[repr(C)]
+#[derive(Clone, Copy, FromBytes)]
+struct Record {
+    group: u64,
+    cookie: u64,
+    tag: [u8; 8],
+    fd: u32,
+    place: u32,
+    length: u32,
+    pad: u32,
+}
+
+/// Places in a group that are told.
+const GROUP_MAX: u32 = 1024;
+
+/// Tells and names the sockets that clients come to.
+pub struct SharedPorts {
+    list: Iterator,
+    /// Of `choose`: also an earlier daemon's.
+    tag: [u8; 8],
+    ask: OwnedFd,
+    choose: OwnedFd,
+    members: MapHandle,
+    clients: Table<FlowKey, u32>,
+    marks: MapHandle,
+    /// One caller at a time.
+    questions: Mutex<Table<u32, Questions>>,
+}
+
+impl SharedPorts {
+    /// Loads the programs. Sockets and clients of an earlier daemon are adopted from `pins`.
+    ///
+    /// # Errors
+    /// The kernel does not take them, or `pins` cannot be used.
+    pub fn load(pins: &Path) -> Result<Self, Error> {
+        let refused = |e: libbpf_rs::Error| Error::Load(format!("{e:#}"));
+        let mut open = ObjectBuilder::default()
+            .open_memory(OBJECT)
+            .map_err(refused)?;
+        for mut map in open.maps_mut() {
+            let name = map.name().to_string_lossy().into_owned();
+            if PINNED.contains(&name.as_str()) {
+                let pin = pins.join(format!("shared_port-{name}"));
+                map.set_pin_path(pin).map_err(refused)?;
+            }
+        }
+        let object = open.load().map_err(refused)?;
+        let owned = |name| {
+            let own = program(&object, name)?.try_clone_to_owned();
+            own.map_err(|error| Error::Load(error.to_string()))
+        };
+        let tag = tag(program(&object, "choose")?)?;
+        Ok(Self {
+            list: Iterator::of(&object, "list_sharing", "sockets of shared ports")?,
+            tag,
+            ask: owned("ask")?,
+            choose: owned("choose")?,
+            members: handle(&object, "members")?,
+            clients: Table::new(handle(&object, "clients")?, "clients"),
+            marks: handle(&object, "marks")?,
+            questions: Mutex::new(Table::new(handle(&object, "questions")?, "questions")),
+        })
+    }
+
+    /// The place in `sockets` (UDP, of the caller's network namespace) of the socket that the datagrams of each flow come to; `None`
+    /// where that is another, or none.
+    ///
+    /// # Errors
+    /// The kernel's refusal.
+    pub fn ask(
+        &self,
+        sockets: &[BorrowedFd<'_>],
+        flows: &[FlowKey],
+    ) -> Result<Vec<Option<usize>>, Error> {
+        // Held to the end: marks are of this question alone.
+        let questions = self.questions.lock();
+        let questions = questions.unwrap_or_else(PoisonError::into_inner);
+        let marked = sockets.iter().zip(1_u32..).try_for_each(|(socket, mark)| {
+            let key = socket.as_raw_fd().to_ne_bytes();
+            let set = self.marks.update(&key, &mark.to_ne_bytes(), MapFlags::ANY);
+            set.map_err(|error| failed("marks", &error))
+        });
+        let answers = marked.and_then(|()| self.ask_marked(&questions, sockets, flows));
+        for socket in sockets {
+            // One without a mark needs none taken away.
+            let _ = self.marks.delete(&socket.as_raw_fd().to_ne_bytes());
+        }
+        answers
+    }
+
+    fn ask_marked(
+        &self,
+        table: &Table<u32, Questions>,
+        sockets: &[BorrowedFd<'_>],
+        flows: &[FlowKey],
+    ) -> Result<Vec<Option<usize>>, Error> {
+        let mut answers = Vec::with_capacity(flows.len());
+        for some in flows.chunks(QUESTIONS_MAX) {
+            let mut questions = Questions::new_zeroed();
+            questions.count = u32::try_from(some.len()).unwrap_or(0);
+            for (question, flow) in questions.of.iter_mut().zip(some) {
+                question.flow = *flow;
+            }
+            table.set(&0, &questions)?;
+            self.run()?;
+            let answered = table.get(&0)?.unwrap_or(questions);
+            let marks = answered.of[..some.len()].iter().map(|of| of.answer);
+            answers.extend(marks.map(|mark| (mark as usize).checked_sub(1)));
+        }
+        self.put_named(sockets, flows, &mut answers)?;
+        Ok(answers)
+    }
+
+    /// Clients whose sockets were named here come to those.
+    fn put_named(
+        &self,
+        sockets: &[BorrowedFd<'_>],
+        flows: &[FlowKey],
+        answers: &mut [Option<usize>],
+    ) -> Result<(), Error> {
+        let mut places = HashMap::new();
+        for (place, socket) in sockets.iter().enumerate() {
+            places.insert(cookie(*socket)?, place);
+        }
+        for (flow, answer) in flows.iter().zip(answers) {
+            let Some(member) = self.clients.get(flow)? else {
+                continue;
+            };
+            let place = self.member(member)?.and_then(|of| places.get(&of));
+            *answer = place.copied().or(*answer);
+        }
+        Ok(())
+    }
+
+    fn run(&self) -> Result<(), Error> {
+        let mut options = bpf_test_run_opts {
+            sz: size_of::<bpf_test_run_opts>() as _,
+            data_in: PACKET.as_ptr().cast(),
+            data_size_in: PACKET.len() as u32,
+            repeat: 1,
+            ..bpf_test_run_opts::default()
+        };
+        // SAFETY: the options and what they point to outlive the call; the kernel only reads the packet.
+        match unsafe { bpf_prog_test_run_opts(self.ask.as_raw_fd(), &raw mut options) } {
+            0 => Ok(()),
+            error => Err(failed(
+                "questions",
+                &std::io::Error::from_raw_os_error(-error),
+            )),
+        }
+    }
+
+    /// Has the datagrams of these flows come to this bound socket with `SO_REUSEPORT` from now on. A flow whose socket is closed
+    /// comes to where the kernel leads it.
+    ///
+    /// # Errors
+    /// The kernel's refusal; too many sockets have clients named for them.
+    pub fn name(&self, socket: BorrowedFd<'_>, flows: &[FlowKey]) -> Result<(), Error> {
+        if flows.is_empty() {
+            return Ok(());
+        }
+        let member = self.join(socket)?;
+        self.clients.set_many(flows, &vec![member; flows.len()])?;
+        let choose = self.choose.as_raw_fd();
+        // SAFETY: the option's value is an `int`, that outlives the call.
+        let attached = unsafe {
+            libc::setsockopt(
+                socket.as_raw_fd(),
+                libc::SOL_SOCKET,
+                libc::SO_ATTACH_REUSEPORT_EBPF,
+                (&raw const choose).cast(),
+                size_of::<i32>() as u32,
+            )
+        };
+        match attached {
+            0 => Ok(()),
+            _ => Err(not_attached()),
+        }
+    }
+
+    /// The sockets of a process that share their ports, or may. `pid` is the caller's number for it.
+    ///
+    /// # Errors
+    /// The kernel's refusal.
+    pub fn list(&self, pid: i32) -> Result<Vec<Sharing>, Error> {
+        let iter = self.list.over_process(pid)?;
+        let bytes = read_bytes(iter).map_err(|error| self.list.refused(error))?;
+        Ok(self.parse(&bytes))
+    }
+
+    fn parse(&self, mut bytes: &[u8]) -> Vec<Sharing> {
+        let mut found = Vec::new();
+        while let Ok((record, rest)) = Record::read_from_prefix(bytes) {
+            let length = record.length as usize * size_of::<u64>();
+            let Some((code, rest)) = rest.split_at_checked(length) else {
+                break;
+            };
+            bytes = rest;
+            let instructions = code.chunks_exact(size_of::<u64>());
+            let code = instructions.filter_map(|one| u64::read_from_bytes(one).ok());
+            found.push(Sharing {
+                group: record.group,
+                cookie: record.cookie,
+                fd: record.fd,
+                place: Some(record.place).filter(|place| *place < GROUP_MAX),
+                choice: match record.tag {
+                    tag if tag == [0; 8] || tag == self.tag => Choice::Kernel,
+                    _ if record.length > 0 => Choice::Classic(code.collect()),
+                    _ => Choice::Unreadable,
+                },
+            });
+        }
+        found
+    }
+
+    /// Has a socket's group choose by a classic program.
+    ///
+    /// # Errors
+    /// The kernel's refusal.
+    pub fn set_classic(&self, socket: BorrowedFd<'_>, code: &[u64]) -> Result<(), Error> {
+        let program = libc::sock_fprog {
+            len: u16::try_from(code.len()).unwrap_or(0),
+            filter: code.as_ptr().cast_mut().cast(),
+        };
+        // SAFETY: the option's value and the instructions that it points to outlive the call, which only reads them.
+        let attached = unsafe {
+            libc::setsockopt(
+                socket.as_raw_fd(),
+                libc::SOL_SOCKET,
+                libc::SO_ATTACH_REUSEPORT_CBPF,
+                (&raw const program).cast(),
+                size_of::<libc::sock_fprog>() as u32,
+            )
+        };
+        match attached {
+            0 => Ok(()),
+            _ => Err(not_attached()),
+        }
+    }
+
+    /// Makes a socket a member, and gives its number.
+    fn join(&self, socket: BorrowedFd<'_>) -> Result<u32, Error> {
+        let cookie = cookie(socket)?;
+        let first = u32::try_from(cookie % u64::from(MEMBERS_MAX)).unwrap_or(0);
+        for step in 0..MEMBERS_MAX {
+            let member = (first + step) % MEMBERS_MAX;
+            match self.member(member)? {
+                Some(other) if other == cookie => return Ok(member),
+                Some(_) => {}
+                None => {
+                    let value = u64::from(socket.as_raw_fd().cast_unsigned()).to_ne_bytes();
+                    let key = member.to_ne_bytes();
+                    match self.members.update(&key, &value, MapFlags::NO_EXIST) {
+                        Ok(()) => return Ok(member),
+                        // Another was faster.
+                        Err(error) if error.kind() == libbpf_rs::ErrorKind::AlreadyExists => {}
+                        Err(error) => return Err(failed("members", &error)),
+                    }
+                }
+            }
+        }
+        Err(failed(
+            "members",
+            &"too many sockets have clients named for them",
+        ))
+    }
+
+    /// The cookie of a member that is open.
+    fn member(&self, member: u32) -> Result<Option<u64>, Error> {
+        let found = self.members.lookup(&member.to_ne_bytes(), MapFlags::ANY);
+        let found = found.map_err(|error| failed("members", &error))?;
+        Ok(found.and_then(|bytes| u64::read_from_bytes(&bytes).ok()))
+    }
+}
+
+/// The kernel's digest of a program.
+fn tag(program: BorrowedFd<'_>) -> Result<[u8; 8], Error> {
+    let mut info = bpf_prog_info::default();
+    let mut length = size_of::<bpf_prog_info>() as u32;
+    let (fd, info_at) = (program.as_raw_fd(), (&raw mut info).cast());
+    // SAFETY: the structure and its length outlive the call, and are of the length that is given.
+    match unsafe { bpf_obj_get_info_by_fd(fd, info_at, &raw mut length) } {
+        0 => Ok(info.tag),
+        error => {
+            let error = std::io::Error::from_raw_os_error(-error);
+            Err(Error::Load(format!(
+                "program choose tells nothing of itself: {error}"
+            )))
+        }
+    }
+}
+
+fn not_attached() -> Error {
+    Error::Attach {
+        what: "the choice among sockets of one port".into(),
+        source: std::io::Error::last_os_error(),
+    }
+}
+
+/// A socket's cookie.
+///
+/// # Errors
+/// The kernel's refusal.
+pub fn cookie(socket: BorrowedFd<'_>) -> Result<u64, Error> {
+    let mut cookie = 0_u64;
+    let mut length = size_of::<u64>() as u32;
+    // SAFETY: the value and its length outlive the call, and are of the length that is given.
+    let got = unsafe {
+        libc::getsockopt(
+            socket.as_fd().as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_COOKIE,
+            (&raw mut cookie).cast(),
+            &raw mut length,
+        )
+    };
+    match got {
+        0 => Ok(cookie),
+        _ => Err(failed("members", &std::io::Error::last_os_error())),
+    }
+}
+
+fn failed(name: &'static str, reason: &dyn std::fmt::Display) -> Error {
+    Error::Map {
+        name,
+        reason: reason.to_string(),
+    }
+}
