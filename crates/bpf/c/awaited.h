@@ -100,17 +100,30 @@ static __noinline int is_served_here(struct __sk_buff *skb, const struct packet 
 	return listens;
 }
 
-/* Where the server has gone that a packet is for; 0 if it is here, or was never. With broadcast every node sees the packet,
- * and the table alone says whose it is.
+/* What is known of another node that has, or had, the server that a packet is for. With broadcast every node sees the packet, and the
+ * table alone says whose it is.
  */
-static __always_inline __u16 server_went_to(struct __sk_buff *skb, struct config *config, const struct packet *p)
+static __always_inline struct successor *successor_of(struct config *config, const struct packet *p)
 {
 	struct service_key key = {.port = p->flow.local_port, .protocol = p->flow.protocol};
 	__builtin_memcpy(key.address, p->flow.local, 16);
-	struct successor *to = bpf_map_lookup_elem(&successors, &key);
-	if (!to || config->reach == REACH_BROADCAST)
+	return config->reach == REACH_BROADCAST ? 0 : bpf_map_lookup_elem(&successors, &key);
+}
+
+/* The node that has the server which a packet is for; 0 if the server is here, or nobody knows of one. */
+static __always_inline __u16 server_went_to(struct __sk_buff *skb, struct config *config, const struct packet *p)
+{
+	struct successor *to = successor_of(config, p);
+	if (!to || to->role == SUCCESSOR_BEFORE)
 		return 0;
-	return to->drains || !is_served_here(skb, p) ? to->node : 0;
+	return to->role == SUCCESSOR_ALONE || !is_served_here(skb, p) ? to->node : 0;
+}
+
+/* The node that the server which a packet is for has left for this one; 0 if there is none, or that was long ago. */
+static __always_inline __u16 server_came_from(struct config *config, const struct packet *p)
+{
+	struct successor *from = successor_of(config, p);
+	return from && from->role == SUCCESSOR_BEFORE ? from->node : 0;
 }
 
 #endif

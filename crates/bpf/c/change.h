@@ -21,6 +21,20 @@ static __always_inline int join(struct flow_value *flow, __u8 convoy)
 	return 1;
 }
 
+/* A flow gets the state, convoy and peer of a change. One whose socket has closed meanwhile is not owned any more. */
+static __always_inline int turn_to(struct flow_value *flow, struct flow_value *change)
+{
+#pragma unroll
+	for (int tries = 0; tries < 4; tries++) {
+		union flow_turn was = {.word = *(volatile __u32 *)turn_of(flow)}, now = {.word = *turn_of(change)};
+		if (was.state == FLOW_CLOSING && now.state == FLOW_OWNED)
+			now.state = FLOW_CLOSING;
+		if (__sync_val_compare_and_swap(turn_of(flow), was.word, now.word) == was.word)
+			return 0;
+	}
+	return 1;
+}
+
 static long change_flow(__u32 index, struct change_order *order)
 {
 	struct change *change = bpf_map_lookup_elem(&changes, &index);
@@ -41,7 +55,7 @@ static long change_flow(__u32 index, struct change_order *order)
 	flow->hold_slot = change->flow.hold_slot;
 	flow->seen_s = change->flow.seen_s;
 	/* Last, with all that came before: what a state says of its slot is so. */
-	__sync_lock_test_and_set(turn_of(flow), *turn_of(&change->flow));
+	order->failed += turn_to(flow, &change->flow);
 	return 0;
 }
 

@@ -29,8 +29,12 @@ static __always_inline __u32 first_epoch(void)
 	return bpf_ktime_get_tai_ns() / 1000000000ull;
 }
 
-/* Forwarders age packets, or two nodes whose tables differ for a moment would pass one on for ever. */
-static __always_inline int age(struct __sk_buff *skb, const struct packet *p)
+/* Hops that a forwarded packet is left with at most; with one, nobody forwards it again. */
+#define HOPS_ANY 255
+#define HOPS_NONE 1
+
+/* Forwarders age packets, or two nodes whose tables differ for a moment would pass one on for ever. Leaves no more than `most` hops. */
+static __always_inline int age(struct __sk_buff *skb, const struct packet *p, __u8 most)
 {
 	const __u32 l3 = sizeof(struct ethhdr);
 	if (p->v6) {
@@ -38,7 +42,7 @@ static __always_inline int age(struct __sk_buff *skb, const struct packet *p)
 		__u8 hops;
 		if (bpf_skb_load_bytes(skb, at, &hops, 1) || hops <= 1)
 			return 0;
-		hops--;
+		hops = hops - 1 < most ? hops - 1 : most;
 		return !bpf_skb_store_bytes(skb, at, &hops, 1, BPF_F_RECOMPUTE_CSUM);
 	}
 	__u32 at = l3 + __builtin_offsetof(struct iphdr, ttl);
@@ -47,7 +51,7 @@ static __always_inline int age(struct __sk_buff *skb, const struct packet *p)
 		return 0;
 	__u16 old, new;
 	__builtin_memcpy(&old, word, 2);
-	word[0]--;
+	word[0] = word[0] - 1 < most ? word[0] - 1 : most;
 	__builtin_memcpy(&new, word, 2);
 	bpf_l3_csum_replace(skb, l3 + __builtin_offsetof(struct iphdr, check), old, new, 2);
 	return !bpf_skb_store_bytes(skb, at, word, 2, 0);
@@ -108,19 +112,26 @@ static __always_inline __u32 address_to(struct __sk_buff *skb, struct config *co
 	return 0;
 }
 
-/* A straggler: it came here on an old route; the flow is, or is about to be, at another node. */
-static __always_inline int forward(struct __sk_buff *skb, struct config *config, const struct packet *p, __u16 to, int wrapped)
+/* Sends a packet to a node, with so many hops left at most. */
+static __always_inline int forward_within(struct __sk_buff *skb, struct config *config, const struct packet *p, __u16 to,
+					  int wrapped, __u8 hops)
 {
 	struct node *node = node_of(to);
 	if (!node)
 		return drop(DROP_NO_NODE);
-	if (!age(skb, p))
+	if (!age(skb, p, hops))
 		return drop(DROP_HOPS_USED_UP);
 	__u32 why = address_to(skb, config, p, node, wrapped);
 	if (why)
 		return drop(why);
 	count(COUNT_FORWARDED_STRAGGLER);
 	return bpf_redirect(node->ifindex, 0);
+}
+
+/* A straggler: it came here on an old route; the flow is, or is about to be, at another node. */
+static __always_inline int forward(struct __sk_buff *skb, struct config *config, const struct packet *p, __u16 to, int wrapped)
+{
+	return forward_within(skb, config, p, to, wrapped, HOPS_ANY);
 }
 
 /* The same of a service's flow. */
@@ -137,6 +148,15 @@ static __always_inline int follow_server(struct __sk_buff *skb, struct config *c
 {
 	struct node *node = node_of(to);
 	return forward(skb, config, p, to, node && node->flags & NODE_HOLDER);
+}
+
+/* What goes on with a handshake that began where the server was. If that is unknown there too, the packet goes no further: a node that
+ * the server has left sends what it does not know after the server.
+ */
+static __always_inline int follow_handshake(struct __sk_buff *skb, struct config *config, const struct packet *p, __u16 to)
+{
+	struct node *node = node_of(to);
+	return forward_within(skb, config, p, to, node && node->flags & NODE_HOLDER, HOPS_NONE);
 }
 
 /* The kernel gives up no out-of-order queue, so from prepare on what joins it is copied for the acceptor. */
@@ -183,7 +203,8 @@ static __always_inline int unknown(struct __sk_buff *skb, struct config *config,
 	__u16 to = server_went_to(skb, config, p);
 	if (to)
 		return follow_server(skb, config, p, to);
-	return drop(DROP_NO_SOCKET);
+	__u16 from = server_came_from(config, p);
+	return from ? follow_handshake(skb, config, p, from) : drop(DROP_NO_SOCKET);
 }
 
 static __always_inline void seen(struct flow_value *flow)

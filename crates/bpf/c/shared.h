@@ -108,10 +108,16 @@ enum node_flags {
 	NODE_HOLDER = 8, /* it steers: what begins a flow it would send on, but for what was encapsulated for it */
 };
 
-/* Where a server has gone. */
+enum successor_role {
+	SUCCESSOR_SERVES = 0, /* new clients go to the node, unless somebody listens here */
+	SUCCESSOR_ALONE = 1,  /* new clients go to the node in any case: what listens here ends handshakes, or does not run yet */
+	SUCCESSOR_BEFORE = 2, /* the server has come here from the node, where handshakes that had begun there end */
+};
+
+/* Another node that has, or had, the server of a service. */
 struct successor {
 	__u16 node;
-	__u16 drains; /* what listens here still does so only for those whose handshakes had begun */
+	__u16 role;
 };
 
 struct node {

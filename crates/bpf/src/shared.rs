@@ -174,14 +174,21 @@ shared!(
 );
 
 shared!(
-    /// Where a server has gone.
+    /// Another node that has, or had, the server of a service.
     Successor {
-        /// To this node.
+        /// The node.
         node: u16,
-        /// Not 0: what listens here still does so only for those whose handshakes had begun.
-        drains: u16,
+        /// `SUCCESSOR_SERVES` and the like.
+        role: u16,
     }
 );
+
+/// New clients go to the node, unless somebody listens here.
+pub const SUCCESSOR_SERVES: u16 = 0;
+/// New clients go to the node in any case: what listens here ends handshakes that had begun, or does not run yet.
+pub const SUCCESSOR_ALONE: u16 = 1;
+/// The server has come here from the node, where handshakes that had begun there end.
+pub const SUCCESSOR_BEFORE: u16 = 2;
 
 shared!(
     /// How a node is reached.

@@ -50,6 +50,28 @@ fn flows_are_made_and_changed() {
 }
 
 #[test]
+fn a_flow_that_has_closed_is_not_owned_again() {
+    let plane = load("closed", 64);
+    let set = |epoch: u32, state: FlowState| {
+        let value = FlowValue {
+            epoch,
+            ..flow(1, state)
+        };
+        plane.set_flows(&[key(1)], &[value]).expect("set");
+        plane.flows.get(&key(1)).expect("get").expect("it is there")
+    };
+    set(7, FlowState::Closing);
+    let closing = set(9, FlowState::Owned);
+    assert_eq!(
+        (closing.epoch, closing.state),
+        (9, FlowState::Closing as u8)
+    );
+    let moved = set(10, FlowState::Moved);
+    assert_eq!((moved.epoch, moved.state), (10, FlowState::Moved as u8));
+    plane.detach();
+}
+
+#[test]
 fn a_large_table_is_read_whole() {
     const COUNT: u32 = 20_000;
     let plane = load("whole", COUNT);

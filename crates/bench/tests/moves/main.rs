@@ -12,6 +12,7 @@ mod counted;
 mod faults;
 mod followed;
 mod loaded;
+mod moments;
 #[path = "../udp/numbered.rs"]
 #[allow(dead_code, reason = "a part is used")]
 mod numbered;
@@ -256,6 +257,16 @@ fn connections_of_clients_go_on_while_their_server_moves() {
 #[test]
 fn a_connection_that_begins_in_the_last_moment_goes_along() {
     alone(|| clients::late("late"));
+}
+
+#[test]
+fn connections_that_their_server_closes_in_the_last_moment_end_as_they_should() {
+    alone(|| moments::ends("ends"));
+}
+
+#[test]
+fn connections_that_begin_at_the_acceptor_are_not_reset_where_the_server_stays() {
+    alone(|| moments::begin_before_it_stays("stays"));
 }
 
 #[test]

@@ -2,7 +2,10 @@
 
 use std::net::Shutdown;
 
-use holdfast_bpf::shared::{EVENT_FOLLOWED, FlowState, ServiceKey, Successor, mapped};
+use holdfast_bpf::shared::{
+    EVENT_FOLLOWED, FlowState, SUCCESSOR_ALONE, SUCCESSOR_BEFORE, SUCCESSOR_SERVES, ServiceKey,
+    Successor, mapped,
+};
 
 use super::support::raw::{ACK, FIN, RST, SYN, Segment};
 use super::support::{self, *};
@@ -11,6 +14,16 @@ const CLIENT_PORT: u16 = 5000;
 
 /// The server of a service has gone from n2 to n3; whoever listens at n2 still does so for handshakes that had begun, if it `drains`.
 fn server_goes(pool: &Pool, v6: bool, drains: bool) {
+    let role = if drains {
+        SUCCESSOR_ALONE
+    } else {
+        SUCCESSOR_SERVES
+    };
+    is_with_n3(pool, v6, role);
+}
+
+/// What n2 knows of n3 as another node of the server.
+fn is_with_n3(pool: &Pool, v6: bool, role: u16) {
     let to = service(v6);
     let key = ServiceKey {
         address: mapped(to.ip()),
@@ -18,10 +31,7 @@ fn server_goes(pool: &Pool, v6: bool, drains: bool) {
         protocol: TCP,
         pad: 0,
     };
-    let successor = Successor {
-        node: 3,
-        drains: u16::from(drains),
-    };
+    let successor = Successor { node: 3, role };
     let set = |plane: &holdfast_bpf::Dataplane| plane.successors.set(&key, &successor);
     pool.node("n2").plane(set).expect("successor");
 }
@@ -124,5 +134,30 @@ fn a_client_that_comes_again_finds_the_server_where_it_is() {
         begins_at(&pool, &mut peer, "n3");
         assert_eq!(old.flow(&key), None);
         assert_eq!(pool.lab.host("n2").snmp("Tcp", "OutRsts"), resets);
+    }
+}
+
+#[test]
+fn a_handshake_ends_where_it_began_when_the_server_comes_meanwhile() {
+    let pool = Pool::new(&[&["n1", "n2", "n3", "c1"]], Options::default());
+    pool.place_all(2);
+    for v6 in [false, true] {
+        let number = if v6 { 152 } else { 153 };
+        let mut peer = RawPeer::new(&pool, "c1", number, v6, pool.lab.place("n1").link());
+        let key = flow(TCP, service(v6), peer.address(CLIENT_PORT));
+        is_with_n3(&pool, v6, SUCCESSOR_ALONE);
+        peer.segment(CLIENT_PORT, SYN, 0, &[]);
+        let begun = answer(&peer, SYN);
+        assert_eq!(begun.link, pool.lab.place("n3").link());
+        is_with_n3(&pool, v6, SUCCESSOR_BEFORE);
+        peer.seq = peer.seq.wrapping_add(1);
+        peer.ack = begun.seq.wrapping_add(1);
+        peer.segment(CLIENT_PORT, ACK, 0, &[]);
+        eventually("established", || {
+            pool.node("n3").state(&key) == Some(FlowState::Owned)
+        });
+        // A new client is n2's.
+        let mut next = RawPeer::new(&pool, "c1", number + 2, v6, pool.lab.place("n1").link());
+        begins_at(&pool, &mut next, "n2");
     }
 }

@@ -127,7 +127,7 @@ impl Engine {
                 {
                     value.epoch = record.epoch;
                     let key = crate::dataplane::key_of(flow);
-                    if let Err(error) = self.dataplane.programs.flows.set(&key, &value) {
+                    if let Err(error) = self.dataplane.programs.set_flows(&[key], &[value]) {
                         tracing::warn!(%flow, %error, "its epoch is not known to the filters");
                     }
                 }

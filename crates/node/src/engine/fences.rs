@@ -216,16 +216,19 @@ impl Engine {
         self.dataplane.disband(convoy);
     }
 
-    /// The flows stay here.
+    /// The flows stay here; those that are closing too, until their last packets have come.
     pub(super) fn keep_flows(&self, flows: &[FlowEpoch]) -> Result<(), String> {
-        let kept = flows.iter().filter(|of| {
-            let entry = self.dataplane.flow(&of.flow);
-            entry.is_some_and(|(state, value)| {
-                value.epoch <= of.epoch && !matches!(state, FlowState::Closing | FlowState::Moved)
-            })
-        });
-        let kept: Vec<FlowEpoch> = kept.copied().collect();
-        let set = self.set_all(&kept, NodeId(0), FlowState::Owned);
+        let (mut owned, mut closing) = (Vec::new(), Vec::new());
+        for of in flows {
+            match self.dataplane.flow(&of.flow) {
+                Some((_, value)) if value.epoch > of.epoch => {}
+                None | Some((FlowState::Moved, _)) => {}
+                Some((FlowState::Closing, _)) => closing.push(*of),
+                Some(_) => owned.push(*of),
+            }
+        }
+        let set = self.set_all(&owned, NodeId(0), FlowState::Owned);
+        let set = set.and_then(|()| self.set_all(&closing, NodeId(0), FlowState::Closing));
         set.map_err(|error| error.to_string())
     }
 
@@ -309,29 +312,40 @@ impl Engine {
             }
         }
         self.read_hold();
-        if let Err(error) = self.set_all(&flows, NodeId(0), FlowState::Owned) {
+        // What the process has closed since it runs has no entry any more.
+        let is_there = |of: &&FlowEpoch| self.dataplane.flow(&of.flow).is_some();
+        let there: Vec<FlowEpoch> = flows.iter().filter(is_there).copied().collect();
+        if let Err(error) = self.set_all(&there, NodeId(0), FlowState::Owned) {
             tracing::error!(%error, "flows stay in the hold's care");
         }
         self.dataplane.disband(convoy);
         // What slipped into the hold between the last look and the change.
         self.read_hold();
-        for of in &flows {
+        for of in &there {
             self.taken_at_ns.insert(of.flow, monotonic_ns());
+        }
+        for of in &flows {
             if let Some(fence) = self.fences.remove(&of.flow) {
                 self.slots.give_back(fence.slot);
             }
         }
+        // What the process had closed at the donor did not come with it.
+        self.unfence_all(id);
         self.ask_about_private();
     }
 
     /// The process does not come.
     pub(super) fn discard_fences(&mut self, id: MoveId) {
-        let of_move = self.fences.iter().filter(|(_, fence)| fence.id == id);
-        let flows: Vec<Flow> = of_move.map(|(flow, _)| *flow).collect();
-        flows.iter().for_each(|flow| self.unfence(flow));
+        self.unfence_all(id);
         if let Some(coming) = self.coming.remove(&id) {
             self.dataplane.disband(coming.convoy);
         }
+    }
+
+    fn unfence_all(&mut self, id: MoveId) {
+        let of_move = self.fences.iter().filter(|(_, fence)| fence.id == id);
+        let flows: Vec<Flow> = of_move.map(|(flow, _)| *flow).collect();
+        flows.iter().for_each(|flow| self.unfence(flow));
     }
 
     fn unfence(&mut self, flow: &Flow) {

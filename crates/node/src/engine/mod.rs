@@ -73,6 +73,7 @@ use queued::NOBODY;
 use recover::Recovered;
 use settling::Settling;
 use slots::Slots;
+use successors::Successors;
 use tombstones::Tombstones;
 use unaccepted::Unaccepted;
 use unrecorded::Unrecorded;
@@ -122,6 +123,7 @@ pub struct Engine {
     tombstones: Tombstones,
     /// Flows of this node that the holder has refused to record.
     unrecorded: Unrecorded,
+    successors: Successors,
     fullness: Fullness,
     /// Events of the kernel programs that were lost until the last look at the counter.
     events_lost: u64,

@@ -33,6 +33,12 @@ impl Engine {
                 let _ = reply.send(turned.map(|()| newcomers()));
                 return;
             }
+            Told::Expected { id, servers, reply } => {
+                self.servers_expected(id, &servers);
+                // A thread that does not wait has ended.
+                let _ = reply.send(());
+                return;
+            }
             Told::Late { flows, reply } => {
                 if let Err(error) = self.begin_private(flows.iter().copied()) {
                     tracing::warn!(error, "connections of a process have no entries");
@@ -90,6 +96,7 @@ impl Engine {
                 self.servers_came(id);
                 went.ago = since.elapsed();
             }
+            Results::Discarded => self.servers_stay(id),
             Results::Thawed(Ok(())) | Results::Released(Ok(())) => {
                 self.newcomers.remove(&id);
                 self.reserve_ports();
@@ -137,11 +144,18 @@ impl Engine {
                 let failed = self.keep_flows(flows).err()?;
                 Some(Results::Thawed(Err(failed)))
             }
-            Command::Release { id, to, flows, .. } => {
+            Command::Release {
+                id,
+                to,
+                flows,
+                kept,
+                ..
+            } => {
                 self.servers_left(*id, *to);
                 let moved = self.moved_away(*to, flows);
                 self.no_longer_leaving(*id);
-                Some(Results::Released(Err(moved.err()?)))
+                let kept = self.keep_flows(kept);
+                Some(Results::Released(Err(moved.and(kept).err()?)))
             }
             Command::Go {
                 id, flows, lost, ..
@@ -195,7 +209,7 @@ impl Engine {
     fn carry_out_of_a_move(&mut self, command: Command) {
         let name = name_of_command(&command);
         let id = match &command {
-            Command::Go { id, .. } => Some(*id),
+            Command::Go { id, .. } | Command::Discard { id, .. } => Some(*id),
             _ => None,
         };
         self.faults.at(name, Moment::Before, 0);
@@ -223,8 +237,10 @@ impl Engine {
         if let Some(completion) = completion {
             self.faults.at(name, Moment::After, 0);
             // Done at once, by what an earlier daemon left: its flows have no fence that could be flushed later.
-            if let (Some(id), Results::Gone(Ok(_))) = (id, &completion.results) {
-                self.flush_fences(id);
+            match (id, &completion.results) {
+                (Some(id), Results::Gone(Ok(_))) => self.flush_fences(id),
+                (Some(id), Results::Discarded) => self.servers_stay(id),
+                _ => {}
             }
             let now = self.now();
             self.moves.done(now, completion);

@@ -26,6 +26,7 @@ use super::programs::Programs;
 use super::run::{Inputs, run};
 use super::settling::Settling;
 use super::slots::Slots;
+use super::successors::Successors;
 use super::tombstones::Tombstones;
 use super::unaccepted::Unaccepted;
 use super::unrecorded::Unrecorded;
@@ -215,6 +216,7 @@ fn assemble(config: Config) -> Result<(Engine, Inputs), SetupError> {
         operations: Operations::default(),
         tombstones: Tombstones::default(),
         unrecorded: Unrecorded::default(),
+        successors: Successors::default(),
         fullness: Fullness::default(),
         events_lost: 0,
         private: Private::default(),

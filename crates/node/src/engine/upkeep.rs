@@ -31,6 +31,7 @@ impl Engine {
         self.metrics.set_hold_slots(self.slots.in_use());
         self.give_up_asked();
         self.poll_queues();
+        self.poll_successors(now_s);
         self.moves.upkeep();
         self.report_unrecorded();
         for (name, count) in self.dataplane.programs.counters() {

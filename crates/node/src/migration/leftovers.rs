@@ -9,6 +9,8 @@ use holdfast_sys::process::donor::StoppedTree;
 use holdfast_sys::process::sockets::SocketStatic;
 use holdfast_sys::sock_diag;
 use holdfast_wire::{Flow, MoveId, NodeId, Protocol};
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::Errno;
 use tokio::sync::oneshot;
 
 use super::places::{Addresses, Place, place};
@@ -23,6 +25,8 @@ const AGAIN: Duration = Duration::from_millis(200);
 pub(super) struct Leftovers {
     listeners: Vec<TcpListener>,
     places: Vec<Place>,
+    /// Its processes, which have the listeners open until they have ended.
+    processes: Vec<OwnedFd>,
 }
 
 /// One on its way.
@@ -47,7 +51,13 @@ impl Leftovers {
             _ => None,
         };
         let (listeners, places) = stopped.sockets().filter_map(listens).unzip();
-        Leftovers { listeners, places }
+        let processes = stopped.process_descriptors();
+        let processes = processes.filter_map(|fd| fd.try_clone_to_owned().ok());
+        Leftovers {
+            listeners,
+            places,
+            processes: processes.collect(),
+        }
     }
 
     /// Sends after the program what it has not accepted, by a thread that ends when there is nothing left.
@@ -60,9 +70,14 @@ impl Leftovers {
             if lost > 0 {
                 tracing::warn!(%id, lost, "connections that nobody accepted have ended");
             }
-            let Leftovers { listeners, places } = self;
-            // First: who came to them now would be reset.
+            let Leftovers {
+                listeners,
+                places,
+                processes,
+            } = self;
+            // First: who came to listeners that are still to be closed would be reset.
             drop(listeners);
+            wait_for_end(&processes);
             teller.tell(Told::Drained { to, places });
         };
         let named = std::thread::Builder::new().name("leftovers".to_owned());
@@ -79,6 +94,8 @@ impl Leftovers {
             let _ = listener.set_nonblocking(true);
         }
         let (mut refused, mut going) = (Vec::new(), Vec::new());
+        // A handshake that ends is listed neither as half-open nor in the queue for an instant: it is looked once more.
+        let mut quiet = false;
         loop {
             // Asked before it is accepted: what ends its handshake in between is seen in the next turn.
             let half_open = self.is_half_open();
@@ -87,7 +104,11 @@ impl Leftovers {
             for (flow, socket) in due.into_iter().chain(self.accept_all(addresses)) {
                 going.extend(give(flow, socket, to, teller));
             }
-            if going.is_empty() && refused.is_empty() && !half_open {
+            let was_quiet = std::mem::replace(
+                &mut quiet,
+                going.is_empty() && refused.is_empty() && !half_open,
+            );
+            if quiet && was_quiet {
                 return 0;
             }
             if began.elapsed() > PATIENCE {
@@ -128,6 +149,14 @@ impl Leftovers {
     fn is_half_open(&self) -> bool {
         let mut ports = self.places.iter().map(|place| place.local.port());
         ports.any(|port| sock_diag::tcp_half_open(port).unwrap_or(false))
+    }
+}
+
+/// Until processes that were killed have ended: they close what they have open some milliseconds later.
+fn wait_for_end(processes: &[OwnedFd]) {
+    for process in processes {
+        let mut ended = [PollFd::new(process, PollFlags::IN)];
+        while let Err(Errno::INTR) = poll(&mut ended, None) {}
     }
 }
 

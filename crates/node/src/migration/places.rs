@@ -70,6 +70,22 @@ pub(super) struct Places {
 }
 
 impl Places {
+    /// The TCP connections that a look finds closed since the one before.
+    pub(super) fn closed_by(&self, found: &Descriptors) -> Vec<Flow> {
+        let flow = |place: Option<&Place>| {
+            let connection = place.filter(|place| place.protocol == Protocol::Tcp);
+            connection.and_then(Place::flow)
+        };
+        let gone = found.gone.iter().map(|id| (id, None));
+        let others = found.sockets.iter();
+        let others = others.map(|(id, socket)| (id, place(socket)));
+        let were = gone.chain(others).filter_map(|(id, now)| {
+            let was = flow(self.all.get(id))?;
+            (flow(now.as_ref()) != Some(was)).then_some(was)
+        });
+        were.collect()
+    }
+
     /// Takes what a look found; whether any of it is no connection.
     pub(super) fn follow(&mut self, found: &Descriptors) -> bool {
         let mut any = false;

@@ -59,6 +59,12 @@ pub(crate) enum Told {
         /// With the datagram flows that began here since the last round.
         reply: oneshot::Sender<Result<Vec<Flow>, String>>,
     },
+    /// These sockets of a process that comes are about to be made, and it does not run yet.
+    Expected {
+        id: MoveId,
+        servers: Vec<Place>,
+        reply: oneshot::Sender<()>,
+    },
     /// At which epochs are these this node's? Those that are not, are left out.
     Late {
         flows: Vec<Flow>,

@@ -47,6 +47,8 @@ pub(super) enum AskPurpose {
     Commit(MoveId),
     CommitAll(MoveId),
     Restarted(MoveId),
+    /// Nobody: flows that do not go with their process are the donor's again.
+    Keep,
     /// A record that has served its turn.
     Remove(MoveId),
     /// Nothing: the answer says that no earlier question about the move is on its way any more.
@@ -167,7 +169,7 @@ impl Migration {
             AskPurpose::Restarted(id) => self.restarted_take_answered(now, id, answers),
             AskPurpose::Remove(id) => self.removed(id),
             AskPurpose::Flush(id) => self.flushed(id),
-            AskPurpose::Doubt(_) => {}
+            AskPurpose::Keep | AskPurpose::Doubt(_) => {}
         }
     }
 

@@ -14,7 +14,7 @@
 //! | `Note` | donor | writes down the flows that may be diverted from now on, and the peers |
 //! | `Freeze` | donor | writes down that it freezes, switches each flow to "transit out", stops the process, sends the rest. Again with flows that came late. Of a clone: stops, sends and lets go on |
 //! | `Thaw` | donor | undoes all of that: flows owned at the epochs given, the process goes on. Until `Forget` it stays written down that the move was noted, if it was, without flows |
-//! | `Release` | donor | flows become "moved", the process is ended silently (with post-copy: once its memory has been fetched, or nobody can fetch it any more), what was written down is removed |
+//! | `Release` | donor | flows become "moved", those that are kept owned, the process is ended silently (with post-copy: once its memory has been fetched, or nobody can fetch it any more), what was written down is removed |
 //! | `Examine` | acceptor | policy, files, libraries, numbers, memory and disk; touches nothing |
 //! | `Build` | acceptor | makes the husk that the process is put into, writes down the move, takes what rounds bring |
 //! | `Arm` | acceptor | the hold of these flows ("transit in", the donor's epoch and one) |
@@ -101,6 +101,8 @@ pub enum Command {
         to: NodeId,
         /// With the epoch at which the flow left.
         flows: Vec<FlowEpoch>,
+        /// Flows that the process had closed: the rest of them is this node's, at these epochs.
+        kept: Vec<FlowEpoch>,
         /// Connections whose packets this node goes on to forward, both ways.
         forwarded: Vec<Flow>,
     },

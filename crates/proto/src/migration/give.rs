@@ -30,7 +30,7 @@ pub(super) enum At {
     Ours,
     Diverted,
     Frozen,
-    /// Closed before it was frozen.
+    /// Closed by the process before it was frozen: the rest of it is this node's, at the epoch of its place.
     Gone,
     /// The holder has no record of it: it moved and was closed there, or was closed here before the holder heard of it.
     Unrecorded,

@@ -97,11 +97,13 @@ impl Migration {
             // What was closed before the freeze did not go with it: its transit was rolled back just now.
             Some(_) => {
                 for (place, record) in given.flows.values_mut().zip(records) {
-                    place.at = match record {
-                        None => At::Unrecorded,
-                        Some(record) if record.is_owned_by(node) => At::Gone,
-                        Some(_) => place.at,
-                    };
+                    match record {
+                        None => place.at = At::Unrecorded,
+                        Some(record) if record.is_owned_by(node) => {
+                            (place.at, place.epoch) = (At::Gone, record.epoch);
+                        }
+                        Some(_) => {}
+                    }
                 }
                 self.moved(id);
             }

@@ -11,7 +11,7 @@ use super::{Migration, asks};
 use core::time::Duration;
 use holdfast_wire::frame::AcceptorTimes;
 use holdfast_wire::migration::{FlowAt, MoveFrame, StepTime};
-use holdfast_wire::{ChangeKind, Epoch, Flow, MoveId, NodeId};
+use holdfast_wire::{Change, ChangeKind, Epoch, Flow, MoveId, NodeId};
 use std::collections::{BTreeMap, BTreeSet};
 
 impl Migration {
@@ -71,13 +71,30 @@ impl Migration {
         given.summary.post_copy = given.summary.follows > 0;
         given.frozen_saved += report.saved;
         given.summary.steps[0] = report.steps;
+        let gone: BTreeSet<Flow> = report.gone.iter().copied().collect();
+        let mut kept = Vec::new();
         for (flow, place) in &mut given.flows {
             match place.at {
-                At::Diverted if report.gone.contains(flow) => place.at = At::Gone,
+                At::Diverted if gone.contains(flow) => {
+                    kept.push(Change {
+                        flow: *flow,
+                        kind: ChangeKind::Rollback,
+                        epoch: place.epoch.saturating_add(1),
+                    });
+                    place.epoch = place.epoch.saturating_add(asks::TRANSIT);
+                    place.at = At::Gone;
+                }
                 At::Diverted => place.at = At::Frozen,
                 _ => {}
             }
         }
+        // Whether or not the process moves.
+        if !kept.is_empty() {
+            self.ask(now, kept, AskPurpose::Keep);
+        }
+        let Some(given) = self.donor.get_mut(&id) else {
+            return;
+        };
         if given.options.clone || report.late.is_empty() {
             return self.send_final(now, id);
         }
@@ -201,12 +218,16 @@ impl Migration {
             epoch: epoch.saturating_add(asks::TRANSIT),
         });
         let flows = flows.collect();
+        let kept = given.flows_at(At::Gone);
+        let kept = kept.map(|FlowAt { flow, epoch }| FlowEpoch { flow, epoch });
+        let kept = kept.collect();
         let purpose = Purpose::Release(id, attempt);
         self.core.command(purpose, |token| Command::Release {
             token,
             id,
             to,
             flows,
+            kept,
             forwarded,
         });
     }
@@ -234,8 +255,9 @@ impl Migration {
         given.stage = Stage::Removing;
         let moved = given.flows_at(At::Frozen);
         let moved: BTreeSet<Flow> = moved.map(|flow| flow.flow).collect();
-        self.core
-            .end_flows(id, &BTreeMap::new(), |flow| moved.contains(flow));
+        let kept = given.flows_at(At::Gone).map(|of| (of.flow, of.epoch));
+        let kept: BTreeMap<Flow, Epoch> = kept.collect();
+        self.core.end_flows(id, &kept, |flow| moved.contains(flow));
         self.tell_outcome(id, Outcome::Moved);
         self.flush(now, id);
     }

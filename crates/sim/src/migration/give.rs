@@ -60,9 +60,13 @@ impl World {
                 }
                 last.then_some(Results::Thawed(outcome))
             }
-            Command::Release { id, flows, .. } => {
-                for of in flows {
-                    host.set(of.flow, State::Moved, of.epoch);
+            Command::Release {
+                id, flows, kept, ..
+            } => {
+                let moved = flows.iter().map(|of| (of, State::Moved));
+                let kept = kept.iter().map(|of| (of, State::Owned));
+                for (of, state) in moved.chain(kept) {
+                    host.set(of.flow, state, of.epoch);
                     self.core.dirty.push(of.flow);
                 }
                 if last && !fails {

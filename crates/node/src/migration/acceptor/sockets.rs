@@ -2,10 +2,13 @@
 
 use holdfast_sys::process::image::{Descriptors, decode};
 use holdfast_sys::process::sockets::Sockets;
+use holdfast_wire::MoveId;
+use tokio::sync::oneshot;
 
 use super::super::connections::{States, members, shares_port};
 use super::super::pieces::Kind;
-use super::super::told::Told;
+use super::super::places::place;
+use super::super::told::{Teller, Told};
 use super::{RESTORERS, Taking, text};
 use crate::dataplane::shared_ports::{self, Shared};
 use crate::dataplane::timeouts;
@@ -25,6 +28,7 @@ impl Taking {
         let (Some(sockets), Some(restorer)) = (&mut self.sockets, &mut self.restorer) else {
             return Err("descriptors came before the shape of their tree".to_owned());
         };
+        expect(&self.teller, self.id, &found);
         let prepared = sockets.prepare(&found.sockets, &found.gone);
         prepared.map_err(|error| error.to_string())?;
         match kind {
@@ -64,4 +68,17 @@ impl Taking {
         }
         Ok(())
     }
+}
+
+/// Waits until new clients of sockets that are about to be made go to the donor, where their program runs still.
+fn expect(teller: &Teller, id: MoveId, found: &Descriptors) {
+    let places = found.sockets.values().filter_map(place);
+    let servers: Vec<_> = places.filter(|place| place.remote.is_none()).collect();
+    if servers.is_empty() {
+        return;
+    }
+    let (reply, expected) = oneshot::channel();
+    teller.tell(Told::Expected { id, servers, reply });
+    // A daemon that ends takes nobody.
+    let _ = expected.blocking_recv();
 }

@@ -68,18 +68,24 @@ impl Giving {
             }
             other => return (other, Err("nothing was copied".to_owned())),
         };
-        match self.late(&last, newcomers) {
+        let gone = self.places.closed_by(&last.descriptors);
+        match self.late(&last, newcomers, &gone) {
             Ok(late) if late.is_empty() => {
                 let sent = self.send_rest(&mut stopped, last);
                 let report = sent.map(|()| FreezeReport {
                     steps: self.steps.list(),
+                    gone,
                     ..self.report(before, late)
                 });
                 State::sent(stopped, self.ways.copy, report)
             }
             Ok(late) => {
                 let waiting = State::Waiting(stopped, Box::new(last));
-                (waiting, Ok(self.report(before, late)))
+                let report = FreezeReport {
+                    gone,
+                    ..self.report(before, late)
+                };
+                (waiting, Ok(report))
             }
             Err(why) => (State::Stopped(stopped), Err(why)),
         }
@@ -87,7 +93,12 @@ impl Giving {
 
     /// The flows of the process that are not diverted yet: connections among what changed of its descriptors, and of those that
     /// began since the last round what comes to its sockets.
-    fn late(&mut self, last: &Last, newcomers: Vec<Flow>) -> Result<Vec<FlowAt>, String> {
+    fn late(
+        &mut self,
+        last: &Last,
+        newcomers: Vec<Flow>,
+        gone: &[Flow],
+    ) -> Result<Vec<FlowAt>, String> {
         self.addresses.check(&last.descriptors)?;
         if self.places.follow(&last.descriptors) {
             self.tell_sockets();
@@ -96,6 +107,11 @@ impl Giving {
             self.places.are_whole()?;
         }
         let mut late = self.addresses.connections(&last.descriptors);
+        if let Some(flow) = late.iter().find(|flow| gone.contains(flow)) {
+            return Err(format!(
+                "a client has come again from the port of a connection that was just closed ({flow}); try again"
+            ));
+        }
         late.extend(newcomers.into_iter().filter(|flow| self.places.has(flow)));
         late.retain(|flow| !self.fenced.contains(flow));
         if late.is_empty() {

@@ -13,7 +13,7 @@ use crate::process::sockets::Held;
 use crate::process::system_v;
 use crate::tcp_repair::abandon;
 use std::collections::BTreeSet;
-use std::os::fd::{AsFd, AsRawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 
 /// A tree that stands still, until it is let go or ended. Dropping it lets it go.
 #[derive(Debug)]
@@ -168,6 +168,13 @@ impl StoppedTree {
         Ok(Frozen {
             processes: processes.collect(),
         })
+    }
+
+    /// PID file descriptors of the processes: each can be read when its process has ended, and has nothing open any more.
+    pub fn process_descriptors(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        let watched = self.tracker.processes.iter();
+        let watched = watched.filter_map(|tracked| tracked.watched.as_ref());
+        watched.map(|watched| watched.attachment.process.as_fd())
     }
 
     /// Lets the tree run on as if nothing had been, and goes on watching it.

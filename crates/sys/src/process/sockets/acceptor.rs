@@ -103,12 +103,12 @@ impl Sockets {
         gone: &BTreeSet<FileId>,
     ) -> Result<(), SocketError> {
         for id in gone {
-            self.made.remove(id);
+            self.remove(*id);
             self.fresh.remove(id);
         }
         for (id, fixed) in sockets {
             // The number may stand for another socket with the same address.
-            self.made.remove(id);
+            self.remove(*id);
             let phase = self.make(fixed).map_err(|error| error.of(*id))?;
             self.made.insert(
                 *id,

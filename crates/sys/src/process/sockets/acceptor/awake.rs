@@ -4,7 +4,7 @@
 //! nothing of them out, and hold what comes. Closed like that they would try to tell their peers for minutes, in vain, with
 //! their addresses in use: so they go back into repair mode first.
 
-use super::{Made, Phase, SocketError, SocketStatic, Sockets};
+use super::{FileId, Made, Phase, SocketError, SocketStatic, Sockets};
 use crate::tcp_info::TcpState;
 use crate::tcp_repair::{TcpDynamic, each};
 use std::mem;
@@ -63,13 +63,24 @@ impl Sockets {
     }
 }
 
+impl Sockets {
+    /// Closes a socket in silence.
+    pub(super) fn remove(&mut self, id: FileId) {
+        if let Some(made) = self.made.remove(&id) {
+            lull(&made);
+        }
+    }
+}
+
 impl Drop for Sockets {
     fn drop(&mut self) {
-        for made in self.made.values() {
-            if let Phase::Awake(socket, _) = &made.phase {
-                // One that cannot be is closed as it is.
-                let _ = socket.lull();
-            }
-        }
+        self.made.values().for_each(lull);
+    }
+}
+
+/// Before it is closed. One that cannot be is closed as it is.
+fn lull(made: &Made) {
+    if let Phase::Awake(socket, _) = &made.phase {
+        let _ = socket.lull();
     }
 }
