@@ -117,6 +117,16 @@ fn shared() -> Vec<Shared> {
         SharedKind::Memfd(b"m".to_vec()),
         SharedKind::File(b"/var/x".to_vec()),
         SharedKind::SystemV(segment),
+        SharedKind::Posix {
+            path: b"/dev/shm/x".to_vec(),
+            access: (1000, 1000, 0o600),
+        },
+        SharedKind::Deleted {
+            form: ContentForm::Deleted {
+                path: "/tmp/gone".into(),
+            },
+            access: (1000, 1000, 0o600),
+        },
     ];
     let object = |(inode, kind)| Shared {
         kind,
@@ -199,6 +209,7 @@ fn files() -> Image {
                 capacity: 4096,
                 chunks: vec![Bytes(b"in it".to_vec())],
                 packets: false,
+                access: (1000, 1000, 0o600),
             },
         )]),
         contents: BTreeMap::from([(
@@ -208,6 +219,7 @@ fn files() -> Image {
                     path: "/tmp/gone".into(),
                 },
                 access: (1000, 1000, 0o600),
+                times_ns: (1, 2),
                 size: 10,
                 elsewhere: None,
                 chunks: BTreeMap::from([(0, Bytes(b"content".to_vec()))]),

@@ -14,7 +14,7 @@ const LIMIT: Duration = Duration::from_secs(30);
 const LOOKS: (usize, usize) = (40, 500);
 
 /// What the program `blocked` does, and what must be said.
-const CASES: [(&str, &str); 38] = [
+const CASES: [(&str, &str); 39] = [
     ("io_uring", "anon_inode:[io_uring]"),
     ("aio", "asynchronous IO"),
     ("deleted", "was deleted or replaced"),
@@ -53,6 +53,7 @@ const CASES: [(&str, &str); 38] = [
     ("packet_ring", "an object of this kernel"),
     ("device", "it maps the device"),
     ("faults", "handled by userfaultfd"),
+    ("branch", "it is in session"),
 ];
 
 /// A process that ends while it is looked at is no obstacle, whatever of it is gone by then.

@@ -29,7 +29,8 @@ fn a_donor_is_killed_at_each_step() {
     if let Ok(role) = std::env::var(ROLE) {
         return be_a_donor(&role);
     }
-    for (step, source) in (0..STEPS.len()).zip(["threads", "tree"].into_iter().cycle()) {
+    let sources = ["threads", "tree", "traps"].into_iter().cycle();
+    for (step, source) in (0..STEPS.len()).zip(sources) {
         let program = Program::start(source);
         let mut donor = start_donor(&format!("{step} {}", program.pid()));
         let output = donor.stdout.take().expect("a pipe");

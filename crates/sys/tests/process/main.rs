@@ -62,6 +62,14 @@ fn signals_move() {
     there_and_back("signals");
 }
 
+/// Handlers of traps too: the kernel takes them away from a thread that traps while it blocks them.
+#[test]
+fn traps_move() {
+    for mode in ["caught", "ignored", "waiting"] {
+        goes_there_and_back(Program::start_with("traps", &[mode]));
+    }
+}
+
 #[test]
 fn timers_move() {
     there_and_back("timers");
@@ -150,6 +158,20 @@ fn shared_tables_move() {
     there_and_back("tables");
 }
 
+/// At a host that has none of the names, and back where they are left over.
+#[test]
+fn posix_memory_moves() {
+    let program = Program::start("posix_memory");
+    let here = Host::own();
+    let there = Host::new().with_memory();
+    let moved = moving::migrate(program.tree(&here), &there).expect("moves");
+    program.goes_on();
+    let back = moving::migrate(moved, &here).expect("moves back");
+    program.goes_on();
+    program.ends_well(back);
+    there_and_back("posix_memory");
+}
+
 #[test]
 fn memory_files_move() {
     there_and_back("memory_files");
@@ -227,8 +249,12 @@ fn calls_that_have_done_a_part_go_on_after_each_stop() {
 /// Stopped and let go again and again, a program notices nothing.
 #[test]
 fn a_thawed_program_notices_nothing() {
-    for source in ["calls", "threads", "signals", "tree", "seccomp"] {
-        let program = Program::start(source);
+    let sources =
+        ["calls", "threads", "signals", "tree", "seccomp"].map(|source| (source, &[][..]));
+    let traps = [["caught"], ["ignored"], ["waiting"]];
+    let traps = traps.iter().map(|mode| ("traps", &mode[..]));
+    for (source, arguments) in sources.into_iter().chain(traps) {
+        let program = Program::start_with(source, arguments);
         let tree = program.tree(&Host::own());
         let mut tracker = Tracker::start(tree.root).expect("starts");
         for _ in 0..30 {

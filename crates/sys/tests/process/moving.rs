@@ -31,6 +31,8 @@ pub struct Host {
     reach: Arc<dyn Fn(bool) + Send + Sync>,
     hurries: bool,
     rights: Rights,
+    /// It has a `/dev/shm` of its own, as another machine has.
+    has_memory: bool,
 }
 
 impl Host {
@@ -42,6 +44,15 @@ impl Host {
             reach: Arc::new(|_| {}),
             hurries: false,
             rights: Rights::All,
+            has_memory: false,
+        }
+    }
+
+    /// The same with an empty `/dev/shm` of its own.
+    pub fn with_memory(self) -> Self {
+        Self {
+            has_memory: true,
+            ..self
         }
     }
 
@@ -143,6 +154,44 @@ impl Tree {
     }
 }
 
+impl Host {
+    /// What takes trees here.
+    fn restorer(&self) -> Restorer {
+        if !self.has_memory {
+            return restorer();
+        }
+        let apart = || {
+            let nothing = std::ptr::null::<libc::c_void>();
+            let private = libc::MS_REC | libc::MS_PRIVATE;
+            // SAFETY: all texts end with a NUL; only this thread has other mounts afterwards.
+            unsafe {
+                assert_eq!(libc::unshare(libc::CLONE_NEWNS), 0);
+                let root = c"/".as_ptr();
+                let mounted = libc::mount(
+                    c"none".as_ptr(),
+                    root,
+                    std::ptr::null(),
+                    private,
+                    nothing.cast(),
+                );
+                assert_eq!(mounted, 0);
+                let memory = c"tmpfs".as_ptr();
+                let mounted = libc::mount(memory, c"/dev/shm".as_ptr(), memory, 0, nothing.cast());
+                assert_eq!(mounted, 0);
+            }
+            restorer()
+        };
+        std::thread::scope(|scope| {
+            let to = self.clone();
+            let started = scope.spawn(move || {
+                to.enter();
+                apart()
+            });
+            started.join().expect("a thread")
+        })
+    }
+}
+
 pub fn restorer() -> Restorer {
     let program = Path::new(env!("CARGO_BIN_EXE_holdfast-restorer"));
     Restorer::start(program, &[], ClockOffsets::default()).expect("a restorer")
@@ -198,7 +247,7 @@ pub fn migrate_until(tree: Tree, to: &Host, last: Step) -> Result<Left, Error> {
     to.enter();
     let mut acceptor = Acceptor {
         host: to.clone(),
-        restorer: restorer(),
+        restorer: to.restorer(),
         sockets: Sockets::new()?,
     };
     acceptor.restorer.rights(&to.rights)?;

@@ -2,7 +2,7 @@
 
 use crate::harness::{Donor, Saved, at, close, fork, put, read, stop};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
-use rustix::fs::{Mode, OFlags, fcntl_getfl, fcntl_setfl};
+use rustix::fs::{Gid, Mode, OFlags, Uid, fchmod, fchown, fcntl_getfl, fcntl_setfl, fstat};
 use rustix::io::{Errno, write};
 use rustix::pipe::{PipeFlags, fcntl_getpipe_size, fcntl_setpipe_size, pipe, pipe_with};
 use rustix::time::{
@@ -45,6 +45,33 @@ fn a_pipe_keeps_content_capacity_and_both_ends() {
     donor
         .save()
         .restored(|_| assert_eq!(read(10), b"before and after"));
+}
+
+/// Programs open their own standard streams again, by `/proc/self/fd`: who may is who made the pipe.
+#[test]
+fn a_pipe_keeps_its_owner_and_permissions() {
+    let own = |number: RawFd, mode: u32| {
+        let (user, group) = (Uid::from_raw(12_345), Gid::from_raw(23_456));
+        fchown(at(number), Some(user), Some(group)).expect("given");
+        fchmod(at(number), Mode::from_raw_mode(mode)).expect("set");
+    };
+    let donor = Donor::new(|| {
+        put_pipe(10, 11);
+        put_pipe(20, 21);
+        own(20, 0o640);
+        stop();
+        own(11, 0o604);
+        stop();
+    });
+    let draft = donor.draft();
+    donor.run_on();
+    donor.freeze(&draft).restored(|_| {
+        for (number, mode) in [(10, 0o604), (11, 0o604), (20, 0o640), (21, 0o640)] {
+            let stat = fstat(at(number)).expect("stat");
+            assert_eq!((stat.st_uid, stat.st_gid), (12_345, 23_456));
+            assert_eq!(stat.st_mode & 0o7777, mode);
+        }
+    });
 }
 
 #[test]

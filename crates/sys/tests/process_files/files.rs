@@ -1,13 +1,14 @@
 //! Files, directories, devices, content without a name, locks.
 
 use crate::harness::{Donor, at, close, put, read, stop};
+use rustix::fs::{FallocateFlags, Timespec, Timestamps, fallocate, futimens};
 use rustix::fs::{FlockOperation, MemfdFlags, Mode, OFlags, SealFlags, SeekFrom, flock};
 use rustix::fs::{fcntl_add_seals, fcntl_get_seals, fcntl_getfl, memfd_create, seek};
 use rustix::io::{FdFlags, fcntl_getfd};
 use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::io::{Read, Write};
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::os::unix::net::UnixStream;
@@ -254,6 +255,110 @@ fn content_without_a_name_moves_by_value() {
         let flags = rustix::fs::AtFlags::SYMLINK_FOLLOW;
         let cwd = rustix::fs::CWD;
         rustix::fs::linkat(cwd, "/proc/self/fd/11", cwd, name, flags).expect("linked");
+    });
+}
+
+/// Where its data are, in units of 4,096 bytes.
+fn extents(number: i32) -> Vec<(u64, u64)> {
+    let mut found = Vec::new();
+    let mut at_byte = 0;
+    while let Ok(data) = seek(at(number), SeekFrom::Data(at_byte)) {
+        at_byte = seek(at(number), SeekFrom::Hole(data)).expect("an end");
+        found.push((data / 4096, at_byte.div_ceil(4096)));
+    }
+    found
+}
+
+#[test]
+fn content_without_a_name_keeps_its_holes_and_times() {
+    let dir = directory();
+    let write = |number: i32, page: u64, bytes: &[u8]| {
+        let written = rustix::io::pwrite(at(number), bytes, page * 4096);
+        assert_eq!(written.expect("written"), bytes.len());
+    };
+    let date = |number: i32, seconds: i64| {
+        let time = |tv_nsec| Timespec {
+            tv_sec: seconds,
+            tv_nsec,
+        };
+        let times = Timestamps {
+            last_access: time(1),
+            last_modification: time(2),
+        };
+        futimens(at(number), &times).expect("dated");
+    };
+    let donor = Donor::new(|| {
+        let path = dir.path().join("gone");
+        put(File::create_new(&path).expect("created"), 20);
+        put(
+            File::options()
+                .read(true)
+                .write(true)
+                .open(&path)
+                .expect("opened"),
+            10,
+        );
+        close(20);
+        fs::remove_file(&path).expect("removed");
+        put(
+            memfd_create("holes", MemfdFlags::empty()).expect("made"),
+            11,
+        );
+        for number in [10, 11] {
+            write(number, 0, b"begin");
+            // Zeros that were written are no hole.
+            write(number, 2, &[0; 4096]);
+            write(number, 20, &[7; 3 * 4096]);
+            write(number, 100, b"end");
+            date(number, 1_000_000);
+        }
+        stop();
+        for number in [10, 11] {
+            let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+            fallocate(at(number), hole, 21 * 4096, 4096).expect("a hole");
+            write(number, 5, b"more");
+            date(number, -2_000_000);
+        }
+        stop();
+    });
+    let draft = donor.draft();
+    let wanted = |donor: &Donor| {
+        [10, 11].map(|number| {
+            let copy = donor.copy(number);
+            extents(copy.as_raw_fd())
+        })
+    };
+    let check = |holes: [Vec<(u64, u64)>; 2], seconds: i64| {
+        move |_| {
+            for (number, holes) in [10, 11].into_iter().zip(&holes) {
+                let stat = rustix::fs::fstat(at(number)).expect("stat");
+                assert_eq!((stat.st_atime, stat.st_atime_nsec), (seconds, 1));
+                assert_eq!((stat.st_mtime, stat.st_mtime_nsec), (seconds, 2));
+                assert_eq!(extents(number), *holes);
+            }
+        }
+    };
+    let holes = wanted(&donor);
+    assert!(holes.iter().all(|holes| holes.len() >= 3), "{holes:?}");
+    donor.freeze(&draft).restored(check(holes, 1_000_000));
+    let draft = donor.draft();
+    donor.run_on();
+    let holes = wanted(&donor);
+    donor.freeze(&draft).restored(check(holes, -2_000_000));
+}
+
+/// A memory file that is open for writing by a path can be executed by nobody.
+#[test]
+fn a_memory_file_can_be_executed() {
+    let donor = Donor::new(|| {
+        let memory = memfd_create("program", MemfdFlags::empty()).expect("made");
+        rustix::io::write(&memory, b"#!/bin/true\n").expect("written");
+        put(memory, 10);
+        stop();
+    });
+    donor.save().restored(|_| {
+        let status = std::process::Command::new("/proc/self/fd/10").status();
+        assert!(status.expect("executed").success());
     });
 }
 

@@ -78,6 +78,7 @@ fn image() -> impl Strategy<Value = Image> {
         capacity: 4096,
         chunks: chunks.into_iter().map(Bytes).collect(),
         packets: false,
+        access: (0, 0, 0o600),
     });
     (
         prop::collection::btree_map(0u32..4, table, 0..3),

@@ -56,54 +56,108 @@ pub(super) fn root(process: &Process, stub: u64, groups: &[i32], door: &Rc<Door>
     Ok(husk)
 }
 
-/// Makes a child of a husk, with the descriptor table of `sharer`, which is its parent or a child of that too.
-pub(super) fn child(parent: &Husk, process: &Process, sharer: Option<&Husk>) -> Result<Husk> {
-    let maker = sharer.unwrap_or(parent);
-    let shares = if sharer.is_some() {
-        libc::CLONE_FILES
-    } else {
-        0
-    };
-    let beside = if maker.pid == parent.pid {
+/// Who makes a child.
+#[derive(Clone, Copy)]
+pub(super) struct Maker<'a> {
+    /// The parent, or a child of that: the new process is in its session and its group.
+    pub husk: &'a Husk,
+    /// The new process has its descriptor table too.
+    pub shares: bool,
+}
+
+/// Makes a child of a husk.
+pub(super) fn child(parent: &Husk, process: &Process, maker: Maker<'_>) -> Result<Husk> {
+    let Maker { husk, shares } = maker;
+    let shares = if shares { libc::CLONE_FILES } else { 0 };
+    let beside = if husk.pid == parent.pid {
         0
     } else {
         libc::CLONE_PARENT
     };
     // A child of the same parent dies with the maker's own signal.
     let signal = if beside == 0 { process.exit_signal } else { 0 };
+    let mut born = bear(husk, process.pid, shares | beside, signal)?;
+    born.generation = process.generation;
+    if shares != 0 {
+        born.slots = Rc::clone(&husk.slots);
+    }
+    Ok(born)
+}
+
+/// Makes a process that is like another.
+fn bear(maker: &Husk, pid: i32, flags: i32, signal: i32) -> Result<Husk> {
     let mut script = maker.script();
-    let pid = script.bytes(&process.pid.to_ne_bytes())?;
-    let flags = (shares | beside) as u64;
-    let how = script.words(&[flags, 0, 0, 0, signal as u64, 0, 0, 0, pid, 1, 0])?;
+    let id = script.bytes(&pid.to_ne_bytes())?;
+    let how = script.words(&[flags as u64, 0, 0, 0, signal as u64, 0, 0, 0, id, 1, 0])?;
     script.push(None, Call::new(libc::SYS_clone3, &[how, 88]));
     let ran = maker.run(script)?;
     let made = ran.results.first().copied().unwrap_or(-1);
-    if made != i64::from(process.pid) {
-        return Err(taken(
-            process.pid,
-            io::Error::from_raw_os_error(-made as i32),
-        ));
+    if made != i64::from(pid) {
+        return Err(taken(pid, io::Error::from_raw_os_error(-made as i32)));
     }
-    match wait_for(process.pid, LIMIT)? {
+    match wait_for(pid, LIMIT)? {
         Stop::Interrupt | Stop::Signal(_) => {}
         other => {
-            return Err(Error::Refused(format!(
-                "child {} stopped by {other:?}",
-                process.pid
-            )));
+            return Err(Error::Refused(format!("child {pid} stopped by {other:?}")));
         }
     }
-    let door = Rc::clone(&parent.door);
-    let mut husk = Husk::new(process.pid, parent.stub.address, process.generation, door)?;
+    let door = Rc::clone(&maker.door);
+    let mut husk = Husk::new(pid, maker.stub.address, maker.generation, door)?;
     husk.who.clone_from(&maker.who);
     husk.directory.clone_from(&maker.directory);
     husk.mappings.clone_from(&maker.mappings);
-    husk.slots = if sharer.is_some() {
-        Rc::clone(&maker.slots)
-    } else {
-        Rc::new(RefCell::new(maker.slots.borrow().clone()))
-    };
+    husk.slots = Rc::new(RefCell::new(maker.slots.borrow().clone()));
     Ok(husk)
+}
+
+/// Ends a husk that was of use for a moment, which its parent waits for.
+fn end(parent: &Husk, husk: &Husk) -> Result<()> {
+    let mut script = husk.script();
+    script.attempt(libc::SYS_exit_group, &[0]);
+    match husk.run(script) {
+        Err(Error::Gone(_)) => {}
+        other => drop(other?),
+    }
+    let mut script = parent.script();
+    let arguments = [husk.pid as u64, 0, libc::__WALL as u64, 0];
+    script.attempt(libc::SYS_wait4, &arguments);
+    parent.run(script).map(drop)
+}
+
+/// Makes a child in a session whose leader has ended: a leader lives as long as that takes.
+pub(super) fn child_of_ended_session(parent: &Husk, process: &Process) -> Result<Husk> {
+    let leader = bear(parent, process.session, 0, process.exit_signal)?;
+    let mut script = leader.script();
+    script.call("setsid", libc::SYS_setsid, &[]);
+    let made = leader.run(script).and_then(|_| {
+        let maker = Maker {
+            husk: &leader,
+            shares: false,
+        };
+        child(parent, process, maker)
+    });
+    end(parent, &leader)?;
+    made
+}
+
+/// Puts a husk into a group whose leader may have ended: then a leader lives as long as that takes.
+fn join_group(husk: &Husk, group: i32) -> Result<()> {
+    let arguments = [0, group as u64];
+    let mut script = husk.script();
+    script.attempt(libc::SYS_setpgid, &arguments);
+    if husk.run(script)?.results[0] == 0 {
+        return Ok(());
+    }
+    let leader = bear(husk, group, 0, 0)?;
+    let mut script = leader.script();
+    script.call("setpgid", libc::SYS_setpgid, &[0, 0]);
+    let joined = leader.run(script).and_then(|_| {
+        let mut script = husk.script();
+        script.call("setpgid", libc::SYS_setpgid, &arguments);
+        husk.run(script)
+    });
+    end(husk, &leader)?;
+    joined.map(drop)
 }
 
 /// Puts husks into their groups, leaders first.
@@ -126,9 +180,7 @@ pub(super) fn groups(husks: &[(&Process, &Husk)]) -> Result<()> {
             )));
         }
         if results[0] != i64::from(process.group) {
-            let mut script = husk.script();
-            script.call("setpgid", libc::SYS_setpgid, &[0, process.group as u64]);
-            husk.run(script)?;
+            join_group(husk, process.group)?;
         }
     }
     Ok(())

@@ -4,12 +4,12 @@ use super::husk::Husk;
 use super::plan::Restoration;
 use crate::process::error::{Error, Result};
 use crate::process::files::image::FileId;
-use crate::process::files::{Changes, Given, Stock};
+use crate::process::files::{Changes, Given, Stock, open_slave};
 use crate::process::image::{Checked, Files, Process};
 use serde::{Deserialize, Serialize};
 use std::borrow::Cow;
 use std::collections::HashMap;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::rc::Rc;
 
 /// Most sockets that are handed over with one message.
@@ -95,7 +95,7 @@ impl Restoration {
             }
             filled.push(slots);
             for husk in &sharers {
-                self.check_terminal(stock, *number, husk.pid)?;
+                self.check_terminal(stock, husk.pid)?;
             }
             if stale || !first.has(table.slots.len()) {
                 first.fill(stock.places(*number))?;
@@ -111,8 +111,8 @@ impl Restoration {
     }
 
     /// The kernel gives a controlling terminal to the leader of a session, and to who is born later.
-    fn check_terminal(&self, stock: &Stock, table: u32, leader: i32) -> Result<()> {
-        let terminal = stock.image().controlling_terminal(table, leader);
+    fn check_terminal(&self, stock: &Stock, leader: i32) -> Result<()> {
+        let terminal = stock.image().controlling_terminal(leader);
         let in_session = |process: &&Process| {
             process.session == leader && process.pid != leader && process.exit_status.is_none()
         };
@@ -137,8 +137,9 @@ fn complete(stock: &Stock, table: u32, sharers: &[&Husk]) -> Result<()> {
         if at == 0 {
             husk.watch_again(&stock.own_watches(table))?;
         }
-        if let Some((fd, group)) = stock.image().controlling_terminal(table, husk.pid) {
-            husk.take_terminal(fd, group)?;
+        if let Some((terminal, group)) = stock.image().controlling_terminal(husk.pid) {
+            // The process may have closed all descriptors of its own.
+            husk.take_terminal(open_slave(terminal)?.as_fd(), group)?;
         }
     }
     Ok(())

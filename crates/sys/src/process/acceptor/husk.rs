@@ -20,6 +20,9 @@ const CONTROL_WORDS: usize = 3;
 /// Most open files that are sent before a husk takes them: fewer than a socket holds.
 const HANDED_MAX: usize = 32;
 
+/// Signals in which batches may end: the kernel sends none of them by itself to a process that stands still.
+const SIGNALS: [i32; 4] = [libc::SIGSTKFLT, libc::SIGPWR, libc::SIGXFSZ, libc::SIGURG];
+
 /// A process that stands still in its stub, traced, and dies with the restorer.
 #[derive(Debug)]
 pub(super) struct Husk {
@@ -54,7 +57,13 @@ impl Husk {
             generation,
             stub: Stub {
                 address: stub,
-                exit: Exit::Trap,
+                exit: Exit {
+                    process: pid,
+                    thread: pid,
+                    signal: SIGNALS[0],
+                    is_heard: true,
+                    returns: false,
+                },
             },
             memory: Memory::open(pid)?.lift()?,
             mappings: Vec::new(),
@@ -72,6 +81,20 @@ impl Husk {
     /// and free of the stub.
     pub fn may_hold(&self, run: &Run) -> bool {
         Mapping::cover(&self.mappings, run)
+    }
+
+    /// Batches end in none of these signals from now on, as far as that can be.
+    pub fn avoid(&mut self, signals: u64) {
+        let is_free = |signal: &i32| signals & (1 << (signal - 1)) == 0;
+        self.stub.exit.signal = SIGNALS.into_iter().find(is_free).unwrap_or(SIGNALS[0]);
+    }
+
+    fn stub_of(&self, tracee: Tracee) -> Stub {
+        let exit = Exit {
+            thread: tracee.tid,
+            ..self.stub.exit
+        };
+        Stub { exit, ..self.stub }
     }
 
     pub fn first(&self) -> Tracee {
@@ -136,7 +159,8 @@ pub(super) fn run_all(parts: Vec<Part<'_>>) -> Result<Vec<Ran>> {
             continue;
         }
         husk.memory.write(script.base, &script.scratch)?;
-        let job = Job::new(husk.stub, part.tracee, &husk.memory, script.batch);
+        let stub = husk.stub_of(part.tracee);
+        let job = Job::new(stub, part.tracee, &husk.memory, script.batch);
         jobs.push(job.in_husk_slot(part.slot));
         named.push((husk.pid, script.names));
     }

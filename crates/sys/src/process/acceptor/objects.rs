@@ -3,7 +3,7 @@
 use crate::process::digest::{Digest, Part, of_file};
 use crate::process::donor::boot_id;
 use crate::process::error::{Context, Error, Result, check_long};
-use crate::process::files::Stock;
+use crate::process::files::{Stock, create_nameless};
 use crate::process::identity;
 use crate::process::image::{Content, Process, Run, Shared, SharedKind, Tree};
 use crate::process::rights::{Opener, Rights};
@@ -12,6 +12,7 @@ use rustix::fs::OFlags;
 use std::collections::BTreeMap;
 use std::ffi::{CString, OsStr};
 use std::fs::File;
+use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, MetadataExt};
@@ -69,6 +70,15 @@ impl Objects {
                 None => make(object, &mut self.opener)?,
             })?;
             let donors = is_donors(tree, object, &file)?;
+            if let SharedKind::Posix { path, .. } = &object.kind
+                && !donors
+                && is_in_use(&file)
+            {
+                return Err(Error::Refused(format!(
+                    "{} is in use here: end the program that has it",
+                    String::from_utf8_lossy(path)
+                )));
+            }
             self.shared.push(Held {
                 file,
                 segment,
@@ -85,8 +95,8 @@ impl Objects {
             {
                 made.follow(*wanted)?;
             }
-            let resizable =
-                matches!(object.kind, SharedKind::Memfd(_) | SharedKind::File(_)) && !held.donors;
+            let resizable = !matches!(object.kind, SharedKind::Anonymous | SharedKind::SystemV(_))
+                && !held.donors;
             let size = held
                 .file
                 .metadata()
@@ -168,10 +178,13 @@ impl Objects {
     /// Shared memory, opened so that no more can be done with it than `mode` says.
     pub fn open_shared(&self, index: u32, mode: i32) -> Result<OwnedFd> {
         let file = &self.shared[index as usize].file;
+        if mode == libc::O_RDWR {
+            // Memory that was opened by a path could not be executed by who maps it.
+            let copy = file.try_clone();
+            return Ok(copy.context(|| "opening shared memory".to_owned())?.into());
+        }
         let link = format!("/proc/self/fd/{}", file.as_raw_fd());
-        let opened = (File::options().read(true))
-            .write(mode == libc::O_RDWR)
-            .open(&link);
+        let opened = File::open(&link);
         Ok(opened
             .context(|| "opening shared memory".to_owned())?
             .into())
@@ -250,8 +263,20 @@ fn is_donors(tree: &Tree, object: &Shared, file: &File) -> Result<bool> {
     let here = file.metadata().context(|| "looking at a file".to_owned())?;
     let device = (libc::major(here.dev()), libc::minor(here.dev()));
     let (major, minor, inode) = object.identity;
-    let named = matches!(object.kind, SharedKind::File(_));
+    let named = matches!(object.kind, SharedKind::File(_) | SharedKind::Posix { .. });
     Ok(named && tree.boot_id == boot_id() && (device, here.ino()) == ((major, minor), inode))
+}
+
+/// Whether somebody else has a file open for writing, or maps it so: then the kernel gives nobody a lease.
+fn is_in_use(file: &File) -> bool {
+    let lease = |kind: i32| {
+        // SAFETY: no pointers are passed.
+        unsafe { libc::fcntl(file.as_raw_fd(), libc::F_SETLEASE, kind) }
+    };
+    let in_use =
+        lease(libc::F_WRLCK) < 0 && io::Error::last_os_error().raw_os_error() == Some(libc::EAGAIN);
+    lease(libc::F_UNLCK);
+    in_use
 }
 
 fn make(object: &Shared, opener: &mut Opener) -> Result<File> {
@@ -275,6 +300,22 @@ fn make(object: &Shared, opener: &mut Opener) -> Result<File> {
             let file = opener.open(path, OFlags::RDWR);
             file.map(File::from)
                 .map_err(|error| Error::Refused(opener.why_not(path, &error)))
+        }
+        SharedKind::Posix { path, access } => {
+            let path = Path::new(OsStr::from_bytes(path));
+            let file = match opener.open(path, OFlags::RDWR) {
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                    opener.create(path, *access)
+                }
+                opened => opened,
+            };
+            file.map(File::from)
+                .map_err(|error| Error::Refused(opener.why_not(path, &error)))
+        }
+        SharedKind::Deleted { form, access } => {
+            let file = create_nameless(opener, form, *access);
+            file.map(File::from)
+                .map_err(|error| Error::Refused(error.to_string()))
         }
     }
 }

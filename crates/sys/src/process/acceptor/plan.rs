@@ -1,11 +1,12 @@
 //! What a restorer has made, and what it makes of each message.
 
+use super::birth::{self, Maker};
 use super::door::Door;
 use super::foreign::Foreign;
 use super::husk::Husk;
 use super::missing::Watched;
 use super::objects::Objects;
-use super::{birth, credentials, emptied, layout, mapper, state, stopped, threads};
+use super::{credentials, emptied, layout, mapper, state, stopped, threads};
 use crate::priority::Hurry;
 use crate::process::donor::features;
 use crate::process::error::{Error, Result};
@@ -160,6 +161,11 @@ impl Restoration {
         if frozen.processes.len() != self.tree.processes.len() {
             return Err(Error::Image("state of other processes"));
         }
+        for (husk, state) in self.husks.iter_mut().zip(&frozen.processes) {
+            if let (Some(husk), Some(state)) = (husk, state) {
+                husk.avoid(state::signals_to_come(state));
+            }
+        }
         stopped::stop(&self.tree, &self.husks, &frozen)?;
         let processes = self.tree.processes.iter().zip(&self.husks);
         let mut becoming = Vec::with_capacity(self.husks.len());
@@ -310,16 +316,20 @@ impl Restoration {
                 birth::root(process, self.stub, &self.bearers, door)?
             }
             Some(parent) => {
-                let parent_process = &tree.processes[parent as usize];
+                let parent_session = tree.processes[parent as usize].session;
                 let parent = self.husk(parent)?;
-                if process.session != process.pid && process.session != parent_process.session {
-                    let message = format!(
-                        "session {} of process {} cannot be made again",
-                        process.session, process.pid
-                    );
-                    return Err(Error::Refused(message));
+                let inherits = process.session == process.pid || process.session == parent_session;
+                match self.sharer(tree, process)? {
+                    Some(husk) => birth::child(parent, process, Maker { husk, shares: true })?,
+                    None if inherits => {
+                        let maker = Maker {
+                            husk: parent,
+                            shares: false,
+                        };
+                        birth::child(parent, process, maker)?
+                    }
+                    None => self.make_in_session(tree, parent, process)?,
                 }
-                birth::child(parent, process, self.sharer(tree, process)?)?
             }
         };
         if process.parent.is_some() && process.session == process.pid {
@@ -330,6 +340,27 @@ impl Restoration {
         check_features(tree, &husk)?;
         emptied::empty(&mut husk, process, self.foreign.as_ref())?;
         Ok(husk)
+    }
+
+    /// Makes a child in another session than its parent's: who made it there has ended.
+    fn make_in_session(&self, tree: &Tree, parent: &Husk, process: &Process) -> Result<Husk> {
+        let made = tree.processes.iter().zip(&self.husks);
+        let mut living = made.filter_map(|(other, husk)| Some((other, husk.as_ref()?)));
+        let is_sibling =
+            |other: &Process| (other.session, other.parent) == (process.session, process.parent);
+        if let Some((_, husk)) = living.find(|(other, _)| is_sibling(other)) {
+            let maker = Maker {
+                husk,
+                shares: false,
+            };
+            return birth::child(parent, process, maker);
+        }
+        birth::child_of_ended_session(parent, process).map_err(|error| {
+            Error::Refused(format!(
+                "session {} of process {} cannot be made again: {error}",
+                process.session, process.pid
+            ))
+        })
     }
 
     /// Who has the descriptor table that a process is to share, and can make the process.

@@ -159,12 +159,13 @@ impl Husk {
     }
 
     /// Makes a terminal the controlling one of the session that this process leads, and `group` its foreground group.
-    pub fn take_terminal(&self, fd: u32, group: i32) -> Result<()> {
+    pub fn take_terminal(&self, slave: BorrowedFd<'_>, group: i32) -> Result<()> {
         let mut script = self.script();
+        let fd = self.receive(&mut script, slave)?;
         let group = script.bytes(&group.to_ne_bytes())?;
-        let fd = u64::from(fd);
         script.call("TIOCSCTTY", libc::SYS_ioctl, &[fd, libc::TIOCSCTTY, 0]);
         script.call("TIOCSPGRP", libc::SYS_ioctl, &[fd, libc::TIOCSPGRP, group]);
+        script.call("close", libc::SYS_close, &[fd]);
         self.run(script).map(drop)
     }
 }

@@ -69,6 +69,18 @@ pub(super) fn restore_all(all: &[Becoming<'_>], objects: &Objects) -> Result<()>
     Ok(())
 }
 
+/// Signals that the process will have waiting, or that its timers may send, as a set.
+pub(super) fn signals_to_come(state: &FrozenProcess) -> u64 {
+    let of_threads = state.threads.iter().flat_map(|thread| &thread.pending);
+    let waiting = state.pending.iter().chain(of_threads);
+    let timers = state.posix_timers.iter().map(|timer| timer.signal);
+    waiting
+        .map(SignalInfo::number)
+        .chain(timers)
+        .filter(|signal| (1..=64).contains(signal))
+        .fold(0, |set, signal| set | 1 << (signal - 1))
+}
+
 /// What a process's first thread does for all of it.
 fn process_part<'a>((husk, process, state): Becoming<'a>, objects: &Objects) -> Result<Part<'a>> {
     // At once: husks have the socket by which it comes in common.

@@ -59,6 +59,11 @@ fn kind(line: &MapLine) -> (i32, bool, &[u8]) {
         // Names by place, which are no property of the mapping.
         b"[heap]" | b"[stack]" | b"/dev/zero" => b"",
         name if name.starts_with(MAPPED) => MAPPED,
+        // One that was removed or renamed may be shown by another name, in the same directory.
+        name if line.shared && name.starts_with(b"/") && !name.starts_with(b"/memfd:") => {
+            let directory = name.iter().rposition(|byte| *byte == b'/');
+            &name[..=directory.unwrap_or(0)]
+        }
         name => name,
     };
     (line.protection, line.shared, name)

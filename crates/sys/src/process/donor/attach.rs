@@ -70,17 +70,22 @@ pub(super) fn exit_of(pid: i32, tid: i32) -> Result<Exit> {
 
 /// How batches end in the thread of process `pid` that procfs describes so.
 pub(super) fn exit_for(pid: i32, status: &Status) -> Exit {
-    let caught = status.signals[4];
-    let Some(signal) = HARMLESS
-        .into_iter()
-        .find(|signal| caught & (1 << (signal - 1)) == 0)
-    else {
-        return Exit::Trap;
+    let [of_thread, of_process, _, _, caught] = status.signals;
+    let waiting = of_thread | of_process;
+    let outside = |set: u64| {
+        let is_outside = |signal: &&i32| set & (1 << (**signal - 1)) == 0;
+        HARMLESS.iter().find(is_outside).copied()
     };
-    Exit::Resume {
+    let signal = outside(caught | waiting);
+    // A program that catches all of them would get one if its tracer died. No SIGCONT, which takes stops away.
+    let signal = signal.or_else(|| outside(waiting).filter(|signal| *signal != libc::SIGCONT));
+    let signal = signal.unwrap_or(HARMLESS[0]);
+    Exit {
         process: status.process_ids.last().copied().unwrap_or(pid),
         thread: status.own_id(),
         signal,
+        is_heard: caught & (1 << (signal - 1)) != 0,
+        returns: true,
     }
 }
 
@@ -208,7 +213,8 @@ impl LoneCall {
         })?;
         let mask = tracee.mask()?;
         tracee.set_mask(!0)?;
-        tracee.step()?;
+        // No single step: the kernel would take a handler of the signal away that tells of it.
+        tracee.resume_to_call()?;
         Ok(Self {
             tracee,
             number,
@@ -221,25 +227,46 @@ impl LoneCall {
     pub fn finish(self) -> Result<i64> {
         let tracee = self.tracee;
         let mut stopped = false;
-        let stop = loop {
+        let mut next = || -> Result<Option<Stop>> {
             match wait_for(tracee.tid, Duration::from_secs(10))? {
-                Stop::Ended(_) => return Err(Error::Gone(tracee.tid)),
+                Stop::Ended(_) => Err(Error::Gone(tracee.tid)),
                 // It waits until the thread runs on.
-                Stop::Signal(libc::SIGSTOP) => stopped = true,
-                Stop::Group(_) | Stop::Interrupt => {}
-                stop => break stop,
+                Stop::Signal(libc::SIGSTOP) => {
+                    stopped = true;
+                    Ok(None)
+                }
+                stop => Ok(Some(stop)),
             }
-            tracee.step()?;
         };
-        if stopped {
-            // SAFETY: no pointers are passed.
-            unsafe { libc::syscall(libc::SYS_tkill, tracee.tid, libc::SIGSTOP) };
+        let mut borders = 0;
+        let mut ended = None;
+        while borders < 2 && ended.is_none() {
+            match next()? {
+                // All signals are blocked.
+                Some(Stop::Call | Stop::Signal(libc::SIGTRAP)) => borders += 1,
+                None | Some(Stop::Group(_) | Stop::Interrupt) => {}
+                other => ended = other,
+            }
+            if borders < 2 && ended.is_none() {
+                tracee.resume_to_call()?;
+            }
         }
         let result = tracee.registers()?.rax as i64;
         tracee.set_registers(&self.before)?;
+        if self.before.in_call() {
+            // Only where a thread looks for signals does the kernel restart the call in which it was.
+            tracee.interrupt()?;
+            tracee.resume(0)?;
+            while !matches!(next()?, Some(Stop::Interrupt | Stop::Group(_))) {
+                tracee.resume(0)?;
+            }
+        }
         tracee.set_mask(self.mask)?;
-        if stop != Stop::Signal(libc::SIGTRAP) {
-            return Err(unexpected(&format!("one step ended in {stop:?}")));
+        if stopped {
+            tracee.send(libc::SIGSTOP);
+        }
+        if let Some(stop) = ended {
+            return Err(unexpected(&format!("one call ended in {stop:?}")));
         }
         let number = self.number;
         value(result).context(|| format!("call {number} in process {}", tracee.tid))

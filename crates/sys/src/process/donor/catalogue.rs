@@ -2,9 +2,12 @@
 
 use crate::process::error::Error;
 use crate::process::error::{Context, Result};
+use crate::process::files::image::ContentForm;
 use crate::process::identity;
-use crate::process::image::{Backing, BackingFile, Mapping, Shared, SharedKind};
-use crate::process::inspect::{Blocker, Class, Obstacle, classify};
+use crate::process::image::{Backing, BackingFile, Mapping, POSIX_MEMORY, Shared, SharedKind};
+use crate::process::inspect::{
+    Blocker, Class, Obstacle, classify, former_name, map_file, present_name,
+};
 use crate::process::procfs::{self, MapLine};
 use crate::process::system_v::{Seen, Table, attachments};
 use std::collections::{BTreeSet, HashMap};
@@ -42,9 +45,7 @@ impl Catalogue {
             Class::Kernel(name) => Backing::Kernel(name),
             Class::Anonymous(name) => Backing::Anonymous(name),
             // Written through another mapping: what is there changes while it is looked at.
-            Class::File if map.shared && self.is_object(map) => {
-                self.object(pid, map, SharedKind::File(map.name.clone()))?
-            }
+            Class::File if map.shared && self.is_object(map) => self.shared_file(pid, map)?,
             Class::File => Backing::File {
                 file: self.file(pid, map)?,
                 offset: map.offset,
@@ -52,7 +53,7 @@ impl Catalogue {
             },
             Class::SharedAnonymous => self.object(pid, map, SharedKind::Anonymous)?,
             Class::Memfd(name) => self.object(pid, map, SharedKind::Memfd(name))?,
-            Class::SharedFile => self.object(pid, map, SharedKind::File(map.name.clone()))?,
+            Class::SharedFile | Class::RenamedFile => self.shared_file(pid, map)?,
             Class::SystemV(id) => self.segment(pid, map, id)?,
         };
         Ok(Some(Mapping {
@@ -62,6 +63,34 @@ impl Catalogue {
             advice: map.advice.unwrap_or_default().0,
             backing,
         }))
+    }
+
+    /// A file that is written through mappings.
+    fn shared_file(&mut self, pid: i32, map: &MapLine) -> Result<Backing> {
+        if self.is_object(map) {
+            return self.object(pid, map, SharedKind::Anonymous);
+        }
+        let name = match classify(map) {
+            Class::RenamedFile => present_name(pid, map, &open(pid, map)?)?,
+            _ => Some(map.name.clone()),
+        };
+        let access = || -> Result<(u32, u32, u32)> {
+            let found = open(pid, map)?.metadata();
+            let found = found.context(|| "owner of shared memory".to_owned())?;
+            Ok((found.uid(), found.gid(), found.mode() & 0o7777))
+        };
+        let kind = match name {
+            Some(path) if path.starts_with(POSIX_MEMORY) => SharedKind::Posix {
+                path,
+                access: access()?,
+            },
+            Some(path) => SharedKind::File(path),
+            None => SharedKind::Deleted {
+                form: ContentForm::of_removed(former_name(&map.name), map.inode),
+                access: access()?,
+            },
+        };
+        self.object(pid, map, kind)
     }
 
     fn segment(&mut self, pid: i32, map: &MapLine, id: i32) -> Result<Backing> {
@@ -149,8 +178,8 @@ impl Catalogue {
     /// Enters what is written through these mappings, so that others of the same files are known to be of that kind.
     pub fn enter_written(&mut self, pid: i32, lines: &[MapLine]) -> Result<()> {
         for line in lines {
-            if classify(line) == Class::SharedFile {
-                self.object(pid, line, SharedKind::File(line.name.clone()))?;
+            if matches!(classify(line), Class::SharedFile | Class::RenamedFile) {
+                self.shared_file(pid, line)?;
             }
         }
         Ok(())
@@ -235,6 +264,6 @@ impl Catalogue {
 
 /// The file behind a mapping, also where no path leads to it.
 fn open(pid: i32, map: &MapLine) -> Result<File> {
-    let link = format!("/proc/{pid}/map_files/{:x}-{:x}", map.start, map.end);
+    let link = map_file(pid, map);
     File::open(&link).context(|| format!("{link} ({})", String::from_utf8_lossy(&map.name)))
 }

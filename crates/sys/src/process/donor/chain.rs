@@ -33,14 +33,12 @@ pub(super) fn run(
     exit: Exit,
     calls: &[Call],
 ) -> Result<bool> {
-    let Exit::Resume {
+    let Exit {
         process,
         thread,
         signal,
-    } = exit
-    else {
-        return Ok(false);
-    };
+        ..
+    } = exit;
     let read = |address, bytes: &mut [u8]| memory.read(address, bytes);
     let stays = |map: &MapLine| !calls.iter().any(|call| takes_away(call, map));
     let staying = maps.iter().filter(|map| stays(map));
@@ -68,6 +66,10 @@ pub(super) fn run(
     tracee.set_mask(chain.only)?;
     tracee.set_registers(&chain.making(base, 0, calls[0]))?;
     let outcome = wait_for_end(tracee, signal, call + 2);
+    let heard = exit.is_heard || mask & 1 << (signal - 1) != 0;
+    if heard && matches!(outcome, Ok(true)) {
+        tracee.send(signal);
+    }
     if !matches!(outcome, Err(Error::Gone(_))) {
         // The frames have made the kernel forget how far the call was, and vector registers with it: only the last has them.
         tracee.set_registers(&portable(before))?;
@@ -75,7 +77,7 @@ pub(super) fn run(
         tracee.set_mask(mask)?;
         memory.write(base, &saved)?;
     }
-    outcome.map(|()| true)
+    outcome.map(|_| true)
 }
 
 /// Whether code that is there would be gone after the call.
@@ -145,8 +147,9 @@ fn at_call(before: &Registers, call: u64, stack: u64, (number, arguments): Call)
     }
 }
 
-fn wait_for_end(tracee: Tracee, signal: i32, end: u64) -> Result<()> {
-    let mut stopped = false;
+/// Whether another signal of the same number came meanwhile.
+fn wait_for_end(tracee: Tracee, signal: i32, end: u64) -> Result<bool> {
+    let (mut stopped, mut signalled) = (false, false);
     loop {
         tracee.resume(0)?;
         match wait_for(tracee.tid, Duration::from_secs(10))? {
@@ -156,14 +159,14 @@ fn wait_for_end(tracee: Tracee, signal: i32, end: u64) -> Result<()> {
             Stop::Signal(got) if got != signal => {
                 return Err(unexpected(&format!("a chain of calls got signal {got}")));
             }
+            Stop::Signal(_) => signalled = true,
             _ => {}
         }
     }
     if stopped {
-        // SAFETY: no pointers are passed.
-        unsafe { libc::syscall(libc::SYS_tkill, tracee.tid, libc::SIGSTOP) };
+        tracee.send(libc::SIGSTOP);
     }
-    Ok(())
+    Ok(signalled)
 }
 
 /// Where the program has what a chain is made of. The C library and the kernel's own page have it, and are small beside many a

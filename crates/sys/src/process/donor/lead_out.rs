@@ -84,8 +84,7 @@ fn lead(pid: i32, tracee: Tracee, (start, end): Range) -> Result<()> {
         }
     }
     if stopped {
-        // SAFETY: no pointers are passed.
-        unsafe { libc::syscall(libc::SYS_tkill, tracee.tid, libc::SIGSTOP) };
+        tracee.send(libc::SIGSTOP);
     }
     tracee.set_mask(mask)
 }

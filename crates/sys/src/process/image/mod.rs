@@ -18,6 +18,7 @@ pub use frozen::{
 pub use missing::{Missing, MissingOf};
 pub(crate) use pages::each;
 pub use pages::{Content, Pages, PagesIn, Run, Space};
+pub(crate) use tree::POSIX_MEMORY;
 pub use tree::{Backing, BackingFile, Clocks, Mapping, Process, Segment, Shared, SharedKind, Tree};
 pub(crate) use validate::guards_fit;
 

@@ -2,6 +2,7 @@
 
 use super::Credentials;
 use super::Run;
+use crate::process::files::image::ContentForm;
 use crate::process::procfs::Advice;
 use crate::process::ranges::Ranges;
 use serde::{Deserialize, Serialize};
@@ -138,6 +139,9 @@ pub struct Shared {
     pub identity: (u32, u32, u64),
 }
 
+/// The directory of POSIX shared memory and of named semaphores (`shm_open(3)`, `sem_open(3)`).
+pub(crate) const POSIX_MEMORY: &[u8] = b"/dev/shm/";
+
 /// What makes shared memory.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum SharedKind {
@@ -147,6 +151,21 @@ pub enum SharedKind {
     Memfd(#[serde(with = "serde_bytes")] Vec<u8>),
     /// A file that is there under this path at the acceptor too; the mapped pages travel.
     File(#[serde(with = "serde_bytes")] Vec<u8>),
+    /// POSIX shared memory or a named semaphore: made where it is not there.
+    Posix {
+        /// Below [`POSIX_MEMORY`].
+        #[serde(with = "serde_bytes")]
+        path: Vec<u8>,
+        /// Owner, group and permissions.
+        access: (u32, u32, u32),
+    },
+    /// A file whose name was removed.
+    Deleted {
+        /// Where it was.
+        form: ContentForm,
+        /// Owner, group and permissions.
+        access: (u32, u32, u32),
+    },
     /// A segment of System V.
     SystemV(Segment),
 }

@@ -2,9 +2,10 @@
 
 use super::{
     ADDRESS_END, Backing, Checked, Content, Frozen, FrozenProcess, FrozenThread, Mapping, PAGE,
-    Process, Run, SharedKind, Tree,
+    POSIX_MEMORY, Process, Run, SharedKind, Tree,
 };
 use crate::process::error::{Error, Result};
+use crate::process::files::image::ContentForm;
 use crate::process::ranges::Ranges;
 use crate::process::rights::Rights;
 use std::collections::HashSet;
@@ -59,6 +60,19 @@ impl Checked for Tree {
                     ensure(name.len() < 250 && !name.contains(&0), "a memfd's name")?
                 }
                 SharedKind::File(name) => path(name)?,
+                SharedKind::Posix { path, access: _ } => {
+                    let name = path.strip_prefix(POSIX_MEMORY).unwrap_or_default();
+                    let plain = !name.contains(&b'/') && !name.contains(&0) && name != b"..";
+                    ensure(
+                        (1..=255).contains(&name.len()) && plain,
+                        "a name of shared memory",
+                    )?;
+                }
+                SharedKind::Deleted { form, access: _ } => match form {
+                    ContentForm::Deleted { path: name } => path(name.as_bytes())?,
+                    ContentForm::Temporary { directory } => path(directory.as_bytes())?,
+                    ContentForm::Memory { .. } => ensure(false, "a file without a name")?,
+                },
                 SharedKind::SystemV(segment) => ensure(
                     segment.id >= 0 && segment.mode & !0o777 == 0 && segment.size == object.size,
                     "System V memory",

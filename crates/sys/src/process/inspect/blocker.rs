@@ -144,6 +144,11 @@ pub enum Obstacle {
         "it shares the controlling terminal of process {0}, which leads its session, and only a leader can get one back: end it, or start it in a session of its own (setsid)"
     )]
     TerminalOf(i32),
+    /// A session whose leader has ended, or is no ancestor.
+    #[error(
+        "it is in session {0}, into which nothing can put it again where it is in the tree: start it in a session of its own (setsid)"
+    )]
+    SessionOf(i32),
     /// A descriptor.
     #[error("{}: {reason}", descriptor(*.fd, path))]
     Descriptor {

@@ -3,6 +3,7 @@
 use super::{Blocker, Class, Obstacle, Report, classify, loopback, terminal};
 use crate::process::donor::living_tree;
 use crate::process::files::{Draft, FilesError, Limits};
+use crate::process::image::POSIX_MEMORY;
 use crate::process::procfs;
 use std::collections::BTreeSet;
 
@@ -35,12 +36,16 @@ pub(super) fn check(report: &mut Report) {
     }
 }
 
-/// Device and inode of memory files that are mapped, so that their content moves with the mappings.
+/// Device and inode of memory that is mapped, so that its content moves with the mappings.
 fn mapped_memory(pids: &[i32]) -> BTreeSet<(u64, u64)> {
     let maps = pids
         .iter()
         .flat_map(|pid| procfs::mappings(*pid).unwrap_or_default());
-    let memory = maps.filter(|map| matches!(classify(map), Class::Memfd(_)));
+    let memory = maps.filter(|map| match classify(map) {
+        Class::Memfd(_) | Class::RenamedFile => true,
+        Class::SharedFile => map.name.starts_with(POSIX_MEMORY),
+        _ => false,
+    });
     let identity = memory.map(|map| {
         let (major, minor) = map.device;
         (libc::makedev(major, minor), map.inode)

@@ -9,8 +9,9 @@ use crate::process::system_v;
 use std::collections::HashMap;
 use std::ffi::OsStr;
 use std::fs::File;
-use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::fs::{DirEntryExt, MetadataExt};
+use std::path::Path;
 
 /// What a mapping is, by its line in procfs.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -29,6 +30,8 @@ pub(crate) enum Class {
     Memfd(Vec<u8>),
     /// A file that may be written through this mapping.
     SharedFile,
+    /// The same of one that has not the name any more that is shown.
+    RenamedFile,
     /// A segment of System V, by its number.
     SystemV(i32),
     /// It cannot move.
@@ -79,7 +82,12 @@ fn classify_named(map: &MapLine, name: &[u8], text: String) -> Class {
         b"/[aio] (deleted)" => Obstacle::AsyncIo,
         // Memory of memfd_secret(2), which nobody else can read.
         b"/secretmem (deleted)" => Obstacle::KernelObject(text),
-        _ if name.ends_with(DELETED) && !is_named(map) => Obstacle::DeletedFile(text),
+        _ if name.ends_with(DELETED) && !is_named(map) => {
+            if map.shared && may_be_written(map) {
+                return Class::RenamedFile;
+            }
+            Obstacle::DeletedFile(text)
+        }
         _ if !name.starts_with(b"/") || map.inode == 0 => Obstacle::KernelObject(text),
         _ if map.shared && may_be_written(map) => return Class::SharedFile,
         _ => return Class::File,
@@ -94,6 +102,48 @@ fn is_named(map: &MapLine) -> bool {
         let device = (libc::major(found.dev()), libc::minor(found.dev()));
         (device, found.ino()) == (map.device, map.inode)
     })
+}
+
+/// The name of the file of a mapping that is shown by a former one: none, or another in the same directory. Named semaphores get
+/// their names like that, and programs remove them at once.
+pub(crate) fn present_name(pid: i32, map: &MapLine, file: &File) -> Result<Option<Vec<u8>>> {
+    let shown = || String::from_utf8_lossy(&map.name).into_owned();
+    let metadata = file.metadata().context(shown)?;
+    let former = Path::new(OsStr::from_bytes(former_name(&map.name)));
+    // As the process itself finds it: its mounts may be others than ours.
+    let seen = |directory: &Path| {
+        let below = directory.strip_prefix("/").unwrap_or(directory);
+        Path::new(&format!("/proc/{pid}/root")).join(below)
+    };
+    // Descriptors of the same file are told by what `stat` says.
+    let (major, minor) = map.device;
+    let is_plain = metadata.dev() == libc::makedev(major, minor);
+    let is_there = |directory: &&Path| {
+        let found = std::fs::metadata(seen(directory));
+        is_plain && found.is_ok_and(|found| found.dev() == metadata.dev())
+    };
+    if let Some(directory) = former.parent().filter(is_there) {
+        if metadata.nlink() == 0 {
+            return Ok(None);
+        }
+        let entries = std::fs::read_dir(seen(directory));
+        let mut entries = entries.into_iter().flatten().flatten();
+        let is_it = |entry: &std::fs::DirEntry| {
+            let found = (entry.ino() == metadata.ino()).then(|| entry.metadata());
+            found.is_some_and(|found| found.is_ok_and(|found| found.dev() == metadata.dev()))
+        };
+        if let Some(entry) = entries.find(is_it) {
+            let path = directory.join(entry.file_name());
+            return Ok(Some(path.into_os_string().into_vec()));
+        }
+    }
+    let obstacle = Obstacle::DeletedFile(shown());
+    Err(Error::Blocked(vec![Blocker { pid, obstacle }]))
+}
+
+/// Without what the kernel shows behind the name of a file that was removed.
+pub(crate) fn former_name(name: &[u8]) -> &[u8] {
+    name.strip_suffix(DELETED).unwrap_or(name)
 }
 
 /// Now, or after `mprotect`.
@@ -132,8 +182,18 @@ pub(super) fn check(pid: i32, report: &mut Report) -> Result<()> {
     let maps = procfs::mappings_with_advice(pid)?;
     report.mappings += maps.len();
     for map in &maps {
-        if let Class::Blocked(obstacle) = classify(map) {
-            report.block(pid, obstacle);
+        match classify(map) {
+            Class::Blocked(obstacle) => report.block(pid, obstacle),
+            Class::RenamedFile => {
+                // A mapping that is gone by now stands in nobody's way.
+                let file = File::open(map_file(pid, map));
+                match file.map(|file| present_name(pid, map, &file)) {
+                    Ok(Err(Error::Blocked(blockers))) => report.blockers.extend(blockers),
+                    Ok(other) => drop(other?),
+                    Err(_) => {}
+                }
+            }
+            _ => {}
         }
     }
     // A tracker of ours watches memory in the same way: it is started after a report.
@@ -158,6 +218,11 @@ pub(super) fn check(pid: i32, report: &mut Report) -> Result<()> {
     Ok(())
 }
 
+/// The link in procfs that leads to the file behind a mapping, also where no path does.
+pub(crate) fn map_file(pid: i32, map: &MapLine) -> String {
+    format!("/proc/{pid}/map_files/{:x}-{:x}", map.start, map.end)
+}
+
 /// Whether so many guard pages can be made again.
 pub(crate) fn check_guards(pid: i32, guards: &[(u64, u64)]) -> Result<()> {
     if guards_fit(guards) {
@@ -175,7 +240,7 @@ pub(super) fn check_outsiders(report: &mut Report) {
         for map in procfs::mappings(*pid).unwrap_or_default() {
             if matches!(
                 classify(&map),
-                Class::SharedAnonymous | Class::Memfd(_) | Class::SharedFile
+                Class::SharedAnonymous | Class::Memfd(_) | Class::SharedFile | Class::RenamedFile
             ) {
                 let name = String::from_utf8_lossy(&map.name).into_owned();
                 shared.insert((map.device, map.inode), (*pid, name));

@@ -5,12 +5,13 @@ mod descriptors;
 mod loopback;
 mod mappings;
 mod namespaces;
+mod sessions;
 mod sharing;
 mod system_v;
 mod terminal;
 
 pub use blocker::{Blocker, Obstacle};
-pub(crate) use mappings::{Class, check_guards, classify};
+pub(crate) use mappings::{Class, check_guards, classify, former_name, map_file, present_name};
 
 use super::error::{Error, Result};
 use super::procfs::{self, Stat, Status};
@@ -96,6 +97,7 @@ fn inspect_once(root: i32) -> Result<Report> {
             other => other?,
         }
     }
+    sessions::check(&mut report);
     mappings::check_outsiders(&mut report);
     system_v::check(&mut report);
     descriptors::check(&mut report);

@@ -6,12 +6,9 @@ use crate::process::procfs::{Stat, Status};
 
 /// The kernel gives a controlling terminal to the leader of a session, and to who is born later: so not to a job that is there.
 pub(super) fn check(report: &mut Report, image: &Image) {
-    let leads = |(number, table): (&u32, &crate::process::files::image::Table)| {
-        let mut pids = table.pids.iter().copied();
-        pids.find(|pid| image.controlling_terminal(*number, *pid).is_some())
-    };
-    let leaders: Vec<i32> = image.tables.iter().filter_map(leads).collect();
-    for inner in leaders {
+    let pids = image.tables.values().flat_map(|table| &table.pids);
+    let leaders = pids.filter(|pid| image.controlling_terminal(**pid).is_some());
+    for inner in leaders.copied() {
         let is_it = |pid: &i32| Status::read(*pid, *pid).is_ok_and(|of| of.own_id() == inner);
         let Some(leader) = report.processes.iter().copied().find(is_it) else {
             continue;

@@ -235,12 +235,14 @@ impl Judge {
     }
 
     fn pipe(&self, pipe: &Pipe) -> Verdict {
-        // A FIFO is opened with the rights of the tree's users.
         let Pipe {
+            // A FIFO is opened with the rights of the tree's users, and stays whose it is.
             path: _,
             capacity,
             chunks: _,
             packets: _,
+            // Whose a pipe is gives nobody a right: programs that give up root's rights keep pipes that they made as root.
+            access: _,
         } = pipe;
         let most = self.here.pipe;
         require(*capacity <= most, || {
@@ -269,18 +271,29 @@ impl Judge {
     fn content(&self, content: &Content) -> Verdict {
         let Content {
             form,
-            access: (user, group, mode),
+            access,
+            times_ns: _,
             size: _,
             elsewhere: _,
             chunks: _,
         } = content;
+        self.content_of(form, *access)
+    }
+
+    /// Content without a name, with this owner, group and mode.
+    pub(super) fn content_of(&self, form: &ContentForm, access: (u32, u32, u32)) -> Verdict {
         let what = match form {
             ContentForm::Memory { name, seals: _ } => format!("memory file {name}"),
             // Made with the rights of the tree's users.
             ContentForm::Deleted { path } => format!("deleted file {path}"),
             ContentForm::Temporary { directory } => format!("a file without a name in {directory}"),
         };
-        self.owner((*user, *group), &what)?;
+        self.access(access, &what)
+    }
+
+    /// Owner, group and mode of a file that is made.
+    pub(super) fn access(&self, (user, group, mode): (u32, u32, u32), what: &str) -> Verdict {
+        self.owner((user, group), what)?;
         require(mode & SET_IDS == 0, || format!("{what} has mode {mode:o}"))
     }
 }

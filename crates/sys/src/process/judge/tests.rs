@@ -235,6 +235,16 @@ fn shapes_that_only_root_may_have_are_refused() {
             ("System V memory 1 is locked", &|it| {
                 it.shared[0].size = 1 << 30
             }),
+            ("shared memory /dev/shm/x: user 0", &|it| {
+                let path = b"/dev/shm/x".to_vec();
+                let access = (0, GROUP, 0o600);
+                it.shared[0].kind = SharedKind::Posix { path, access };
+            }),
+            ("deleted file /x has mode 4755", &|it| {
+                let form = ContentForm::Deleted { path: "/x".into() };
+                let access = (USER, GROUP, 0o4755);
+                it.shared[0].kind = SharedKind::Deleted { form, access };
+            }),
         ],
     );
     for path in ["/bin/sh", "/usr/games/../bin/sh"] {
@@ -284,6 +294,17 @@ fn option(level: i32, name: i32, value: i32) -> SocketOption {
     }
 }
 
+/// As one that was root has made it.
+fn empty_pipe(capacity: u32) -> Pipe {
+    Pipe {
+        path: None,
+        capacity,
+        chunks: Vec::new(),
+        packets: false,
+        access: (0, 0, 0o600),
+    }
+}
+
 #[test]
 fn descriptors_that_only_root_may_have_are_refused() {
     let timer = |clock| Timer {
@@ -310,6 +331,7 @@ fn descriptors_that_only_root_may_have_are_refused() {
                 seals: 0,
             },
             access,
+            times_ns: (0, 0),
             size: 0,
             elsewhere: None,
             chunks: BTreeMap::new(),
@@ -319,13 +341,7 @@ fn descriptors_that_only_root_may_have_are_refused() {
     };
     let pipe = |capacity| {
         let mut image = image(Kind::Pipe { pipe: 2 });
-        let pipe = Pipe {
-            path: None,
-            capacity,
-            chunks: Vec::new(),
-            packets: false,
-        };
-        image.pipes.insert(2, pipe);
+        image.pipes.insert(2, empty_pipe(capacity));
         image
     };
     let terminal = |access| {

@@ -124,6 +124,11 @@ impl Judge {
             SharedKind::Anonymous | SharedKind::Memfd(_) => Ok(()),
             // Opened with the rights of the tree's users.
             SharedKind::File(_) => Ok(()),
+            SharedKind::Posix { path, access } => {
+                let what = format!("shared memory {}", String::from_utf8_lossy(path));
+                self.access(*access, &what)
+            }
+            SharedKind::Deleted { form, access } => self.content_of(form, *access),
             SharedKind::SystemV(segment) => {
                 let Segment {
                     // In an IPC namespace of the tree's own.

@@ -7,7 +7,7 @@
 mod deputy;
 mod opener;
 
-pub(in crate::process) use opener::{Opener, is_refusal};
+pub(in crate::process) use opener::{Access, Opener, is_refusal};
 
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;

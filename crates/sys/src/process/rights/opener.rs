@@ -75,6 +75,24 @@ impl Opener {
         }
     }
 
+    /// A new file with this name.
+    pub fn create(&mut self, path: &Path, access: Access) -> io::Result<OwnedFd> {
+        let flags = OFlags::CREATE | OFlags::EXCL | OFlags::RDWR;
+        if !self.is_bounded() {
+            let fd = open(path, flags | OFlags::CLOEXEC, Mode::RUSR | Mode::WUSR)?;
+            let (user, group, mode) = access;
+            std::os::unix::fs::fchown(&fd, Some(user), Some(group))?;
+            rustix::fs::fchmod(&fd, Mode::from_raw_mode(mode))?;
+            return Ok(fd);
+        }
+        let name = name(path)?;
+        self.first(|deputy| {
+            let fd = open_by(deputy, &name, flags, 0o600)?;
+            give(deputy, &fd, access)?;
+            Ok(fd)
+        })
+    }
+
     /// A file without a name in a directory; or, where `name_is_known`, one that had this path for a moment.
     pub fn nameless(
         &mut self,

@@ -1,7 +1,9 @@
 //! A few pages in another process from which it makes system calls for us, many for one stop.
 //!
-//! At the donor the calls end in a signal that the process ignores: a tracer sees it, and without a tracer the
-//! code gives back what it was lent and goes on to `rt_sigreturn`, which puts back what the thread did before. So a tracer may die at any moment.
+//! The calls end in a signal that the thread sends to itself, which the tracer sees whatever the process does with such signals. No batch
+//! ends in a trap: the kernel takes a handler of `SIGTRAP` away from a thread that traps while it blocks or ignores that. At the donor,
+//! without a tracer, the code gives back what it was lent and goes on to `rt_sigreturn`, which puts back what the thread did before. So
+//! a tracer may die at any moment.
 
 use super::super::error::{Error, Result, unexpected};
 use super::registers::NO_CALL;
@@ -73,7 +75,8 @@ std::arch::global_asm!(
     "mov rsi, [rbx + 16]",
     "mov rdx, [rbx + 24]",
     "syscall",
-    "8: mov eax, 15",
+    "8: mov rsp, [rbx + 56]",
+    "mov eax, 15",
     "syscall",
     "7: int3",
     "holdfast_stub_end:",
@@ -129,19 +132,19 @@ impl Call {
     }
 }
 
-/// How a batch ends.
+/// How a batch ends: in a signal that the thread sends to itself.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Exit {
-    /// In a trap, which kills a process that nobody traces: for processes that must not outlive their tracer.
-    Trap,
-    /// In a signal that the process ignores, then back to what the thread did.
-    Resume {
-        /// Process and thread in their own PID namespace.
-        process: i32,
-        thread: i32,
-        /// A signal that has no effect on the process.
-        signal: i32,
-    },
+pub(crate) struct Exit {
+    /// Process and thread in their own PID namespace.
+    pub process: i32,
+    /// The thread.
+    pub thread: i32,
+    /// The signal.
+    pub signal: i32,
+    /// Whether the process does something when it gets one: another that comes meanwhile is not lost.
+    pub is_heard: bool,
+    /// Whether a thread that has lost its tracer goes back to what it did; else it ends.
+    pub returns: bool,
 }
 
 /// Calls, made in order.
@@ -179,6 +182,8 @@ pub(crate) struct Outcome {
     pub slack_ns: Option<u64>,
     /// A stop signal came meanwhile and must be sent again.
     stopped: bool,
+    /// Another signal of the number in which the batch ends came meanwhile.
+    signalled: bool,
 }
 
 /// A thread that makes calls, as it was before.
@@ -213,12 +218,7 @@ impl Stub {
     }
 
     fn is_end(&self, signal: i32, at: u64) -> bool {
-        match self.exit {
-            Exit::Trap => signal == libc::SIGTRAP && at == self.address + code().len() as u64,
-            Exit::Resume { signal: ours, .. } => {
-                signal == ours && at == self.address + done_offset()
-            }
-        }
+        signal == self.exit.signal && at == self.address + done_offset()
     }
 }
 
@@ -297,6 +297,8 @@ pub(crate) struct Job<'a> {
     before: Option<Before>,
     /// Registers that the code gets.
     registers: Registers,
+    /// Where the frame is with which the thread goes back by itself, or 0.
+    frame: u64,
     outcome: Outcome,
     /// Calls that were made or are being made.
     made: usize,
@@ -317,6 +319,7 @@ impl<'a> Job<'a> {
             loan: None,
             before: None,
             registers: Registers::default(),
+            frame: 0,
             outcome: Outcome::default(),
             made: 0,
             running: 0,
@@ -350,39 +353,30 @@ impl<'a> Job<'a> {
 
     /// Registers for the code, and at the donor the way back without a tracer.
     fn prepare(&mut self) -> Result<()> {
-        let (tracee, stub) = (self.tracee, self.stub);
+        let (tracee, stub, exit) = (self.tracee, self.stub, self.stub.exit);
         let (before, mask) = (tracee.registers()?, tracee.mask()?);
         self.registers = Registers {
             rip: stub.address,
             orig_rax: NO_CALL,
             eflags: 0x202,
-            // Calls that make threads take a stack from here; nothing is pushed.
-            rsp: stub.address + self.slot.scratch,
-            r13: 0,
+            r13: exit.process as u64,
+            r14: exit.thread as u64,
+            r15: exit.signal as u64,
             ..before
         };
         let mut extended = Vec::new();
-        let blocked = match stub.exit {
-            Exit::Resume {
-                process,
-                thread,
-                signal,
-            } => {
-                extended = match self.extended.take() {
-                    Some(read) => read,
-                    None => tracee.extended()?,
-                };
-                let at = stub.address + self.slot.frame;
-                let frame = sigframe::build(at, &before.restarted(), &extended, mask);
-                self.memory.write(at, &frame)?;
-                self.registers.rsp = at;
-                self.registers.r13 = process as u64;
-                self.registers.r14 = thread as u64;
-                self.registers.r15 = signal as u64;
-                !(1 << (signal - 1))
-            }
-            Exit::Trap => !0,
-        };
+        if exit.returns {
+            extended = match self.extended.take() {
+                Some(read) => read,
+                None => tracee.extended()?,
+            };
+            self.frame = stub.address + self.slot.frame;
+            let frame = sigframe::build(self.frame, &before.restarted(), &extended, mask);
+            self.memory.write(self.frame, &frame)?;
+        } else {
+            // Calls that make threads take a stack from here; nothing is pushed.
+            self.registers.rsp = stub.address + self.slot.scratch;
+        }
         self.lends = self.lends && self.memory.write(self.place(), &[0; 8]).is_ok();
         if self.lends {
             let back = [0, ORDINARY as u64, self.place()];
@@ -394,7 +388,7 @@ impl<'a> Job<'a> {
             mask,
             extended,
         });
-        tracee.set_mask(blocked)
+        tracee.set_mask(!(1 << (exit.signal - 1)))
     }
 
     fn has_more(&self) -> bool {
@@ -406,8 +400,8 @@ impl<'a> Job<'a> {
         let calls = &self.batch.calls[self.made..];
         let calls = &calls[..calls.len().min(TABLE_CALLS)];
         let at = self.stub.address + self.slot.table;
-        self.memory
-            .write(at, &encode(calls, self.batch.alone.as_ref()))?;
+        let alone = self.batch.alone.as_ref();
+        self.memory.write(at, &encode(calls, alone, self.frame))?;
         self.registers.rbx = at;
         self.registers.r12 = calls.len() as u64;
         self.tracee.set_registers(&self.registers)?;
@@ -442,10 +436,10 @@ impl<'a> Job<'a> {
                     if self.stub.is_end(signal, registers.rip) {
                         return Ok(registers);
                     }
-                    if !matches!(self.stub.exit, Exit::Resume { signal: ours, .. } if ours == signal)
-                    {
+                    if signal != self.stub.exit.signal {
                         return Err(self.stub.disturbed(signal, &registers));
                     }
+                    self.outcome.signalled = true;
                 }
                 Stop::Interrupt | Stop::Group(_) | Stop::Event(_) | Stop::Call => {}
             }
@@ -465,9 +459,12 @@ impl<'a> Job<'a> {
         self.tracee.set_registers(&before.registers)?;
         self.tracee.set_mask(before.mask)?;
         if self.outcome.stopped {
-            // It waits until the thread runs on.
-            // SAFETY: no pointers are passed.
-            unsafe { libc::syscall(libc::SYS_tkill, self.tracee.tid, libc::SIGSTOP) };
+            self.tracee.send(libc::SIGSTOP);
+        }
+        let exit = self.stub.exit;
+        let waited = before.mask & 1 << (exit.signal - 1) != 0;
+        if self.outcome.signalled && (exit.is_heard || waited) {
+            self.tracee.send(exit.signal);
         }
         Ok(())
     }
@@ -504,19 +501,19 @@ pub(crate) fn run_together(mut jobs: Vec<Job<'_>>) -> Result<Vec<Outcome>> {
     Ok(outcomes.collect())
 }
 
-/// A table with one more entry, which is 0 where there is none.
-fn encode(calls: &[Call], alone: Option<&Call>) -> Vec<u8> {
-    let size = (calls.len() + 1) * CALL_BYTES;
-    let mut bytes = Vec::with_capacity(size);
-    for call in calls.iter().chain(alone) {
-        bytes.extend(call.number.to_ne_bytes());
-        for argument in call.arguments {
-            bytes.extend(argument.to_ne_bytes());
-        }
-        bytes.extend([0; 8]);
-    }
-    bytes.resize(size, 0);
-    bytes
+/// A table with one more entry: the call that is made without a tracer, 0 where there is none, and in the place of its result where
+/// the frame is.
+fn encode(calls: &[Call], alone: Option<&Call>, frame: u64) -> Vec<u8> {
+    let none = Call::new(0, &[]);
+    let last = (alone.unwrap_or(&none), frame);
+    let entries = calls.iter().map(|call| (call, 0)).chain([last]);
+    let words = entries.flat_map(|(call, result)| {
+        let arguments = call.arguments.into_iter();
+        std::iter::once(call.number)
+            .chain(arguments)
+            .chain([result])
+    });
+    words.flat_map(u64::to_ne_bytes).collect()
 }
 
 fn result(entry: &[u8]) -> i64 {

@@ -76,6 +76,19 @@ impl Tracee {
             .or_else(|e| self.named(e, "resuming"))
     }
 
+    /// Lets it run until it is at the border of a system call: its beginning, then its end.
+    pub fn resume_to_call(self) -> Result<()> {
+        self.ask(libc::PTRACE_SYSCALL, 0, 0)
+            .map(drop)
+            .or_else(|e| self.named(e, "resuming"))
+    }
+
+    /// Sends it a signal, which waits until the thread runs on.
+    pub fn send(self, signal: i32) {
+        // SAFETY: no pointers are passed. One that has ended needs nothing.
+        unsafe { libc::syscall(libc::SYS_tkill, self.tid, signal) };
+    }
+
     /// Lets it run one instruction.
     pub fn step(self) -> Result<()> {
         self.ask(libc::PTRACE_SINGLESTEP, 0, 0)

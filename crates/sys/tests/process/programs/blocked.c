@@ -64,6 +64,20 @@ static void deleted(void) {
     CHECK(!unlink(path));
 }
 
+/* Its parent is this process by now, and its session that of a process elsewhere in the tree. */
+static void other_branch(void) {
+    CHECK(!prctl(PR_SET_CHILD_SUBREAPER, 1));
+    if (fork()) return;
+    if (fork()) for (;;) pause();
+    setsid();
+    if (!fork()) {
+        if (!fork()) for (;;) pause();
+        _exit(0);
+    }
+    wait(0);
+    for (;;) pause();
+}
+
 static void system_v(void) {
     int id = shmget(IPC_PRIVATE, 8192, 0600);
     char *place = shmat(id, 0, 0);
@@ -309,6 +323,7 @@ int main(int count, char **words) {
     else if (!strcmp(what, "io_uring")) own_uring();
     else if (!strcmp(what, "aio")) aio();
     else if (!strcmp(what, "deleted")) deleted();
+    else if (!strcmp(what, "branch")) other_branch();
     else if (!strcmp(what, "system_v")) system_v();
     else if (!strcmp(what, "traced")) traced();
     else if (!strcmp(what, "strict")) strict();

@@ -2,7 +2,7 @@
 
 use super::stock::Stock;
 use crate::process::files::error::{At, FilesError};
-use crate::process::files::image::{FileId, Image, Kind, Lock, LockHolder};
+use crate::process::files::image::{FileId, Image, Lock, LockHolder, ObjectId};
 use crate::process::files::kinds::locks;
 use crate::process::files::raw;
 use serde::{Deserialize, Serialize};
@@ -157,21 +157,13 @@ impl Image {
         Ok(())
     }
 
-    /// The terminal that the session led by `pid` is controlled by, by a descriptor of its master or slave in this table,
-    /// and its foreground group. The process takes it with `TIOCSCTTY` and `TIOCSPGRP`.
+    /// The terminal by which the session that `pid` leads is controlled, and its foreground group. The process takes it with
+    /// `TIOCSCTTY` and `TIOCSPGRP`, by any descriptor of its slave.
     #[must_use]
-    pub fn controlling_terminal(&self, table: u32, pid: i32) -> Option<(u32, i32)> {
-        let mut terminals = self.terminals.values();
-        if !terminals.any(|terminal| terminal.session.is_some_and(|(session, _)| session == pid)) {
-            return None;
-        }
-        let slots = &self.tables.get(&table)?.slots;
-        slots.iter().find_map(|(fd, slot)| {
-            let Kind::TerminalSlave { terminal } = self.files.get(&slot.file)?.kind else {
-                return None;
-            };
-            let (session, group) = self.terminals.get(&terminal)?.session?;
-            (session == pid).then_some((*fd, group))
+    pub fn controlling_terminal(&self, pid: i32) -> Option<(ObjectId, i32)> {
+        self.terminals.iter().find_map(|(number, terminal)| {
+            let (session, group) = terminal.session?;
+            (session == pid).then_some((*number, group))
         })
     }
 }

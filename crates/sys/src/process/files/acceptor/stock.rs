@@ -27,8 +27,8 @@ pub struct Stock {
     pub(in crate::process::files) image: Image,
     /// Pipes and contents, kept open until they are filled.
     pub(in crate::process::files) keepers: BTreeMap<ObjectId, OwnedFd>,
-    /// Ends of new pipes that no open file has taken yet, by access mode.
-    pub(in crate::process::files) pipe_ends: BTreeMap<(ObjectId, u32), OwnedFd>,
+    /// Ends of new pipes and files of new contents that no open file has taken yet, by access mode.
+    pub(in crate::process::files) first_files: BTreeMap<(ObjectId, u32), OwnedFd>,
     /// Other ends of Unix sockets whose peers are gone.
     pub(in crate::process::files) ghosts: BTreeMap<FileId, OwnedFd>,
     /// Socket files that wait to be seen.
@@ -70,7 +70,7 @@ impl Stock {
             floor: image.ceiling() + MARGIN,
             image,
             keepers: BTreeMap::new(),
-            pipe_ends: BTreeMap::new(),
+            first_files: BTreeMap::new(),
             ghosts: BTreeMap::new(),
             stages: Vec::new(),
             memory: BTreeMap::new(),
@@ -297,7 +297,7 @@ impl Stock {
     pub fn close(&mut self) {
         let files = std::mem::take(&mut self.files).into_values();
         let others = std::mem::take(&mut self.keepers).into_values();
-        let others = others.chain(std::mem::take(&mut self.pipe_ends).into_values());
+        let others = others.chain(std::mem::take(&mut self.first_files).into_values());
         let others = others.chain(std::mem::take(&mut self.ghosts).into_values());
         raw::close_all(files.chain(others).collect());
     }

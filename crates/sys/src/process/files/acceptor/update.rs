@@ -31,7 +31,7 @@ impl Stock {
             self.set_state(fd, file, former.file(*id, file))?;
         }
         self.keepers.clear();
-        self.pipe_ends.clear();
+        self.first_files.clear();
         self.ghosts.clear();
         self.opener.rest();
         Ok(())

@@ -356,6 +356,7 @@ fn content_changes(before: Option<&Content>, now: &Content) -> ContentChanges {
         head: Content {
             form: now.form.clone(),
             access: now.access,
+            times_ns: now.times_ns,
             size: now.size,
             elsewhere: now.elsewhere,
             chunks: BTreeMap::new(),

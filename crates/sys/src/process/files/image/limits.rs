@@ -5,7 +5,7 @@ use crate::socket_filter::{INSTRUCTIONS, SocketFilter};
 use std::collections::BTreeMap;
 use thiserror::Error;
 
-/// Longest chunk of content, bytes.
+/// Chunks of content end at its multiples at the latest, bytes.
 pub const CHUNK: u64 = 64 * 1024;
 /// Highest descriptor and the kernel's own limit of descriptors (`fs.nr_open`).
 pub const DESCRIPTORS: u32 = 1 << 20;
@@ -87,7 +87,8 @@ fn check_contents(image: &Image) -> Result<(), Malformed> {
         let mut free_from = 0;
         for (offset, chunk) in &content.chunks {
             let length = chunk.0.len() as u64;
-            require(*offset >= free_from && length <= CHUNK, "chunks overlap")?;
+            require(*offset >= free_from, "chunks overlap")?;
+            require(offset % CHUNK + length <= CHUNK, "a chunk is too long")?;
             free_from = offset.saturating_add(length);
         }
         require(

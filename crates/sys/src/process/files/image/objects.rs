@@ -31,6 +31,8 @@ pub struct Pipe {
     pub chunks: Vec<Bytes>,
     /// Packet mode.
     pub packets: bool,
+    /// Owner, group and permissions; those of a FIFO are its file's.
+    pub access: (u32, u32, u32),
 }
 
 /// A pseudo-terminal.
@@ -59,11 +61,13 @@ pub struct Content {
     pub form: ContentForm,
     /// Owner, group and permissions.
     pub access: (u32, u32, u32),
+    /// Last access and last change of its bytes, nanoseconds since 1970.
+    pub times_ns: (i64, i64),
     /// Bytes.
     pub size: u64,
     /// Device and inode at the donor of memory that moves elsewhere, with its mappings: it has no chunks here.
     pub elsewhere: Option<(u64, u64)>,
-    /// What is not a hole, by offset, none longer than [`super::limits::CHUNK`].
+    /// What is not a hole, by offset; none reaches over a multiple of [`super::limits::CHUNK`].
     pub chunks: BTreeMap<u64, Bytes>,
 }
 
@@ -87,6 +91,19 @@ pub enum ContentForm {
         /// The directory it was made in.
         directory: FilePath,
     },
+}
+
+impl ContentForm {
+    /// A file that had this path, and this inode; one that never had a path shows the inode in place of a name.
+    pub(in crate::process) fn of_removed(path: &[u8], inode: u64) -> Self {
+        let name_at = path.iter().rposition(|byte| *byte == b'/').unwrap_or(0);
+        if path.get(name_at + 1..) == Some(format!("#{inode}").as_bytes()) {
+            let directory = path[..name_at.max(1)].to_vec().into();
+            return Self::Temporary { directory };
+        }
+        let path = path.to_vec().into();
+        Self::Deleted { path }
+    }
 }
 
 /// An entry of an epoll set.

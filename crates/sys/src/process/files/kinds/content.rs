@@ -6,20 +6,34 @@ use crate::process::files::error::{At, FilesError, Reason, Refusal};
 use crate::process::files::image::limits::CHUNK;
 use crate::process::files::image::{Bytes, Content, ContentForm, FileId, FilePath, Kind, ObjectId};
 use crate::process::files::kinds::named::{self, allowed};
-use crate::process::rights::Opener;
+use crate::process::files::raw;
+use crate::process::rights::{Access, Opener};
 use rustix::fs::{
-    Gid, MemfdFlags, Mode, OFlags, SealFlags, SeekFrom, Stat, Uid, fchmod, fchown, fcntl_add_seals,
-    fcntl_get_seals, fstatfs, ftruncate, memfd_create, open, unlink,
+    FallocateFlags, Gid, MemfdFlags, Mode, OFlags, SealFlags, SeekFrom, Stat, Timespec, Timestamps,
+    Uid, fallocate, fchmod, fchown, fcntl_add_seals, fcntl_get_seals, fstatfs, ftruncate, futimens,
+    memfd_create, open, unlink,
 };
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::Path;
 
 /// `HUGETLBFS_MAGIC` (`linux/magic.h`).
 const HUGETLBFS: i64 = 0x9584_58f6;
+const SECOND_NS: i64 = 1_000_000_000;
+/// `O_LARGEFILE` as the kernel shows it, which is 0 for the C library here.
+const LARGE: i32 = 0o100_000;
+/// Flags of an open file that tell nothing of how it was opened.
+const LATER: i32 = LARGE
+    | libc::O_APPEND
+    | libc::O_NONBLOCK
+    | libc::O_DIRECT
+    | libc::O_ASYNC
+    | libc::O_NOATIME
+    | libc::O_CLOEXEC;
 
 /// Reads an open file without a name, and its content when it is met for the first time.
 pub fn save(saver: &mut Saver<'_>, subject: &Subject, stat: &Stat) -> Saved<Kind> {
@@ -46,6 +60,10 @@ pub fn save(saver: &mut Saver<'_>, subject: &Subject, stat: &Stat) -> Saved<Kind
         let value = Content {
             form: form(subject)?,
             access: (stat.st_uid, stat.st_gid, stat.st_mode & 0o7777),
+            times_ns: (
+                nanoseconds(stat.st_atime, stat.st_atime_nsec),
+                nanoseconds(stat.st_mtime, stat.st_mtime_nsec),
+            ),
             size,
             elsewhere,
             chunks,
@@ -56,6 +74,12 @@ pub fn save(saver: &mut Saver<'_>, subject: &Subject, stat: &Stat) -> Saved<Kind
     Ok(Kind::Content { content, offset })
 }
 
+fn nanoseconds(seconds: i64, more: impl Into<u64>) -> i64 {
+    seconds
+        .saturating_mul(SECOND_NS)
+        .saturating_add(more.into() as i64)
+}
+
 fn form(subject: &Subject) -> Saved<ContentForm> {
     let path = named::former_name(&subject.path);
     if let Some(name) = path.as_os_str().as_bytes().strip_prefix(b"/memfd:") {
@@ -64,23 +88,19 @@ fn form(subject: &Subject) -> Saved<ContentForm> {
             seals: fcntl_get_seals(&subject.copy).at("F_GET_SEALS")?.bits(),
         });
     }
-    let directory = path.parent().filter(|name| name.has_root());
-    let directory = directory.ok_or(Reason::Unreachable)?;
-    let made_without = format!("#{}", subject.info.inode);
-    if path
-        .file_name()
-        .is_some_and(|name| name == made_without.as_str())
-    {
-        let directory = directory.to_path_buf().into();
-        return Ok(ContentForm::Temporary { directory });
+    if !path.parent().is_some_and(Path::has_root) {
+        return Err(Reason::Unreachable.into());
     }
-    let path = path.to_path_buf().into();
-    Ok(ContentForm::Deleted { path })
+    Ok(ContentForm::of_removed(
+        path.as_os_str().as_bytes(),
+        subject.info.inode,
+    ))
 }
 
 /// What is not a hole. The file is opened anew, since looking for holes moves the position.
 fn read(path: &str, size: u64) -> io::Result<BTreeMap<u64, Bytes>> {
-    let file = File::open(path)?;
+    let mut file = File::options();
+    let file = file.read(true).custom_flags(libc::O_NOATIME).open(path)?;
     let mut chunks = BTreeMap::new();
     let mut at = 0;
     while at < size {
@@ -90,14 +110,13 @@ fn read(path: &str, size: u64) -> io::Result<BTreeMap<u64, Bytes>> {
             Err(error) => return Err(error.into()),
         };
         let end = rustix::fs::seek(&file, SeekFrom::Hole(data))?.min(size);
-        at = data - data % CHUNK;
+        at = data;
         while at < end {
-            let mut chunk = vec![0; CHUNK.min(size - at) as usize];
+            let mut chunk = vec![0; (CHUNK - at % CHUNK).min(end - at) as usize];
             file.read_exact_at(&mut chunk, at)?;
-            if chunk.iter().any(|byte| *byte != 0) {
-                chunks.insert(at, Bytes(chunk));
-            }
-            at += CHUNK;
+            let length = chunk.len() as u64;
+            chunks.insert(at, Bytes(chunk));
+            at += length;
         }
     }
     Ok(chunks)
@@ -119,33 +138,49 @@ pub fn make(
                 memory.try_clone().at("dup")?
             }
             None => {
-                let fd = create(&mut stock.opener, &value)?;
+                let fd = create(&mut stock.opener, &value.form, value.access)?;
                 write(&fd, &value, None)?;
                 fd
             }
         };
+        // The very file that was made is that of a program which has it open for writing: a memory file that was opened by a path
+        // can never be executed then.
+        let first = stock.lift(fd.try_clone().at("dup")?)?;
+        let writing = libc::O_RDWR as u32;
+        stock.first_files.insert((content, writing), first);
         stock.keeper(content, fd)?;
     }
+    let opened = flags & !(LATER as u32);
+    if let Some(first) = stock.first_files.remove(&(content, opened)) {
+        raw::set_status(first.as_fd(), flags & !(libc::O_ASYNC as u32)).at("F_SETFL")?;
+        return stock.keep(id, first);
+    }
     let path = format!("/proc/self/fd/{}", stock.keepers[&content].as_raw_fd());
-    // The flags that made a file without a name are still among them.
-    let fd = named::open(&path, flags & !(libc::O_TMPFILE as u32))?;
+    // The flags that made a file without a name are still among them, and what `shm_open` says of links; the path here is one.
+    let opening = flags & !((libc::O_TMPFILE | libc::O_NOFOLLOW) as u32);
+    let fd = named::open(&path, opening)?;
     stock.keep(id, fd)
 }
 
-fn create(opener: &mut Opener, content: &Content) -> Result<OwnedFd, FilesError> {
-    let (uid, gid, mode) = content.access;
-    let fd = match &content.form {
+/// Makes what has no name, and is empty.
+pub(in crate::process) fn create(
+    opener: &mut Opener,
+    form: &ContentForm,
+    access: Access,
+) -> Result<OwnedFd, FilesError> {
+    let (uid, gid, mode) = access;
+    let fd = match form {
         ContentForm::Memory { name, .. } => {
             let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
             memfd_create(name.as_os_str(), flags).at("memfd_create")?
         }
         ContentForm::Deleted { path } if !opener.is_bounded() => create_deleted(path)?,
         ContentForm::Deleted { path } => {
-            let made = opener.nameless(path, true, content.access);
+            let made = opener.nameless(path, true, access);
             return allowed(opener, path, made);
         }
         ContentForm::Temporary { directory } if opener.is_bounded() => {
-            let made = opener.nameless(directory, false, content.access);
+            let made = opener.nameless(directory, false, access);
             return allowed(opener, directory, made);
         }
         ContentForm::Temporary { directory } => {
@@ -188,11 +223,21 @@ pub fn update(fd: &OwnedFd, before: &Content, now: &Content) -> Result<(), Files
     Ok(())
 }
 
-/// Brings content to its final state: what changed since it was made, then its seals.
+/// Brings content to its final state: what changed since it was made, its times, then its seals.
 pub fn finish(fd: &OwnedFd, before: Option<&Content>, now: &Content) -> Result<(), FilesError> {
     if before != Some(now) && now.elsewhere.is_none() {
         write(fd, now, before)?;
     }
+    let (access, change) = now.times_ns;
+    let time = |ns: i64| Timespec {
+        tv_sec: ns.div_euclid(SECOND_NS),
+        tv_nsec: ns.rem_euclid(SECOND_NS) as _,
+    };
+    let times = Timestamps {
+        last_access: time(access),
+        last_modification: time(change),
+    };
+    futimens(fd, &times).at("futimens")?;
     if let ContentForm::Memory { seals, .. } = &now.form {
         let seals = SealFlags::from_bits_retain(*seals);
         let there = fcntl_get_seals(fd).at("F_GET_SEALS")?;
@@ -203,20 +248,24 @@ pub fn finish(fd: &OwnedFd, before: Option<&Content>, now: &Content) -> Result<(
     Ok(())
 }
 
+/// Writes what differs. Where something does, what was there is taken away first: holes stay holes.
 fn write(fd: &OwnedFd, now: &Content, before: Option<&Content>) -> Result<(), FilesError> {
     let shown = shown(&now.form);
     ftruncate(fd, now.size).at(shown)?;
     let file = File::from(fd.try_clone().at(shown)?);
     let nothing = BTreeMap::new();
     let old = before.map_or(&nothing, |content| &content.chunks);
-    for (offset, chunk) in old {
-        if !now.chunks.contains_key(offset) && *offset < now.size {
-            let length = chunk.0.len().min((now.size - offset) as usize);
-            file.write_all_at(&vec![0; length], *offset).at(shown)?;
+    let cell = |offset: &u64| offset / CHUNK;
+    let differs = |offset: &&u64| old.get(*offset) != now.chunks.get(*offset);
+    let all = old.keys().chain(now.chunks.keys());
+    let changed: BTreeSet<u64> = all.filter(differs).map(cell).collect();
+    for number in changed {
+        let cell = number * CHUNK..(number + 1) * CHUNK;
+        if old.range(cell.clone()).next().is_some() {
+            let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+            fallocate(fd, hole, cell.start, CHUNK).at(shown)?;
         }
-    }
-    for (offset, chunk) in &now.chunks {
-        if old.get(offset) != Some(chunk) {
+        for (offset, chunk) in now.chunks.range(cell) {
             file.write_all_at(&chunk.0, *offset).at(shown)?;
         }
     }

@@ -39,7 +39,8 @@ pub fn save(saver: &mut Saver<'_>, subject: &Subject) -> Saved<Kind> {
 }
 
 fn save_regular(saver: &mut Saver<'_>, subject: &Subject, stat: &Stat) -> Saved<Kind> {
-    if stat.st_nlink == 0 {
+    let identity = (stat.st_dev, stat.st_ino);
+    if stat.st_nlink == 0 || saver.limits.elsewhere.contains(&identity) {
         return content::save(saver, subject, stat);
     }
     if !subject.link.starts_with('/') {

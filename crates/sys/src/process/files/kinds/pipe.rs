@@ -7,7 +7,7 @@ use crate::process::files::error::{At, FilesError, Reason};
 use crate::process::files::image::{Bytes, FileId, FilePath, Kind, ObjectId, OpenFile, Pipe};
 use crate::process::files::raw;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::fs::{Mode, OFlags, Stat, open};
+use rustix::fs::{Gid, Mode, OFlags, Stat, Uid, fchmod, fchown, open};
 use rustix::io::{Errno, ioctl_fionread};
 use rustix::pipe::{
     PipeFlags, SpliceFlags, fcntl_getpipe_size, fcntl_setpipe_size, pipe_with, tee,
@@ -35,6 +35,7 @@ pub fn save(saver: &mut Saver<'_>, subject: &Subject, stat: &Stat) -> Saved<Kind
             capacity: capacity as u32,
             chunks,
             packets,
+            access: (stat.st_uid, stat.st_gid, stat.st_mode & 0o7777),
         };
         saver.image.pipes.insert(pipe, value);
     }
@@ -149,10 +150,10 @@ pub fn make(stock: &mut Stock, id: FileId, pipe: ObjectId, flags: u32) -> Result
                 let keeper = named::open(&path, (libc::O_RDWR | libc::O_NONBLOCK) as u32)?;
                 let (reader, writer) = (stock.lift(reader)?, stock.lift(writer)?);
                 stock
-                    .pipe_ends
+                    .first_files
                     .insert((pipe, libc::O_RDONLY as u32), reader);
                 stock
-                    .pipe_ends
+                    .first_files
                     .insert((pipe, libc::O_WRONLY as u32), writer);
                 keeper
             }
@@ -162,7 +163,7 @@ pub fn make(stock: &mut Stock, id: FileId, pipe: ObjectId, flags: u32) -> Result
     }
     // The ends that `pipe2` gave have just the flags that a program sees; others are opened.
     let fd = match stock
-        .pipe_ends
+        .first_files
         .remove(&(pipe, flags & libc::O_ACCMODE as u32))
     {
         Some(end) => end,
@@ -175,8 +176,13 @@ pub fn make(stock: &mut Stock, id: FileId, pipe: ObjectId, flags: u32) -> Result
     stock.keep(id, fd)
 }
 
-/// Puts the content in. A FIFO of the same host has it already.
+/// Puts the content in, and gives the pipe its owner. A FIFO of the same host has both already.
 pub fn fill(keeper: &OwnedFd, pipe: &Pipe) -> Result<(), FilesError> {
+    if pipe.path.is_none() {
+        let (uid, gid, mode) = pipe.access;
+        fchown(keeper, Some(Uid::from_raw(uid)), Some(Gid::from_raw(gid))).at("fchown")?;
+        fchmod(keeper, Mode::from_raw_mode(mode)).at("fchmod")?;
+    }
     let bytes: usize = pipe.chunks.iter().map(|chunk| chunk.0.len()).sum();
     let there = ioctl_fionread(keeper).at("FIONREAD")? as usize;
     match (&pipe.path, there) {

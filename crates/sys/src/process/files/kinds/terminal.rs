@@ -10,7 +10,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{AtFlags, CWD};
 use rustix::fs::{Gid, Mode, OFlags, Stat, Uid, chmodat, chownat, open, stat};
 use rustix::io::ioctl_fionread;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 
 /// null, zero, full, random, urandom; the controlling terminal, whichever that is.
 const EVERYWHERE: [(u32, u32); 6] = [(1, 3), (1, 5), (1, 7), (1, 8), (1, 9), (5, 0)];
@@ -207,8 +207,20 @@ pub fn make_slave(
     terminal: ObjectId,
     flags: u32,
 ) -> Result<(), FilesError> {
-    let fd = named::open(format!("/dev/pts/{terminal}"), flags)?;
+    let fd = named::open(slave_path(terminal), flags)?;
     stock.keep(id, fd)
+}
+
+fn slave_path(terminal: ObjectId) -> String {
+    format!("/dev/pts/{terminal}")
+}
+
+/// Opens the slave of a terminal of this process's mounts, which becomes nobody's controlling terminal thereby.
+///
+/// # Errors
+/// The kernel's refusal.
+pub fn open_slave(terminal: ObjectId) -> Result<OwnedFd, FilesError> {
+    named::open(slave_path(terminal), libc::O_RDWR as u32)
 }
 
 /// Gives a terminal its state, through its master. The session is left to the process that leads it.
@@ -230,16 +242,4 @@ pub fn finish(master: &OwnedFd, terminal: &Terminal) -> Result<(), FilesError> {
     }
     let mut locked = i32::from(terminal.locked).to_ne_bytes();
     raw::ioctl(fd, TIOCSPTLCK, &mut locked).at("TIOCSPTLCK")
-}
-
-/// Makes the terminal behind a descriptor the controlling one of the calling process, which must lead a session that has
-/// none, and `group` its foreground group.
-///
-/// # Errors
-/// The kernel's refusal.
-pub fn take_terminal(terminal: BorrowedFd<'_>, group: i32) -> Result<(), FilesError> {
-    rustix::process::ioctl_tiocsctty(terminal).at("TIOCSCTTY")?;
-    let group = rustix::process::Pid::from_raw(group);
-    let group = group.ok_or_else(|| std::io::Error::from(std::io::ErrorKind::InvalidInput));
-    rustix::termios::tcsetpgrp(terminal, group.at("TIOCSPGRP")?).at("TIOCSPGRP")
 }

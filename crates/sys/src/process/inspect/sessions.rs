@@ -1,0 +1,28 @@
+//! Sessions that processes are in without their parents.
+
+use super::{Obstacle, Report};
+use crate::process::procfs::Stat;
+
+/// The acceptor puts a process into the session of its parent, of an earlier child of its parent, or into one of which nobody is left
+/// that was there before.
+pub(super) fn check(report: &mut Report) {
+    let read = |pid: &i32| Some((*pid, Stat::read(*pid).ok()?));
+    let seen: Vec<(i32, Stat)> = report.processes.iter().filter_map(read).collect();
+    for (at, (pid, stat)) in seen.iter().enumerate().skip(1) {
+        let (before, session) = (&seen[..at], stat.session);
+        let parent = before.iter().find(|(other, _)| *other == stat.parent);
+        let Some((_, parent)) = parent.filter(|_| session != *pid) else {
+            continue;
+        };
+        if session == parent.session {
+            continue;
+        }
+        let is_sibling =
+            |(_, other): &(i32, Stat)| (other.session, other.parent) == (session, stat.parent);
+        let leads = |(other, _): &(i32, Stat)| *other == session;
+        let is_left = before.iter().any(|(_, other)| other.session == session);
+        if !before.iter().any(is_sibling) && (is_left || seen.iter().any(leads)) {
+            report.block(*pid, Obstacle::SessionOf(session));
+        }
+    }
+}
