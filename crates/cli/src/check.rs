@@ -13,16 +13,24 @@ use crate::process::Process;
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   holdfast check 4242
+  holdfast check 4242 --to n2
   holdfast check game.service
   holdfast check $(pidof oa_ded) --json | jq .blockers
 
-Exit codes: 0 it can move, 1 it cannot, or the check failed. Nothing of the process is touched.")]
+With --to, node n2 judges the process as it does at a move, with everything but its memory, and then forgets it: what n2 would
+refuse is said in the words of the move. The process stands still for a moment, as in the first round of a move, and goes on.
+Without --to nothing of the process is touched.
+
+Exit codes: 0 it can move, 1 it cannot, or the check failed.")]
 pub struct CheckArgs {
     #[command(flatten)]
     daemon: Daemon,
     /// The process, by its PID on this node, or the systemd unit that it is the main process of
     #[arg(value_name = "PID|UNIT")]
     process: Process,
+    /// Ask this node too whether it takes the process
+    #[arg(long, value_name = "NODE")]
+    to: Option<String>,
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -35,7 +43,12 @@ pub struct CheckArgs {
 pub fn run(args: &CheckArgs) -> Result<Ending> {
     let client = args.daemon.client()?;
     let pid = args.process.pid(&args.daemon, &client)?;
-    let check = args.daemon.ask(&client, |client| client.check(pid))?;
+    let check = match &args.to {
+        Some(node) => args
+            .daemon
+            .ask(&client, |client| client.check_to(pid, node))?,
+        None => args.daemon.ask(&client, |client| client.check(pid))?,
+    };
     if args.json {
         print_json(&check)?;
     } else {
@@ -48,12 +61,16 @@ pub fn run(args: &CheckArgs) -> Result<Ending> {
 }
 
 fn text(check: &ProcessCheck) -> String {
-    let verdict = match check.blockers.len() {
-        0 => "can move".to_owned(),
-        1 => "cannot move: 1 blocker".to_owned(),
-        count => format!("cannot move: {count} blockers"),
+    let to = (check.to.as_ref()).map_or_else(String::new, |node| format!(" to {node}"));
+    let verdict = match check.blockers.len() + check.refusals.len() {
+        0 => format!("can move{to}"),
+        1 => format!("cannot move{to}: 1 blocker"),
+        count => format!("cannot move{to}: {count} blockers"),
     };
     let mut text = format!("{} ({}) {verdict}\n", check.name, check.pid);
+    for refusal in &check.refusals {
+        text += &format!("  refused: {refusal}\n");
+    }
     for blocker in &check.blockers {
         text += &format!("  {}\n", line(blocker));
     }
@@ -97,6 +114,8 @@ mod tests {
             name: "game".into(),
             movable: blockers.is_empty(),
             blockers,
+            to: None,
+            refusals: Vec::new(),
             processes: vec![4242, 4243],
             threads: 9,
             mappings: 80,
@@ -122,6 +141,21 @@ mod tests {
             lines.next(),
             Some("  process 4243, descriptor 7 (anon_inode:[io_uring]): use epoll")
         );
+        assert!(!text.contains("predicted"), "{text}");
+    }
+
+    #[test]
+    fn what_the_other_node_refuses_is_named() {
+        let refused = ProcessCheck {
+            movable: false,
+            to: Some("n2".into()),
+            refusals: vec!["user 33 is not in its list".into(), "no such file".into()],
+            ..check(Vec::new())
+        };
+        let text = text(&refused);
+        let first =
+            "game (4242) cannot move to n2: 2 blockers\n  refused: user 33 is not in its list\n";
+        assert!(text.starts_with(first), "{text}");
         assert!(!text.contains("predicted"), "{text}");
     }
 

@@ -290,6 +290,12 @@ pub enum MoveFrameOf<B> {
     },
     /// Acceptor to donor, while memory follows a process that runs. For the daemon too.
     Wanted(Wanted),
+    /// Acceptor to donor: its verdict on everything of the process that needs no memory pages. For the daemon too.
+    Judged {
+        /// Why it does not take the process; empty if it would.
+        #[serde(deserialize_with = "bounded")]
+        refusals: Vec<String>,
+    },
 }
 
 /// What is to be sent of memory that follows.
@@ -333,6 +339,7 @@ impl<B> MoveFrameOf<B> {
             MoveFrameOf::Piece { .. } => "Piece",
             MoveFrameOf::Took { .. } => "Took",
             MoveFrameOf::Wanted(_) => "Wanted",
+            MoveFrameOf::Judged { .. } => "Judged",
         }
     }
 
@@ -395,6 +402,7 @@ impl<B> MoveFrameOf<B> {
                 problem,
             },
             MoveFrameOf::Wanted(wanted) => MoveFrameOf::Wanted(wanted),
+            MoveFrameOf::Judged { refusals } => MoveFrameOf::Judged { refusals },
         }
     }
 }

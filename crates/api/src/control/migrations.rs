@@ -11,10 +11,16 @@ pub struct ProcessCheck {
     pub pid: i32,
     /// What it is called (`comm`).
     pub name: String,
-    /// Whether nothing stands in the way here. The node that is asked to take it looks as well.
+    /// Whether nothing stands in the way here, nor at the node `to`, if that was asked.
     pub movable: bool,
-    /// What stands in the way.
+    /// What stands in the way here.
     pub blockers: Vec<BlockerEntry>,
+    /// Name of the node that was asked whether it takes the process; none if no node was named, or there are blockers.
+    #[serde(default)]
+    pub to: Option<String>,
+    /// Why a move to that node would be refused, in the words of the move.
+    #[serde(default)]
+    pub refusals: Vec<String>,
     /// Processes of the tree, the root first.
     pub processes: Vec<i32>,
     /// Threads of all of them.
@@ -33,6 +39,14 @@ pub struct ProcessCheck {
     pub forwarded: Vec<String>,
     /// How long it would stand still, at best, microseconds: what it writes to memory meanwhile comes on top.
     pub predicted_freeze_us: f64,
+}
+
+/// The query of `GET /v1/processes/{pid}/check`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct CheckQuery {
+    /// Name of a node that is asked too whether it takes the process.
+    pub to: Option<String>,
 }
 
 /// Something of a process that cannot move.

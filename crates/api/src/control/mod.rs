@@ -23,7 +23,7 @@ pub use handoffs::{
     HandoffStatus, HandoffSummary, PhasesUs, Selection,
 };
 pub use migrations::{
-    BlockerEntry, FollowedMemory, MigrationAccepted, MigrationList, MigrationOutcome,
+    BlockerEntry, CheckQuery, FollowedMemory, MigrationAccepted, MigrationList, MigrationOutcome,
     MigrationPhasesUs, MigrationRequest, MigrationStatus, MigrationStepUs, MigrationStepsUs,
     ProcessCheck, ResidentProcess, RoundEntry, SocketsWay, UnitEntry,
 };

@@ -3,11 +3,11 @@
 use schemars::{Schema, SchemaGenerator};
 
 use super::{
-    DropList, FlowDetail, FlowList, FlowQuery, HandoffAccepted, HandoffList, HandoffRequest,
-    HandoffStatus, MigrationAccepted, MigrationList, MigrationRequest, MigrationStatus, NodeList,
-    OwnElementList, PeerList, Placement, PlacementRequest, PoolDaemonStatus, PoolDetail, PoolList,
-    PoolQuery, ProcessCheck, RegistrarStatus, Reported, Resolution, ResolveQuery, Status,
-    UnitEntry, UnreachableReport,
+    CheckQuery, DropList, FlowDetail, FlowList, FlowQuery, HandoffAccepted, HandoffList,
+    HandoffRequest, HandoffStatus, MigrationAccepted, MigrationList, MigrationRequest,
+    MigrationStatus, NodeList, OwnElementList, PeerList, Placement, PlacementRequest,
+    PoolDaemonStatus, PoolDetail, PoolList, PoolQuery, ProcessCheck, RegistrarStatus, Reported,
+    Resolution, ResolveQuery, Status, UnitEntry, UnreachableReport,
 };
 
 /// One request that the daemon answers.
@@ -99,6 +99,7 @@ pub const ROUTES: &[Route] = &[
     Route {
         path: "/v1/processes/{pid}/check",
         summary: "Whether a process of this node can move, and what stands in the way.",
+        query: Some(schema::<CheckQuery>),
         answer: Some(schema::<ProcessCheck>),
         ..GET
     },

@@ -8,4 +8,5 @@ mod nodes;
 mod programs;
 mod requests;
 mod sockets;
+mod stolen;
 mod strange;

@@ -2,6 +2,8 @@
 
 #![allow(dead_code, reason = "each test uses a part")]
 
+pub mod member;
+
 use std::net::{SocketAddr, TcpStream};
 use std::process::Output;
 use std::sync::atomic::Ordering;

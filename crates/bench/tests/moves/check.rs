@@ -46,12 +46,21 @@ pub fn movable(world: &World) -> Result<()> {
             "{check:?}"
         );
         ensure!(check.forwarded.len() as u64 == sockets, "{check:?}");
+        // The acceptor is asked too, and forgets what it was asked.
+        let asked = world.check_to(check.pid, DONOR, ACCEPTOR)?;
+        ensure!(asked.movable && asked.refusals.is_empty(), "{asked:?}");
+        ensure!(asked.to.as_deref() == Some(ACCEPTOR), "{asked:?}");
+        world.goes_on(counter, DONOR)?;
+        world.nothing_is_left(ACCEPTOR, counter.program())?;
+        world.nothing_is_in_transit()?;
         world.migrate(counter, DONOR, ACCEPTOR)?;
         world.end(counter)?;
     }
     let control = world.cluster.control_blocking(DONOR)?;
     let nobody = control.run(async |client| client.check(4_000_000).await);
     ensure!(nobody.is_err(), "{nobody:?}");
+    let nowhere = control.run(async |client| client.check_to(1, "n9").await);
+    ensure!(nowhere.is_err(), "{nowhere:?}");
     Ok(())
 }
 

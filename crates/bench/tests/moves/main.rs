@@ -9,6 +9,7 @@ mod clients;
 mod common;
 mod copies;
 mod counted;
+mod false_donor;
 mod faults;
 mod followed;
 mod loaded;
@@ -217,6 +218,16 @@ fn a_user_that_is_not_listed_stays() {
 #[test]
 fn what_a_process_has_open_its_users_could_open() {
     alone(policy::files);
+}
+
+#[test]
+fn state_that_only_root_may_set_stays() {
+    alone(policy::state);
+}
+
+#[test]
+fn a_donor_that_was_taken_over_gets_nothing_of_roots() {
+    alone(false_donor::refused);
 }
 
 #[test]

@@ -9,7 +9,7 @@ use holdfast_bench::cluster::Family;
 use holdfast_bench::load::Load;
 
 use crate::clients::{CLIENTS, all_go_on, connected, pid, serving_by};
-use crate::faults::{ACCEPTOR, DONOR, nothing_is_written};
+use crate::faults::{ACCEPTOR, DONOR};
 use crate::numbered::Datagrams;
 use crate::world::{World, compile};
 
@@ -117,14 +117,19 @@ impl Served<'_> {
 
     fn refuses(&self, obstacle: &Obstacle<'_>) -> Result<()> {
         self.run(&obstacle.put)?;
-        let id = self.world.begin(pid(self.folder)?, DONOR, ACCEPTOR)?;
-        self.kept(id, &obstacle.says)?;
+        let pid = pid(self.folder)?;
+        let check = self.world.check_to(pid, DONOR, ACCEPTOR)?;
+        ensure!(!check.movable && check.blockers.is_empty(), "{check:?}");
+        let id = self.world.begin(pid, DONOR, ACCEPTOR)?;
+        let reason = self.kept(id, &obstacle.says)?;
+        let said = format!("node 3 refused: {}", check.refusals.join("; "));
+        ensure!(unnumbered(&reason) == unnumbered(&said), "{said}, {reason}");
         self.run(&obstacle.remove)?;
         Ok(())
     }
 
     /// It stays, for this reason, and nothing of the move does.
-    fn kept(&self, id: u64, says: &[&str]) -> Result<()> {
+    fn kept(&self, id: u64, says: &[&str]) -> Result<String> {
         let status = self.world.ended(DONOR, id)?;
         let MigrationOutcome::Kept { reason } = &status.outcome else {
             anyhow::bail!("it came: {status:?}");
@@ -134,15 +139,10 @@ impl Served<'_> {
         ensure!(missing.is_none(), "no {missing:?} in: {reason}");
         self.goes_on()?;
         let world = self.world;
-        world.wait("something is written down", || nothing_is_written(world))?;
-        world.wait("something of it is left", || {
-            Ok(world.runs(ACCEPTOR, "echo")? == 0)
-        })?;
-        world.wait("a restorer is left", || {
-            Ok(self.world.restorers(ACCEPTOR)?.is_empty())
-        })?;
+        world.nothing_is_left(ACCEPTOR, "echo")?;
         ensure!(world.runs(DONOR, "echo")? == 1, "it is not where it was");
-        world.nothing_is_in_transit()
+        world.nothing_is_in_transit()?;
+        Ok(reason.clone())
     }
 
     /// As the kernel does that has no memory left. Datagrams that have gone to the acceptor by then are lost, no others.
@@ -191,6 +191,12 @@ impl Served<'_> {
         none_lost(self.datagrams)?;
         self.connections.stop()
     }
+}
+
+/// A reason without the name of the move's record, in which each move has a number of its own.
+fn unnumbered(reason: &str) -> Vec<&str> {
+    let words = reason.split(' ');
+    words.filter(|word| !word.contains(".takes")).collect()
 }
 
 fn none_lost(datagrams: Datagrams) -> Result<()> {

@@ -10,7 +10,6 @@ use holdfast_api::control::MigrationOutcome;
 use holdfast_bench::cluster::{Cluster, ClusterSpec, Family};
 use toml::Value;
 
-use crate::faults::nothing_is_written;
 use crate::world::{Counter, World};
 
 /// Nobody's number, and group.
@@ -56,7 +55,6 @@ pub fn files() -> Result<()> {
             other.join("roots"),
             format!("{}: ", other.join("roots").display()),
         ),
-        // This is known only when it stands still.
         (
             &*other,
             "/dev/null".into(),
@@ -65,6 +63,36 @@ pub fn files() -> Result<()> {
     ] {
         let counter = start(&world, directory, &file)?;
         stays(&world, &counter, &why)?;
+    }
+    Ok(())
+}
+
+/// What an ordinary user's process may not have at another node, and what makes it so.
+const PRIVILEGED: [(&[&str], &str); 4] = [
+    (
+        &["setpriv", "--inh-caps=+chown", "--ambient-caps=+chown"],
+        "it has capabilities",
+    ),
+    (
+        &["setpriv", "--securebits=+noroot"],
+        "it has securebits 0x1",
+    ),
+    (&["chrt", "--fifo", "7"], "real-time priority 7"),
+    (&["nice", "-n", "-20"], "a thread has nice value -"),
+];
+
+/// State that only root may set: it is refused before anything stands still.
+pub fn state() -> Result<()> {
+    let world = world("state", &[Path::new(env!("CARGO_TARGET_TMPDIR"))])?;
+    for (by, why) in PRIVILEGED {
+        let (program, options) = by.split_first().context("a command")?;
+        let as_nobody = ["--reuid=65534", "--regid=65534", "--clear-groups"];
+        let words = match *program {
+            "setpriv" => [&["setpriv"], &as_nobody[..], options].concat(),
+            _ => [by, &["setpriv"], &as_nobody].concat(),
+        };
+        let counter = world.start_by("n2", &[&["env", "-C", "/tmp"], &words[..]].concat())?;
+        stays(&world, &counter, why).with_context(|| why.to_owned())?;
     }
     Ok(())
 }
@@ -114,15 +142,21 @@ fn start(world: &World, directory: &Path, file: &Path) -> Result<Counter> {
 
 /// It does not come, the reason is named, and it goes on where it is.
 fn stays(world: &World, counter: &Counter, why: &str) -> Result<()> {
-    let id = world.begin(world.pid_on("n2", counter)?, "n2", "n3")?;
+    let pid = world.pid_on("n2", counter)?;
+    let check = world.check_to(pid, "n2", "n3")?;
+    ensure!(!check.movable && check.blockers.is_empty(), "{check:?}");
+    let id = world.begin(pid, "n2", "n3")?;
     let status = world.ended("n2", id)?;
     let MigrationOutcome::Kept { reason } = &status.outcome else {
         anyhow::bail!("it came: {status:?}");
     };
     eprintln!("{reason}");
     ensure!(reason.contains(why), "{reason}");
+    // The acceptor says the same when it is only asked, and the process never stands still for it.
+    let said = format!("node 3 refused: {}", check.refusals.join("; "));
+    ensure!(*reason == said, "{reason}, but before: {said}");
+    ensure!(status.freeze_bytes == 0, "{status:?}");
     world.goes_on(counter, "n2")?;
-    world.wait("something is written down", || nothing_is_written(world))?;
-    ensure!(world.runs("n3", counter.program())? == 0, "it is there too");
+    world.nothing_is_left("n3", counter.program())?;
     world.end(counter)
 }

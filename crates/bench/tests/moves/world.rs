@@ -10,11 +10,13 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use holdfast_api::control::{
-    MigrationOutcome, MigrationRequest, MigrationStatus, ResidentProcess, SocketsWay,
+    MigrationOutcome, MigrationRequest, MigrationStatus, ProcessCheck, ResidentProcess, SocketsWay,
 };
 use holdfast_bench::cluster::{Cluster, ClusterSpec, LATE_MAX, was_late};
 use holdfast_lab::Topology;
 use holdfast_sys::process::REAPER_NAME;
+
+use crate::faults::nothing_is_written;
 
 /// Whatever is waited for; the machine may be very busy.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -161,6 +163,12 @@ impl World {
         Ok(accepted.id)
     }
 
+    /// What a node says of a process that is to move, and what the acceptor says.
+    pub fn check_to(&self, pid: i32, from: &str, to: &str) -> Result<ProcessCheck> {
+        let control = self.cluster.control_blocking(from)?;
+        Ok(control.run(async |client| client.check_to(pid, to).await)?)
+    }
+
     /// What became of a migration.
     pub fn ended(&self, from: &str, id: u64) -> Result<MigrationStatus> {
         let control = self.cluster.control_blocking(from)?;
@@ -267,6 +275,17 @@ impl World {
             is_first && said("Name:\t") == Some(REAPER_NAME)
         });
         Ok(found)
+    }
+
+    /// Waits until nothing is left of a program, nor of a move, on a node where it did not come.
+    pub fn nothing_is_left(&self, node: &str, program: &str) -> Result<()> {
+        self.wait("something is written down", || nothing_is_written(self))?;
+        self.wait("something of it is left", || {
+            Ok(self.runs(node, program)? == 0)
+        })?;
+        self.wait("a restorer is left", || {
+            Ok(self.restorers(node)?.is_empty())
+        })
     }
 
     /// Waits until no node holds packets, or has a flow between two.

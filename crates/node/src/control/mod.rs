@@ -16,7 +16,7 @@ use axum::Router;
 use axum::serve::Listener;
 use holdfast_api::FlowText;
 use holdfast_api::control::{
-    DropList, ErrorBody, FlowDetail, FlowList, FlowQuery, HandoffAccepted, HandoffList,
+    CheckQuery, DropList, ErrorBody, FlowDetail, FlowList, FlowQuery, HandoffAccepted, HandoffList,
     HandoffRequest, HandoffStatus, MigrationAccepted, MigrationList, MigrationRequest,
     MigrationStatus, NodeList, Placement, PlacementRequest, ProcessCheck, Status, UnitEntry,
 };
@@ -61,8 +61,8 @@ pub enum ControlRequest {
     SetPlacement(PlacementRequest, Reply<Placement>),
     /// Which process is this unit?
     Unit(String, Reply<UnitEntry>),
-    /// Can this process move?
-    Check(i32, Reply<ProcessCheck>),
+    /// Can this process move, to this node?
+    Check(i32, CheckQuery, Reply<ProcessCheck>),
     /// Move a process.
     StartMigration(MigrationRequest, Reply<MigrationAccepted>),
     /// Which migrations does it remember?

@@ -8,7 +8,7 @@ use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Json, Response};
 use axum::routing::{get, post};
 use holdfast_api::FlowText;
-use holdfast_api::control::{FlowQuery, MigrationStatus, ROUTES, openapi};
+use holdfast_api::control::{CheckQuery, FlowQuery, MigrationStatus, ROUTES, openapi};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tokio::sync::{mpsc, oneshot};
@@ -111,11 +111,19 @@ async fn unit(State(engine): Engine, Path(name): Path<String>) -> Response {
     ask(&engine, request, StatusCode::NOT_FOUND).await
 }
 
-async fn check(State(engine): Engine, Path(text): Path<String>) -> Response {
+async fn check(
+    State(engine): Engine,
+    Path(text): Path<String>,
+    query: Result<Query<CheckQuery>, QueryRejection>,
+) -> Response {
+    let Query(query) = match query {
+        Ok(query) => query,
+        Err(rejection) => return bad_request(rejection.body_text()).into_response(),
+    };
     let Ok(pid) = text.parse() else {
         return bad_request(format!("`{text}` is not a PID")).into_response();
     };
-    let request = |reply| ControlRequest::Check(pid, reply);
+    let request = |reply| ControlRequest::Check(pid, query, reply);
     ask(&engine, request, StatusCode::NOT_FOUND).await
 }
 

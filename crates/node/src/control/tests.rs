@@ -61,7 +61,7 @@ async fn engine(mut server: ControlServer) {
                 drop(reply.send(Ok(Placement { weights, epoch })));
             }
             ControlRequest::Unit(_, reply) => drop(reply.send(Err(refusal()))),
-            ControlRequest::Check(_, reply) => drop(reply.send(Err(refusal()))),
+            ControlRequest::Check(_, _, reply) => drop(reply.send(Err(refusal()))),
             ControlRequest::StartMigration(request, reply) => {
                 let answer = match request.to.as_str() {
                     "n2" => Ok(MigrationAccepted { id: 7 }),

@@ -23,7 +23,7 @@ impl Engine {
                 drop(reply.send(self.set_placement(request)))
             }
             ControlRequest::Unit(name, reply) => drop(reply.send(self.moves.unit(&name))),
-            ControlRequest::Check(pid, reply) => self.moves.check(pid, reply),
+            ControlRequest::Check(pid, query, reply) => self.check_process(pid, query, reply),
             ControlRequest::StartMigration(request, reply) => {
                 drop(reply.send(self.start_migration(&request)))
             }

@@ -2,14 +2,17 @@
 
 use std::time::Instant;
 
-use holdfast_api::control::{ErrorBody, MigrationAccepted, MigrationRequest};
+use holdfast_api::control::{
+    CheckQuery, ErrorBody, MigrationAccepted, MigrationRequest, ProcessCheck,
+};
 use holdfast_proto::migration::{Command, Completion, Migration, Results, RoundReport};
 use holdfast_wire::{Frame, MoveId, NodeId};
 
 use super::Engine;
 use super::faults::Moment;
 use super::query::error;
-use crate::migration::{Next, Told, name_of_command, name_of_results, token_of};
+use crate::control::Reply;
+use crate::migration::{Inquiry, Next, Told, name_of_command, name_of_results, token_of};
 
 impl Engine {
     /// Whether a frame is about a move and not about a handoff.
@@ -251,19 +254,34 @@ impl Engine {
         &mut self,
         request: &MigrationRequest,
     ) -> Result<MigrationAccepted, ErrorBody> {
-        let to = self.config.id_of(&request.to).ok_or_else(|| {
+        let to = self.acceptor_named(&request.to)?;
+        let now = self.now();
+        self.moves.begin(now, request, to)
+    }
+
+    /// Looks at a process, and asks the acceptor if one is named.
+    pub(super) fn check_process(&self, pid: i32, query: CheckQuery, reply: Reply<ProcessCheck>) {
+        let named = |name: String| self.acceptor_named(&name).map(|id| (name, id));
+        match query.to.map(named).transpose() {
+            Ok(to) => self.moves.check(pid, Inquiry { to, reply }),
+            Err(refusal) => drop(reply.send(Err(refusal))),
+        }
+    }
+
+    /// The node of this name, which can be reached.
+    fn acceptor_named(&self, name: &str) -> Result<NodeId, ErrorBody> {
+        let id = self.config.id_of(name).ok_or_else(|| {
             error(
-                format!("there is no node {} in this group", request.to),
+                format!("there is no node {name} in this group"),
                 "`holdfast status` shows those there are",
             )
         })?;
-        if to != self.config.node.id && !self.peers.is_up(to) {
+        if id != self.config.node.id && !self.peers.is_up(id) {
             return Err(error(
-                format!("this node has no connection to {}", request.to),
+                format!("this node has no connection to {name}"),
                 "look whether its holdfastd runs; `holdfast status` says why there is none",
             ));
         }
-        let now = self.now();
-        self.moves.begin(now, request, to)
+        Ok(id)
     }
 }

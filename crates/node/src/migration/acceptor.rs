@@ -42,6 +42,9 @@ pub const RESTORER: &str = "restorer";
 /// Threads that restore sockets.
 const RESTORERS: usize = 2;
 
+/// Most reasons why a process is not taken.
+const REFUSALS_MAX: usize = 64;
+
 /// This very program, also where its file has been replaced.
 const PROGRAM: &str = "/proc/self/exe";
 
@@ -96,6 +99,8 @@ impl Acceptor {
             sockets: None,
             building: None,
             problem: None,
+            refusals: Vec::new(),
+            is_judged: false,
             steps: Steps::begin(),
             hurries,
             following: None,
@@ -151,6 +156,9 @@ struct Taking {
     building: Option<Token>,
     /// Why no more is taken.
     problem: Option<String>,
+    /// Why the process is not taken, until the verdict on it.
+    refusals: Vec<String>,
+    is_judged: bool,
     /// Since the tree was about to stand still.
     steps: Steps,
     /// Ahead of ordinary threads since its packets wait.
@@ -203,6 +211,7 @@ impl Taking {
                 }
                 Job::Discard(token) => {
                     self.remove_made();
+                    self.built(Err("it was given up".to_owned()));
                     self.record.remove();
                     return self.done(token, Results::Discarded);
                 }
@@ -257,12 +266,56 @@ impl Taking {
             return Ok(());
         };
         self.conversation.take(kind.message())?;
+        if !(self.refusals.is_empty() || is_judged_whole(kind)) {
+            return Err(self.refusals.join("; "));
+        }
         match kind {
             Kind::Freezing => self.steps = Steps::begin(),
             _ => self.steps.done("wait"),
         }
-        self.take_message(kind, message)?;
+        let taken = self.take_message(kind, message);
+        match kind {
+            // The donor is told of all of them together.
+            Kind::Tree | Kind::Descriptors if !self.is_judged => {
+                taken.or_else(|why| self.object(why))?;
+            }
+            _ => taken?,
+        }
         self.steps.done(kind.name());
+        Ok(())
+    }
+
+    /// Notes why the process is not taken.
+    fn object(&mut self, why: String) -> Result<(), String> {
+        if self.refusals.len() >= REFUSALS_MAX {
+            return Err("its donor does not ask whether it is taken".to_owned());
+        }
+        if !self.refusals.contains(&why) {
+            self.refusals.push(why);
+        }
+        Ok(())
+    }
+
+    /// Looks at the state that the process will have, and says why the process is not taken, or that it is.
+    fn judge(&mut self, message: &[u8]) -> Result<(), String> {
+        let outlook: Frozen = decode(message).map_err(text)?;
+        if let Err(why) = self.policy.judge().frozen(&outlook) {
+            self.object(why)?;
+        } else if self.refusals.is_empty()
+            && let Err(error) = self.there()?.outlook(&outlook)
+        {
+            self.object(text(error))?;
+        }
+        self.is_judged = true;
+        let refusals = self.refusals.clone();
+        self.teller.tell(Told::Judged {
+            id: self.id,
+            refusals,
+        });
+        if !self.refusals.is_empty() {
+            self.remove_made();
+            self.problem = Some(self.refusals.join("; "));
+        }
         Ok(())
     }
 
@@ -275,6 +328,9 @@ impl Taking {
             Kind::Tree => {
                 let tree: Tree = decode(message).map_err(text)?;
                 self.policy.judge().tree(&tree)?;
+                if !self.refusals.is_empty() {
+                    return Ok(());
+                }
                 self.restorer(tree.clocks)?.tree(&tree).map_err(text)?;
                 self.built(Ok(()));
             }
@@ -301,6 +357,7 @@ impl Taking {
                 self.policy.judge().frozen(&frozen)?;
                 self.there()?.frozen(&frozen).map_err(text)?;
             }
+            Kind::Outlook => self.judge(message)?,
             Kind::Missing => {
                 let missing: Missing = decode(message).map_err(text)?;
                 self.there()?.missing(&missing).map_err(text)?;
@@ -431,6 +488,11 @@ impl Taking {
         std::thread::spawn(give_back);
         Follower::new(self.id, following, self.teller).run(inbox, &self.wake);
     }
+}
+
+/// Whether this is a part of what is judged as a whole before any memory comes.
+fn is_judged_whole(kind: Kind) -> bool {
+    matches!(kind, Kind::Tree | Kind::Descriptors | Kind::Outlook)
 }
 
 /// Something that can be made readable.

@@ -9,9 +9,9 @@ use holdfast_api::control::{
 use holdfast_proto::migration::{Load, Options, ProcessId, Request, Shape};
 use holdfast_wire::NodeId;
 use holdfast_wire::migration::SocketStrategy;
-use tokio::sync::oneshot;
 
 use super::policy::name_of;
+use super::rehearsals::Inquiry;
 use super::units::Units;
 use super::{Moves, check};
 
@@ -30,11 +30,11 @@ impl Moves {
     }
 
     /// Begins a look at a process.
-    pub(crate) fn check(&self, pid: i32, reply: oneshot::Sender<Result<ProcessCheck, ErrorBody>>) {
+    pub(crate) fn check(&self, pid: i32, inquiry: Inquiry) {
         if self.enabled {
-            return check::for_operator(pid, self.addresses.clone(), reply, self.teller.clone());
+            return check::for_operator(pid, self.addresses.clone(), inquiry, self.teller.clone());
         }
-        let _ = reply.send(Err(off()));
+        let _ = inquiry.reply.send(Err(off()));
     }
 
     pub(super) fn with_prediction(
@@ -93,6 +93,7 @@ impl Moves {
                 max_freeze: request.max_freeze_us.map(Duration::from_micros),
                 post_copy: request.post_copy,
                 verify: request.verify,
+                rehearsal: false,
             },
         };
         let id = (self.machine.handle_request(now, begun)).map_err(|error| ErrorBody {

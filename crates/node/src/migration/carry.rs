@@ -32,6 +32,7 @@ impl Moves {
                 sockets,
                 clone,
                 verify,
+                rehearsal,
                 round,
                 ..
             } => {
@@ -40,6 +41,7 @@ impl Moves {
                     late: self.broadcast,
                     copy: clone,
                     verify,
+                    rehearsal,
                     hurries: self.hurries,
                 };
                 self.copy_round(token, id, (process, to, ways), round)

@@ -5,10 +5,10 @@ use holdfast_proto::migration::{CheckReport, Completion, ProcessId, Results, Sha
 use holdfast_sys::process::error::Error;
 use holdfast_sys::process::inspect::{self, Blocker, Obstacle, Report};
 use holdfast_wire::Flow;
-use tokio::sync::oneshot;
 
 use super::places::{Addresses, connections};
 use super::policy::{Description, name_of};
+use super::rehearsals::Inquiry;
 use super::told::{Teller, Told};
 use super::units::Units;
 use crate::dataplane::shared_ports;
@@ -80,12 +80,7 @@ fn entry(blocker: &Blocker) -> BlockerEntry {
 }
 
 /// Looks for the operator; the event loop adds the freeze.
-pub(super) fn for_operator(
-    root: i32,
-    addresses: Addresses,
-    reply: oneshot::Sender<Result<ProcessCheck, ErrorBody>>,
-    teller: Teller,
-) {
+pub(super) fn for_operator(root: i32, addresses: Addresses, inquiry: Inquiry, teller: Teller) {
     let look = move || {
         let (check, flows) = match check(root, &addresses) {
             Ok((check, flows)) => (Ok(check), flows),
@@ -95,7 +90,7 @@ pub(super) fn for_operator(
         teller.tell(Told::Inspected {
             check,
             flows,
-            reply,
+            inquiry,
         });
     };
     // Where there is no thread to be had, who asks learns it by the drop of the reply.
@@ -115,6 +110,8 @@ fn check(root: i32, addresses: &Addresses) -> Result<(ProcessCheck, Vec<Flow>), 
         name: name_of(root),
         movable: found.blockers.is_empty(),
         blockers: found.blockers,
+        to: None,
+        refusals: Vec::new(),
         processes: found.report.processes,
         threads: found.report.threads as u64,
         mappings: found.report.mappings as u64,

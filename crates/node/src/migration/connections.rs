@@ -49,6 +49,8 @@ pub(super) struct Ways {
     pub(super) copy: bool,
     /// Checksums follow all else.
     pub(super) verify: bool,
+    /// The acceptor is asked whether it takes the process, and no more.
+    pub(super) rehearsal: bool,
     /// Its freeze goes ahead of ordinary threads.
     pub(super) hurries: bool,
 }

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use holdfast_proto::migration::{Completion, Results, RoundReport, Shape, Token};
 use holdfast_sys::process::donor::{Behind, Tracker};
 use holdfast_sys::process::error::Error;
-use holdfast_sys::process::image::{Missing, Process, Tree, encode};
+use holdfast_sys::process::image::{Descriptors, Missing, Process, Tree, encode};
 use holdfast_wire::migration::Wanted;
 use holdfast_wire::{Flow, MoveId, NodeId};
 
@@ -153,6 +153,11 @@ impl Donor {
         }
     }
 
+    /// The acceptor has said why it does not take the process; nothing if it does.
+    pub(super) fn judged(&self, refusals: Vec<String>) {
+        self.window.judged(refusals);
+    }
+
     /// The acceptor cannot be reached.
     pub(super) fn lost(&self) {
         self.window.close("the channel to the acceptor was lost");
@@ -279,21 +284,35 @@ impl Giving {
 
     fn copy(&mut self, tracker: &mut Tracker) -> Result<RoundReport, String> {
         let (began, before) = (Instant::now(), self.outgoing.counts());
+        let is_first = self.connections.is_none();
         let mut connections = match self.connections.take() {
             Some(connections) => connections,
             None => Connections::new(self.ways),
         };
         let mut round = tracker.round().map_err(text)?;
         self.send_tree(&round.tree)?;
+        let mut found = None;
+        if is_first {
+            found = Some(self.send_descriptors(tracker, &mut connections)?);
+            self.outgoing.send(
+                Kind::Outlook,
+                encode(&tracker.outlook().map_err(text)?).map_err(text)?,
+            )?;
+            let refusals = self.outgoing.verdict()?;
+            if self.ways.rehearsal || !refusals.is_empty() {
+                return Ok(RoundReport {
+                    refusals,
+                    ..RoundReport::default()
+                });
+            }
+        }
         while let Some(pages) = tracker.read(&mut round, PAGES_BYTES).map_err(text)? {
             self.outgoing.send_pages(pages)?;
         }
-        connections.options_are_read();
-        let found = connections.there(tracker.descriptors().map_err(text)?);
-        self.addresses.check(&found)?;
-        self.places.follow(&found);
-        self.outgoing
-            .send(Kind::Descriptors, encode(&found).map_err(text)?)?;
+        let found = match found {
+            Some(found) => found,
+            None => self.send_descriptors(tracker, &mut connections)?,
+        };
         let seen = connections.look(tracker, &found);
         if let Some(seen) = seen.map_err(|error| error.to_string())? {
             self.outgoing
@@ -315,6 +334,21 @@ impl Giving {
             sockets: u32::try_from(self.places.list().len()).unwrap_or(u32::MAX),
             ..RoundReport::default()
         })
+    }
+
+    /// Sends what has changed of the descriptors; all of them at first.
+    fn send_descriptors(
+        &mut self,
+        tracker: &mut Tracker,
+        connections: &mut Connections,
+    ) -> Result<Descriptors, String> {
+        connections.options_are_read();
+        let found = connections.there(tracker.descriptors().map_err(text)?);
+        self.addresses.check(&found)?;
+        self.places.follow(&found);
+        self.outgoing
+            .send(Kind::Descriptors, encode(&found).map_err(text)?)?;
+        Ok(found)
     }
 
     /// Sends what was changed since the round `began`, and again what was changed meanwhile, as long as that gets less: a short

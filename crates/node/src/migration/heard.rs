@@ -43,10 +43,15 @@ impl Moves {
                 };
                 return Some((id.donor, Frame::Move { id, frame }));
             }
+            Told::Judged { id, refusals } => {
+                let frame = MoveFrame::Judged { refusals };
+                return Some((id.donor, Frame::Move { id, frame }));
+            }
             Told::Wanted { id, wanted } => {
                 let frame = MoveFrame::Wanted(wanted);
                 return Some((id.donor, Frame::Move { id, frame }));
             }
+            Told::Inspected { check, inquiry, .. } => self.inspected(now, *check, inquiry),
             Told::Done { id, completion, .. } => {
                 if let Some(id) = id {
                     self.ended(id, &completion.results);
@@ -80,9 +85,6 @@ impl Moves {
             Told::Memory { id, memory } => self.operations.followed(id, memory),
             Told::Sockets { id, sockets } => drop(self.places.insert(id, sockets)),
             Told::Packets { id, packets } => self.packets.entry(id).or_default().extend(packets),
-            Told::Inspected { check, reply, .. } => {
-                let _ = reply.send(self.with_prediction(*check));
-            }
             // The rest is the owner's, which has the filters; it hangs up here, which the thread takes for a refusal.
             _ => {}
         }

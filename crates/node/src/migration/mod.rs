@@ -23,6 +23,7 @@ mod pieces;
 mod places;
 mod policy;
 mod records;
+mod rehearsals;
 mod residents;
 mod sights;
 mod state;
@@ -53,6 +54,8 @@ use pieces::WINDOW_BYTES;
 pub(crate) use places::{Addresses, Place};
 use policy::Policy;
 use records::Records;
+pub(crate) use rehearsals::Inquiry;
+use rehearsals::Rehearsals;
 use residents::Residents;
 use told::Teller;
 
@@ -64,6 +67,7 @@ pub(crate) struct Moves {
     records: Records,
     residents: Residents,
     operations: Operations,
+    rehearsals: Rehearsals,
     donors: BTreeMap<MoveId, Donor>,
     acceptors: BTreeMap<MoveId, Acceptor>,
     /// Flows whose packets wait for processes that come, in their order.
@@ -130,6 +134,7 @@ impl Moves {
             residents: Residents::open(records.residents(), groups.clone()),
             records,
             operations: Operations::default(),
+            rehearsals: Rehearsals::default(),
             donors: BTreeMap::new(),
             acceptors: BTreeMap::new(),
             armed: BTreeMap::new(),
@@ -189,6 +194,9 @@ impl Moves {
                 outcome,
                 summary,
             } => {
+                if self.rehearsals.end(*id, outcome) {
+                    return;
+                }
                 let freeze_us = summary.phases.freeze().as_micros();
                 tracing::info!(%id, ?outcome, freeze_us, bytes = summary.bytes, "a move has ended");
             }
@@ -235,6 +243,15 @@ impl Moves {
                 if let Some(donor) = donor {
                     donor.took((bytes, busy_us), problem.as_deref());
                 }
+            }
+            Frame::Move {
+                id,
+                frame: MoveFrame::Judged { refusals },
+            } => {
+                let donor = self.donors.get(&id).filter(|donor| donor.to == from);
+                donor
+                    .into_iter()
+                    .for_each(|donor| donor.judged(refusals.clone()));
             }
             Frame::Move {
                 id,

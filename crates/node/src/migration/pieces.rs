@@ -53,6 +53,8 @@ pub(super) enum Kind {
     Follows = 13,
     /// Why no more of it comes, as text.
     Lost = 14,
+    /// `Frozen`, as far as it shows while the tree runs: the question whether the acceptor takes the process.
+    Outlook = 15,
 }
 
 impl Kind {
@@ -73,6 +75,7 @@ impl Kind {
             Kind::Missing,
             Kind::Follows,
             Kind::Lost,
+            Kind::Outlook,
         ];
         all.into_iter().find(|kind| *kind as u8 == number)
     }
@@ -94,6 +97,7 @@ impl Kind {
             Kind::Missing => Message::Missing,
             Kind::Follows => Message::Follows,
             Kind::Lost => Message::Lost,
+            Kind::Outlook => Message::Outlook,
         }
     }
 
@@ -102,7 +106,7 @@ impl Kind {
         match self {
             Kind::Tree => "tree",
             Kind::Pages | Kind::PackedPages => "pages",
-            Kind::Frozen => "state",
+            Kind::Frozen | Kind::Outlook => "state",
             Kind::Descriptors | Kind::LastDescriptors => "descriptors",
             Kind::Sockets | Kind::LastSockets => "sockets",
             Kind::Seen => "seen",
@@ -126,6 +130,8 @@ struct Room {
     free: usize,
     /// Why nothing more is to be sent.
     closed: Option<String>,
+    /// Why the acceptor does not take the process, once it has said so; empty if it does.
+    verdict: Option<Vec<String>>,
     pace: Pace,
 }
 
@@ -134,6 +140,7 @@ impl Window {
         let room = Room {
             free: WINDOW_BYTES,
             closed: None,
+            verdict: None,
             pace: Pace::default(),
         };
         Window {
@@ -153,6 +160,12 @@ impl Window {
         room.free = room.free.saturating_add(bytes).min(WINDOW_BYTES);
         let more = room.free < WINDOW_BYTES;
         room.pace.taken(Instant::now(), (bytes, busy), more);
+        self.changed.notify_all();
+    }
+
+    /// The acceptor has said why it does not take the process.
+    pub(super) fn judged(&self, refusals: Vec<String>) {
+        self.room().verdict.get_or_insert(refusals);
         self.changed.notify_all();
     }
 
@@ -293,6 +306,21 @@ impl Outgoing {
     /// The acceptor has said what it lacks: whatever was on its way counts no more.
     pub(super) fn begin_again(&self) {
         self.window.reopen();
+    }
+
+    /// Waits for the acceptor's verdict on the process: why it does not take it.
+    pub(super) fn verdict(&self) -> Result<Vec<String>, String> {
+        let mut room = self.window.room();
+        loop {
+            if let Some(refusals) = room.verdict.take() {
+                return Ok(refusals);
+            }
+            if let Some(why) = &room.closed {
+                return Err(why.clone());
+            }
+            let waited = self.window.changed.wait(room);
+            room = waited.unwrap_or_else(PoisonError::into_inner);
+        }
     }
 
     /// Waits until the acceptor has taken everything.

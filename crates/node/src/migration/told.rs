@@ -13,6 +13,7 @@ use holdfast_wire::{Flow, MoveId, NodeId};
 use tokio::sync::{mpsc, oneshot};
 
 use super::places::Place;
+use super::rehearsals::Inquiry;
 use super::residents::Came;
 use crate::engine::Turn;
 
@@ -33,6 +34,8 @@ pub(crate) enum Told {
         busy_us: u64,
         problem: Option<String>,
     },
+    /// To be said to the donor: why this node does not take its process.
+    Judged { id: MoveId, refusals: Vec<String> },
     /// To be said to the donor: what is missing of memory that follows.
     Wanted { id: MoveId, wanted: Wanted },
     /// Memory follows a process that runs here, or will in a moment: its thread goes on.
@@ -92,7 +95,7 @@ pub(crate) enum Told {
         check: Box<Result<ProcessCheck, ErrorBody>>,
         /// Its connections.
         flows: Vec<Flow>,
-        reply: oneshot::Sender<Result<ProcessCheck, ErrorBody>>,
+        inquiry: Inquiry,
     },
 }
 

@@ -10,7 +10,7 @@
 //! | command | who | the daemon |
 //! | --- | --- | --- |
 //! | `Check` | donor | reads what the process uses and names what cannot move (a flow in a handoff too); touches nothing |
-//! | `CopyRound` | donor | the first writes down the move and begins to follow what changes; each sends what has changed since the one before |
+//! | `CopyRound` | donor | the first writes down the move, begins to follow what changes, and waits for the acceptor's verdict before it sends memory; each sends what has changed since the one before |
 //! | `Note` | donor | writes down the flows that may be diverted from now on, and the peers |
 //! | `Freeze` | donor | writes down that it freezes, switches each flow to "transit out", stops the process, sends the rest. Again with flows that came late. Of a clone: stops, sends and lets go on |
 //! | `Thaw` | donor | undoes all of that: flows owned at the epochs given, the process goes on. Until `Forget` it stays written down that the move was noted, if it was, without flows |
@@ -69,6 +69,8 @@ pub enum Command {
         clone: bool,
         /// Checksums of the stopped process follow all else.
         verify: bool,
+        /// The round ends with the acceptor's verdict, before memory is sent.
+        rehearsal: bool,
         /// From 1 on.
         round: u32,
     },
@@ -190,6 +192,8 @@ pub struct CheckReport {
 /// A round of copying.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct RoundReport {
+    /// Why the acceptor does not take the process: then nothing else is known.
+    pub refusals: Vec<String>,
     /// Bytes of memory and sockets sent.
     pub copied: u64,
     /// Bytes more that they would have been without compression.

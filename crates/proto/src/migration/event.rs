@@ -110,6 +110,9 @@ pub enum Reason {
     /// Somebody wants it so.
     #[error("the move was cancelled")]
     Cancelled,
+    /// The acceptor was only asked, and would take it ([`Options::rehearsal`](super::Options::rehearsal)).
+    #[error("it was only asked whether it can move, and it can")]
+    Rehearsed,
 }
 
 /// The steps of a move, as the donor sees them.

@@ -79,6 +79,8 @@ pub struct Options {
     pub post_copy: bool,
     /// What is made of it is compared with the original before it runs.
     pub verify: bool,
+    /// The acceptor only says whether it would take the process, which then stays ([`Reason::Rehearsed`]).
+    pub rehearsal: bool,
 }
 
 impl Options {
@@ -339,7 +341,10 @@ impl Migration {
                 let ran_at = now.saturating_sub(Duration::from_micros(ran_us.into()));
                 self.done(now, from, id, result, (times, ran_at, steps));
             }
-            MoveFrame::Piece { .. } | MoveFrame::Took { .. } | MoveFrame::Wanted(_) => {
+            MoveFrame::Piece { .. }
+            | MoveFrame::Took { .. }
+            | MoveFrame::Wanted(_)
+            | MoveFrame::Judged { .. } => {
                 (self.core).ignored(from, name, "it is the daemon's");
             }
             _ if self.donor.get(&id).is_none_or(|given| given.to != from) => {

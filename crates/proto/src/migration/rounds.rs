@@ -107,6 +107,7 @@ impl Migration {
                 sockets: options.sockets,
                 clone: options.clone,
                 verify: options.verify,
+                rehearsal: options.rehearsal,
                 round,
             });
     }
@@ -127,6 +128,13 @@ impl Migration {
                 return self.fail(now, id, Reason::Failed { step, why });
             }
         };
+        if !report.refusals.is_empty() {
+            let (by, whys) = (given.to, report.refusals);
+            return self.fail(now, id, Reason::Refused { by, whys });
+        }
+        if given.options.rehearsal {
+            return self.fail(now, id, Reason::Rehearsed);
+        }
         given.rounds.ended = now;
         given.summary.copied += report.copied;
         given.summary.saved += report.saved;

@@ -125,6 +125,7 @@ impl World {
         host.written.entry(*id).or_insert(Written { hops, role });
         let peers = Host::peers_of(&of);
         Results::Copied(Ok(RoundReport {
+            refusals: Vec::new(),
             copied: 1 << 20,
             saved: 1 << 18,
             dirty,

@@ -31,6 +31,7 @@ impl World {
             },
             post_copy,
             verify: false,
+            rehearsal: random.chance(0.05),
         };
         let processes: Vec<ProcessId> = self.hosts[node].processes.keys().copied().collect();
         if !processes.is_empty() {

@@ -138,6 +138,7 @@ fn from_the_freeze_on() -> impl Strategy<Value = MoveFrame> {
             }
         ),
         wanted().prop_map(MoveFrame::Wanted),
+        vec(".*", 0..9).prop_map(|refusals| MoveFrame::Judged { refusals }),
     ]
 }
 

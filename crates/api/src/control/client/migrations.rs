@@ -1,8 +1,9 @@
 //! Requests about processes that move.
 
-use super::{Client, ClientError};
+use super::{Client, ClientError, query_text};
 use crate::control::{
-    MigrationAccepted, MigrationList, MigrationRequest, MigrationStatus, ProcessCheck, UnitEntry,
+    CheckQuery, MigrationAccepted, MigrationList, MigrationRequest, MigrationStatus, ProcessCheck,
+    UnitEntry,
 };
 
 impl Client {
@@ -22,6 +23,16 @@ impl Client {
     /// See [`ClientError`].
     pub async fn check(&self, pid: i32) -> Result<ProcessCheck, ClientError> {
         self.get(&format!("/v1/processes/{pid}/check")).await
+    }
+
+    /// The same, where the node of this name is asked too.
+    ///
+    /// # Errors
+    /// See [`ClientError`].
+    pub async fn check_to(&self, pid: i32, node: &str) -> Result<ProcessCheck, ClientError> {
+        let to = Some(node.to_owned());
+        let query = query_text(&CheckQuery { to })?;
+        self.get(&format!("/v1/processes/{pid}/check{query}")).await
     }
 
     /// `POST /v1/migrations`: begins one.

@@ -17,6 +17,9 @@ impl Taking {
     pub(super) fn descriptors(&mut self, kind: Kind, message: &[u8]) -> Result<(), String> {
         let found: Descriptors = decode(message).map_err(text)?;
         self.policy.check_descriptors(&found)?;
+        if !self.refusals.is_empty() {
+            return Ok(());
+        }
         if self.sockets.is_none() {
             self.sockets = Some(Sockets::new().map_err(|error| error.to_string())?);
             // Not in the freeze.

@@ -46,6 +46,8 @@ pub(crate) enum Kind {
     Complete = 14,
     /// What the tree may open; before all that it opens.
     Rights = 15,
+    /// State of the running tree, as far as it shows from outside.
+    Outlook = 16,
 }
 
 impl Kind {
@@ -66,6 +68,7 @@ impl Kind {
             Self::Drop,
             Self::Complete,
             Self::Rights,
+            Self::Outlook,
         ];
         all.into_iter().find(|kind| *kind as u8 == byte)
     }

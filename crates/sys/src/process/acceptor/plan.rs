@@ -152,6 +152,20 @@ impl Restoration {
         Ok(())
     }
 
+    /// Tries what of the state can fail for reasons that show while the original runs. Husks get the state itself later.
+    pub fn outlook(&self, outlook: &Frozen) -> Result<()> {
+        self.is_open()?;
+        if outlook.processes.len() != self.tree.processes.len() {
+            return Err(Error::Image("state of other processes"));
+        }
+        for (husk, state) in self.husks.iter().zip(&outlook.processes) {
+            if let (Some(husk), Some(state)) = (husk, state) {
+                state::try_out(husk, state)?;
+            }
+        }
+        Ok(())
+    }
+
     /// Gives processes and threads their state.
     pub fn frozen(&mut self, frozen: Frozen) -> Result<()> {
         self.is_open()?;

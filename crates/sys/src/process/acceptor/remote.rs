@@ -238,6 +238,17 @@ impl Restorer {
         self.answer().map(drop)
     }
 
+    /// Whether processes and threads could get such a state, as far as it is known while the original runs: what
+    /// [`Tracker::outlook`] gave, after the tree of the same round.
+    ///
+    /// [`Tracker::outlook`]: crate::process::donor::Tracker::outlook
+    ///
+    /// # Errors
+    /// [`Error::Refused`] if this machine cannot give it to them.
+    pub fn outlook(&mut self, outlook: &Frozen) -> Result<()> {
+        self.ask(Kind::Outlook, &encode(outlook)?).map(drop)
+    }
+
     /// Gives processes and threads their state. From now on they are complete, and stand still.
     ///
     /// # Errors

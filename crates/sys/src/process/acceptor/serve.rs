@@ -66,6 +66,7 @@ fn restore(channel: &mut UnixStream, back: Option<UnixListener>) -> Result<Optio
             Kind::Hurry => restoration.hurry(),
             Kind::Tree => decode(bytes).and_then(|tree| restoration.tree(tree)),
             Kind::Pages => PagesIn::read(bytes).and_then(|pages| restoration.pages(&pages)),
+            Kind::Outlook => decode(bytes).and_then(|outlook| restoration.outlook(&outlook)),
             Kind::Frozen => decode(bytes).and_then(|frozen| restoration.frozen(frozen)),
             Kind::Digest => decode(bytes).and_then(|theirs| restoration.compare(&theirs)),
             Kind::Missing => decode(bytes).and_then(|missing| restoration.missing(missing)),

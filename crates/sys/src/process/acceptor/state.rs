@@ -175,6 +175,23 @@ fn thread_script(
     Ok(())
 }
 
+/// Whether a husk can come to such a state: who its threads are, and its working directory. A husk with the restorer's rights finds
+/// only directories that are not there.
+pub(super) fn try_out(husk: &Husk, state: &FrozenProcess) -> Result<()> {
+    if let Some(who) = &husk.who {
+        for thread in &state.threads {
+            who.check(husk.pid, &thread.credentials, thread.no_new_privileges)?;
+        }
+    }
+    if husk.directory.as_ref() == Some(&state.directory) {
+        return Ok(());
+    }
+    // Where it is until it gets its state is nobody's matter.
+    let mut script = husk.script();
+    change_directory(&mut script, state)?;
+    husk.run(script).map(drop)
+}
+
 fn change_directory(script: &mut Script, state: &FrozenProcess) -> Result<()> {
     let directory = script.text(&state.directory)?;
     script.call("its working directory", libc::SYS_chdir, &[directory]);

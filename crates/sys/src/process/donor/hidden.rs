@@ -43,11 +43,15 @@ pub(super) fn check_filters(pid: i32, tracee: Tracee) -> Result<()> {
     Ok(())
 }
 
-/// Asks the process itself.
-pub(super) fn ask(halted: &Halted, attachment: &Attachment) -> Result<()> {
+/// Asks the process itself; gives the securebits of its first thread.
+pub(super) fn ask(halted: &Halted, attachment: &Attachment) -> Result<u32> {
     let mut batch = Batch::default();
     let place = attachment.stub.address + SCRATCH;
     batch.push(Call::new(libc::SYS_modify_ldt, &[0, place, 64]));
+    batch.push(Call::new(
+        libc::SYS_prctl,
+        &[libc::PR_GET_SECUREBITS as u64],
+    ));
     let outcome = attachment.stub.run(halted.first(), &halted.memory, batch)?;
     // The kernel gives 32 bits.
     if outcome
@@ -57,7 +61,8 @@ pub(super) fn ask(halted: &Halted, attachment: &Attachment) -> Result<()> {
     {
         return Err(blocked(halted.pid, Obstacle::Segments));
     }
-    Ok(())
+    let secure_bits = outcome.results.get(1).copied().unwrap_or(0);
+    Ok(u32::try_from(secure_bits).unwrap_or(0))
 }
 
 fn blocked(pid: i32, obstacle: Obstacle) -> Error {

@@ -17,6 +17,7 @@ mod hidden;
 mod hold;
 mod lead_out;
 mod machine;
+mod outlook;
 mod process_state;
 mod round;
 mod shared;

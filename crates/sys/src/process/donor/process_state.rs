@@ -372,7 +372,7 @@ impl Answers<'_> {
 }
 
 /// Reads `/proc/PID/timers`.
-fn posix_timers(text: &str) -> Vec<PosixTimer> {
+pub(super) fn posix_timers(text: &str) -> Vec<PosixTimer> {
     let mut found: Vec<PosixTimer> = Vec::new();
     for line in text.lines() {
         let Some((name, rest)) = line.split_once(':') else {

@@ -165,7 +165,7 @@ pub(crate) struct SchedulingAttributes {
     pub times_ns: [u64; 3],
 }
 
-fn scheduling(tid: i32) -> std::io::Result<Scheduling> {
+pub(super) fn scheduling(tid: i32) -> std::io::Result<Scheduling> {
     let mut attributes = SchedulingAttributes::default();
     let size = size_of::<SchedulingAttributes>();
     // SAFETY: `attributes` has `size` writable bytes and outlives the call.

@@ -289,16 +289,19 @@ impl Tracker {
         hidden::check(&halted)?;
         let lines = own_maps(pid, None, false)?;
         let attachment = Attachment::make(&halted, &lines)?;
-        if let Err(error) = hidden::ask(&halted, &attachment) {
-            attachment.remove(&halted, &own_maps(pid, None, false)?)?;
-            return Err(error);
-        }
+        let secure_bits = match hidden::ask(&halted, &attachment) {
+            Ok(secure_bits) => secure_bits,
+            Err(error) => {
+                attachment.remove(&halted, &own_maps(pid, None, false)?)?;
+                return Err(error);
+            }
+        };
         if self.vdso.is_empty() {
             self.vdso = read_vdso(&halted, &lines)?;
             self.register_features = features(&halted.first().extended()?);
         }
         // Opened now: later it may have another memory by `exec`.
-        let watched = Watched::new(pid, attachment)?;
+        let watched = Watched::new(pid, attachment, secure_bits)?;
         halted.thaw()?;
         Ok(watched)
     }

@@ -23,6 +23,8 @@ const ATTEMPTS: usize = 50;
 #[derive(Debug)]
 pub(super) struct Watched {
     pub attachment: Attachment,
+    /// Securebits of its first thread, when it was attached to.
+    pub secure_bits: u32,
     pub memory: Memory,
     pub pagemap: File,
     lines: Vec<MapLine>,
@@ -42,10 +44,11 @@ pub(super) struct Watched {
 
 impl Watched {
     /// Of a process that stands still. What of it was sent is nothing yet.
-    pub fn new(pid: i32, attachment: Attachment) -> Result<Self> {
+    pub fn new(pid: i32, attachment: Attachment, secure_bits: u32) -> Result<Self> {
         let path = format!("/proc/{pid}/pagemap");
         Ok(Self {
             attachment,
+            secure_bits,
             memory: Memory::open(pid)?,
             pagemap: File::open(&path).context(|| path)?,
             lines: Vec::new(),

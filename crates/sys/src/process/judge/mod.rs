@@ -21,7 +21,7 @@ mod sockets;
 mod state;
 mod tree;
 
-pub use here::Here;
+pub use here::{Here, RESOURCES};
 pub use order::{Conversation, Message};
 
 use crate::cgroup::Group;

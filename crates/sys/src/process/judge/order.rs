@@ -1,8 +1,9 @@
 //! The order and number in which messages of a donor may come.
 //!
-//! A donor sends rounds while its process runs (shape, memory, descriptors, what was seen of connections), announces the freeze,
-//! and sends the rest once: last descriptors, states of sockets, state, and checksums if they were asked for. [`Conversation`]
-//! takes each message before anything is done with it, and refuses what a donor of this release never sends.
+//! A donor sends rounds while its process runs (shape, memory, descriptors, what was seen of connections), the first of which has an
+//! outlook on the state before any memory. Then it announces the freeze, and sends the rest once: last descriptors, states of
+//! sockets, state, and checksums if they were asked for. [`Conversation`] takes each message before anything is done with it, and
+//! refuses what a donor of this release never sends.
 //!
 //! A new kind of message is added to [`Message`]; [`Conversation::take`] then does not compile until its place is said.
 
@@ -26,6 +27,8 @@ pub enum Message {
     Missing,
     /// Descriptors of the running tree.
     Descriptors,
+    /// What can be told of the state of processes and threads while they run.
+    Outlook,
     /// What was seen of connections while the tree runs.
     Seen,
     /// The tree is about to stand still.
@@ -78,6 +81,8 @@ pub struct Conversation {
     described: bool,
     /// Memory that follows was named since the last shape.
     named: bool,
+    /// An outlook has come.
+    outlook: bool,
 }
 
 impl Conversation {
@@ -89,9 +94,11 @@ impl Conversation {
         let refused = |why: &str| Err(format!("the donor's message {message:?} {why}"));
         let in_order = match message {
             Message::Tree => self.phase <= Phase::Copying,
-            Message::Pages => self.phase == Phase::Copying,
+            Message::Pages => self.phase == Phase::Copying && self.outlook,
             Message::Descriptors => self.phase == Phase::Copying,
-            Message::Seen => self.phase == Phase::Copying && self.has_descriptors,
+            Message::Seen | Message::Outlook => {
+                self.phase == Phase::Copying && self.has_descriptors
+            }
             Message::Freezing => self.phase == Phase::Copying && self.has_descriptors,
             Message::Missing => self.phase == Phase::Copying && self.freezes > 0,
             Message::LastDescriptors => self.phase == Phase::Copying && self.freezes > 0,
@@ -113,6 +120,7 @@ impl Conversation {
             Message::Freezing => counted(&mut self.freezes) > FREEZES_MAX,
             Message::Sockets => counted(&mut self.sockets) > SOCKETS_MAX,
             Message::Descriptors => std::mem::replace(&mut self.described, true),
+            Message::Outlook => std::mem::replace(&mut self.outlook, true),
             Message::Missing => std::mem::replace(&mut self.named, true),
             // Bounded by their phases, or by the memory that they fill.
             Message::Pages
@@ -139,6 +147,7 @@ impl Conversation {
             Message::Pages
             | Message::Missing
             | Message::Seen
+            | Message::Outlook
             | Message::Freezing
             | Message::Sockets
             | Message::Follows
@@ -159,11 +168,12 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    const ALL: [Message; 13] = [
+    const ALL: [Message; 14] = [
         Message::Tree,
         Message::Pages,
         Message::Missing,
         Message::Descriptors,
+        Message::Outlook,
         Message::Seen,
         Message::Freezing,
         Message::LastDescriptors,
@@ -188,8 +198,9 @@ mod tests {
         use Message::*;
         let whole = [
             Tree,
-            Pages,
             Descriptors,
+            Outlook,
+            Pages,
             Seen,
             Pages,
             Tree,
@@ -222,8 +233,11 @@ mod tests {
         use Message::*;
         let stopped = [Tree, Descriptors, Freezing, LastDescriptors];
         let complete = [&stopped[..], &[LastSockets, Frozen]].concat();
-        let wrong: [&[Message]; 8] = [
+        let wrong: [&[Message]; 11] = [
             &[Pages],
+            &[Tree, Descriptors, Pages],
+            &[Tree, Outlook],
+            &[Tree, Descriptors, Outlook, Outlook],
             &[Tree, Seen],
             &[Tree, Descriptors, Descriptors],
             &[Tree, Freezing],

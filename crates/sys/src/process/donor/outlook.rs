@@ -1,0 +1,131 @@
+//! State of processes and threads as far as it shows from outside while they run.
+//!
+//! An acceptor judges an outlook like the state itself, and so refuses before the freeze what it would refuse in it.
+
+use super::process_state::posix_timers;
+use super::thread_state::scheduling;
+use super::tracker::{Tracked, Tracker};
+use crate::process::error::{Context, Error, Result, unexpected};
+use crate::process::image::{Action, Credentials, Frozen, FrozenProcess, FrozenThread, Limit};
+use crate::process::judge::RESOURCES;
+use crate::process::procfs::{self, Status};
+use serde_bytes::ByteBuf;
+use std::os::unix::ffi::OsStringExt;
+
+/// Signals that have actions.
+const SIGNALS: usize = 64;
+/// Bytes of the names at the beginnings of lines of `/proc/PID/limits`.
+const NAME_BYTES: usize = 26;
+/// `IOPRIO_WHO_PROCESS`.
+const ONE_THREAD: i32 = 1;
+
+impl Tracker {
+    /// The state of the tree of the last round, without what only a stopped thread tells: registers, signals, timers' times,
+    /// instructions of filters. Securebits are those of first threads, as they were when the tracker met them.
+    ///
+    /// # Errors
+    /// The kernel's refusal; a process or thread that has ended meanwhile is left out.
+    pub fn outlook(&self) -> Result<Frozen> {
+        let processes = self.processes.iter().map(|of| match process(of) {
+            Err(Error::Gone(_)) => Ok(None),
+            other => other,
+        });
+        Ok(Frozen {
+            processes: processes.collect::<Result<_>>()?,
+        })
+    }
+}
+
+fn process(tracked: &Tracked) -> Result<Option<FrozenProcess>> {
+    let Some(watched) = &tracked.watched else {
+        return Ok(None);
+    };
+    let pid = tracked.pid;
+    let mut threads = Vec::new();
+    for tid in procfs::threads(pid)? {
+        match thread(pid, tid) {
+            Ok(thread) => threads.push(thread),
+            // Threads end at any time.
+            Err(_) if tid != pid && procfs::read(pid, &format!("task/{tid}/stat")).is_err() => {}
+            Err(error) => return Err(error),
+        }
+    }
+    let Some(first) = threads.first_mut() else {
+        return Err(Error::Gone(pid));
+    };
+    first.credentials.secure_bits = watched.secure_bits;
+    Ok(Some(FrozenProcess {
+        threads,
+        actions: vec![Action::default(); SIGNALS],
+        posix_timers: posix_timers(&procfs::read(pid, "timers")?),
+        limits: limits(&procfs::read(pid, "limits")?)
+            .ok_or_else(|| unexpected("limits do not parse"))?,
+        directory: procfs::link_target(pid, "cwd")?.into_os_string().into_vec(),
+        oom_score_adjustment: (procfs::read(pid, "oom_score_adj")?.trim())
+            .parse()
+            .unwrap_or(0),
+        ..FrozenProcess::default()
+    }))
+}
+
+fn thread(pid: i32, tid: i32) -> Result<FrozenThread> {
+    let status = Status::read(pid, tid)?;
+    Ok(FrozenThread {
+        credentials: Credentials {
+            uids: status.uids,
+            gids: status.gids,
+            groups: status.groups,
+            capabilities: status.capabilities,
+            secure_bits: 0,
+        },
+        scheduling: scheduling(tid).context(|| format!("scheduling of thread {tid}"))?,
+        io_priority: io_priority(tid),
+        no_new_privileges: status.no_new_privileges,
+        filters: vec![ByteBuf::new(); status.seccomp_filters as usize],
+        ..FrozenThread::default()
+    })
+}
+
+/// The I/O priority of a thread, 0 for none of its own.
+fn io_priority(tid: i32) -> u32 {
+    // SAFETY: no pointers are passed.
+    let found = unsafe { libc::syscall(libc::SYS_ioprio_get, ONE_THREAD, tid) };
+    u32::try_from(found).unwrap_or(0)
+}
+
+/// Limits by number of resource, in which order procfs has them too: `prlimit(2)` of another user's process takes
+/// `CAP_SYS_RESOURCE`.
+fn limits(text: &str) -> Option<Vec<Limit>> {
+    let number = |word: &str| match word {
+        "unlimited" => Some(u64::MAX),
+        word => word.parse().ok(),
+    };
+    let limit = |line: &str| {
+        let mut words = line.get(NAME_BYTES..)?.split_whitespace();
+        let (soft, hard) = (number(words.next()?)?, number(words.next()?)?);
+        Some(Limit { soft, hard })
+    };
+    let found: Option<Vec<Limit>> = text.lines().skip(1).map(limit).collect();
+    found.filter(|found| found.len() == RESOURCES)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reads_limits_of_this_process() {
+        let own = procfs::read(std::process::id() as i32, "limits").expect("procfs");
+        let own = limits(&own).expect("limits");
+        for (resource, limit) in own.iter().enumerate() {
+            let mut found = libc::rlimit64 {
+                rlim_cur: 0,
+                rlim_max: 0,
+            };
+            // SAFETY: `found` is writable and outlives the call; nothing is set.
+            unsafe { libc::prlimit64(0, resource as u32, std::ptr::null(), &raw mut found) };
+            assert_eq!((limit.soft, limit.hard), (found.rlim_cur, found.rlim_max));
+        }
+        assert!(limits("Limit Soft Limit\n").is_none());
+    }
+}
