@@ -296,6 +296,11 @@ pub enum MoveFrameOf<B> {
         #[serde(deserialize_with = "bounded")]
         refusals: Vec<String>,
     },
+    /// Acceptor to donor: the next step of the hand-over of locks on files that both nodes see. For the daemon too.
+    Locks {
+        /// Which step, of which locks, coded by `sys`.
+        bytes: B,
+    },
 }
 
 /// What is to be sent of memory that follows.
@@ -340,6 +345,7 @@ impl<B> MoveFrameOf<B> {
             MoveFrameOf::Took { .. } => "Took",
             MoveFrameOf::Wanted(_) => "Wanted",
             MoveFrameOf::Judged { .. } => "Judged",
+            MoveFrameOf::Locks { .. } => "Locks",
         }
     }
 
@@ -403,6 +409,9 @@ impl<B> MoveFrameOf<B> {
             },
             MoveFrameOf::Wanted(wanted) => MoveFrameOf::Wanted(wanted),
             MoveFrameOf::Judged { refusals } => MoveFrameOf::Judged { refusals },
+            MoveFrameOf::Locks { bytes } => MoveFrameOf::Locks {
+                bytes: convert(bytes),
+            },
         }
     }
 }

@@ -13,6 +13,7 @@ mod false_donor;
 mod faults;
 mod followed;
 mod loaded;
+mod locks;
 mod moments;
 #[path = "../udp/numbered.rs"]
 #[allow(dead_code, reason = "a part is used")]
@@ -208,6 +209,21 @@ fn connections_that_stay_within_their_host_move_at_any_stage() {
 #[test]
 fn a_connection_that_cannot_leave_the_host_is_named_before() {
     in_world("check-lo", check::over_loopback);
+}
+
+#[test]
+fn locks_are_never_free_while_their_process_moves() {
+    in_world("locks", locks::never_free);
+}
+
+#[test]
+fn a_lock_that_a_reader_waits_for_keeps_its_process() {
+    in_world("locks-not", locks::refused);
+}
+
+#[test]
+fn a_daemon_dies_while_locks_are_handed_over() {
+    in_world("locks-died", locks::disturbed);
 }
 
 #[test]

@@ -1,5 +1,6 @@
 //! An acceptor's thread: it puts a process together, by way of a restorer.
 
+mod locks;
 mod sockets;
 
 use std::os::fd::OwnedFd;
@@ -23,6 +24,7 @@ use holdfast_sys::tcp_repair::WindowProbe;
 use holdfast_wire::MoveId;
 use rustix::event::EventfdFlags;
 
+use self::locks::Handover;
 use super::beginnings::{listen, offsets};
 use super::connections;
 use super::follow::Follower;
@@ -79,7 +81,7 @@ impl Acceptor {
         id: MoveId,
         policy: Policy,
         (record, way_back): (Record, PathBuf),
-        (came, group, hurries): (Came, Option<(Groups, Group)>, bool),
+        (came, copies, group, hurries): (Came, bool, Option<(Groups, Group)>, bool),
         teller: Teller,
     ) -> std::io::Result<Acceptor> {
         let (jobs, inbox) = mpsc::channel();
@@ -93,11 +95,13 @@ impl Acceptor {
             incoming: Incoming::default(),
             conversation: Conversation::default(),
             came,
+            copies,
             group,
             restorer: None,
             held: None,
             sockets: None,
             building: None,
+            handover: Handover::default(),
             problem: None,
             refusals: Vec::new(),
             is_judged: false,
@@ -146,6 +150,8 @@ struct Taking {
     /// What has come so far.
     conversation: Conversation,
     came: Came,
+    /// It is a copy; its original goes on.
+    copies: bool,
     /// The control group that is made for it.
     group: Option<(Groups, Group)>,
     restorer: Option<Restorer>,
@@ -154,6 +160,8 @@ struct Taking {
     sockets: Option<Sockets>,
     /// Who waits until the first shape of the tree was taken.
     building: Option<Token>,
+    /// Locks that the donor has.
+    handover: Handover,
     /// Why no more is taken.
     problem: Option<String>,
     /// Why the process is not taken, until the verdict on it.
@@ -174,19 +182,19 @@ impl Taking {
     fn run(mut self, inbox: &Receiver<Job>) {
         // The thread's own, and so not among what it was started with.
         let mut hurry = None;
-        while let Ok(job) = inbox.recv() {
+        while let Some(job) = self.next_job(inbox) {
             match job {
                 // Later is too late: others would run before what says that it stands still is seen.
                 Job::Armed => hurry = hurry.or_else(|| self.hurries.then(Hurry::begin)?),
                 Job::Build(token) => self.building = Some(token),
                 Job::Piece { kind, more, bytes } => self.piece(kind, more, bytes),
-                Job::Restore(token, entry) => {
-                    let result = self.restore(&entry);
-                    self.done(token, Results::Restored(result));
-                    self.settle();
+                Job::Restore(token, entry) if self.handover.is_awaited() => {
+                    self.handover.restoring = Some((token, entry));
                 }
+                Job::Restore(token, entry) => self.restored(token, &entry),
                 Job::Go(token) => {
-                    let result = self.go();
+                    let locked = self.take_locks(inbox);
+                    let result = locked.and_then(|()| self.go());
                     let runs = result.is_ok();
                     let since = *result.as_ref().unwrap_or(&Instant::now());
                     let results = Results::Gone(result.map(|_| Went {
@@ -249,6 +257,9 @@ impl Taking {
         }
         self.remove_made();
         self.built(Err(why.clone()));
+        if let Some(token) = self.handover.give_up() {
+            self.done(token, Results::Restored(Err(why.clone())));
+        }
         self.problem = Some(why);
     }
 
@@ -355,9 +366,11 @@ impl Taking {
             Kind::Frozen => {
                 let frozen: Frozen = decode(message).map_err(text)?;
                 self.policy.judge().frozen(&frozen)?;
-                self.there()?.frozen(&frozen).map_err(text)?;
+                let contended = self.there()?.frozen(&frozen).map_err(text)?;
+                self.contended(contended)?;
             }
             Kind::Outlook => self.judge(message)?,
+            Kind::Locks => self.shared(message)?,
             Kind::Missing => {
                 let missing: Missing = decode(message).map_err(text)?;
                 self.there()?.missing(&missing).map_err(text)?;
@@ -405,6 +418,13 @@ impl Taking {
             self.restorer = Some(restorer);
         }
         self.there()
+    }
+
+    /// All of it is there, as far as that can be.
+    fn restored(&mut self, token: Token, entry: &Entry) {
+        let result = self.restore(entry);
+        self.done(token, Results::Restored(result));
+        self.settle();
     }
 
     /// All messages came before this job.

@@ -14,7 +14,7 @@ use super::names::token_of;
 use super::policy::Description;
 use super::records::{Entry, Role};
 use super::residents::Came;
-use super::{Moves, check, left, policy, units};
+use super::{Moves, check, left, locks, policy, units};
 
 /// What came of a command that is carried out at once.
 type Now = Option<Results>;
@@ -154,8 +154,15 @@ impl Moves {
             return None;
         }
         // An earlier daemon's, or its thread has ended: then what is stopped is stopped for good.
-        let record = self.records.of(id, Role::Gives);
-        let thawed = left::thaw(&record.read());
+        let entries = self.records.of(id, Role::Gives).read();
+        let given = left::given_locks(&entries);
+        if !given.is_empty() {
+            let thaw = move || left::thaw(&entries);
+            let resumed = locks::resume((id, token), given, thaw, self.teller.clone());
+            let failed = |error| Results::Thawed(Err(format!("no thread for its locks: {error}")));
+            return resumed.err().map(failed);
+        }
+        let thawed = left::thaw(&entries);
         self.thawed(id);
         Some(Results::Thawed(thawed))
     }
@@ -260,7 +267,7 @@ impl Moves {
         let group = group.map(|group| (self.groups.clone(), group));
         let back = self.records.way_back(id);
         let teller = self.teller.clone();
-        let of = (came, group, self.hurries);
+        let of = (came, offer.clone, group, self.hurries);
         match Acceptor::start(id, policy, (record, back), of, teller) {
             Ok(acceptor) => self.acceptors.insert(id, acceptor),
             Err(error) => return failed(format!("no thread for it: {error}")),
@@ -296,20 +303,43 @@ impl Moves {
         if acceptor.is_some_and(|acceptor| acceptor.job(acceptor::Job::Go(token))) {
             return None;
         }
-        let record = self.records.of(id, Role::Takes);
-        let entries = record.read();
-        let result = left::go(&entries, &self.records.way_back(id), &record);
-        let result = result.and_then(|gone| {
-            let (restorer, following) = gone.map_or((None, None), |(restorer, following)| {
-                (Some(restorer), following)
-            });
-            self.runs(id, restorer);
-            match following {
-                Some(following) => self.follow(id, following).map(|()| Went::default()),
-                None => Ok(Went::default()),
+        let entries = self.records.of(id, Role::Takes).read();
+        let adopted = match left::adopt(&entries, &self.records.way_back(id)) {
+            Ok(adopted) => adopted,
+            Err(why) => return Some(Results::Gone(Err(why))),
+        };
+        let restorer = match adopted {
+            Some((restorer, locks)) if !locks.is_empty() => {
+                let teller = self.teller.clone();
+                let begun = locks::complete((id, token), restorer, locks, teller);
+                let failed =
+                    |error| Results::Gone(Err(format!("no thread for its locks: {error}")));
+                return begun.err().map(failed);
             }
-        });
-        Some(Results::Gone(result))
+            adopted => adopted.map(|(restorer, _)| restorer),
+        };
+        Some(Results::Gone(self.let_go(id, restorer)))
+    }
+
+    /// Lets a process run that an earlier daemon had put together, and that has its locks; none runs already.
+    pub(super) fn let_go(
+        &mut self,
+        id: MoveId,
+        restorer: Option<Restorer>,
+    ) -> Result<Went, String> {
+        let record = self.records.of(id, Role::Takes);
+        let following = left::go(
+            &record.read(),
+            restorer,
+            &self.records.way_back(id),
+            &record,
+        )?;
+        let (restorer, following) = following;
+        self.runs(id, restorer);
+        if let Some(following) = following {
+            self.follow(id, following)?;
+        }
+        Ok(Went::default())
     }
 
     /// A process runs here from now on, as is written down.

@@ -1,6 +1,7 @@
 //! A donor's thread: it alone traces the process, from the first round until the move has ended.
 
 mod freeze;
+mod locks;
 pub(super) mod serve;
 
 use std::collections::BTreeSet;
@@ -9,6 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::time::{Duration, Instant};
 
+use bytes::Bytes;
 use holdfast_proto::migration::{Completion, Results, RoundReport, Shape, Token};
 use holdfast_sys::process::donor::{Behind, Tracker};
 use holdfast_sys::process::error::Error;
@@ -49,6 +51,8 @@ pub(super) enum Job {
     Wanted(Wanted),
     /// It has taken some of it.
     Taken,
+    /// The acceptor asks for the next step of the hand-over of locks.
+    Locks(Bytes),
 }
 
 /// A move that this node gives, while its thread runs.
@@ -208,7 +212,7 @@ impl Giving {
                     since = Some(self.steps.began());
                     (next, token, Results::Frozen(result))
                 }
-                Job::Thaw(token) => (State::Ended, token, Results::Thawed(state.thaw())),
+                Job::Thaw(token) => (State::Ended, token, Results::Thawed(state.thaw(self.id))),
                 Job::Release(token) => {
                     let Ok(released) = self.release(state, inbox) else {
                         return;
@@ -223,6 +227,12 @@ impl Giving {
                     continue;
                 }
                 Job::Taken => continue,
+                Job::Locks(bytes) => {
+                    if let State::Stopped(stopped) = &mut state {
+                        self.give_locks(stopped, &bytes);
+                    }
+                    continue;
+                }
             };
             state = next;
             let completion = Completion { token, results };

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use holdfast_proto::migration::{Completion, Results};
 use holdfast_sys::process::following::Following;
 use holdfast_wire::migration::{MoveFrame, Wanted};
 use holdfast_wire::{Frame, MoveId, NodeId};
@@ -52,6 +53,19 @@ impl Moves {
                 return Some((id.donor, Frame::Move { id, frame }));
             }
             Told::Inspected { check, inquiry, .. } => self.inspected(now, *check, inquiry),
+            Told::Locks { id, bytes } => {
+                let frame = MoveFrame::Locks { bytes };
+                return Some((id.donor, Frame::Move { id, frame }));
+            }
+            Told::Locked {
+                id,
+                token,
+                restorer,
+            } => {
+                // By way of the owner, as if the thread had done all of it.
+                let results = Results::Gone(self.let_go(id, Some(restorer)));
+                self.teller.done(Some(id), Completion { token, results });
+            }
             Told::Done { id, completion, .. } => {
                 if let Some(id) = id {
                     self.ended(id, &completion.results);

@@ -3,8 +3,9 @@
 use std::path::Path;
 
 use holdfast_sys::process::acceptor::Restorer;
-use holdfast_sys::process::donor::Held;
+use holdfast_sys::process::donor::{GivenLock, Held};
 use holdfast_sys::process::error::Error;
+use holdfast_sys::process::files::WantedLock;
 use holdfast_sys::process::following::Following;
 use holdfast_sys::tcp_repair::{TcpDynamic, TcpStatic};
 
@@ -19,6 +20,15 @@ pub(super) fn thaw(entries: &[Entry]) -> Result<(), String> {
 /// Ends processes that an earlier daemon stopped: they run elsewhere.
 pub(super) fn release(entries: &[Entry]) -> Result<(), String> {
     held(entries).try_for_each(|held| held.release().map_err(text))
+}
+
+/// Locks that processes which an earlier daemon stopped may lack.
+pub(super) fn given_locks(entries: &[Entry]) -> Vec<GivenLock> {
+    let lists = entries.iter().filter_map(|entry| match entry {
+        Entry::Locks(list) => Some(list.clone()),
+        _ => None,
+    });
+    lists.flatten().collect()
 }
 
 fn held(entries: &[Entry]) -> impl Iterator<Item = &Held> {
@@ -37,33 +47,47 @@ pub(super) fn followed(entries: &[Entry]) -> Option<Vec<Option<i32>>> {
     })
 }
 
-/// Lets a process run that was complete when its daemon died. Gives its restorer, unless it runs already, and the memory that
-/// follows it.
-pub(super) fn go(
+/// The restorer of a process that was complete when its daemon died, and the locks that the process lacks; none where it runs
+/// already.
+pub(super) fn adopt(
     entries: &[Entry],
     way_back: &Path,
-    record: &Record,
-) -> Result<Option<(Restorer, Option<Following>)>, String> {
+) -> Result<Option<(Restorer, Vec<WantedLock>)>, String> {
     let Some(held) = restorer_of(entries) else {
         return Err("nothing is written down of its restorer".to_owned());
     };
     if entries.iter().any(|entry| matches!(entry, Entry::Runs)) {
         return Ok(None);
     }
-    let restorer = Restorer::adopt(held.pid, way_back).map_err(text)?;
-    let restorer = match restorer {
+    match Restorer::adopt(held.pid, way_back).map_err(text)? {
         Some(mut restorer) => {
-            restorer.wake(&unfinished(entries)).map_err(text)?;
-            let following = restorer.follow().map_err(text)?;
-            restorer.go().map_err(text)?;
-            Some((restorer, following))
+            let locks = restorer.contended_locks().map_err(text)?;
+            Ok(Some((restorer, locks)))
         }
-        None if held.exists() => None,
-        None => return Err("its restorer has died, and the process with it".to_owned()),
-    };
+        None if held.exists() => Ok(None),
+        None => Err("its restorer has died, and the process with it".to_owned()),
+    }
+}
+
+/// Lets such a process run. Gives its restorer, unless it runs already, and the memory that follows it.
+pub(super) fn go(
+    entries: &[Entry],
+    restorer: Option<Restorer>,
+    way_back: &Path,
+    record: &Record,
+) -> Result<(Option<Restorer>, Option<Following>), String> {
+    if entries.iter().any(|entry| matches!(entry, Entry::Runs)) {
+        return Ok((None, None));
+    }
+    let (mut restorer, mut following) = (restorer, None);
+    if let Some(restorer) = &mut restorer {
+        restorer.wake(&unfinished(entries)).map_err(text)?;
+        following = restorer.follow().map_err(text)?;
+        restorer.go().map_err(text)?;
+    }
     let _ = std::fs::remove_file(way_back);
     record.write(&Entry::Runs)?;
-    Ok(restorer)
+    Ok((restorer, following))
 }
 
 fn unfinished(entries: &[Entry]) -> Vec<(TcpStatic, TcpDynamic)> {

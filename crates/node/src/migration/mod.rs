@@ -16,6 +16,7 @@ mod follow;
 mod heard;
 mod left;
 mod leftovers;
+mod locks;
 mod names;
 mod operations;
 mod pack;
@@ -257,6 +258,15 @@ impl Moves {
                 id,
                 frame: MoveFrame::Wanted(wanted),
             } => self.wanted(from, id, wanted),
+            Frame::Move {
+                id,
+                frame: MoveFrame::Locks { bytes },
+            } => {
+                let donor = self.donors.get(&id).filter(|donor| donor.to == from);
+                if let Some(donor) = donor {
+                    donor.job(donor::Job::Locks(bytes));
+                }
+            }
             frame => self.machine.handle_frame(now, from, frame),
         }
     }

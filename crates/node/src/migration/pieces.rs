@@ -55,6 +55,8 @@ pub(super) enum Kind {
     Lost = 14,
     /// `Frozen`, as far as it shows while the tree runs: the question whether the acceptor takes the process.
     Outlook = 15,
+    /// A [`LockAnswer`](super::locks::LockAnswer).
+    Locks = 16,
 }
 
 impl Kind {
@@ -76,6 +78,7 @@ impl Kind {
             Kind::Follows,
             Kind::Lost,
             Kind::Outlook,
+            Kind::Locks,
         ];
         all.into_iter().find(|kind| *kind as u8 == number)
     }
@@ -98,6 +101,7 @@ impl Kind {
             Kind::Follows => Message::Follows,
             Kind::Lost => Message::Lost,
             Kind::Outlook => Message::Outlook,
+            Kind::Locks => Message::Locks,
         }
     }
 
@@ -114,6 +118,7 @@ impl Kind {
             Kind::Freezing => "hurry",
             Kind::Missing => "missing",
             Kind::Follows | Kind::Lost => "follows",
+            Kind::Locks => "locks",
         }
     }
 }

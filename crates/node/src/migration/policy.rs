@@ -7,6 +7,7 @@ use std::collections::BTreeSet;
 use std::path::Path;
 
 use holdfast_sys::cgroup::Group;
+use holdfast_sys::process::files::RiskyLock;
 use holdfast_sys::process::files::image::Kind;
 use holdfast_sys::process::image::Descriptors;
 use holdfast_sys::process::judge::{Allowed, Here, Judge};
@@ -30,6 +31,8 @@ pub(super) struct Description {
     pub(super) programs: BTreeSet<String>,
     /// The control group that goes along: a unit's.
     pub(super) group: Option<Group>,
+    /// Exclusive locks that cannot be handed over on files that both nodes see.
+    pub(super) locks: Vec<RiskyLock>,
 }
 
 impl Description {
@@ -50,6 +53,7 @@ impl Description {
                 description.programs.insert(program);
             }
         }
+        description.locks = RiskyLock::find(pids);
         description.name = pids.first().map_or_else(String::new, |root| name_of(*root));
         description
     }
@@ -191,6 +195,7 @@ impl Policy {
             .extend(programs.filter_map(|program| self.judge.program(Path::new(program)).err()));
         let group = description.group.iter();
         refusals.extend(group.filter_map(|group| self.judge.group(group).err()));
+        refusals.extend(description.locks.iter().filter_map(RiskyLock::refusal));
         refusals.extend(too_large(memory));
         refusals
     }

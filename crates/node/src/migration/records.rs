@@ -8,7 +8,7 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use holdfast_proto::migration::{ProcessId, RecoveredMove, RecoveredRole};
-use holdfast_sys::process::donor::Held;
+use holdfast_sys::process::donor::{GivenLock, Held};
 use holdfast_sys::tcp_repair::{TcpDynamic, TcpStatic};
 use holdfast_wire::migration::{FlowAt, PeerConnections};
 use holdfast_wire::{MoveId, NodeId};
@@ -38,6 +38,8 @@ pub(super) enum Entry {
     Follows(Vec<Option<i32>>),
     /// It is stopped for good; its state may have left.
     Held(Vec<Held>),
+    /// It may lack these locks, which are on their way to the acceptor.
+    Locks(Vec<GivenLock>),
     /// This node takes a process.
     Takes {
         name: String,

@@ -3,8 +3,10 @@
 use holdfast_sys::process::donor::{StoppedTree, Tracker};
 use holdfast_sys::process::error::Error;
 use holdfast_sys::process::image::{Descriptors, Frozen};
+use holdfast_wire::MoveId;
 
 use super::leftovers::Leftovers;
+use super::locks;
 
 /// How far it is.
 pub(super) enum State {
@@ -27,8 +29,11 @@ pub(super) struct Last {
 }
 
 impl State {
-    /// It runs on here.
-    pub(super) fn thaw(self) -> Result<(), String> {
+    /// It runs on here, once it has its locks again.
+    pub(super) fn thaw(self, id: MoveId) -> Result<(), String> {
+        if let State::Stopped(stopped) = &self {
+            locks::regain(id, || stopped.regain_locks());
+        }
         unless_gone(match self {
             State::New | State::Copied | State::Ended => Ok(()),
             State::Watched(tracker) => tracker.stop(),
@@ -46,14 +51,14 @@ impl State {
     /// All of it was sent, or could not be. The original of a copy goes on at once: nobody waits for what becomes of the copy.
     pub(super) fn sent<T>(
         stopped: Box<StoppedTree>,
-        copy: bool,
+        (id, copy): (MoveId, bool),
         result: Result<T, String>,
     ) -> (State, Result<T, String>) {
         let stopped = State::Stopped(stopped);
         if !copy {
             return (stopped, result);
         }
-        let goes_on = stopped.thaw();
+        let goes_on = stopped.thaw(id);
         (State::Copied, result.and_then(|of| goes_on.map(|()| of)))
     }
 

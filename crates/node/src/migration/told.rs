@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use bytes::Bytes;
 use holdfast_api::control::{ErrorBody, FollowedMemory, ProcessCheck};
-use holdfast_proto::migration::Completion;
+use holdfast_proto::migration::{Completion, Token};
 use holdfast_sys::process::acceptor::Restorer;
 use holdfast_sys::process::donor::Held;
 use holdfast_wire::migration::{FlowAt, Wanted};
@@ -38,6 +38,14 @@ pub(crate) enum Told {
     Judged { id: MoveId, refusals: Vec<String> },
     /// To be said to the donor: what is missing of memory that follows.
     Wanted { id: MoveId, wanted: Wanted },
+    /// To be said to the donor: the next step of the hand-over of locks.
+    Locks { id: MoveId, bytes: Bytes },
+    /// A process that an earlier daemon had put together has its locks.
+    Locked {
+        id: MoveId,
+        token: Token,
+        restorer: Restorer,
+    },
     /// Memory follows a process that runs here, or will in a moment: its thread goes on.
     Follows { id: MoveId },
     /// Its thread has ended.

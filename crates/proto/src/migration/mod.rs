@@ -344,7 +344,8 @@ impl Migration {
             MoveFrame::Piece { .. }
             | MoveFrame::Took { .. }
             | MoveFrame::Wanted(_)
-            | MoveFrame::Judged { .. } => {
+            | MoveFrame::Judged { .. }
+            | MoveFrame::Locks { .. } => {
                 (self.core).ignored(from, name, "it is the daemon's");
             }
             _ if self.donor.get(&id).is_none_or(|given| given.to != from) => {

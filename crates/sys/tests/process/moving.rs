@@ -6,6 +6,7 @@ use holdfast_sys::process::acceptor::{ClockOffsets, Restorer};
 use holdfast_sys::process::donor::{StoppedTree, Tracker};
 use holdfast_sys::process::error::Error;
 use holdfast_sys::process::files::image::FileId;
+use holdfast_sys::process::files::{LockStep, WantedLock};
 use holdfast_sys::process::image::{Descriptors, decode, encode};
 use holdfast_sys::process::rights::Rights;
 use holdfast_sys::process::sockets::{SocketState, Sockets};
@@ -281,9 +282,10 @@ pub fn migrate_until(tree: Tree, to: &Host, last: Step) -> Result<Left, Error> {
         acceptor.restore(&from, decoded(&states))?;
     }
     let sockets = began.elapsed();
+    let mut contended = Vec::new();
     if last >= Step::State {
         let state = stopped.state()?;
-        acceptor.restorer.frozen(&state)?;
+        contended = acceptor.restorer.frozen(&state)?;
         let digest = decode(&encode(&stopped.digest(&state)?)?)?;
         acceptor.restorer.compare(&digest)?;
     }
@@ -291,7 +293,7 @@ pub fn migrate_until(tree: Tree, to: &Host, last: Step) -> Result<Left, Error> {
         return left(tree, Box::new((stopped, acceptor)));
     }
     let state = began.elapsed();
-    commit(stopped, &mut acceptor)?;
+    commit(stopped, &mut acceptor, &contended)?;
     let all = began.elapsed();
     eprintln!(
         "freeze: stopped {halted:?}, memory {memory:?}, descriptors {sockets:?}, state {state:?}, running {all:?}"
@@ -338,9 +340,23 @@ pub fn copy(
     Ok(true)
 }
 
-/// The original ends, and the copy runs.
-fn commit(stopped: StoppedTree, acceptor: &mut Acceptor) -> Result<(), Error> {
+/// The original gives its locks up and ends, and the copy runs.
+fn commit(
+    mut stopped: StoppedTree,
+    acceptor: &mut Acceptor,
+    contended: &[WantedLock],
+) -> Result<(), Error> {
     // Both hosts have one file system here, and so one set of locks.
+    let given = stopped.find_locks(contended)?;
+    stopped.share_locks(given.clone())?;
+    assert_eq!(acceptor.restorer.advance_locks(LockStep::Share)?, []);
+    // As long as the acceptor shares them, nobody has them back.
+    assert_eq!(stopped.regain_locks()?, contended.is_empty());
+    stopped.share_locks(given)?;
+    for step in [LockStep::Rest, LockStep::First, LockStep::Last] {
+        stopped.release_locks(step)?;
+        assert_eq!(acceptor.restorer.advance_locks(step)?, [], "{step:?}");
+    }
     let originals = stopped.pids();
     stopped.release()?;
     originals.into_iter().for_each(wait_for_end);

@@ -139,6 +139,7 @@ fn from_the_freeze_on() -> impl Strategy<Value = MoveFrame> {
         ),
         wanted().prop_map(MoveFrame::Wanted),
         vec(".*", 0..9).prop_map(|refusals| MoveFrame::Judged { refusals }),
+        blob().prop_map(|bytes| MoveFrame::Locks { bytes }),
     ]
 }
 

@@ -77,7 +77,7 @@ impl Giving {
                     gone,
                     ..self.report(before, late)
                 });
-                State::sent(stopped, self.ways.copy, report)
+                State::sent(stopped, (self.id, self.ways.copy), report)
             }
             Ok(late) => {
                 let waiting = State::Waiting(stopped, Box::new(last));

@@ -32,6 +32,7 @@ fn game(user: u32, program: &str) -> Description {
         identities: BTreeSet::from([identity(user, &[100])]),
         programs: BTreeSet::from([program.to_owned()]),
         group: None,
+        locks: Vec::new(),
     }
 }
 

@@ -3,6 +3,7 @@
 use super::remote::ClockOffsets;
 use crate::fd;
 use crate::process::error::Error;
+use crate::process::files::{LockStep, WantedLock};
 use crate::process::image::{MESSAGE_MAX, Missing};
 use serde::{Deserialize, Serialize};
 use std::io::{self, Read, Write};
@@ -48,6 +49,8 @@ pub(crate) enum Kind {
     Rights = 15,
     /// State of the running tree, as far as it shows from outside.
     Outlook = 16,
+    /// After `Frozen`: a [`LockWord`].
+    Locks = 17,
 }
 
 impl Kind {
@@ -69,9 +72,21 @@ impl Kind {
             Self::Complete,
             Self::Rights,
             Self::Outlook,
+            Self::Locks,
         ];
         all.into_iter().find(|kind| *kind as u8 == byte)
     }
+}
+
+/// About exclusive locks that somebody else has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) enum LockWord {
+    /// Say which they are.
+    List,
+    /// Take this step of their hand-over.
+    Advance(LockStep),
+    /// The tree goes without them.
+    Renounce,
 }
 
 /// What a restorer answers.
@@ -81,6 +96,8 @@ pub enum Reply {
     Done,
     /// Memory is missing in these places; a descriptor for each process is behind this.
     Following(Missing),
+    /// Locks that somebody else has.
+    Locks(Vec<WantedLock>),
     /// The tree runs, but for these locks, which somebody else has.
     Running(Vec<String>),
     /// This machine cannot take the tree; nothing was begun.

@@ -6,7 +6,6 @@ use crate::priority::{Hurry, Loan, hurry_husk, is_realtime};
 use crate::process::donor::{LoneCall, call_instruction, call_instruction_in};
 use crate::process::error::{Error, Result};
 use crate::process::files::Stock;
-use crate::process::files::image::LockHolder;
 use crate::process::image::{Backing, Frozen, FrozenProcess, Mapping};
 use crate::process::procfs;
 use crate::process::trace::Tracee;
@@ -30,7 +29,7 @@ impl Restoration {
     /// Does while nobody knows yet whether the tree will run what would have to be done then. What fails is told then.
     pub fn prepare(&mut self) {
         // Such locks are taken by husks that still have their stubs, when it is certain.
-        if self.has_locks_of_tables() {
+        if self.contended.has_records() {
             return;
         }
         let prepared = self.frozen.as_ref().map(|frozen| self.prepare_all(frozen));
@@ -43,7 +42,7 @@ impl Restoration {
         if let Some(stock) = &mut self.stock {
             stock.publish()?;
         }
-        let unlocked = self.take_locks()?;
+        let unlocked = self.take_contended()?;
         self.objects.let_go();
         match self.prepared.take() {
             Some(prepared) => prepared?,
@@ -82,14 +81,6 @@ impl Restoration {
             }
         }
         Ok(())
-    }
-
-    fn has_locks_of_tables(&self) -> bool {
-        let Some(stock) = &self.stock else {
-            return false;
-        };
-        let mut locks = (stock.image().files.values()).flat_map(|file| &file.locks);
-        locks.any(|lock| matches!(lock.holder, LockHolder::Table(_)))
     }
 }
 

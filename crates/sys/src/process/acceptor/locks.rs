@@ -1,73 +1,205 @@
-//! Locks on files, taken when the donor has given them up.
+//! Locks on files. They are taken as soon as processes have their state; an exclusive one that the donor has on the same file comes by
+//! steps ([`LockStep`]).
 
 use super::husk::Husk;
 use super::plan::Restoration;
-use crate::process::error::{Error, Result};
-use crate::process::files::image::{Lock, LockHolder, Table};
-use crate::process::files::{FilesError, Stock, take_lock};
-use std::io;
+use crate::process::donor::value;
+use crate::process::error::{Context, Error, Result};
+use crate::process::files::image::{LockHolder, Table};
+use crate::process::files::{
+    FileIdentity, LockChange, LockStep, Stock, WantedLock, unless_excluded,
+};
+use std::collections::BTreeMap;
+
+/// Calls of one script.
+const CALLS: usize = 256;
+
+/// A lock of the tree.
+#[derive(Clone, Debug)]
+struct Place {
+    /// Of its table, in the image.
+    table: u32,
+    wanted: WantedLock,
+}
+
+/// Exclusive locks that somebody else has, most likely the donor.
+#[derive(Debug, Default)]
+pub(super) struct Contended(Vec<Place>);
+
+impl Contended {
+    /// Whether a process must make calls to take some.
+    pub fn has_records(&self) -> bool {
+        let mut places = self.0.iter();
+        places.any(|place| matches!(place.wanted.lock.holder, LockHolder::Table(_)))
+    }
+
+    /// The locks.
+    pub fn list(&self) -> Vec<WantedLock> {
+        self.0.iter().map(|place| place.wanted.clone()).collect()
+    }
+}
 
 impl Restoration {
-    /// Takes all locks that the tree had; gives those that somebody else has.
-    pub(super) fn take_locks(&self) -> Result<Vec<String>> {
-        let mut missed = Vec::new();
+    /// Takes all locks that the tree had but exclusive ones that somebody else has.
+    ///
+    /// # Errors
+    /// [`Error::Refused`] where somebody else excludes a shared one.
+    pub(super) fn take_locks(&mut self) -> Result<()> {
+        let places = self.places()?;
+        let whole = |place: &Place| Some(LockChange::whole(&place.wanted.lock));
+        let excluded = self.change_locks(&places, whole)?;
+        if let Some(shared) = excluded.iter().find(|place| !place.wanted.lock.write) {
+            let (process, fd) = (shared.wanted.process, shared.wanted.fd);
+            return Err(Error::Refused(format!(
+                "somebody else has an exclusive lock on the file of descriptor {fd} of process {process}, which has a shared one: end \
+                 what has it there"
+            )));
+        }
+        self.contended = Contended(excluded);
+        Ok(())
+    }
+
+    /// Takes a step of the hand-over, when the donor has; gives the locks of which somebody else still has that part.
+    pub(super) fn advance_locks(&self, step: LockStep) -> Result<Vec<WantedLock>> {
+        let part = |place: &Place| {
+            let wanted = &place.wanted;
+            LockChange::of_acceptor(step, &wanted.lock, wanted.readable)
+        };
+        let excluded = self.change_locks(&self.contended.0, part)?;
+        Ok(excluded.into_iter().map(|place| place.wanted).collect())
+    }
+
+    /// Takes as a whole what was contended; gives what somebody else has.
+    pub(super) fn take_contended(&self) -> Result<Vec<String>> {
+        let whole = |place: &Place| Some(LockChange::whole(&place.wanted.lock));
+        let missed = self.change_locks(&self.contended.0, whole)?;
+        let text = |place: &Place| {
+            let WantedLock {
+                process, fd, lock, ..
+            } = &place.wanted;
+            format!("process {process}, descriptor {fd}: {lock:?}")
+        };
+        Ok(missed.iter().map(text).collect())
+    }
+
+    /// The tree's locks, each once.
+    fn places(&self) -> Result<Vec<Place>> {
+        let mut places: Vec<Place> = Vec::new();
         let Some(stock) = &self.stock else {
-            return Ok(missed);
+            return Ok(places);
         };
         for (number, table) in &stock.image().tables {
             let Some(husk) = self.living().find(|husk| table.pids.contains(&husk.pid)) else {
                 continue;
             };
             for (fd, lock) in stock.image().locks(*number) {
-                if !take(husk, stock, table, fd, lock)? {
-                    missed.push(format!("process {}, descriptor {fd}: {lock:?}", husk.pid));
+                let (file, readable) = open_file(stock, table, fd)?;
+                let identity = FileIdentity::of(file);
+                let identity = identity.context(|| format!("the file of descriptor {fd}"))?;
+                let wanted = WantedLock {
+                    process: husk.pid,
+                    fd,
+                    lock,
+                    readable,
+                    identity,
+                };
+                // A process's lock is shown at each descriptor of the file. One that is open for reading can share it.
+                let same = places.iter_mut().find(|place| {
+                    let known = &place.wanted;
+                    matches!(lock.holder, LockHolder::Table(_))
+                        && (place.table, &known.lock, &known.identity)
+                            == (*number, &lock, &wanted.identity)
+                });
+                match same {
+                    Some(place) if readable && !place.wanted.readable => place.wanted = wanted,
+                    Some(_) => {}
+                    None => places.push(Place {
+                        table: *number,
+                        wanted,
+                    }),
                 }
             }
         }
-        Ok(missed)
+        Ok(places)
     }
-}
 
-/// Whether a lock was to be had. Those of open files are the stock's too; others belong to the table.
-fn take(husk: &Husk, stock: &Stock, table: &Table, fd: u32, lock: Lock) -> Result<bool> {
-    let outcome = match lock.holder {
-        LockHolder::Table(_) => take_in(husk, fd, lock)?,
-        LockHolder::Flock | LockHolder::OpenFile => {
-            let file = table.slots.get(&fd).and_then(|slot| stock.file(slot.file));
-            match take_lock(file.ok_or(Error::Image("a lock on no file"))?, &lock) {
-                Err(FilesError::Kernel { source, .. }) => Err(source),
-                other => Ok(other?),
+    /// Makes changes of locks; gives the places where somebody else's lock excludes them.
+    fn change_locks(
+        &self,
+        places: &[Place],
+        what: impl Fn(&Place) -> Option<LockChange>,
+    ) -> Result<Vec<Place>> {
+        let mut excluded = Vec::new();
+        let mut records: BTreeMap<i32, Vec<(&Place, LockChange)>> = BTreeMap::new();
+        let Some(stock) = &self.stock else {
+            return Ok(excluded);
+        };
+        for place in places {
+            let WantedLock {
+                process, fd, lock, ..
+            } = &place.wanted;
+            let Some(change) = what(place) else {
+                continue;
+            };
+            if let LockHolder::Table(_) = lock.holder {
+                records.entry(*process).or_default().push((place, change));
+                continue;
+            }
+            let table = stock.image().tables.get(&place.table);
+            let table = table.ok_or(Error::Image("a lock of no table"))?;
+            let (file, _) = open_file(stock, table, *fd)?;
+            let made = change.make(file, lock.holder);
+            if !made.context(|| lock_of(*process))? {
+                excluded.push(place.clone());
             }
         }
-    };
-    match outcome {
-        Ok(()) => Ok(true),
-        Err(error) if matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::EACCES)) => {
-            Ok(false)
+        for (pid, changes) in records {
+            let husk = self.living().find(|husk| husk.pid == pid);
+            let husk = husk.ok_or(Error::Gone(pid))?;
+            for some in changes.chunks(CALLS) {
+                excluded.extend(change_records(husk, some)?);
+            }
         }
-        Err(source) => Err(Error::Kernel {
-            what: format!("a lock of process {}", husk.pid),
-            source,
-        }),
+        Ok(excluded)
     }
 }
 
-/// `F_SETLK`, by a process with the table that has the lock.
-fn take_in(husk: &Husk, fd: u32, lock: Lock) -> Result<io::Result<()>> {
-    let kind = if lock.write {
-        libc::F_WRLCK
-    } else {
-        libc::F_RDLCK
-    };
-    let length = match lock.end {
-        Some(end) if end < i64::MAX as u64 => end - lock.start + 1,
-        _ => 0,
-    };
+/// The stock's file of a descriptor, and whether it is open for reading.
+fn open_file<'a>(
+    stock: &'a Stock,
+    table: &Table,
+    fd: u32,
+) -> Result<(std::os::fd::BorrowedFd<'a>, bool)> {
+    let slot = table
+        .slots
+        .get(&fd)
+        .ok_or(Error::Image("a lock on no file"))?;
+    let file = stock
+        .file(slot.file)
+        .ok_or(Error::Image("a lock on no file"))?;
+    let flags = (stock.image().files.get(&slot.file)).map_or(0, |file| file.flags);
+    let readable = flags & libc::O_ACCMODE as u32 != libc::O_WRONLY as u32;
+    Ok((file, readable))
+}
+
+/// `F_SETLK`, by a process with the table that has the locks.
+fn change_records(husk: &Husk, changes: &[(&Place, LockChange)]) -> Result<Vec<Place>> {
     let mut script = husk.script();
-    // `struct flock`: type and whence of two bytes each, start, length, PID.
-    let head = u64::from(kind as u16) | (libc::SEEK_SET as u64) << 16;
-    let at = script.words(&[head, lock.start, length, 0])?;
-    script.attempt(libc::SYS_fcntl, &[u64::from(fd), libc::F_SETLK as u64, at]);
-    let result = husk.run(script)?.results[0];
-    Ok(crate::process::donor::value(result).map(drop))
+    for (place, change) in changes {
+        let at = script.words(&change.words())?;
+        let arguments = [u64::from(place.wanted.fd), libc::F_SETLK as u64, at];
+        script.attempt(libc::SYS_fcntl, &arguments);
+    }
+    let mut excluded = Vec::new();
+    for ((place, _), result) in changes.iter().zip(husk.run(script)?.results) {
+        let made = unless_excluded(value(result).map(drop));
+        if !made.context(|| lock_of(husk.pid))? {
+            excluded.push((*place).clone());
+        }
+    }
+    Ok(excluded)
+}
+
+fn lock_of(pid: i32) -> String {
+    format!("a lock of process {pid}")
 }

@@ -4,6 +4,7 @@ use super::birth::{self, Maker};
 use super::door::Door;
 use super::foreign::Foreign;
 use super::husk::Husk;
+use super::locks::Contended;
 use super::missing::Watched;
 use super::objects::Objects;
 use super::{credentials, emptied, layout, mapper, state, stopped, threads};
@@ -43,6 +44,8 @@ pub(super) struct Restoration {
     pub(super) stock: Option<Stock>,
     /// The stock has what the stopped tree has.
     pub(super) stock_is_final: bool,
+    /// Locks that it does not have yet.
+    pub(super) contended: Contended,
     /// What of its memory follows.
     pub(super) watched: Watched,
 }
@@ -166,7 +169,7 @@ impl Restoration {
         Ok(())
     }
 
-    /// Gives processes and threads their state.
+    /// Gives processes and threads their state, and takes their locks.
     pub fn frozen(&mut self, frozen: Frozen) -> Result<()> {
         self.is_open()?;
         if self.stock.is_some() != self.stock_is_final {
@@ -204,6 +207,7 @@ impl Restoration {
         for husk in self.living() {
             husk.close_door()?;
         }
+        self.take_locks()?;
         self.frozen = Some(frozen);
         Ok(())
     }

@@ -1,10 +1,11 @@
 //! A restorer as the daemon sees it.
 
-use super::channel::{self, Kind, Reply};
+use super::channel::{self, Kind, LockWord, Reply};
 use super::descriptors::Handed;
 use crate::process::digest::Digest;
 use crate::process::error::{Context, Error, Result, check_long};
 use crate::process::files::image::FileId;
+use crate::process::files::{LockStep, WantedLock};
 use crate::process::image::{Descriptors, Frozen, Pages, Tree, encode};
 use crate::process::inspect;
 use crate::process::procfs::children;
@@ -249,12 +250,48 @@ impl Restorer {
         self.ask(Kind::Outlook, &encode(outlook)?).map(drop)
     }
 
-    /// Gives processes and threads their state. From now on they are complete, and stand still.
+    /// Gives processes and threads their state, and takes their locks. From now on they are complete, and stand still. Gives the
+    /// exclusive locks that somebody else has, most likely the donor.
     ///
     /// # Errors
     /// What the restorer says.
-    pub fn frozen(&mut self, frozen: &Frozen) -> Result<()> {
-        self.ask(Kind::Frozen, &encode(frozen)?).map(drop)
+    pub fn frozen(&mut self, frozen: &Frozen) -> Result<Vec<WantedLock>> {
+        match self.ask(Kind::Frozen, &encode(frozen)?)? {
+            Reply::Locks(contended) => Ok(contended),
+            _ => Ok(Vec::new()),
+        }
+    }
+
+    /// The locks that [`Restorer::frozen`] gave to an earlier daemon, or this one.
+    ///
+    /// # Errors
+    /// What the restorer says.
+    pub fn contended_locks(&mut self) -> Result<Vec<WantedLock>> {
+        self.locks(LockWord::List)
+    }
+
+    /// Takes a step of the hand-over of these locks, when the donor has; gives those of which somebody else still has that part.
+    ///
+    /// # Errors
+    /// What the restorer says.
+    pub fn advance_locks(&mut self, step: LockStep) -> Result<Vec<WantedLock>> {
+        self.locks(LockWord::Advance(step))
+    }
+
+    /// The tree goes without these locks.
+    ///
+    /// # Errors
+    /// What the restorer says.
+    pub fn renounce_locks(&mut self) -> Result<()> {
+        self.locks(LockWord::Renounce).map(drop)
+    }
+
+    fn locks(&mut self, word: LockWord) -> Result<Vec<WantedLock>> {
+        let bytes = postcard::to_stdvec(&word).map_err(|_| Error::Image("a word about locks"))?;
+        match self.ask(Kind::Locks, &bytes)? {
+            Reply::Locks(excluded) => Ok(excluded),
+            _ => Err(Error::Image("an answer about locks")),
+        }
     }
 
     /// Compares what was made with the original, after its state.
@@ -321,7 +358,9 @@ impl Restorer {
     fn answer(&mut self) -> Result<Reply> {
         let answer = channel::receive_answer(&mut self.channel);
         match answer.map_err(|error| self.lost(error))? {
-            reply @ (Reply::Done | Reply::Running(_) | Reply::Following(_)) => Ok(reply),
+            reply @ (Reply::Done | Reply::Running(_) | Reply::Following(_) | Reply::Locks(_)) => {
+                Ok(reply)
+            }
             Reply::Refused(why) => Err(Error::Refused(why)),
             Reply::Failed(why) => Err(Error::Kernel {
                 what: "in the restorer".to_owned(),

@@ -1,12 +1,13 @@
 //! The restorer's main loop.
 
-use super::channel::{self, Kind, Reply};
+use super::channel::{self, Kind, LockWord, Reply};
 use super::descriptors::Handed;
+use super::locks::Contended;
 use super::missing::Watched;
 use super::plan::Restoration;
 use super::remote::{CHANNEL, ClockOffsets, RETURN};
 use crate::process::error::{Context, Error, Result, check_long};
-use crate::process::files::Stock;
+use crate::process::files::{Stock, WantedLock};
 use crate::process::following;
 use crate::process::image::{PagesIn, decode};
 use crate::process::sockets::left;
@@ -81,6 +82,16 @@ fn restore(channel: &mut UnixStream, back: Option<UnixListener>) -> Result<Optio
                 let last = kind == Kind::LastDescriptors;
                 handed.and_then(|handed| restoration.descriptors(handed, sockets, last))
             }
+            Kind::Locks => match locks(&mut restoration, bytes) {
+                Ok(excluded) => {
+                    match channel::answer(channel, &Reply::Locks(excluded)) {
+                        Err(error) if hung_up(&error) => {}
+                        other => other.context(talking)?,
+                    }
+                    continue;
+                }
+                Err(error) => Err(error),
+            },
             Kind::Go => match restoration.go() {
                 Ok(unlocked) => {
                     back.iter().for_each(close_way_back);
@@ -92,12 +103,30 @@ fn restore(channel: &mut UnixStream, back: Option<UnixListener>) -> Result<Optio
             },
             _ => Err(Error::Image("a word for a tree that runs")),
         };
-        match channel::answer(channel, &Reply::to(outcome)) {
+        let contended = restoration.contended.list();
+        let reply = match outcome {
+            Ok(()) if kind == Kind::Frozen && !contended.is_empty() => Reply::Locks(contended),
+            outcome => Reply::to(outcome),
+        };
+        match channel::answer(channel, &reply) {
             Err(error) if hung_up(&error) => {}
             other => other.context(talking)?,
         }
         if kind == Kind::Frozen {
             restoration.prepare();
+        }
+    }
+}
+
+/// Does as it is told about locks; gives those that somebody else still has.
+fn locks(restoration: &mut Restoration, bytes: &[u8]) -> Result<Vec<WantedLock>> {
+    match postcard::from_bytes(bytes).map_err(|_| Error::Image("a word about locks"))? {
+        _ if !restoration.is_complete() => Err(Error::Image("locks before the state")),
+        LockWord::List => Ok(restoration.contended.list()),
+        LockWord::Advance(step) => restoration.advance_locks(step),
+        LockWord::Renounce => {
+            restoration.contended = Contended::default();
+            Ok(Vec::new())
         }
     }
 }

@@ -1,6 +1,7 @@
 //! The tree stands still.
 
 use super::halt::Halted;
+use super::locks::GivenLock;
 use super::process_state;
 use super::round::Round;
 use super::tracker::Tracker;
@@ -28,6 +29,8 @@ pub struct StoppedTree {
     pub(super) round: Round,
     // Of the round, what was left behind.
     pub(super) behind: Vec<Run>,
+    /// Exclusive locks that are on their way to the acceptor.
+    pub(super) given: Vec<GivenLock>,
     pub(super) tracker: Tracker,
 }
 
@@ -59,6 +62,7 @@ impl Tracker {
                 halted,
                 round,
                 behind: Vec::new(),
+                given: Vec::new(),
                 tracker: self,
             }),
             Err(error) => {

@@ -12,6 +12,8 @@ use std::time::Duration;
 
 /// `PTRACE_O_SUSPEND_SECCOMP`: filters do not apply while we make the thread call the kernel.
 const SUSPEND_SECCOMP: i32 = 1 << 21;
+/// `PTRACE_O_EXITKILL`.
+const EXIT_KILL: i32 = 1 << 20;
 
 /// A process whose threads stand still. Dropping it lets them go on.
 #[derive(Debug)]
@@ -166,6 +168,17 @@ impl Halted {
     /// The first thread.
     pub fn first(&self) -> Tracee {
         Tracee { tid: self.pid }
+    }
+
+    /// Whether the process is killed if the caller dies, and not let go.
+    pub fn end_with_tracer(&self, ends: bool) -> Result<()> {
+        let ending = if ends { EXIT_KILL } else { 0 };
+        let first = self.first();
+        match first.options(SUSPEND_SECCOMP | ending) {
+            // The caller may not suspend filters, see `suspend_filters`.
+            Err(Error::Kernel { .. }) => first.options(ending),
+            other => other,
+        }
     }
 
     /// Lets all threads go on as if nothing had been.

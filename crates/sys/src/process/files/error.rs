@@ -104,6 +104,9 @@ pub enum Reason {
     /// A lease.
     #[error("it has a lease (F_SETLEASE): give it up")]
     Lease,
+    /// An exclusive lock that would be free for a moment on its way.
+    #[error("it {0}")]
+    Lock(&'static str),
     /// A name that is no text.
     #[error("its path is not UTF-8: rename it")]
     NotUtf8,

@@ -141,6 +141,16 @@ impl FdInfo {
     }
 }
 
+impl FdInfo {
+    /// Device and inode of its file as the kernel writes them of locks; none where it has no lock.
+    #[must_use]
+    pub fn lock_place(&self) -> Option<&str> {
+        let mut lines = self.rest.lines();
+        let line = lines.find(|line| line.starts_with("lock:"))?;
+        line.split_whitespace().nth(6)
+    }
+}
+
 /// The descriptor has a lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Lease;

@@ -83,18 +83,18 @@ pub fn set_status(fd: BorrowedFd<'_>, flags: u32) -> io::Result<()> {
     check(unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_SETFL, flags as i32) })
 }
 
-/// A record lock without waiting: `F_SETLK` for the descriptor table, `F_OFD_SETLK` for the open file. `length` 0 reaches
-/// to the end of the file, wherever it will be.
+/// A record lock without waiting: `F_SETLK` for the descriptor table, `F_OFD_SETLK` for the open file. `kind` is `F_RDLCK`, `F_WRLCK`
+/// or `F_UNLCK`. `length` 0 reaches to the end of the file, wherever it will be.
 pub fn lock_range(
     fd: BorrowedFd<'_>,
     of_open_file: bool,
-    write: bool,
+    kind: i32,
     start: i64,
     length: i64,
 ) -> io::Result<()> {
     // SAFETY: all-zero bytes are a valid `flock`.
     let mut lock: libc::flock = unsafe { std::mem::zeroed() };
-    lock.l_type = if write { libc::F_WRLCK } else { libc::F_RDLCK } as i16;
+    lock.l_type = kind as i16;
     lock.l_whence = libc::SEEK_SET as i16;
     (lock.l_start, lock.l_len) = (start, length);
     let command = if of_open_file {
@@ -104,6 +104,36 @@ pub fn lock_range(
     };
     // SAFETY: `lock` is readable and outlives the call.
     check(unsafe { libc::fcntl(fd.as_raw_fd(), command, &raw const lock) })
+}
+
+/// The handle of an open file, kind and bytes; none where its file system has no handles.
+pub fn file_handle(fd: BorrowedFd<'_>) -> Option<(i32, Vec<u8>)> {
+    /// `MAX_HANDLE_SZ`.
+    const BYTES_MAX: usize = 128;
+    /// `AT_HANDLE_FID`: one that only tells files apart will do (Linux 6.6).
+    const IDENTITY_ONLY: i32 = 0x200;
+    for flags in [libc::AT_EMPTY_PATH, libc::AT_EMPTY_PATH | IDENTITY_ONLY] {
+        let mut raw = [0u32; 2 + BYTES_MAX / 4];
+        raw[0] = BYTES_MAX as u32;
+        let mut mount = 0i32;
+        // SAFETY: `raw` is a `struct file_handle` with room for as many bytes as it says, the path ends with a NUL, and all outlive
+        // the call.
+        let outcome = unsafe {
+            libc::syscall(
+                libc::SYS_name_to_handle_at,
+                fd.as_raw_fd(),
+                c"".as_ptr(),
+                raw.as_mut_ptr(),
+                &raw mut mount,
+                flags,
+            )
+        };
+        if outcome == 0 {
+            let bytes = raw[2..].iter().flat_map(|word| word.to_ne_bytes());
+            return Some((raw[1] as i32, bytes.take(raw[0] as usize).collect()));
+        }
+    }
+    None
 }
 
 /// Makes number `to` refer to what `fd` refers to, whatever it was before.

@@ -2,8 +2,8 @@
 //!
 //! A donor sends rounds while its process runs (shape, memory, descriptors, what was seen of connections), the first of which has an
 //! outlook on the state before any memory. Then it announces the freeze, and sends the rest once: last descriptors, states of
-//! sockets, state, and checksums if they were asked for. [`Conversation`] takes each message before anything is done with it, and
-//! refuses what a donor of this release never sends.
+//! sockets, state, checksums if they were asked for, and an answer about locks if it is asked. [`Conversation`] takes each message
+//! before anything is done with it, and refuses what a donor of this release never sends.
 //!
 //! A new kind of message is added to [`Message`]; [`Conversation::take`] then does not compile until its place is said.
 
@@ -43,6 +43,8 @@ pub enum Message {
     Frozen,
     /// Checksums.
     Digest,
+    /// The donor's answer when it was asked to share its exclusive locks.
+    Locks,
     /// Memory that follows, which comes after the process runs.
     Follows,
     /// The donor lost memory that was to follow.
@@ -83,6 +85,8 @@ pub struct Conversation {
     named: bool,
     /// An outlook has come.
     outlook: bool,
+    /// The donor has answered about locks.
+    shared: bool,
 }
 
 impl Conversation {
@@ -105,6 +109,7 @@ impl Conversation {
             Message::Sockets | Message::LastSockets => self.phase == Phase::Stopped,
             Message::Frozen => self.phase == Phase::Sockets,
             Message::Digest => self.phase == Phase::Complete,
+            Message::Locks => self.phase >= Phase::Complete,
             Message::Follows | Message::Lost => false,
         };
         if !in_order {
@@ -122,6 +127,7 @@ impl Conversation {
             Message::Descriptors => std::mem::replace(&mut self.described, true),
             Message::Outlook => std::mem::replace(&mut self.outlook, true),
             Message::Missing => std::mem::replace(&mut self.named, true),
+            Message::Locks => std::mem::replace(&mut self.shared, true),
             // Bounded by their phases, or by the memory that they fill.
             Message::Pages
             | Message::LastDescriptors
@@ -150,6 +156,7 @@ impl Conversation {
             | Message::Outlook
             | Message::Freezing
             | Message::Sockets
+            | Message::Locks
             | Message::Follows
             | Message::Lost => {}
         }
@@ -181,6 +188,7 @@ mod tests {
         Message::LastSockets,
         Message::Frozen,
         Message::Digest,
+        Message::Locks,
         Message::Follows,
         Message::Lost,
     ];
@@ -221,10 +229,11 @@ mod tests {
             LastSockets,
             Frozen,
             Digest,
+            Locks,
         ];
         for length in 0..=whole.len() {
             let conversation = all(&whole[..length]).expect("in order");
-            assert_eq!(conversation.is_complete(), length >= whole.len() - 1);
+            assert_eq!(conversation.is_complete(), length >= whole.len() - 2);
         }
     }
 
@@ -258,13 +267,16 @@ mod tests {
             LastDescriptors,
             Frozen,
             Digest,
+            Locks,
         ] {
             assert!(
                 all(&[&stopped[..], &[message]].concat()).is_err(),
                 "{message:?}"
             );
         }
-        for message in ALL.into_iter().filter(|message| *message != Digest) {
+        assert!(all(&[&complete[..], &[Locks, Locks]].concat()).is_err());
+        let later = [Digest, Locks];
+        for message in ALL.into_iter().filter(|message| !later.contains(message)) {
             assert!(
                 all(&[&complete[..], &[message]].concat()).is_err(),
                 "{message:?}"
@@ -276,7 +288,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever comes, in any order: state comes once, behind descriptors, and nothing but checksums comes behind it.
+        /// Whatever comes, in any order: state comes once, behind descriptors, and nothing but checksums and an answer about locks comes behind it.
         #[test]
         fn any_conversation_keeps_its_order(choices in proptest::collection::vec(0usize..ALL.len(), 0..200)) {
             let mut conversation = Conversation::default();
@@ -288,14 +300,14 @@ mod tests {
             }
             let at = |message: Message| taken.iter().position(|one| *one == message);
             let count = |message: Message| taken.iter().filter(|one| **one == message).count();
-            for once in [Message::LastDescriptors, Message::LastSockets, Message::Frozen, Message::Digest] {
+            for once in [Message::LastDescriptors, Message::LastSockets, Message::Frozen, Message::Digest, Message::Locks] {
                 prop_assert!(count(once) <= 1);
             }
             prop_assert!(taken.first().is_none_or(|first| *first == Message::Tree));
             if let Some(frozen) = at(Message::Frozen) {
                 prop_assert!(at(Message::LastSockets) < Some(frozen));
                 prop_assert!(at(Message::LastDescriptors) < at(Message::LastSockets));
-                prop_assert!(taken[frozen + 1..].iter().all(|one| *one == Message::Digest));
+                prop_assert!(taken[frozen + 1..].iter().all(|one| matches!(one, Message::Digest | Message::Locks)));
             }
             prop_assert_eq!(conversation.is_complete(), at(Message::Frozen).is_some());
         }

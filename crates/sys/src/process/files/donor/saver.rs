@@ -6,8 +6,8 @@ use super::{Address, Copier, Draft, Known, Limits, Subject, inet};
 use crate::process::files::error::{At, Blocker, FilesError, Reason};
 use crate::process::files::fdinfo::FdInfo;
 use crate::process::files::image::{FileId, Image, Kind, ObjectId, OpenFile, Slot, Table};
-use crate::process::files::kinds;
 use crate::process::files::survey::{Place, Pool, Survey, key, own_info};
+use crate::process::files::{kinds, lock_risks};
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::fs;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -380,7 +380,11 @@ impl<'a> Saver<'a> {
                 }
             }
         }
-        Ok(locks)
+        let info = &subject.info;
+        match lock_risks::risk_everywhere(subject.fd(), info, &locks) {
+            Some(reason) => Err(Reason::Lock(reason).into()),
+            None => Ok(locks),
+        }
     }
 
     fn fill_tables(&mut self) -> Result<Known, FilesError> {

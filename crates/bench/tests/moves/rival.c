@@ -1,0 +1,2 @@
+/* The same program under another name, so that its processes are told apart. */
+#include "locks.c"

@@ -1,0 +1,262 @@
+//! Exclusive locks that a stopped tree gives to its acceptor, on a file system that both nodes see; [`LockStep`] has the steps.
+//!
+//! Locks of open files are changed through copies of descriptors, those of processes by calls that their first threads make.
+
+use super::attach::{Attachment, exit_for, own_maps, value};
+use super::freeze::StoppedTree;
+use super::halt::Halted;
+use super::hold::Held;
+use crate::process::error::{Context, Error, Result, unexpected};
+use crate::process::files::image::{Lock, LockHolder};
+use crate::process::files::{
+    Copier, FdInfo, FileIdentity, LOCKS_MAX, LockChange, LockStep, WantedLock, file_system,
+    is_readable, risk, unless_excluded, waiting,
+};
+use crate::process::inspect::{Blocker, Obstacle};
+use crate::process::procfs;
+use crate::process::trace::{Batch, Call, SCRATCH, Stub};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::os::fd::AsFd;
+
+/// Bytes of `struct flock`.
+const FLOCK_BYTES: u64 = 32;
+/// Record locks that a process changes in one batch.
+const BATCH: usize = 256;
+
+/// A lock that is on its way to the acceptor. Written down, so that a later daemon can take it back.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct GivenLock {
+    process: Held,
+    fd: u32,
+    lock: Lock,
+    readable: bool,
+}
+
+impl StoppedTree {
+    /// Finds the tree's locks that the acceptor could not take. Nothing is changed.
+    ///
+    /// # Errors
+    /// [`Error::Blocked`] where one would be free for a moment; [`Error::Refused`] where one is not the tree's, so that somebody else has
+    /// it at the acceptor.
+    pub fn find_locks(&self, wanted: &[WantedLock]) -> Result<Vec<GivenLock>> {
+        if wanted.len() > LOCKS_MAX {
+            return Err(Error::Refused(format!(
+                "it has more than {LOCKS_MAX} exclusive locks on files that both nodes see"
+            )));
+        }
+        let waits = std::fs::read_to_string("/proc/locks").context(|| "/proc/locks".to_owned())?;
+        let mut copier = Copier::default();
+        wanted
+            .iter()
+            .map(|wanted| self.find_lock(wanted, &mut copier, &waits))
+            .collect()
+    }
+
+    fn find_lock(
+        &self,
+        wanted: &WantedLock,
+        copier: &mut Copier,
+        waits: &str,
+    ) -> Result<GivenLock> {
+        let fd = wanted.fd;
+        let mut shapes = self.round.tree.processes.iter();
+        let index = shapes.position(|process| process.pid == wanted.process);
+        let tracked = index.and_then(|index| self.tracker.processes.get(index));
+        let pid = tracked
+            .ok_or(Error::Image("a lock of an unknown process"))?
+            .pid;
+        let path = std::fs::read_link(format!("/proc/{pid}/fd/{fd}"))
+            .context(|| format!("descriptor {fd} of process {pid}"))?;
+        let path = path.to_string_lossy().into_owned();
+        let copy = copier.copy((pid, fd)).context(|| path.clone())?;
+        let text = procfs::read(pid, &format!("fdinfo/{fd}"))?;
+        let info = FdInfo::parse(&text).ok_or_else(|| unexpected("fdinfo does not parse"))?;
+        let readable = is_readable(&info);
+        let is_wanted = |lock: &Lock| {
+            let holder = match (lock.holder, wanted.lock.holder) {
+                (LockHolder::Table(_), LockHolder::Table(_)) => true,
+                (one, other) => one == other,
+            };
+            let range = (lock.start, lock.end) == (wanted.lock.start, wanted.lock.end);
+            holder && range && lock.write && wanted.lock.write
+        };
+        let locks = info.locks(0).unwrap_or_default();
+        let is_same = FileIdentity::of(copy.as_fd()).context(|| path.clone())? == wanted.identity;
+        let Some(lock) = locks.into_iter().find(is_wanted).filter(|_| is_same) else {
+            return Err(Error::Refused(format!(
+                "somebody else has a lock there that process {pid} has here, on {path}: end what has it there"
+            )));
+        };
+        if readable != wanted.readable {
+            return Err(Error::Image("a lock of another open file"));
+        }
+        let kind = file_system(copy.as_fd()).context(|| path.clone())?;
+        if let Some(reason) = risk(&lock, readable, kind, &waiting(&info, waits)) {
+            let reason = reason.to_owned();
+            let obstacle = Obstacle::Descriptor {
+                fd: Some(fd),
+                path,
+                reason,
+            };
+            return Err(Error::Blocked(vec![Blocker { pid, obstacle }]));
+        }
+        Ok(GivenLock {
+            process: Held::of(pid)?,
+            fd,
+            lock,
+            readable,
+        })
+    }
+
+    /// Takes the first step with locks that were found, and remembers them.
+    ///
+    /// # Errors
+    /// What the kernel says; then [`StoppedTree::regain_locks`] undoes what was done.
+    pub fn share_locks(&mut self, given: Vec<GivenLock>) -> Result<()> {
+        self.given = given;
+        self.change_locks(LockStep::Share)
+    }
+
+    /// Takes a later step, when the tree runs at the acceptor or will: if this thread dies meanwhile the tree ends with it, since a
+    /// process that makes calls would not stay stopped.
+    ///
+    /// # Errors
+    /// What the kernel says.
+    pub fn release_locks(&mut self, step: LockStep) -> Result<()> {
+        if step == LockStep::Share {
+            return Err(Error::Image("locks that are shared after the commit"));
+        }
+        let callers = self.given.iter().filter(|given| given.is_record());
+        let callers: Vec<i32> = callers.map(|given| given.process.pid).collect();
+        let callers = self
+            .halted
+            .iter()
+            .flatten()
+            .filter(|halted| callers.contains(&halted.pid));
+        for halted in callers.clone() {
+            halted.end_with_tracer(true)?;
+        }
+        let outcome = self.change_locks(step);
+        for halted in callers {
+            halted.end_with_tracer(false)?;
+        }
+        outcome
+    }
+
+    fn change_locks(&self, step: LockStep) -> Result<()> {
+        let part = |of: &GivenLock| LockChange::of_donor(step, &of.lock, of.readable);
+        let run = |pid, changes: &[_]| self.change_records(pid, changes);
+        // Nothing is in the way of less than what it has.
+        change(&self.given, part, run).map(drop)
+    }
+
+    /// Takes back what was given. Whether all is exclusive again: not as long as the acceptor, or somebody who has come meanwhile, has a
+    /// part of it.
+    ///
+    /// # Errors
+    /// What the kernel says.
+    pub fn regain_locks(&self) -> Result<bool> {
+        let run = |pid, changes: &[_]| self.change_records(pid, changes);
+        change(&self.given, |of| Some(LockChange::whole(&of.lock)), run)
+    }
+
+    fn change_records(&self, pid: i32, changes: &[(u32, LockChange)]) -> Result<bool> {
+        let processes = self.halted.iter().zip(&self.tracker.processes);
+        let found = processes.filter(|(_, tracked)| tracked.pid == pid);
+        let found =
+            found.filter_map(|(halted, tracked)| halted.as_ref().zip(tracked.watched.as_ref()));
+        let (halted, watched) = found.last().ok_or(Error::Gone(pid))?;
+        change_records(halted, &watched.attachment, changes)
+    }
+}
+
+impl GivenLock {
+    /// Whether it belongs to a process.
+    fn is_record(&self) -> bool {
+        matches!(self.lock.holder, LockHolder::Table(_))
+    }
+
+    /// Takes locks back of processes that an earlier daemon left stopped. Whether all are exclusive again.
+    ///
+    /// # Errors
+    /// What the kernel says.
+    pub fn regain(given: &[GivenLock]) -> Result<bool> {
+        let living = given.iter().filter(|of| of.process.exists());
+        let living: Vec<GivenLock> = living.cloned().collect();
+        change(
+            &living,
+            |of| Some(LockChange::whole(&of.lock)),
+            |pid, changes| {
+                let halted = Halted::stop(pid)?;
+                let attachment = Attachment::make(&halted, &own_maps(pid, None, false)?)?;
+                let outcome = change_records(&halted, &attachment, changes);
+                attachment.remove(&halted, &own_maps(pid, None, false)?)?;
+                halted.thaw()?;
+                outcome
+            },
+        )
+    }
+}
+
+/// Makes changes of locks, those of processes by way of `run`. Whether all could be made.
+fn change(
+    given: &[GivenLock],
+    what: impl Fn(&GivenLock) -> Option<LockChange>,
+    mut run: impl FnMut(i32, &[(u32, LockChange)]) -> Result<bool>,
+) -> Result<bool> {
+    let mut copier = Copier::default();
+    let mut records: BTreeMap<i32, Vec<(u32, LockChange)>> = BTreeMap::new();
+    let mut all = true;
+    for of in given {
+        let (pid, fd) = (of.process.pid, of.fd);
+        let Some(change) = what(of) else {
+            continue;
+        };
+        if of.is_record() {
+            records.entry(pid).or_default().push((fd, change));
+            continue;
+        }
+        let copy = copier.copy((pid, fd));
+        let made = copy.and_then(|copy| change.make(copy.as_fd(), of.lock.holder));
+        all &= made.context(|| format!("a lock of process {pid}, descriptor {fd}"))?;
+    }
+    for (pid, changes) in records {
+        all &= run(pid, &changes)?;
+    }
+    Ok(all)
+}
+
+/// Has the first thread of a process change its record locks.
+fn change_records(
+    halted: &Halted,
+    attachment: &Attachment,
+    changes: &[(u32, LockChange)],
+) -> Result<bool> {
+    let stub = Stub {
+        address: attachment.stub.address,
+        exit: exit_for(halted.pid, &halted.statuses()?[0]),
+    };
+    let mut all = true;
+    for some in changes.chunks(BATCH) {
+        let words = some.iter().flat_map(|(_, change)| change.words());
+        let bytes: Vec<u8> = words.flat_map(u64::to_ne_bytes).collect();
+        let scratch = stub.address + SCRATCH;
+        halted.memory.write(scratch, &bytes)?;
+        let mut batch = Batch::default();
+        for (at, (fd, _)) in (0..).zip(some) {
+            let arguments = [
+                u64::from(*fd),
+                libc::F_SETLK as u64,
+                scratch + at * FLOCK_BYTES,
+            ];
+            batch.push(Call::new(libc::SYS_fcntl, &arguments));
+        }
+        let outcome = stub.run(halted.first(), &halted.memory, batch)?;
+        for result in outcome.results {
+            let made = unless_excluded(value(result).map(drop));
+            all &= made.context(|| format!("a record lock of process {}", halted.pid))?;
+        }
+    }
+    Ok(all)
+}

@@ -1,0 +1,298 @@
+//! Exclusive locks that would be free for a moment while they are handed over: they are named before anything is touched.
+
+use super::fdinfo::FdInfo;
+use super::handover::{FileIdentity, file_system, has_two_parts, is_shareable};
+use super::image::{FilePath, Lock, LockHolder};
+use crate::process::procfs;
+use rustix::fs::{Mode, OFlags, open};
+use serde::{Deserialize, Serialize};
+use std::fs;
+use std::os::fd::{AsFd, BorrowedFd};
+
+/// File systems that leave `flock(2)` to the kernel, which converts such a lock in one step: ext4, XFS, Btrfs, tmpfs, F2FS, overlayfs,
+/// ramfs, bcachefs, ZFS, FAT, exFAT, JFS (`linux/magic.h`). Those of networks and clusters have their own ways, most of which free
+/// the lock for a moment.
+const FLOCK_IS_LOCAL: [u32; 12] = [
+    0xef53,
+    0x5846_5342,
+    0x9123_683e,
+    0x0102_1994,
+    0xf2f5_2010,
+    0x794c_7630,
+    0x8584_58f6,
+    0xca45_1a4e,
+    0x2fc1_2fc1,
+    0x4d44,
+    0x2011_bab0,
+    0x3153_464a,
+];
+/// File systems of networks and clusters on which a lock on a range is converted in one step, as POSIX says: NFS, GFS2, OCFS2, Ceph,
+/// Lustre.
+const RANGES_CONVERT: [u32; 5] = [0x6969, 0x0116_1970, 0x7461_636f, 0x00c3_6400, 0x0bd0_0bd0];
+/// The others that no node has for itself: CIFS, SMB 2 and later, AFS.
+const OF_NETWORKS: [u32; 3] = [0xff53_4d42, 0xfe53_4d42, 0x5346_414f];
+
+/// An exclusive lock that cannot be handed over, if both nodes see its file.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RiskyLock {
+    /// A process that has it, at the donor.
+    process: i32,
+    fd: u32,
+    path: FilePath,
+    identity: FileIdentity,
+    /// Why, and what to do.
+    reason: String,
+}
+
+impl RiskyLock {
+    /// Finds such locks of processes that may run; what has ended or was closed meanwhile is left out.
+    #[must_use]
+    pub fn find(pids: &[i32]) -> Vec<Self> {
+        let locks = fs::read_to_string("/proc/locks").unwrap_or_default();
+        if !locks.contains(" WRITE ") {
+            return Vec::new();
+        }
+        let of_one = |pid: &i32| {
+            let (pid, locks) = (*pid, &locks);
+            let entries = fs::read_dir(format!("/proc/{pid}/fd"));
+            let names = entries.into_iter().flatten().flatten();
+            let numbers = names.filter_map(|name| name.file_name().to_str()?.parse().ok());
+            numbers.filter_map(move |fd| Self::find_at(pid, fd, (pids, locks)))
+        };
+        pids.iter().flat_map(of_one).collect()
+    }
+
+    fn find_at(pid: i32, fd: u32, (tree, locks): (&[i32], &str)) -> Option<Self> {
+        let link = format!("/proc/{pid}/fd/{fd}");
+        let path = fs::read_link(&link).ok().filter(|path| path.has_root())?;
+        let info = FdInfo::parse(&procfs::read(pid, &format!("fdinfo/{fd}")).ok()?)?;
+        let held = info.locks(0).ok()?;
+        let mut written = held.iter().filter(|lock| lock.write).peekable();
+        written.peek()?;
+        let file = open(&link, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).ok()?;
+        let (kind, identity) = (
+            file_system(file.as_fd()).ok()?,
+            FileIdentity::of(file.as_fd()).ok()?,
+        );
+        // Nobody of the tree waits while it stands still. Whose locks of open files are is not known.
+        let mut waits = waiting(&info, locks);
+        waits.retain(|waits| waits.pid > 0 && !tree.contains(&waits.pid));
+        let readable = is_readable(&info);
+        let reason = written.find_map(|lock| risk(lock, readable, kind, &waits))?;
+        Some(Self {
+            process: pid,
+            fd,
+            path: path.into(),
+            identity,
+            reason: reason.to_owned(),
+        })
+    }
+
+    /// Why the process cannot come, if this node sees the same file.
+    #[must_use]
+    pub fn refusal(&self) -> Option<String> {
+        let flags = OFlags::PATH | OFlags::CLOEXEC;
+        let file = open(&*self.path, flags, Mode::empty()).ok()?;
+        let is_same = FileIdentity::of(file.as_fd()).ok()? == self.identity;
+        let Self {
+            process,
+            fd,
+            path,
+            reason,
+            ..
+        } = self;
+        is_same.then(|| format!("process {process}, descriptor {fd} ({path}): {reason}"))
+    }
+}
+
+/// Whether an open file can be read.
+pub(crate) fn is_readable(info: &FdInfo) -> bool {
+    info.flags & libc::O_ACCMODE as u32 != libc::O_WRONLY as u32
+}
+
+/// Why one of these exclusive locks on a file cannot be handed over, where every node sees its file system.
+pub(super) fn risk_everywhere(
+    fd: BorrowedFd<'_>,
+    info: &FdInfo,
+    locks: &[Lock],
+) -> Option<&'static str> {
+    let mut written = locks.iter().filter(|lock| lock.write).peekable();
+    written.peek()?;
+    let kind = file_system(fd).ok()?;
+    if !RANGES_CONVERT.contains(&kind) && !OF_NETWORKS.contains(&kind) {
+        return None;
+    }
+    written.find_map(|lock| risk(lock, is_readable(info), kind, &[]))
+}
+
+/// Why an exclusive lock could come into others' hands while it is handed over; `waiting` is what else wants to have locks on its file.
+pub(crate) fn risk(
+    lock: &Lock,
+    readable: bool,
+    kind: u32,
+    waiting: &[Waiting],
+) -> Option<&'static str> {
+    let is_local = FLOCK_IS_LOCAL.contains(&kind);
+    if lock.holder == LockHolder::Flock && !is_local {
+        return Some(
+            "has an exclusive lock by flock(2) on a file system of a network, where it would be free for a moment: use fcntl(2)",
+        );
+    }
+    if !is_local && !RANGES_CONVERT.contains(&kind) {
+        return Some(
+            "has an exclusive lock on a file system that cannot make it a shared one without freeing it: keep the file elsewhere",
+        );
+    }
+    if !has_two_parts(lock) && !is_shareable(lock, readable) {
+        return Some(
+            "has an exclusive lock on one byte and is open for writing only, so that the lock cannot be shared: open it for reading too",
+        );
+    }
+    let is_granted = |waits: &&Waiting| {
+        let same = (lock.holder == LockHolder::Flock) == waits.flock;
+        // While a lock is in two parts, one of them is always exclusive.
+        let spans = has_two_parts(lock)
+            && waits.start <= lock.start
+            && waits.end.is_none_or(|end| end > lock.start);
+        let overlaps = waits.end.is_none_or(|end| end >= lock.start)
+            && lock.end.is_none_or(|end| end >= waits.start);
+        same && !waits.write && overlaps && !spans
+    };
+    waiting.iter().find(is_granted).map(|_| {
+        "has an exclusive lock for which a reader waits in another process, which would get it meanwhile: let that one try again later"
+    })
+}
+
+/// Somebody who waits for a lock.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Waiting {
+    /// -1 where the kernel does not know.
+    pub pid: i32,
+    pub flock: bool,
+    pub write: bool,
+    pub start: u64,
+    pub end: Option<u64>,
+}
+
+/// Who waits for locks on the file of a descriptor that has locks, as `/proc/locks` shows it (`proc_locks(5)`).
+pub(crate) fn waiting(info: &FdInfo, locks: &str) -> Vec<Waiting> {
+    let Some(place) = info.lock_place() else {
+        return Vec::new();
+    };
+    let line = |line: &str| {
+        let mut words = line.split_whitespace().skip(1);
+        if words.next()? != "->" {
+            return None;
+        }
+        let flock = words.next()? == "FLOCK";
+        let write = words.nth(1)? == "WRITE";
+        let pid = words.next()?.parse().ok()?;
+        if words.next()? != place {
+            return None;
+        }
+        Some(Waiting {
+            pid,
+            flock,
+            write,
+            start: words.next()?.parse().ok()?,
+            end: words.next()?.parse().ok(),
+        })
+    };
+    locks.lines().filter_map(line).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn lock(holder: LockHolder, start: u64, end: Option<u64>) -> Lock {
+        Lock {
+            holder,
+            write: true,
+            start,
+            end,
+        }
+    }
+
+    #[test]
+    fn what_could_come_into_others_hands_is_named() {
+        let (tmpfs, nfs, cifs) = (0x0102_1994, 0x6969, 0xff53_4d42);
+        let whole = lock(LockHolder::Flock, 0, None);
+        let range = lock(LockHolder::OpenFile, 0, None);
+        let byte = lock(LockHolder::Table(0), 5, Some(5));
+        let named =
+            |lock, readable, kind, waits: &[Waiting]| risk(lock, readable, kind, waits).is_some();
+        assert!(!named(&whole, false, tmpfs, &[]) && named(&whole, true, nfs, &[]));
+        assert!(!named(&range, false, nfs, &[]) && named(&range, true, cifs, &[]));
+        assert!(!named(&byte, true, nfs, &[]) && named(&byte, false, nfs, &[]));
+        let reader = Waiting {
+            pid: 7,
+            flock: true,
+            write: false,
+            start: 0,
+            end: None,
+        };
+        let writer = Waiting {
+            write: true,
+            ..reader
+        };
+        assert!(named(&whole, true, tmpfs, &[reader]) && !named(&whole, true, tmpfs, &[writer]));
+        let (spanning, within) = (
+            Waiting {
+                flock: false,
+                ..reader
+            },
+            Waiting {
+                flock: false,
+                start: 4,
+                ..reader
+            },
+        );
+        assert!(!named(&range, true, tmpfs, &[spanning, reader]));
+        assert!(named(&range, true, tmpfs, &[within]) && named(&byte, true, tmpfs, &[within]));
+    }
+
+    #[test]
+    fn who_waits_for_another_range_is_not_in_the_way() {
+        let reader = Waiting {
+            pid: 7,
+            flock: false,
+            write: false,
+            start: 10,
+            end: Some(19),
+        };
+        let named = |start, end| {
+            let lock = lock(LockHolder::Table(0), start, end);
+            risk(&lock, true, 0xef53, &[reader]).is_some()
+        };
+        assert!(!named(0, Some(9)) && !named(20, None) && !named(10, Some(30)));
+        assert!(named(5, Some(30)) && named(19, None) && named(0, Some(10)));
+    }
+
+    #[test]
+    fn who_waits_is_read_as_the_kernel_writes_it() {
+        let text = "pos:\t0\nflags:\t02\nmnt_id:\t9\nino:\t131\n\
+            lock:\t1: FLOCK  ADVISORY  WRITE 21758 fe:00:131 0 EOF\n";
+        let locks = "1: FLOCK  ADVISORY  WRITE 21758 fe:00:131 0 EOF\n\
+            1: -> FLOCK  ADVISORY  READ 21760 fe:00:131 0 EOF\n\
+            2: OFDLCK ADVISORY  WRITE -1 fe:00:131 0 EOF\n\
+            2: -> OFDLCK ADVISORY  WRITE -1 fe:00:131 5 14\n\
+            3: -> POSIX  ADVISORY  READ 8 fe:00:132 0 EOF\n";
+        let info = FdInfo::parse(text).expect("parses");
+        let flock = Waiting {
+            pid: 21760,
+            flock: true,
+            write: false,
+            start: 0,
+            end: None,
+        };
+        let range = Waiting {
+            pid: -1,
+            flock: false,
+            write: true,
+            start: 5,
+            end: Some(14),
+        };
+        assert_eq!(waiting(&info, locks), [flock, range]);
+    }
+}
