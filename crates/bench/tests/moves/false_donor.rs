@@ -178,7 +178,10 @@ fn attacks(program: &Path) -> Result<Vec<Attack>> {
     of_root.processes[0].credentials.uids = [0; 4];
     let mut of_another = tree()?;
     of_another.files[0].path = b"/bin/true".to_vec();
-    let no_states = postcard::to_stdvec(&(0u64, BTreeMap::<u32, SocketState>::new()))?;
+    // With no clients of shared ports, and no programs of those.
+    let nothing = BTreeMap::<u32, u8>::new();
+    let no_states = BTreeMap::<u32, SocketState>::new();
+    let no_states = postcard::to_stdvec(&(0u64, no_states, &nothing, &nothing))?;
     let stopped = [
         (FREEZING, Vec::new()),
         message(LAST_DESCRIPTORS, &last())?,

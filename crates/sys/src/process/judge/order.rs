@@ -175,7 +175,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    const ALL: [Message; 14] = [
+    const ALL: [Message; 15] = [
         Message::Tree,
         Message::Pages,
         Message::Missing,
