@@ -68,8 +68,9 @@ all_tests() {
 long_tests() {
     need_nextest || return
     # The whole workspace, as `./x test` does: what was built for that is used again.
-    cargo build --locked --workspace --bins || return
     # shellcheck disable=SC2086 # names have no spaces
+    cargo build --locked --workspace --bins ${*/#/--test } || return
+    # shellcheck disable=SC2086
     cargo xtask test --workspace ${*/#/--test } --run-ignored only --success-output final
 }
 
