@@ -9,6 +9,7 @@ fn main() {
     for object in [
         "holdfast",
         "congestion",
+        "domains",
         "observe",
         "files",
         "queue",

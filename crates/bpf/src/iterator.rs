@@ -66,6 +66,20 @@ impl Iterator {
     pub(crate) fn over_process(&self, pid: i32) -> Result<File, Error> {
         let mut info = bpf_iter_link_info::default();
         info.task.pid = pid.cast_unsigned();
+        self.over_tasks(info)
+    }
+
+    /// Over one thread, by the caller's number for it.
+    ///
+    /// # Errors
+    /// The kernel's refusal.
+    pub(crate) fn over_thread(&self, tid: i32) -> Result<File, Error> {
+        let mut info = bpf_iter_link_info::default();
+        info.task.tid = tid.cast_unsigned();
+        self.over_tasks(info)
+    }
+
+    fn over_tasks(&self, mut info: bpf_iter_link_info) -> Result<File, Error> {
         self.begin(&bpf_link_create_opts {
             sz: size_of::<bpf_link_create_opts>() as _,
             iter_info: &raw mut info,

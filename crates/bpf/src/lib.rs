@@ -8,6 +8,7 @@
 mod change;
 mod congestion;
 mod convoys;
+pub mod domains;
 pub mod files;
 mod holds;
 mod iterator;

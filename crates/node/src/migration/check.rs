@@ -6,6 +6,7 @@ use holdfast_sys::process::error::Error;
 use holdfast_sys::process::inspect::{self, Blocker, Obstacle, Report};
 use holdfast_wire::Flow;
 
+use super::domains;
 use super::places::{Addresses, connections};
 use super::policy::{Description, name_of};
 use super::rehearsals::Inquiry;
@@ -27,6 +28,14 @@ fn look(root: i32, addresses: &Addresses, copy: bool) -> Result<Found, Error> {
     let mut blockers: Vec<BlockerEntry> = report.blockers.iter().map(entry).collect();
     if !copy {
         blockers.extend(report.halved.iter().map(entry));
+    }
+    if let Some((pid, reason)) = domains::find(&report.processes) {
+        blockers.push(BlockerEntry {
+            pid,
+            fd: None,
+            path: None,
+            reason,
+        });
     }
     if report.processes.contains(&(std::process::id() as i32)) {
         blockers.push(BlockerEntry {

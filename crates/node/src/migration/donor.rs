@@ -20,6 +20,7 @@ use holdfast_wire::{Flow, MoveId, NodeId};
 
 use self::serve::{Interrupted, Serving};
 use super::connections::{self, Connections, Ways};
+use super::domains;
 use super::left;
 use super::leftovers::Leftovers;
 use super::pieces::{Kind, Outgoing, Window};
@@ -319,6 +320,7 @@ impl Giving {
         while let Some(pages) = tracker.read(&mut round, PAGES_BYTES).map_err(text)? {
             self.outgoing.send_pages(pages)?;
         }
+        domains::check(self.root)?;
         let found = match found {
             Some(found) => found,
             None => self.send_descriptors(tracker, &mut connections)?,

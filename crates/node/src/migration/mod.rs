@@ -11,6 +11,7 @@ mod beginnings;
 mod carry;
 mod check;
 mod connections;
+mod domains;
 mod donor;
 mod follow;
 mod heard;

@@ -1,0 +1,73 @@
+//! Processes in a Landlock domain are told from others, whatever the domain restricts. Needs root.
+
+use std::io::{BufRead, BufReader};
+use std::process::{Child, Command, Stdio};
+
+use holdfast_bpf::domains::Domains;
+
+/// Enters a domain in its first thread or in another, says so, and waits.
+const PROGRAM: &str = r#"
+import ctypes, struct, sys, threading, time
+libc = ctypes.CDLL(None, use_errno=True)
+files, network, scopes, thread = (int(word) for word in sys.argv[1:])
+def enter():
+    attribute = struct.pack('QQQ', files, network, scopes)
+    while attribute.endswith(bytes(8)): attribute = attribute[:-8]
+    ruleset = libc.syscall(444, attribute, ctypes.c_size_t(len(attribute)), 0)
+    libc.prctl(38, 1, 0, 0, 0)
+    entered = ruleset >= 0 and libc.syscall(446, ruleset, 0) == 0
+    print('in' if entered else 'lacks', flush=True)
+    time.sleep(600)
+if files + network + scopes == 0: print('out', flush=True); time.sleep(600)
+elif thread: threading.Thread(target=enter, daemon=True).start(); time.sleep(600)
+else: enter()
+"#;
+
+struct Ended(Child);
+
+impl Drop for Ended {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// A process with these restrictions, and what it says of them.
+fn process(words: [u32; 4]) -> (Ended, String) {
+    let mut command = Command::new("python3");
+    command.args(["-c", PROGRAM]);
+    command.args(words.map(|word| word.to_string()));
+    let mut child = command.stdout(Stdio::piped()).spawn().expect("python3");
+    let mut said = String::new();
+    let output = child.stdout.take().expect("a pipe");
+    BufReader::new(output).read_line(&mut said).expect("read");
+    (Ended(child), said.trim().to_owned())
+}
+
+#[test]
+fn a_domain_of_any_kind_is_told() {
+    let domains = Domains::load().expect("load");
+    // Files, network, scopes; of all of the process, or of a thread.
+    for words in [
+        [1, 0, 0, 0],
+        [1, 0, 0, 1],
+        [0, 1, 0, 0],
+        [0, 0, 1, 0],
+        [0; 4],
+    ] {
+        let (child, said) = process(words);
+        if said == "lacks" {
+            eprintln!("{words:?}: this kernel has no such restriction");
+            continue;
+        }
+        let pid = child.0.id() as i32;
+        let found = domains.has(pid).expect("told");
+        assert_eq!(found, said == "in", "{words:?}");
+    }
+    let own = std::process::id() as i32;
+    assert!(
+        !domains.has(own).expect("told"),
+        "the thread that looked has ended"
+    );
+    assert!(!domains.has(i32::MAX).expect("told"), "no such process");
+}

@@ -1,0 +1,38 @@
+//! Processes in Landlock domains: nothing can put their restrictions together again elsewhere.
+
+use std::sync::OnceLock;
+
+use holdfast_bpf::domains::Domains;
+use holdfast_sys::process::inspect;
+
+/// Found out once: it does not change while the kernel runs.
+static DOMAINS: OnceLock<Result<Domains, String>> = OnceLock::new();
+
+/// The first process of these that is in a domain, and what to say of it. A process that ends meanwhile is in none.
+pub(super) fn find(pids: &[i32]) -> Option<(i32, String)> {
+    let domains = DOMAINS.get_or_init(|| Domains::load().map_err(|error| error.to_string()));
+    let unknown =
+        |error: &str| format!("whether it is in a Landlock domain cannot be told: {error}");
+    pids.iter().find_map(|pid| {
+        let why = match domains {
+            Err(error) => unknown(error),
+            Ok(domains) => match domains.has(*pid) {
+                Ok(false) => return None,
+                Ok(true) => {
+                    "it is in a Landlock domain, which would be lost: run it without".into()
+                }
+                Err(error) => unknown(&error.to_string()),
+            },
+        };
+        Some((*pid, why))
+    })
+}
+
+/// Refuses a tree of which a process has entered a domain since it was looked at.
+pub(super) fn check(root: i32) -> Result<(), String> {
+    let pids = inspect::tree(root).map_err(|error| error.to_string())?;
+    match find(&pids) {
+        Some((pid, why)) => Err(format!("process {pid}: {why}")),
+        None => Ok(()),
+    }
+}
