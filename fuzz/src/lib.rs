@@ -3,6 +3,7 @@
 
 pub mod app;
 pub mod arena;
+pub mod conversation;
 pub mod driver;
 pub mod flow;
 pub mod frame;

@@ -239,6 +239,7 @@ fn kinds() -> [Kind; 7] {
             peer: Some((0, 0)),
             shutdown: 0,
             options: Vec::new(),
+            filter: holdfast_sys::socket_filter::SocketFilter::default(),
             queue,
         }))
     };

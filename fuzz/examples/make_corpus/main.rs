@@ -54,6 +54,9 @@ fn main() -> std::io::Result<()> {
     packets()?;
     states()?;
     images::images()?;
+    for (name, example) in holdfast_fuzz::conversation::examples() {
+        write("conversation", name, &example)?;
+    }
     write("vdso", "example", &holdfast_fuzz::vdso::example())?;
     messages()?;
     pools::pool()?;
