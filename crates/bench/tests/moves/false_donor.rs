@@ -252,6 +252,7 @@ fn offer(program: &Path) -> Result<Offer> {
         BTreeSet::from([identity]),
         BTreeSet::from([program]),
         None::<u8>,
+        Vec::<u8>::new(),
     );
     Ok(Offer {
         clone: false,

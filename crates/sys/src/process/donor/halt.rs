@@ -94,6 +94,7 @@ impl Halted {
                 Err(Error::Gone(_)) if tid != self.pid => {}
                 // Between its end and its disappearance a thread cannot be attached to.
                 Err(_) if tid != self.pid && has_ended(self.pid, tid) => {}
+                Err(_) if is_over(self.pid) => return Err(Error::Gone(tid)),
                 Err(error) => return Err(error),
             }
         }
@@ -345,6 +346,12 @@ impl Drop for Halted {
     }
 }
 
+/// Whether a process has ended with all its threads; where only the first has, others go on.
+fn is_over(pid: i32) -> bool {
+    let threads = procfs::threads(pid).ok();
+    has_ended(pid, pid) && threads.is_none_or(|threads| threads == [pid])
+}
+
 fn has_ended(pid: i32, tid: i32) -> bool {
     let state = procfs::read(pid, &format!("task/{tid}/stat"));
     let after_name = state.as_deref().ok().and_then(|text| text.rsplit_once(')'));
@@ -493,6 +500,19 @@ mod tests {
         let mut stopped = Halted::stop_all(&[pids[0], ended, pids[1], pids[2]]);
         assert!(matches!(stopped.remove(1), Err(Error::Gone(pid)) if pid == ended));
         assert!(stopped.iter().all(Result::is_ok));
+    }
+
+    #[test]
+    fn one_that_was_not_waited_for_has_ended() {
+        let own = sleeper();
+        // SAFETY: no pointers are passed; it is this test's child.
+        unsafe { libc::kill(own.0, libc::SIGKILL) };
+        let since = std::time::Instant::now();
+        while state(own.0) != 'Z' {
+            assert!(since.elapsed() < STOP_LIMIT, "exceeded time: it lives");
+        }
+        let stopped = Halted::stop_all(&[own.0]).pop();
+        assert!(matches!(stopped, Some(Err(Error::Gone(pid))) if pid == own.0));
     }
 
     /// A parent in vfork(2) stops only when its child has gone on, which must not be stopped meanwhile.
