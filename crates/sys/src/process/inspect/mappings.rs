@@ -307,10 +307,18 @@ mod tests {
             classify(&line("/SYSV00000001 (deleted)", true)),
             Class::SystemV(7)
         );
-        let blocked = ["anon_inode:[io_uring]", "/lib/b.so (deleted)", "socket:[1]"];
-        for name in blocked {
+        assert_eq!(
+            classify(&line("/dev/shm/b (deleted)", true)),
+            Class::RenamedFile
+        );
+        let blocked = [
+            ("anon_inode:[io_uring]", true),
+            ("/lib/b.so (deleted)", false),
+            ("socket:[1]", true),
+        ];
+        for (name, shared) in blocked {
             assert!(
-                matches!(classify(&line(name, true)), Class::Blocked(_)),
+                matches!(classify(&line(name, shared)), Class::Blocked(_)),
                 "{name}"
             );
         }
