@@ -197,8 +197,9 @@ fn hand_off(cluster: &Cluster, until: Instant, stop: &AtomicBool) -> Result<usiz
         match hand_all(cluster, from, to) {
             Ok(kept) => {
                 made += 1;
-                kept.iter()
-                    .for_each(|why| eprintln!("{from} to {to}: {why}"));
+                if let Some(why) = kept.first() {
+                    eprintln!("{from} to {to}: {} stayed, such as {why}", kept.len());
+                }
             }
             // Its daemon was killed; the next one finds out what became of it.
             Err(error) => eprintln!("a handoff from {from} to {to}: {error:#}"),
