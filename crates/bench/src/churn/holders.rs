@@ -1,27 +1,32 @@
 //! Who has sockets of a tree of processes open.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 
-/// How many sockets of the tree under `root` are open in other processes of this host.
-pub(super) fn held_elsewhere(root: i32) -> usize {
+/// The sockets of the tree under `root` that are open in other processes of this host, each with who has it.
+pub(super) fn held_elsewhere(root: i32) -> Vec<String> {
     let tree = tree(root);
     let own: BTreeSet<String> = tree.iter().flat_map(|pid| sockets(*pid)).collect();
     let all = fs::read_dir("/proc").into_iter().flatten().flatten();
     let pids = all.filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
     // Children may have been born meanwhile.
     let others = pids.filter(|pid| !tree.contains(pid));
-    let found: BTreeSet<String> = others.flat_map(sockets).collect();
-    let found: Vec<_> = own.intersection(&found).collect();
+    let held = others.flat_map(|pid| sockets(pid).into_iter().map(move |link| (link, pid)));
+    let found: BTreeMap<String, i32> = held.filter(|(link, _)| own.contains(link)).collect();
     if found.is_empty() {
-        return 0;
+        return Vec::new();
     }
     let late: BTreeSet<String> = self::tree(root)
         .iter()
         .filter(|pid| !tree.contains(pid))
         .flat_map(|pid| sockets(*pid))
         .collect();
-    found.iter().filter(|link| !late.contains(**link)).count()
+    let left = found.into_iter().filter(|(link, _)| !late.contains(link));
+    let told = left.map(|(link, pid)| {
+        let name = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+        format!("{link} in {} ({pid})", name.trim_end())
+    });
+    told.collect()
 }
 
 fn tree(root: i32) -> Vec<i32> {

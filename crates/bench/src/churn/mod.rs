@@ -36,6 +36,8 @@ const PORT_BEHIND: u16 = 7301;
 const PAUSE: Duration = Duration::from_millis(700);
 /// A move that was not made is asked for again within so long.
 const AGAIN: Duration = Duration::from_secs(1);
+/// What is open elsewhere for longer hinders what closes it.
+const HELD_FOR: Duration = Duration::from_millis(100);
 /// From one try to the next.
 const AGAIN_EVERY: Duration = Duration::from_millis(100);
 
@@ -109,7 +111,8 @@ pub struct Row {
     pub errors: u64,
     /// Bytes that were not what they should be.
     pub bytes_wrong: u64,
-    /// Sockets of the server that other processes had open when it had just moved.
+    /// Sockets of the server that other processes had open when it had just moved, and a moment later; all that were seen at first are
+    /// among the reasons.
     pub held_elsewhere: usize,
     /// Why tries failed, and how clients' connections did.
     pub reasons: Vec<String>,
@@ -209,7 +212,12 @@ fn drive(plan: Plan, group: &Group, server: &Server) -> Result<Row> {
         }));
         spans.extend(its);
         made.push(moved);
-        held_elsewhere += holders::held_elsewhere(pid);
+        let held = holders::held_elsewhere(pid);
+        if !held.is_empty() {
+            reasons.push(format!("open elsewhere after move {number}: {held:?}"));
+            std::thread::sleep(HELD_FOR);
+            held_elsewhere += holders::held_elsewhere(pid).len();
+        }
     }
     std::thread::sleep(plan.after);
     let seen = clients.end();
