@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 
-/// The sockets of the tree under `root` that are open in other processes of this host, each with who has it.
+/// The sockets of the tree under `root` that are open in other processes of this host, each with a process that has it.
 pub(super) fn held_elsewhere(root: i32) -> Vec<String> {
     let tree = tree(root);
     let own: BTreeSet<String> = tree.iter().flat_map(|pid| sockets(*pid)).collect();

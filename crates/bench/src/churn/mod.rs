@@ -36,7 +36,7 @@ const PORT_BEHIND: u16 = 7301;
 const PAUSE: Duration = Duration::from_millis(700);
 /// A move that was not made is asked for again within so long.
 const AGAIN: Duration = Duration::from_secs(1);
-/// What is open elsewhere for longer hinders what closes it.
+/// Copies of sockets that stay open for longer hinder the program that closes its own.
 const HELD_FOR: Duration = Duration::from_millis(100);
 /// From one try to the next.
 const AGAIN_EVERY: Duration = Duration::from_millis(100);

@@ -104,7 +104,7 @@ fn flows_of_others(world: &World, member: &mut Member) {
     world.unharmed();
 }
 
-/// It offers the owner its own flow: the owner keeps it, and its connection.
+/// The member offers the owner its own flow: the owner keeps it, and its connection.
 fn prepared_for_others(world: &World, member: &mut Member) {
     let wanted = flow(world.flow(2));
     for epoch in [1, 5, Epoch::MAX] {
@@ -132,7 +132,7 @@ fn prepared_for_others(world: &World, member: &mut Member) {
     }
 }
 
-/// It names the last epochs for flows that nobody has, so that none would be left for their owners.
+/// The member names the last epochs for flows that nobody has, so that none would be left for their owners.
 fn epochs(world: &World, member: &mut Member) {
     let service = world.service;
     let client = |number: u16| SocketAddr::new(IpAddr::V4(Ipv4Addr::new(10, 200, 0, 1)), number);
@@ -150,7 +150,7 @@ fn epochs(world: &World, member: &mut Member) {
         });
         asked(member, changes.collect());
     }
-    // What is established now still has epochs to move with.
+    // Connections that are established now still have epochs to move with.
     let changes = flows.iter().map(|flow| Change {
         flow: *flow,
         kind: ChangeKind::Establish,

@@ -44,7 +44,7 @@ const OUTLOOK: u8 = 15;
 
 type Message = (u8, Vec<u8>);
 
-/// What a donor sends, and what the acceptor says of it.
+/// Messages of a donor, and the acceptor's answer to them.
 type Attack = (&'static str, Vec<Message>);
 
 /// All of them, one after the other.
@@ -178,7 +178,7 @@ fn attacks(program: &Path) -> Result<Vec<Attack>> {
     of_root.processes[0].credentials.uids = [0; 4];
     let mut of_another = tree()?;
     of_another.files[0].path = b"/bin/true".to_vec();
-    // With no clients of shared ports, and no programs of those.
+    // No clients of shared ports, and no programs of those.
     let nothing = BTreeMap::<u32, u8>::new();
     let no_states = BTreeMap::<u32, SocketState>::new();
     let no_states = postcard::to_stdvec(&(0u64, no_states, &nothing, &nothing))?;
@@ -238,7 +238,7 @@ fn message<T: Checked>(kind: u8, of: &T) -> Result<Message> {
     Ok((kind, encode(of)?))
 }
 
-/// What the acceptor's daemon reads as the description of an ordinary user's process.
+/// An offer with the description of an ordinary user's process, as the acceptor's daemon reads it.
 fn offer(program: &Path) -> Result<Offer> {
     let identity = Identity {
         user: NOBODY,

@@ -14,7 +14,7 @@ use crate::world::{Counter, World, compile};
 const MOVES: usize = 6;
 /// Rounds that show that a rival tries.
 const ROUNDS: u64 = 20;
-/// What a rival tries to get, and what it waits for.
+/// Locks that a rival tries to get, and those that it waits for.
 const TRIED: usize = 17;
 const WAITED: usize = 6;
 

@@ -196,7 +196,7 @@ pub fn give<Id: Copy + Ord>(members: &[Member<'_, Id>], shared: &Shared<Id>) -> 
         return Ok(());
     }
     let Some(ports) = load() else {
-        return Ok(());
+        return Err("this kernel cannot give sockets of a shared port their clients and programs; the log says why".to_owned());
     };
     for member in members {
         if let Some(code) = shared.programs.get(&member.id) {
