@@ -153,7 +153,7 @@ pub enum SharedKind {
     File(#[serde(with = "serde_bytes")] Vec<u8>),
     /// POSIX shared memory or a named semaphore: made where it is not there.
     Posix {
-        /// Below [`POSIX_MEMORY`].
+        /// Below the folder of POSIX shared memory.
         #[serde(with = "serde_bytes")]
         path: Vec<u8>,
         /// Owner, group and permissions.
