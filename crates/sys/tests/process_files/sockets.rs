@@ -174,6 +174,68 @@ fn a_listener_keeps_its_name_and_who_waits() {
     assert_eq!(names.len(), 1, "nothing is left behind");
 }
 
+/// As a server's connections are for a moment whose clients have just closed them.
+#[test]
+fn accepted_sockets_whose_peers_are_gone_keep_the_name_of_their_listener() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let path = dir.path().join("socket");
+    let gone = dir.path().join("gone");
+    let lost = dir.path().join("lost");
+    let orphan = |listener: &UnixListener, path, number| {
+        let client = UnixStream::connect(path).expect("connected");
+        put(listener.accept().expect("accepted").0, number);
+        write(&client, b"last words").expect("written");
+    };
+    let donor = Donor::new(|| {
+        let listener = UnixListener::bind(&path).expect("bound");
+        orphan(&listener, &path, 11);
+        orphan(&listener, &path, 12);
+        put(listener, 13);
+        // Nobody listens by this name any more.
+        let listener = UnixListener::bind(&gone).expect("bound");
+        orphan(&listener, &gone, 14);
+        orphan(&listener, &gone, 15);
+        std::fs::remove_file(&gone).expect("removed");
+        drop(listener);
+        // Who listens by this one is not found by it any more.
+        let listener = UnixListener::bind(&lost).expect("bound");
+        orphan(&listener, &lost, 16);
+        put(UnixStream::connect(&lost).expect("connected"), 17);
+        put(listener.accept().expect("accepted").0, 18);
+        put(UnixStream::connect(&lost).expect("connected"), 19);
+        put(listener, 20);
+        std::fs::remove_file(&lost).expect("removed");
+        stop();
+    });
+    donor.save().restored(|_| {
+        let named = [
+            (11, &path),
+            (12, &path),
+            (14, &gone),
+            (15, &gone),
+            (16, &lost),
+        ];
+        for (number, name) in named {
+            let own = rustix::net::getsockname(at(number)).expect("name");
+            let name = SocketAddrUnix::new(name).expect("a name");
+            assert_eq!(SocketAddrUnix::try_from(own), Ok(name));
+            assert_eq!(read(number), b"last words");
+            assert_eq!(read(number), b"");
+        }
+        let client = UnixStream::connect(&path).expect("connected");
+        let server = accept(at(13)).expect("accepted");
+        write(&client, b"new").expect("written");
+        assert_eq!(read(server.as_raw_fd()), b"new");
+        write(at(17), b"connected").expect("written");
+        assert_eq!(read(18), b"connected");
+        let waited = accept(at(20)).expect("accepted");
+        write(at(19), b"waited").expect("written");
+        assert_eq!(read(waited.as_raw_fd()), b"waited");
+    });
+    let names: Vec<_> = std::fs::read_dir(dir.path()).expect("read").collect();
+    assert_eq!(names.len(), 1, "nothing is left behind");
+}
+
 /// Renamed after it was bound, as a JVM's attach listener is, or bound by a path from another directory.
 #[test]
 fn a_listener_is_found_by_the_name_that_its_file_has() {

@@ -1,12 +1,13 @@
 //! Giving Unix sockets their names, and meaning those that wait on stage.
 
 use super::address;
-use super::stage::{self, Stage, bound};
+use super::stage::{self, Hidden, Stage, bound};
 use crate::process::files::acceptor::Stock;
 use crate::process::files::error::{At, FilesError, Refusal};
-use crate::process::files::image::{UnixName, UnixSocket};
+use crate::process::files::image::{FileId, UnixName, UnixSocket};
 use std::io;
 use std::os::fd::BorrowedFd;
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Component, Path, PathBuf};
 
 /// A name as the kernel writes it.
@@ -77,17 +78,43 @@ pub fn directory(file: &Path) -> &Path {
     file.parent().unwrap_or(Path::new("/"))
 }
 
-/// Gives a socket its name, if it has one.
-pub fn bind(stock: &mut Stock, fd: BorrowedFd<'_>, socket: &UnixSocket) -> Result<(), FilesError> {
-    bind_for(stock, fd, socket, true)
+/// Calls `work` with a name that leads to this socket of the tree, where it does so.
+pub fn at_socket<R: Send>(
+    stock: &mut Stock,
+    id: FileId,
+    socket: &UnixName,
+    work: impl FnOnce(&[u8]) -> io::Result<R> + Send,
+) -> Result<R, FilesError> {
+    at_bound(stock, &Hidden::Socket(id), socket, work)
 }
 
-/// Binds a socket; `for_good` unless its file is still needed for a moment, though it was removed.
-pub fn bind_for(
+/// The same of a socket that was bound with a hidden file, if its own was removed.
+pub fn at_bound<R: Send>(
+    stock: &mut Stock,
+    hidden: &Hidden,
+    name: &UnixName,
+    work: impl FnOnce(&[u8]) -> io::Result<R> + Send,
+) -> Result<R, FilesError> {
+    let file = final_path(name);
+    if let UnixName::Path { file: None, .. } = name
+        && let Some(stage) = stock
+            .stages
+            .iter()
+            .find(|stage| stage.is_for(directory(&file)))
+    {
+        let path = stage.hidden(hidden);
+        return work(path.as_os_str().as_bytes()).at("a socket whose file was removed");
+    }
+    let raw = raw_name(name);
+    at_name(stock, name, &file, |_| work(&raw))
+}
+
+/// Gives a socket its name, if it has one. Its file, if that was removed, stays on stage as the hidden one.
+pub fn bind(
     stock: &mut Stock,
     fd: BorrowedFd<'_>,
     socket: &UnixSocket,
-    for_good: bool,
+    hidden: &Hidden,
 ) -> Result<(), FilesError> {
     let name = raw_name(&socket.name);
     if name.is_empty() {
@@ -120,10 +147,7 @@ pub fn bind_for(
             Some(stage),
         ) => stage.add(&stock.opener, &file, *access),
         // The file was removed: the next socket may be bound by this name.
-        (UnixName::Path { .. }, Some(stage)) if for_good => {
-            stage.discard(&file);
-            Ok(())
-        }
+        (UnixName::Path { .. }, Some(stage)) => stage.hide(&file, hidden).at("rename of a socket"),
         _ => Ok(()),
     }
 }

@@ -1,7 +1,8 @@
 //! A Unix socket at the acceptor.
 
-use super::naming::{at_name, bind, bind_for, directory, final_path, raw_name};
+use super::naming::{at_bound, at_socket, bind, raw_name};
 use super::peer::{Who, acting_as};
+use super::stage::Hidden;
 use super::{address, queue};
 use crate::process::files::acceptor::Stock;
 use crate::process::files::error::{At, FilesError, Refusal};
@@ -28,16 +29,15 @@ pub fn make(stock: &mut Stock, id: FileId) -> Result<(), FilesError> {
     match socket.link {
         UnixLink::To(peer) if is_mutual(stock, id, peer) => make_pair(stock, id, peer, &socket),
         UnixLink::Gone => {
-            let (fd, ghost) = pair(socket.socket, socket.peer)?;
+            let (fd, ghost) = make_orphan(stock, id, &socket)?;
             // The ghost is closed when the queue is filled.
             let ghost = stock.lift(ghost)?;
             stock.ghosts.insert(id, ghost);
-            bind(stock, fd.as_fd(), &socket)?;
             keep(stock, id, fd)
         }
         _ => {
             let fd = alone(&socket)?;
-            bind(stock, fd.as_fd(), &socket)?;
+            bind(stock, fd.as_fd(), &socket, &Hidden::Socket(id))?;
             if let UnixLink::Listening(backlog) = socket.link {
                 acting_as(socket.peer, || Ok(listen(&fd, backlog as i32)?)).at("listen")?;
             }
@@ -107,18 +107,15 @@ fn make_pair(
     socket: &UnixSocket,
 ) -> Result<(), FilesError> {
     let other = socket_of(stock, peer)?;
-    let dgram = socket.socket == libc::SOCK_DGRAM;
-    // A name that came from a listener cannot be bound again: connect and accept.
-    let accepted = |one: &UnixSocket| !dgram && has_inherited_name(stock, one);
-    let (fd, peer_fd) = if accepted(socket) {
-        let (client, server) = connect_and_accept(stock, &other, socket)?;
+    let (fd, peer_fd) = if has_inherited_name(stock, socket) {
+        let (client, server) = connect_and_accept(stock, (peer, &other), socket)?;
         (server, client)
-    } else if accepted(&other) {
-        connect_and_accept(stock, socket, &other)?
+    } else if has_inherited_name(stock, &other) {
+        connect_and_accept(stock, (id, socket), &other)?
     } else {
         let (fd, peer_fd) = pair(socket.socket, socket.peer)?;
-        bind(stock, fd.as_fd(), socket)?;
-        bind(stock, peer_fd.as_fd(), &other)?;
+        bind(stock, fd.as_fd(), socket, &Hidden::Socket(id))?;
+        bind(stock, peer_fd.as_fd(), &other, &Hidden::Socket(peer))?;
         (fd, peer_fd)
     };
     let peer_fd = stock.lift(peer_fd)?;
@@ -126,8 +123,32 @@ fn make_pair(
     keep(stock, peer, peer_fd)
 }
 
-/// A connected socket with a name mostly has it from the listener that accepted it.
+/// A socket whose peer is closed, and a peer to be closed.
+fn make_orphan(
+    stock: &mut Stock,
+    id: FileId,
+    socket: &UnixSocket,
+) -> Result<(OwnedFd, OwnedFd), FilesError> {
+    if has_inherited_name(stock, socket) {
+        let client = UnixSocket {
+            name: UnixName::None,
+            peer: None,
+            ..socket.clone()
+        };
+        let (client, server) = connect_and_accept(stock, (id, &client), socket)?;
+        return Ok((server, client));
+    }
+    let (fd, ghost) = pair(socket.socket, socket.peer)?;
+    bind(stock, fd.as_fd(), socket, &Hidden::Socket(id))?;
+    Ok((fd, ghost))
+}
+
+/// A connected socket with a name mostly has it from the listener that accepted it. Such a name cannot be bound again: the socket is
+/// made by connecting and accepting.
 fn has_inherited_name(stock: &Stock, socket: &UnixSocket) -> bool {
+    if socket.socket == libc::SOCK_DGRAM {
+        return false;
+    }
     match &socket.name {
         UnixName::None => false,
         UnixName::Abstract(_) | UnixName::Path { file: None, .. } => true,
@@ -144,7 +165,7 @@ fn has_inherited_name(stock: &Stock, socket: &UnixSocket) -> bool {
 
 fn connect_and_accept(
     stock: &mut Stock,
-    client: &UnixSocket,
+    (client_id, client): (FileId, &UnixSocket),
     server: &UnixSocket,
 ) -> Result<(OwnedFd, OwnedFd), FilesError> {
     let listener = stock
@@ -160,13 +181,11 @@ fn connect_and_accept(
             }
             _ => None,
         });
-    let listener_is_ours = listener.is_none();
-    let (listener, file) = match listener {
+    let (listener, name, hidden) = match listener {
         Some(id) => {
             make(stock, id)?;
-            let file = final_path(&socket_of(stock, id)?.name);
             let listener = stock.get(id)?.try_clone_to_owned().at("dup")?;
-            (listener, file)
+            (listener, socket_of(stock, id)?.name, Hidden::Socket(id))
         }
         None => {
             let mut server = server.clone();
@@ -175,24 +194,16 @@ fn connect_and_accept(
                 *file = None;
             }
             let listener = new_socket(libc::AF_UNIX, server.socket, 0).at("socket")?;
-            bind_for(stock, listener.as_fd(), &server, false)?;
+            bind(stock, listener.as_fd(), &server, &Hidden::ForTheMoment)?;
             acting_as(client.peer, || Ok(listen(&listener, 1)?)).at("listen")?;
-            (listener, final_path(&server.name))
+            (listener, server.name, Hidden::ForTheMoment)
         }
     };
     let fd = alone(client)?;
-    bind(stock, fd.as_fd(), client)?;
-    let name = raw_name(&server.name);
-    at_name(stock, &server.name, &file, |_| {
-        acting_as(server.peer, || address::connect(fd.as_fd(), &name))
+    bind(stock, fd.as_fd(), client, &Hidden::Socket(client_id))?;
+    at_bound(stock, &hidden, &name, |name| {
+        acting_as(server.peer, || address::connect(fd.as_fd(), name))
     })?;
-    if let Some(stage) = stock
-        .stages
-        .iter()
-        .find(|stage| listener_is_ours && stage.is_for(directory(&file)))
-    {
-        stage.discard(&file);
-    }
     let flags = rustix::net::SocketFlags::CLOEXEC;
     let accepted = accept_with(&listener, flags).at("accept")?;
     Ok((fd, accepted))
@@ -223,11 +234,9 @@ pub fn fill(stock: &mut Stock) -> Result<(), FilesError> {
     // Who accepts them will be told of who made them: mostly that is who connected them.
     for (listener, _, id, owner) in waiting {
         let name = socket_of(stock, listener)?.name;
-        let file = final_path(&name);
         let fd = stock.get(id)?.try_clone_to_owned().at("dup")?;
-        let raw = raw_name(&name);
-        at_name(stock, &name, &file, |_| {
-            acting_as(Some(owner), || address::connect(fd.as_fd(), &raw))
+        at_socket(stock, listener, &name, |name| {
+            acting_as(Some(owner), || address::connect(fd.as_fd(), name))
         })?;
     }
     // Datagram sockets that are connected one way only.
@@ -236,10 +245,10 @@ pub fn fill(stock: &mut Stock) -> Result<(), FilesError> {
             && !is_mutual(stock, *id, peer)
         {
             let name = socket_of(stock, peer)?.name;
-            let file = final_path(&name);
             let fd = stock.get(*id)?.try_clone_to_owned().at("dup")?;
-            let raw = raw_name(&name);
-            at_name(stock, &name, &file, |_| address::connect(fd.as_fd(), &raw))?;
+            at_socket(stock, peer, &name, |name| {
+                address::connect(fd.as_fd(), name)
+            })?;
         }
     }
     Ok(())
@@ -265,10 +274,8 @@ fn deliver(
     }
     let sender = sender_named(stock, &message.from.0, socket.socket)?;
     set_int(sender.as_fd(), SOL_SOCKET, libc::SO_SNDBUFFORCE, ROOM).at("SO_SNDBUFFORCE")?;
-    let to = raw_name(&socket.name);
-    let file = final_path(&socket.name);
-    at_name(stock, &socket.name, &file, |_| {
-        send(sender.as_fd(), message, &fds, Some(&to)).map_err(io::Error::other)
+    at_socket(stock, id, &socket.name, |to| {
+        send(sender.as_fd(), message, &fds, Some(to)).map_err(io::Error::other)
     })
 }
 
@@ -306,7 +313,7 @@ fn sender_named(stock: &mut Stock, from: &[u8], kind: i32) -> Result<OwnedFd, Fi
         filter: SocketFilter::default(),
         queue: Vec::new(),
     };
-    bind(stock, fd.as_fd(), &socket)?;
+    bind(stock, fd.as_fd(), &socket, &Hidden::ForTheMoment)?;
     Ok(fd)
 }
 

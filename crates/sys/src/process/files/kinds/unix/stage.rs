@@ -4,6 +4,7 @@
 use super::address;
 use crate::process::files::acceptor::Stock;
 use crate::process::files::error::{At, FilesError, Refusal};
+use crate::process::files::image::FileId;
 use crate::process::files::kinds::named::allowed;
 use crate::process::rights::Opener;
 use rustix::fs::{
@@ -36,6 +37,15 @@ fn held(place: &OwnedFd, name: &str) -> io::Result<OwnedFd> {
 
 fn base(file: &Path) -> &Path {
     file.file_name().map_or(file, Path::new)
+}
+
+/// The file of a socket that has a name, but no file any more: the socket is reached by it, and nobody will see it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Hidden {
+    /// Of a socket of the tree.
+    Socket(FileId),
+    /// Of one that is there only while others are made.
+    ForTheMoment,
 }
 
 /// A directory in which socket files wait. Both directories are held: whoever may rename them leads nobody elsewhere.
@@ -112,10 +122,18 @@ impl Stage {
         link(&self.root).join(file.strip_prefix("/").unwrap_or(file))
     }
 
-    /// Removes a file that waits.
-    pub fn discard(&self, file: &Path) {
-        // There may be none.
-        let _ = fs::remove_file(self.staged(file));
+    /// Where a hidden file is.
+    pub fn hidden(&self, hidden: &Hidden) -> PathBuf {
+        let name = match hidden {
+            Hidden::Socket(id) => format!(".removed-{id}"),
+            Hidden::ForTheMoment => ".removed".to_string(),
+        };
+        link(&self.root).join(name)
+    }
+
+    /// Gives a file that waits another name, so that the next one may have its name.
+    pub fn hide(&self, file: &Path, hidden: &Hidden) -> io::Result<()> {
+        fs::rename(self.staged(file), self.hidden(hidden))
     }
 
     /// Gives a file that waits its owner and permissions; it will be published.
