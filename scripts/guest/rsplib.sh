@@ -14,7 +14,8 @@ dir=$CARGO_TARGET_DIR/guest
 [[ ${1:-} == -d ]] && { dir=$2; shift 2; }
 # shellcheck source=scripts/guest/rsplib/host.sh
 source "$here/rsplib/host.sh"
-(cd "$root" && cargo build --locked -p holdfast-cli -p holdfast-node --bins && cargo build --locked -p holdfast-sys --example sctp_echo)
+# As other builds of the workspace, whose libraries have the features of its tests.
+(cd "$root" && cargo build --locked --workspace --bins --example sctp_echo)
 prepare_guest "$dir" debug holdfast holdfastd examples/sctp_echo
 dir=$(cd "$dir" && pwd)
 scenarios=("$@")

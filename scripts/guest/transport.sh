@@ -11,9 +11,9 @@ export CARGO_TARGET_DIR
 dir=${1:-$CARGO_TARGET_DIR/guest}
 
 if [[ -z ${HOLDFAST_IN_NAMESPACE:-} ]]; then
-    (cd "$root" && cargo test --locked -p holdfast-sys --test transport --no-run --message-format=json) |
+    # As other builds of the workspace, whose libraries have the features of its tests.
+    (cd "$root" && cargo build --locked --workspace --bins --example sctp_echo --test transport --message-format=json) |
         sed -n 's/.*"executable":"\([^"]*transport-[^"]*\)".*/\1/p' >"$CARGO_TARGET_DIR/transport.path"
-    (cd "$root" && cargo build --locked -p holdfast-sys --example sctp_echo)
     "$here/guest.sh" prepare "$dir"
     # The link to the guest is a tap device in a network namespace of its own.
     HOLDFAST_IN_NAMESPACE=1 exec unshare --net "${BASH_SOURCE[0]}" "$dir"

@@ -49,6 +49,17 @@ pub const STEPS: [Point; 7] = [
     point(ACCEPTOR, "move-go before"),
 ];
 
+/// Whether long tests run in their whole form.
+pub fn is_whole() -> bool {
+    std::env::var_os("HOLDFAST_WHOLE").is_some()
+}
+
+/// Every second case; all of them in the whole form.
+pub fn sample<T: Copy>(cases: &[T]) -> Vec<T> {
+    let step = if is_whole() { 1 } else { 2 };
+    cases.iter().copied().step_by(step).collect()
+}
+
 /// A move of a program that begins at the donor, disturbed.
 pub fn run(world: &World, at: Point, fault: Fault) -> Result<()> {
     let began = std::time::Instant::now();

@@ -7,7 +7,9 @@ use std::process::{Child, Stdio};
 use anyhow::{Context, Result, ensure};
 use holdfast_api::control::MigrationOutcome;
 
-use crate::faults::{ACCEPTOR, DONOR, Fault, HOLDER, Point, disturb, nothing_is_written, point};
+use crate::faults::{
+    ACCEPTOR, DONOR, Fault, HOLDER, Point, disturb, nothing_is_written, point, sample,
+};
 use crate::world::{Counter, World, compile};
 
 /// Moves; `HOLDFAST_MOVES` says another number.
@@ -179,7 +181,7 @@ pub fn refused(world: &World) -> Result<()> {
 /// A daemon dies while locks are between two nodes: whoever runs the program in the end has them all, and nobody else had one as a
 /// whole to write.
 pub fn disturbed(world: &World) -> Result<()> {
-    for (at, fault) in FAULTS {
+    for (at, fault) in sample(&FAULTS) {
         let counter = start(world)?;
         let mut rival = Rival::start(world, &counter, "try")?;
         rival.tries(world)?;
