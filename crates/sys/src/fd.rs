@@ -92,8 +92,8 @@ fn again(mut call: impl FnMut() -> libc::ssize_t) -> io::Result<usize> {
 /// Receives one message into `buffer`; zero bytes mean that the other side has closed.
 ///
 /// # Errors
-/// `InvalidData` when the message was longer than `buffer` or carried more than [`MAX_FDS`] descriptors (what came is
-/// closed); else what `recvmsg(2)` gives.
+/// `InvalidData` when the message was longer than `buffer` or carried more than [`MAX_FDS`] descriptors, `EMFILE` when this
+/// process could not have all of its descriptors (those that came are closed); else what `recvmsg(2)` gives.
 pub fn recv_with_fds(socket: BorrowedFd<'_>, buffer: &mut [u8]) -> io::Result<Received> {
     let mut control = [0u64; CONTROL_WORDS];
     let mut part = io_slice(buffer.as_mut_ptr(), buffer.len());
@@ -102,11 +102,16 @@ pub fn recv_with_fds(socket: BorrowedFd<'_>, buffer: &mut [u8]) -> io::Result<Re
     // SAFETY: `message` points to `part` (over `buffer`) and `control`, which are writable and outlive the call.
     let length = again(|| unsafe { libc::recvmsg(socket.as_raw_fd(), &raw mut message, flags) })?;
     let fds = take_fds(&message);
-    if message.msg_flags & (libc::MSG_TRUNC | libc::MSG_CTRUNC) != 0 {
+    let is_cut = message.msg_flags & libc::MSG_CTRUNC != 0;
+    if message.msg_flags & libc::MSG_TRUNC != 0 || (is_cut && fds.len() >= MAX_FDS) {
         return Err(io::Error::new(
             io::ErrorKind::InvalidData,
             "a message was longer than allowed",
         ));
+    }
+    // The kernel cuts the list too where the process has no free descriptor.
+    if is_cut {
+        return Err(io::Error::from_raw_os_error(libc::EMFILE));
     }
     Ok(Received { length, fds })
 }

@@ -21,6 +21,9 @@ pub struct Packet {
     pub bytes: Vec<u8>,
     /// Closed when dropped.
     pub descriptors: Vec<OwnedFd>,
+    /// Descriptors that came behind these could not be made: this process has reached its limit of open files
+    /// (`RLIMIT_NOFILE`). The kernel has closed them.
+    pub descriptors_lost: bool,
 }
 
 /// One end of a session. Descriptors it makes are closed on exec.
@@ -117,8 +120,8 @@ impl Channel {
     /// Receives one packet, or `None` when the other end has closed.
     ///
     /// # Errors
-    /// `InvalidData` for a packet or a list of descriptors that was cut off (what came of it is closed); else as
-    /// recvmsg(2).
+    /// `InvalidData` for a packet longer than [`MESSAGE_BYTES_MAX`] or with more than [`DESCRIPTORS_MAX`] descriptors
+    /// (the descriptors that came are closed); else as recvmsg(2).
     pub fn receive(&self) -> io::Result<Option<Packet>> {
         RECEIVED.with_borrow_mut(|bytes| self.receive_into(bytes))
     }
@@ -147,10 +150,10 @@ impl Channel {
             })
             .flatten()
             .collect();
-        if message
-            .flags
-            .intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC)
-        {
+        // The kernel cuts the list where the buffer ends or the process has no free descriptor, and does not say which.
+        let is_cut = message.flags.contains(ReturnFlags::CTRUNC);
+        let has_too_many = is_cut && descriptors.len() >= DESCRIPTORS_MAX;
+        if message.flags.contains(ReturnFlags::TRUNC) || has_too_many {
             return Err(io::Error::new(
                 io::ErrorKind::InvalidData,
                 "a packet longer than the protocol allows",
@@ -160,7 +163,11 @@ impl Channel {
             return Ok(None);
         }
         let bytes = bytes[..message.bytes].to_vec();
-        Ok(Some(Packet { bytes, descriptors }))
+        Ok(Some(Packet {
+            bytes,
+            descriptors,
+            descriptors_lost: is_cut,
+        }))
     }
 }
 

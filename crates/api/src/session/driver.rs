@@ -145,7 +145,7 @@ fn receive(shared: &Shared, channel: &Channel) -> io::Result<()> {
             decode(&packet.bytes).map_err(|error| invalid(error.to_string()))?;
         shared
             .core()
-            .handle_message(message, packet.descriptors)
+            .handle_message(message, packet.descriptors, packet.descriptors_lost)
             .map_err(|error| invalid(error.to_string()))?;
         loop {
             let event = shared.core().poll_event();

@@ -4,6 +4,7 @@
 #[path = "../common/mod.rs"]
 mod common;
 mod daemon;
+mod descriptors;
 mod nodes;
 mod programs;
 mod requests;

@@ -32,6 +32,10 @@ use session::Session;
 const SESSIONS_OF_USER: usize = 1024;
 const UNOPENED_OF_USER: usize = 256;
 
+/// Why a request fails whose descriptors the kernel could not give to this process.
+pub(crate) const NO_DESCRIPTOR: &str =
+    "the daemon has no descriptor left; raise its limit of open files (LimitNOFILE) or try again";
+
 /// One program's connection; never used again for another.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SessionId(pub u64);
@@ -48,7 +52,8 @@ pub enum AppEvent {
         /// Its process, as the kernel told.
         pid: u32,
     },
-    /// A program said something (never `Open`), with as many descriptors as the message speaks of.
+    /// A program said something (never `Open`), with as many descriptors as the message speaks of: or with fewer, if it is
+    /// `HandOff` and this process can have no more; the last are missing then.
     Message {
         /// The session.
         session: SessionId,

@@ -9,7 +9,7 @@ use std::time::Duration;
 use holdfast_api::app::{Channel, FromDaemon, Packet, ToDaemon, decode, encode};
 use tokio::sync::Notify;
 
-use super::{AppEvent, SessionId, Table};
+use super::{AppEvent, NO_DESCRIPTOR, SessionId, Table};
 use crate::ready::Ready;
 
 /// What may wait for a program that does not read. More, and it is given up: its connections are safe with it.
@@ -196,7 +196,11 @@ pub(super) async fn run(table: &Table, id: SessionId, pid: u32, session: &Sessio
 
 /// Decodes a packet and checks what the engine relies on.
 fn understand(packet: Packet, opened: bool) -> Result<(ToDaemon, Vec<OwnedFd>), String> {
-    let Packet { bytes, descriptors } = packet;
+    let Packet {
+        bytes,
+        descriptors,
+        descriptors_lost,
+    } = packet;
     let message: ToDaemon = decode(&bytes).map_err(|error| error.to_string())?;
     match (&message, opened) {
         (ToDaemon::Open { .. }, true) => return Err("the session is open already".to_owned()),
@@ -208,9 +212,13 @@ fn understand(packet: Packet, opened: bool) -> Result<(ToDaemon, Vec<OwnedFd>), 
         ToDaemon::Reclaim { items } => items.iter().filter(|item| item.descriptor).count(),
         _ => 0,
     };
-    match descriptors.len() == named {
-        true => Ok((message, descriptors)),
-        false => Err(format!(
+    let is_lacking = descriptors_lost && descriptors.len() < named;
+    match (&message, is_lacking) {
+        (ToDaemon::HandOff { .. }, true) => Ok((message, descriptors)),
+        // The program keeps its descriptors and says all of this again in its next session.
+        (_, true) => Err(NO_DESCRIPTOR.to_owned()),
+        (_, false) if descriptors.len() == named => Ok((message, descriptors)),
+        (_, false) => Err(format!(
             "a message that speaks of {named} descriptors came with {}",
             descriptors.len()
         )),

@@ -15,7 +15,7 @@ use serde_bytes::ByteBuf;
 use super::donor::Donation;
 use super::operations::ANSWER_MAX;
 use super::{Engine, flow_of, protocol_of, text_of};
-use crate::app::{AppEvent, SessionId};
+use crate::app::{AppEvent, NO_DESCRIPTOR, SessionId};
 use crate::channel::PeerEvent;
 
 impl Engine {
@@ -179,6 +179,13 @@ impl Engine {
             };
             if let Some(why) = self.not_to_give(session, &flow, to, &item.application_state) {
                 self.keep(session, &[flow], why);
+                continue;
+            }
+            if item.descriptor && socket.is_none() {
+                if let Some(operation) = self.operations.refused(&flow, NO_DESCRIPTOR) {
+                    self.ask_programs(operation);
+                }
+                self.keep(session, &[flow], NO_DESCRIPTOR);
                 continue;
             }
             let donation = Donation::new(session, socket, item.application_state);

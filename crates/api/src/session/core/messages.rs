@@ -13,19 +13,24 @@ use crate::{Destination, FlowText, Protocol};
 
 /// What the daemon hears when it asks for a flow that ended meanwhile.
 const NO_SUCH_FLOW: &str = "the program no longer has this connection";
+/// Reason for refusing a flow whose descriptor the kernel could not give to this process.
+const NO_DESCRIPTOR: &str =
+    "the program has no descriptor left; raise its limit of open files (RLIMIT_NOFILE)";
 
 impl<T: Tag> Core<T> {
-    /// A message of the daemon.
+    /// A message of the daemon. `descriptors_lost`: as in [`Packet`](crate::app::Packet).
     pub(crate) fn handle_message(
         &mut self,
         message: FromDaemon,
         descriptors: Vec<OwnedFd>,
+        descriptors_lost: bool,
     ) -> Result<(), Violation> {
         let expected = match &message {
             FromDaemon::Incoming { items } => items.iter().filter(|item| item.descriptor).count(),
             _ => 0,
         };
-        if descriptors.len() != expected {
+        let is_lacking = descriptors_lost && descriptors.len() < expected;
+        if descriptors.len() != expected && !is_lacking {
             return Err(Violation(format!(
                 "{} descriptors, {expected} expected",
                 descriptors.len()
@@ -132,11 +137,13 @@ impl<T: Tag> Core<T> {
             descriptor,
         } in items
         {
-            let descriptor = descriptor
+            let is_socket_expected = descriptor;
+            let descriptor = is_socket_expected
                 .then(|| descriptors.next())
                 .flatten()
                 .map(Arc::new);
             let refusal = match self.services.get(&service) {
+                _ if is_socket_expected && descriptor.is_none() => Some(NO_DESCRIPTOR),
                 None => Some("the program no longer serves this"),
                 Some(served) if served.protocol != flow.protocol() => {
                     Some("the service has another protocol")

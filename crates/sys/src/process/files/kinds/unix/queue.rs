@@ -72,8 +72,13 @@ fn receive(socket: BorrowedFd<'_>) -> io::Result<Peeked> {
         from: address::name(&from, message.msg_namelen),
     };
     take_control(&message, &mut peeked);
-    if message.msg_flags & (libc::MSG_TRUNC | libc::MSG_CTRUNC) != 0 {
+    if message.msg_flags & libc::MSG_TRUNC != 0 {
         return Err(io::Error::from(io::ErrorKind::InvalidData));
+    }
+    // There is room for every message that can be sent, so the list of descriptors ends early only where no more can be
+    // opened.
+    if message.msg_flags & libc::MSG_CTRUNC != 0 {
+        return Err(io::Error::from_raw_os_error(libc::EMFILE));
     }
     bytes.truncate(length);
     peeked.bytes = bytes;
