@@ -9,6 +9,7 @@ use holdfast_bench::cluster::Family;
 use holdfast_bench::load::Load;
 
 use crate::clients::{CLIENTS, all_go_on, connected, pid, serving_by};
+use crate::common::PORT;
 use crate::faults::{ACCEPTOR, DONOR};
 use crate::numbered::Datagrams;
 use crate::world::{World, compile};
@@ -92,6 +93,8 @@ pub fn refused(name: &str) -> Result<()> {
         over(&path("files"), &tiny, "files/gone: No space left on device"),
         full_run_directory(),
         no_memory(&world)?,
+        port_taken(&world, "SOCK_STREAM"),
+        port_taken(&world, "SOCK_DGRAM"),
     ];
     for obstacle in obstacles {
         served
@@ -220,6 +223,29 @@ fn build(library: &Path, version: u32) -> Result<()> {
         .context("gcc")?;
     ensure!(status.success(), "the library does not compile");
     Ok(())
+}
+
+/// Another program has the server's port.
+fn port_taken(world: &World, kind: &str) -> Obstacle<'static> {
+    let address = world.cluster.service_address(Family::V4);
+    let program = format!(
+        "import os, socket, time\n\
+         one = socket.socket(socket.AF_INET, socket.{kind})\n\
+         one.bind((\"{address}\", {PORT}))\n\
+         if one.type == socket.SOCK_STREAM: one.listen()\n\
+         print(os.getpid(), file=open(\"/run/rival\", \"w\"), flush=True)\n\
+         time.sleep(600)\n"
+    );
+    Obstacle {
+        put: format!(
+            "python3 -c '{program}' </dev/null >/dev/null 2>&1 & \
+             for try in $(seq 6000); do [ -s /run/rival ] && exit 0; sleep 0.01; done; exit 1"
+        ),
+        remove: "rival=$(cat /run/rival); kill $rival; rm /run/rival; \
+                 while grep -qs '^State:.[^Z]' /proc/$rival/status; do sleep 0.01; done"
+            .into(),
+        says: vec!["bind", "Address already in use"],
+    }
 }
 
 fn full_run_directory() -> Obstacle<'static> {
