@@ -36,7 +36,8 @@ pub fn files() -> Result<()> {
         std::fs::set_permissions(&file, Permissions::from_mode(0o600))?;
         std::fs::set_permissions(directory, Permissions::from_mode(0o700))?;
     }
-    let world = world("files", &[&listed, Path::new(env!("CARGO_TARGET_TMPDIR"))])?;
+    let files = [&*listed, Path::new(env!("CARGO_TARGET_TMPDIR"))];
+    let world = world("files", &files, &["unix"])?;
 
     // Nobody's own, and what is in the directory that is listed.
     for (directory, file) in [
@@ -68,7 +69,7 @@ pub fn files() -> Result<()> {
 }
 
 /// What an ordinary user's process may not have at another node, and what makes it so.
-const PRIVILEGED: [(&[&str], &str); 4] = [
+const PRIVILEGED: [(&[&str], &str); 7] = [
     (
         &["setpriv", "--inh-caps=+chown", "--ambient-caps=+chown"],
         "it has capabilities",
@@ -79,11 +80,37 @@ const PRIVILEGED: [(&[&str], &str); 4] = [
     ),
     (&["chrt", "--fifo", "7"], "real-time priority 7"),
     (&["nice", "-n", "-20"], "a thread has nice value -"),
+    (
+        &["ionice", "-c", "1"],
+        "the real-time class of I/O priority",
+    ),
+    (
+        &["python3", "-c", WITH_A_FILTER],
+        "seccomp filters without no_new_privs",
+    ),
+    (
+        &["python3", "-c", AT_A_LOW_PORT],
+        "127.0.0.1:22: ports below",
+    ),
 ];
+
+/// A filter that allows everything, by which root's programs could be told that a call has succeeded.
+const WITH_A_FILTER: &str = "import ctypes, os, sys\n\
+    code = ctypes.create_string_buffer(bytes([6, 0, 0, 0, 0, 0, 0xff, 0x7f]))\n\
+    program = (ctypes.c_uint64 * 2)(1, ctypes.addressof(code))\n\
+    if ctypes.CDLL(None).syscall(317, 1, 0, program): sys.exit('seccomp')\n\
+    os.execvp(sys.argv[1], sys.argv[1:])\n";
+
+/// A listener in the place of the standard input.
+const AT_A_LOW_PORT: &str = "import os, socket, sys\n\
+    listener = socket.create_server(('127.0.0.1', 22))\n\
+    os.dup2(listener.fileno(), 0)\n\
+    os.execvp(sys.argv[1], sys.argv[1:])\n";
 
 /// State that only root may set: it is refused before anything stands still.
 pub fn state() -> Result<()> {
-    let world = world("state", &[Path::new(env!("CARGO_TARGET_TMPDIR"))])?;
+    let files = [Path::new(env!("CARGO_TARGET_TMPDIR"))];
+    let world = world("state", &files, &["unix", "ipv4"])?;
     for (by, why) in PRIVILEGED {
         let (program, options) = by.split_first().context("a command")?;
         let as_nobody = ["--reuid=65534", "--regid=65534", "--clear-groups"];
@@ -94,12 +121,35 @@ pub fn state() -> Result<()> {
         let counter = world.start_by("n2", &[&["env", "-C", "/tmp"], &words[..]].concat())?;
         stays(&world, &counter, why).with_context(|| why.to_owned())?;
     }
-    Ok(())
+    easily_ended(&world)
+}
+
+/// The kernel ends processes of the acceptor's host sooner than the one that would come. (A lower value at the donor takes
+/// `CAP_SYS_RESOURCE`.)
+fn easily_ended(world: &World) -> Result<()> {
+    const SETTING: &str = "/proc/self/oom_score_adj";
+    let setting = std::fs::read_to_string(SETTING)?;
+    let own: i32 = setting.trim().parse()?;
+    let higher = own.max(0) + 100;
+    let before = world.cluster.daemon_pid("n3")?;
+    std::fs::write(SETTING, higher.to_string())?;
+    world.cluster.kill_daemon("n3")?;
+    let restarted = world.wait("the daemon does not come again", || {
+        let pid = world.cluster.daemon_pid("n3")?;
+        Ok(pid.is_some() && pid != before)
+    });
+    std::fs::write(SETTING, own.to_string())?;
+    restarted?;
+    world.cluster.wait_ready()?;
+    let counter = start(world, Path::new("/tmp"), Path::new("/dev/null"))?;
+    let why = format!("its oom_score_adj is {own}, below the {higher} of processes here");
+    stays(world, &counter, &why)
 }
 
 /// A socket of a family that is not listed.
 pub fn family() -> Result<()> {
-    let world = world("family", &[Path::new(env!("CARGO_TARGET_TMPDIR"))])?;
+    let files = [Path::new(env!("CARGO_TARGET_TMPDIR"))];
+    let world = world("family", &files, &["unix"])?;
     let address = world.cluster.address("n1", Family::V4)?;
     let lab = world.cluster.lab();
     let listener = lab.in_net("n1", || TcpListener::bind((address, 0)))??;
@@ -116,18 +166,19 @@ pub fn family() -> Result<()> {
     stays(&world, &counter, "a socket of family ipv4")
 }
 
-fn world(name: &str, files: &[&Path]) -> Result<World> {
+fn world(name: &str, files: &[&Path], families: &[&str]) -> Result<World> {
     let mut spec = ClusterSpec::new(format!("m-{name}-{}", std::process::id()));
     spec.migration = true;
     let numbers = || Value::Array(vec![NOBODY.into()]);
     let files = files
         .iter()
         .map(|path| Value::from(path.display().to_string()));
+    let families = families.iter().map(|family| Value::from(*family));
     for (key, value) in [
         ("users", numbers()),
         ("groups", numbers()),
         ("files", Value::Array(files.collect())),
-        ("families", Value::Array(vec!["unix".into()])),
+        ("families", Value::Array(families.collect())),
     ] {
         spec.migration_policy.insert(key.to_owned(), value);
     }
