@@ -9,6 +9,7 @@ mod load;
 mod programs;
 mod speech;
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
@@ -103,6 +104,8 @@ pub struct Row {
     pub freeze_ms_median: f64,
     /// Median of what was predicted before.
     pub predicted_ms_median: f64,
+    /// Where the freezes' time went: the median of each step, as the donor and the acceptor name it.
+    pub steps_ms_median: BTreeMap<String, f64>,
     /// The longest round trip of any connection around a try, less the median one.
     pub gap_ms_p99: f64,
     /// The same over as long a time without a move.
@@ -242,6 +245,7 @@ fn drive(plan: Plan, group: &Group, server: &Server) -> Result<Row> {
             .count(),
         freeze_ms_median: ms(|status| status.freeze_us),
         predicted_ms_median: ms(|status| status.predicted_freeze_us),
+        steps_ms_median: steps(statuses()),
         gap_ms_p99: gaps(&spans),
         control_gap_ms_p99: gaps(&controls),
         errors: seen.errors,
@@ -249,6 +253,29 @@ fn drive(plan: Plan, group: &Group, server: &Server) -> Result<Row> {
         held_elsewhere,
         reasons,
     })
+}
+
+/// Medians of the steps of freezes, milliseconds. A step that comes several times counts as one.
+fn steps<'a>(statuses: impl Iterator<Item = &'a MigrationStatus>) -> BTreeMap<String, f64> {
+    let mut all: BTreeMap<String, Vec<f64>> = BTreeMap::new();
+    for status in statuses {
+        let of = [
+            ("donor", &status.steps_us.donor),
+            ("acceptor", &status.steps_us.acceptor),
+        ];
+        let mut sums: BTreeMap<String, f64> = BTreeMap::new();
+        for (node, steps) in of {
+            for step in steps {
+                *sums.entry(format!("{node} {}", step.step)).or_default() +=
+                    f64::from(step.us) / 1e3;
+            }
+        }
+        sums.into_iter()
+            .for_each(|(step, ms)| all.entry(step).or_default().push(ms));
+    }
+    all.into_iter()
+        .map(|(step, ms)| (step, Quantiles::of(ms).median()))
+        .collect()
 }
 
 /// Asks for a move until it is made; gives the time of each try.
