@@ -10,6 +10,7 @@ fn main() {
         "holdfast",
         "congestion",
         "domains",
+        "keyrings",
         "observe",
         "files",
         "queue",

@@ -12,6 +12,7 @@ pub mod domains;
 pub mod files;
 mod holds;
 mod iterator;
+pub mod keyrings;
 mod link;
 mod mapped;
 pub mod observe;

@@ -42,6 +42,50 @@ const LIMITS: [(&str, &str); 20] = [
     ("pids.max", "max"),
 ];
 
+/// What tells that a group or one above it is frozen: a word of its line, a file, and how that begins a line then.
+const FREEZERS: [(&str, &str, &str); 2] = [
+    ("", "cgroup.events", "frozen 1"),
+    ("freezer", "freezer.state", "FR"),
+];
+
+/// The frozen control group that a process is in, by its path; none where the caller does not see that group. No thread of the process
+/// can be stopped meanwhile.
+#[must_use]
+pub fn frozen(pid: i32) -> Option<String> {
+    let groups = fs::read_to_string(format!("/proc/{pid}/cgroup")).ok()?;
+    let mounts = fs::read_to_string("/proc/self/mountinfo").ok()?;
+    groups.lines().find_map(|line| {
+        let mut words = line.splitn(3, ':').skip(1);
+        let (controllers, path) = (words.next()?, words.next()?);
+        let (controller, file, frozen) = FREEZERS
+            .iter()
+            .find(|(controller, ..)| controllers.split(',').any(|one| one == *controller))?;
+        let is_frozen = |directory: PathBuf| {
+            let text = fs::read_to_string(directory.join(file)).unwrap_or_default();
+            text.lines().any(|line| line.starts_with(frozen))
+        };
+        let mut directories = mounts
+            .lines()
+            .filter_map(|mount| group_directory(mount, controller, path));
+        directories.any(is_frozen).then(|| path.to_owned())
+    })
+}
+
+/// Where a line of `/proc/PID/mountinfo` has a group: of the second version for no controller, of the first for one.
+fn group_directory(mount: &str, controller: &str, path: &str) -> Option<PathBuf> {
+    let (place, kind) = mount.split_once(" - ")?;
+    let mut kind = kind.split(' ');
+    let (name, options) = (kind.next()?, kind.nth(1)?);
+    let has = match controller {
+        "" => name == "cgroup2",
+        _ => name == "cgroup" && options.split(',').any(|option| option == controller),
+    };
+    let mut words = place.split(' ').skip(3);
+    let (root, at) = (words.next()?, words.next()?);
+    let below = Path::new(path).strip_prefix(root).ok()?;
+    has.then(|| Path::new(at).join(below))
+}
+
 /// A group as it can be made elsewhere.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Group {
@@ -348,6 +392,26 @@ mod tests {
             assert_eq!(refusals.len(), 1, "{refusals:?}");
             assert!(refusals[0].contains(why), "{refusals:?}");
         }
+    }
+
+    #[test]
+    fn mounts_lead_to_groups() {
+        let second = "35 24 0:30 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw,nsdelegate";
+        let first =
+            "38 24 0:33 /docker /sys/fs/cgroup/freezer rw shared:9 - cgroup none rw,freezer";
+        let directory = |mount, controller| group_directory(mount, controller, "/docker/a");
+        let found = |path: &str| Some(PathBuf::from(path));
+        assert_eq!(
+            directory(second, ""),
+            found("/sys/fs/cgroup/unified/docker/a")
+        );
+        assert_eq!(
+            directory(first, "freezer"),
+            found("/sys/fs/cgroup/freezer/a")
+        );
+        assert_eq!(directory(first, "cpu"), None);
+        assert_eq!(directory(first, ""), None);
+        assert_eq!(group_directory(first, "freezer", "/user"), None);
     }
 
     #[test]

@@ -13,6 +13,7 @@ pub use queue::{Datagram, drain, peek, peek_with_destinations, replay};
 
 use crate::wide_options::WideError;
 use std::io;
+use std::net::SocketAddr;
 use thiserror::Error;
 
 /// What went wrong with a UDP socket.
@@ -48,6 +49,9 @@ pub enum UdpError {
         "timestamps of the socket are of a hardware clock of this host (SOF_TIMESTAMPING_BIND_PHC): ask for those of the system's clock"
     )]
     HardwareClock,
+    /// Another socket of the host has the address.
+    #[error("{0} is in use there: end what has it")]
+    AddressInUse(SocketAddr),
     /// The kernel refused a step.
     #[error("{step}: {source}")]
     Kernel {

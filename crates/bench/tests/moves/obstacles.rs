@@ -244,7 +244,7 @@ fn port_taken(world: &World, kind: &str) -> Obstacle<'static> {
         remove: "rival=$(cat /run/rival); kill $rival; rm /run/rival; \
                  while grep -qs '^State:.[^Z]' /proc/$rival/status; do sleep 0.01; done"
             .into(),
-        says: vec!["bind", "Address already in use"],
+        says: vec!["is in use there"],
     }
 }
 

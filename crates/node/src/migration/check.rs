@@ -7,6 +7,7 @@ use holdfast_sys::process::inspect::{self, Blocker, Obstacle, Report};
 use holdfast_wire::Flow;
 
 use super::domains;
+use super::keyrings;
 use super::places::{Addresses, connections};
 use super::policy::{Description, name_of};
 use super::rehearsals::Inquiry;
@@ -29,7 +30,8 @@ fn look(root: i32, addresses: &Addresses, copy: bool) -> Result<Found, Error> {
     if !copy {
         blockers.extend(report.halved.iter().map(entry));
     }
-    if let Some((pid, reason)) = domains::find(&report.processes) {
+    let domain = domains::find(&report.processes);
+    for (pid, reason) in domain.into_iter().chain(keyrings::find(&report.processes)) {
         blockers.push(BlockerEntry {
             pid,
             fd: None,

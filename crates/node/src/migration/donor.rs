@@ -21,6 +21,7 @@ use holdfast_wire::{Flow, MoveId, NodeId};
 use self::serve::{Interrupted, Serving};
 use super::connections::{self, Connections, Ways};
 use super::domains;
+use super::keyrings;
 use super::left;
 use super::leftovers::Leftovers;
 use super::pieces::{Kind, Outgoing, Window};
@@ -321,6 +322,7 @@ impl Giving {
             self.outgoing.send_pages(pages)?;
         }
         domains::check(self.root)?;
+        keyrings::check(self.root)?;
         let found = match found {
             Some(found) => found,
             None => self.send_descriptors(tracker, &mut connections)?,

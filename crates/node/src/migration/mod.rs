@@ -15,6 +15,7 @@ mod domains;
 mod donor;
 mod follow;
 mod heard;
+mod keyrings;
 mod left;
 mod leftovers;
 mod locks;

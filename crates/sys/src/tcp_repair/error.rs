@@ -4,6 +4,7 @@ use crate::tcp_info::TcpState;
 use crate::wide_options::WideError;
 use serde::{Deserialize, Serialize};
 use std::io;
+use std::net::SocketAddr;
 use thiserror::Error;
 
 /// A state or feature of a socket that cannot move. Found before anything is touched; the connection goes on where it
@@ -106,6 +107,11 @@ pub enum RepairError {
         /// The kernel's answer.
         source: io::Error,
     },
+    /// Another socket of the host has the address.
+    #[error(
+        "{0} is in use there: end what has it, or try again where connections of that port were closed a moment ago"
+    )]
+    AddressInUse(SocketAddr),
     /// The state contradicts itself, or what the kernel holds.
     #[error("inconsistent state: {0}")]
     Inconsistent(&'static str),
@@ -132,5 +138,15 @@ pub(super) trait At<T> {
 impl<T> At<T> for io::Result<T> {
     fn at(self, step: &'static str) -> Result<T, RepairError> {
         self.map_err(|source| RepairError::Kernel { step, source })
+    }
+}
+
+/// Names the address that a socket could not be bound to.
+pub(super) fn bound(outcome: io::Result<()>, address: SocketAddr) -> Result<(), RepairError> {
+    match outcome {
+        Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
+            Err(RepairError::AddressInUse(address))
+        }
+        outcome => outcome.at("bind"),
     }
 }

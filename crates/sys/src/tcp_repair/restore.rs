@@ -1,7 +1,7 @@
 //! Making a connection's socket at the acceptor.
 
 use super::dynamic_state::TcpDynamic;
-use super::error::{At, RepairError};
+use super::error::{At, RepairError, bound};
 use super::options::SocketOptions;
 use super::static_state::TcpStatic;
 use super::{
@@ -145,9 +145,9 @@ fn bind_local(socket: BorrowedFd<'_>, fixed: &TcpStatic) -> Result<(), RepairErr
     match bind(socket, &address) {
         Err(error) if error.raw_os_error() == Some(libc::EADDRNOTAVAIL) => {
             transparent()?;
-            bind(socket, &address).at("bind")
+            bound(bind(socket, &address), fixed.local)
         }
-        outcome => outcome.at("bind"),
+        outcome => bound(outcome, fixed.local),
     }
 }
 

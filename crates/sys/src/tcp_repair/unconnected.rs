@@ -1,6 +1,6 @@
 //! TCP sockets without a connection: listeners, and those that are not connected yet.
 
-use super::error::{At, RepairError, Unmovable};
+use super::error::{At, RepairError, Unmovable, bound};
 use super::options::SocketOptions;
 use crate::address::{RawAddress, bind, canonical, local};
 use crate::sockopt::numbers::TCP_FASTOPEN_KEY;
@@ -111,7 +111,8 @@ impl TcpUnconnected {
             // Connections that are made for the same address have it already.
             set_int(socket, SOL_SOCKET, libc::SO_REUSEADDR, 1).at("SO_REUSEADDR")?;
             set_int(socket, IPPROTO_IP, libc::IP_FREEBIND, 1).at("IP_FREEBIND")?;
-            bind(socket, &RawAddress::for_family(address, self.v6_socket)).at("bind")?;
+            let raw = RawAddress::for_family(address, self.v6_socket);
+            bound(bind(socket, &raw), address)?;
         }
         Ok(fd)
     }

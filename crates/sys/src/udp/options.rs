@@ -18,6 +18,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{Shutdown, shutdown};
 use serde::{Deserialize, Serialize};
+use std::io;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd};
 
@@ -311,7 +312,12 @@ pub fn prepare(fixed: &UdpStatic) -> Result<OwnedFd, UdpError> {
     fixed.wide.apply(socket)?;
     apply_multicast_interface(socket, fixed)?;
     if fixed.local.port() != 0 {
-        bind(socket, &local_address(fixed)).at("bind")?;
+        match bind(socket, &local_address(fixed)) {
+            Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
+                return Err(UdpError::AddressInUse(fixed.local));
+            }
+            outcome => outcome.at("bind")?,
+        }
     }
     if let Some(remote) = fixed.remote {
         connect(socket, &RawAddress::for_family(remote, fixed.v6_socket)).at("connect")?;

@@ -87,6 +87,100 @@ fn children_that_end_meanwhile_do_not_hide() {
     );
 }
 
+/// A program that watches its own files by inotify is not told of a look at it.
+#[test]
+fn a_look_reads_no_file() {
+    use rustix::fs::inotify::{CreateFlags, WatchFlags, add_watch, init};
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("data");
+    std::fs::write(&path, "hello").expect("written");
+    let file = std::fs::File::open(&path).expect("opens");
+    let mut sleeper = std::process::Command::new("sleep")
+        .arg("1000")
+        .stdin(file)
+        .spawn()
+        .expect("starts");
+    let events = init(CreateFlags::NONBLOCK).expect("an instance");
+    add_watch(&events, &path, WatchFlags::ALL_EVENTS).expect("watched");
+    let looked = inspect(sleeper.id() as i32);
+    let read = rustix::io::read(&events, &mut [0; 4096]);
+    sleeper.kill().expect("killed");
+    sleeper.wait().expect("ended");
+    looked.expect("looks");
+    assert_eq!(read, Err(rustix::io::Errno::AGAIN));
+}
+
+/// A control group for a process, which is thawed and removed in the end.
+struct Group(std::path::PathBuf);
+
+impl Group {
+    /// None where nobody may make one.
+    fn new() -> Option<Self> {
+        let mounts = std::fs::read_to_string("/proc/self/mountinfo").ok()?;
+        let mount = mounts.lines().find(|line| line.contains(" - cgroup2 "))?;
+        let name = format!("holdfast-frozen-{}", std::process::id());
+        let group = std::path::Path::new(mount.split(' ').nth(4)?).join(name);
+        std::fs::create_dir(&group).ok()?;
+        Some(Self(group))
+    }
+
+    fn write(&self, file: &str, text: &str) {
+        std::fs::write(self.0.join(file), text).expect("written");
+    }
+
+    fn becomes(&self, word: &str) {
+        let began = Instant::now();
+        let is = || std::fs::read_to_string(self.0.join("cgroup.events")).expect("read");
+        while !is().contains(word) {
+            assert!(began.elapsed() < LIMIT, "exceeded time: {word}: {}", is());
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+}
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        let _ = std::fs::write(self.0.join("cgroup.freeze"), "0");
+        let _ = std::fs::write(self.0.join("cgroup.kill"), "1");
+        let began = Instant::now();
+        while std::fs::remove_dir(&self.0).is_err() && began.elapsed() < LIMIT {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+}
+
+#[test]
+fn a_frozen_group_is_named() {
+    let mut sleeper = std::process::Command::new("sleep")
+        .arg("1000")
+        .spawn()
+        .expect("starts");
+    let pid = sleeper.id() as i32;
+    let frozen = || {
+        let report = inspect(pid).expect("looks");
+        let mut blockers = report.blockers.into_iter();
+        blockers.any(|blocker| matches!(blocker.obstacle, Obstacle::FrozenGroup(_)))
+    };
+    if let Some(group) = Group::new() {
+        group.write("cgroup.procs", &pid.to_string());
+        assert!(!frozen());
+        group.write("cgroup.freeze", "1");
+        group.becomes("frozen 1");
+        assert!(frozen());
+        match Tracker::start(pid) {
+            Err(Error::Blocked(_)) => {}
+            other => panic!("{other:?}"),
+        }
+        group.write("cgroup.freeze", "0");
+        group.becomes("frozen 0");
+        assert!(!frozen());
+    } else {
+        eprintln!("no control group can be made here");
+    }
+    sleeper.kill().expect("killed");
+    sleeper.wait().expect("ended");
+}
+
 /// The same of the program `blocked_sockets`.
 const SOCKETS: [(&str, &str); 10] = [
     ("keys", "TCP MD5 keys"),

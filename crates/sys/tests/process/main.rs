@@ -225,6 +225,25 @@ fn threads_keep_their_priority() {
     program.ends_well(tree);
 }
 
+/// Whoever asks anything of a pipe that is being spliced waits until that call returns.
+#[test]
+fn pipes_that_are_spliced_move() {
+    let program = Program::start("splices");
+    let pid = program.pid();
+    let (tell, told) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        let _ = tell.send(holdfast_sys::process::inspect::inspect(pid));
+    });
+    let Ok(report) = told.recv_timeout(Duration::from_secs(60)) else {
+        let _ = std::process::Command::new("kill")
+            .args(["-KILL", &pid.to_string()])
+            .status();
+        panic!("exceeded time: a look waits for a pipe");
+    };
+    assert_eq!(report.expect("looks").blockers, []);
+    goes_there_and_back(program);
+}
+
 #[test]
 fn calls_that_have_done_a_part_go_on() {
     goes_there_and_back(Program::start_with("unfinished_calls", &["moves"]));

@@ -101,6 +101,31 @@ fn a_pidfd_of_a_process_that_stays() {
 }
 
 #[test]
+fn a_pidfd_of_a_process_that_was_waited_for() {
+    let found = blockers(|| {
+        let mut child = std::process::Command::new("true").spawn().expect("starts");
+        let fd = made(libc::SYS_pidfd_open, [child.id() as usize, 0, 0, 0]);
+        child.wait().expect("ended");
+        fd
+    });
+    only(&found, "PidfdEnded");
+}
+
+#[test]
+fn a_pidfd_of_a_thread() {
+    let thread = rustix::process::PidfdFlags::from_bits_retain(libc::O_EXCL as u32);
+    if let Err(error) = rustix::process::pidfd_open(rustix::process::getpid(), thread) {
+        eprintln!("this kernel has no PIDFD_THREAD: {error}");
+        return;
+    }
+    let found = blockers(|| {
+        let own = std::process::id() as usize;
+        made(libc::SYS_pidfd_open, [own, libc::O_EXCL as usize, 0, 0])
+    });
+    only(&found, "PidfdOfThread");
+}
+
+#[test]
 fn fanotify() {
     let found = blockers(|| made(libc::SYS_fanotify_init, [0, 0, 0, 0]));
     only(&found, "Fanotify");

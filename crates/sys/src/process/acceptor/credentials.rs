@@ -3,6 +3,7 @@
 use super::husk::{Husk, Script};
 use crate::process::error::{Error, Result};
 use crate::process::image::{Credentials, FrozenThread, Process};
+use serde_bytes::ByteBuf;
 use std::os::fd::BorrowedFd;
 
 /// `SECBIT_NO_SETUID_FIXUP`: changing IDs leaves capabilities alone.
@@ -77,16 +78,50 @@ pub(super) fn lower(
     Ok(())
 }
 
+/// Number of filters, oldest first, that all threads of a process have alike: 0 for a single thread.
+pub(super) fn common_filters(threads: &[FrozenThread]) -> usize {
+    let Some((first, others)) = threads.split_first() else {
+        return 0;
+    };
+    let alike = |other: &FrozenThread| {
+        let pairs = first.filters.iter().zip(&other.filters);
+        pairs.take_while(|(one, other)| one == other).count()
+    };
+    others.iter().map(alike).min().unwrap_or(0)
+}
+
+/// Calls of the first thread that give all threads of a process the filters that they have in common. The kernel synchronizes the
+/// filters of threads (`SECCOMP_FILTER_FLAG_TSYNC`) only where those of one thread descend from those of the other, so filters of the
+/// same content that each thread installs by itself are not enough.
+pub(super) fn share_filters(
+    husk: &Husk,
+    first: &FrozenThread,
+    common: usize,
+    script: &mut Script,
+) -> Result<()> {
+    if husk.who.is_some() && first.no_new_privileges {
+        no_new_privileges(script);
+    }
+    let flags = libc::SECCOMP_FILTER_FLAG_TSYNC;
+    filters(&first.filters[..common], flags, script)
+}
+
 /// Calls that make a thread of the restorer's who it was, filters first: they are suspended while it is traced. One that has given
-/// the restorer's rights up gives up the rest.
-pub(super) fn calls(husk: &Husk, thread: &FrozenThread, script: &mut Script) -> Result<()> {
+/// the restorer's rights up gives up the rest. The first `shared` filters are there already.
+pub(super) fn calls(
+    husk: &Husk,
+    thread: &FrozenThread,
+    shared: usize,
+    script: &mut Script,
+) -> Result<()> {
+    let own_filters = &thread.filters[shared..];
     let who = &thread.credentials;
     if let Some(lowered) = &husk.who {
         lowered.check(husk.pid, who, thread.no_new_privileges)?;
         if thread.no_new_privileges {
             no_new_privileges(script);
         }
-        filters(thread, script)?;
+        filters(own_filters, 0, script)?;
         let [inheritable, permitted, effective, ..] = who.capabilities;
         capset([inheritable, permitted, effective], script)?;
         if who.secure_bits & KEEP_CAPS != 0 {
@@ -99,7 +134,7 @@ pub(super) fn calls(husk: &Husk, thread: &FrozenThread, script: &mut Script) -> 
         return Ok(());
     }
     securebits(KEEP, script);
-    filters(thread, script)?;
+    filters(own_filters, 0, script)?;
     ids(who, script)?;
     capabilities(who, script)?;
     if thread.no_new_privileges {
@@ -188,11 +223,11 @@ fn prctl(option: i32, value: u64, more: u64) -> [u64; 5] {
     [option as u64, value, more, 0, 0]
 }
 
-fn filters(thread: &FrozenThread, script: &mut Script) -> Result<()> {
-    for filter in &thread.filters {
+fn filters(filters: &[ByteBuf], flags: u64, script: &mut Script) -> Result<()> {
+    for filter in filters {
         let code = script.bytes(filter)?;
         let program = script.words(&[filter.len() as u64 / 8, code])?;
-        let arguments = [u64::from(libc::SECCOMP_SET_MODE_FILTER), 0, program];
+        let arguments = [u64::from(libc::SECCOMP_SET_MODE_FILTER), flags, program];
         script.call("seccomp", libc::SYS_seccomp, &arguments);
     }
     Ok(())

@@ -55,9 +55,19 @@ pub(super) fn restore_all(all: &[Becoming<'_>], objects: &Objects) -> Result<()>
             set_file(husk.pid, file, &value)?;
         }
     }
+    let mut shared = Vec::with_capacity(all.len());
+    for (husk, _, state) in all {
+        let common = credentials::common_filters(&state.threads);
+        shared.push(common);
+        if common > 0 {
+            let mut script = husk.script();
+            credentials::share_filters(husk, &state.threads[0], common, &mut script)?;
+            husk.run(script)?;
+        }
+    }
     // First threads last: credentials that another thread changes make its process undumpable.
     for first in [false, true] {
-        restore_threads(all, objects, first)?;
+        restore_threads(all, &shared, objects, first)?;
     }
     for (_, process, state) in all {
         for (tid, thread) in process.threads.iter().zip(&state.threads) {
@@ -115,8 +125,14 @@ fn enters_early(husk: &Husk, state: &FrozenProcess, objects: &Objects) -> bool {
     husk.who.is_none() && objects.rights().exempts(directory)
 }
 
-/// Gives all first threads their state, or all others: as many at the same time as have room in the stubs of their husks.
-fn restore_threads(all: &[Becoming<'_>], objects: &Objects, first: bool) -> Result<()> {
+/// Gives all first threads their state, or all others: as many at the same time as have room in the stubs of their husks. `shared` has
+/// the number of filters that the threads of each process have in common.
+fn restore_threads(
+    all: &[Becoming<'_>],
+    shared: &[usize],
+    objects: &Objects,
+    first: bool,
+) -> Result<()> {
     let mut slots: Vec<Slots> = all.iter().map(|_| Slots::new()).collect();
     let mut parts = Vec::new();
     for (at, of) in all.iter().enumerate() {
@@ -127,7 +143,7 @@ fn restore_threads(all: &[Becoming<'_>], objects: &Objects, first: bool) -> Resu
             }
             let part = |slots: &mut Slots| -> Result<Option<Part<'_>>> {
                 let mut script = husk.script_at(slots.next_scratch());
-                thread_script(*of, (*tid, thread), objects, &mut script)?;
+                thread_script(*of, (*tid, thread), shared[at], objects, &mut script)?;
                 let (calls, bytes) = script.size();
                 Ok(slots.take(calls, 0, bytes).map(|slot| Part {
                     husk,
@@ -148,7 +164,7 @@ fn restore_threads(all: &[Becoming<'_>], objects: &Objects, first: bool) -> Resu
             }
             // A script as long as that has the stub for itself, part by part.
             let mut script = husk.script();
-            thread_script(*of, (*tid, thread), objects, &mut script)?;
+            thread_script(*of, (*tid, thread), shared[at], objects, &mut script)?;
             husk.run_in(Tracee { tid: *tid }, script)?;
         }
     }
@@ -158,10 +174,11 @@ fn restore_threads(all: &[Becoming<'_>], objects: &Objects, first: bool) -> Resu
 fn thread_script(
     (husk, _, state): Becoming<'_>,
     (tid, thread): (i32, &FrozenThread),
+    shared_filters: usize,
     objects: &Objects,
     script: &mut Script,
 ) -> Result<()> {
-    thread_calls(husk, tid, thread, script)?;
+    thread_calls(husk, (tid, thread), shared_filters, script)?;
     if tid == husk.pid {
         let is_there = husk.directory.as_ref() == Some(&state.directory);
         if !enters_early(husk, state, objects) && !is_there {
@@ -333,7 +350,12 @@ fn queue(
     Ok(())
 }
 
-fn thread_calls(husk: &Husk, tid: i32, thread: &FrozenThread, script: &mut Script) -> Result<()> {
+fn thread_calls(
+    husk: &Husk,
+    (tid, thread): (i32, &FrozenThread),
+    shared_filters: usize,
+    script: &mut Script,
+) -> Result<()> {
     let name = script.text(&thread.name)?;
     script.call(
         "PR_SET_NAME",
@@ -351,7 +373,7 @@ fn thread_calls(husk: &Husk, tid: i32, thread: &FrozenThread, script: &mut Scrip
             )
         })?;
     }
-    credentials::calls(husk, thread, script)?;
+    credentials::calls(husk, thread, shared_filters, script)?;
     // The kernel follows addresses of the image from here on (an abort handler of rseq runs when the thread is preempted): with
     // no more rights than the image's.
     registrations(thread, script)?;

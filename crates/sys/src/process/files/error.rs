@@ -55,6 +55,12 @@ pub enum Reason {
     /// A pidfd of a stranger.
     #[error("it stands for a process that does not move: move both, or close it")]
     PidfdOutside,
+    /// A pidfd of a process that somebody has waited for.
+    #[error("it stands for a process that has ended: close it")]
+    PidfdEnded,
+    /// `PIDFD_THREAD`.
+    #[error("it stands for a single thread (PIDFD_THREAD): close it, or open one of the process")]
+    PidfdOfThread,
     /// fanotify.
     #[error("fanotify cannot move: use inotify")]
     Fanotify,

@@ -112,14 +112,32 @@ pub(crate) fn shared_tables(pids: &[i32]) -> Vec<Option<usize>> {
 
 /// The PID as the process sees it itself; `None` for a zombie or one that is gone.
 pub fn inner_pid(pid: i32) -> Option<i32> {
-    // Its name may be any bytes.
-    let status = fs::read(format!("/proc/{pid}/status")).ok()?;
-    let status = String::from_utf8_lossy(&status);
-    let line = |name: &str| status.lines().find_map(|line| line.strip_prefix(name));
-    if line("State:")?.trim_start().starts_with(['Z', 'X']) {
+    let status = status(pid)?;
+    if status_line(&status, "State:")?.starts_with(['Z', 'X']) {
         return None;
     }
-    line("NSpid:")?.split_whitespace().next_back()?.parse().ok()
+    last_pid(&status)
+}
+
+/// The PID as the process sees, or saw, it itself; `None` for one that is gone.
+pub fn status_inner_pid(pid: i32) -> Option<i32> {
+    last_pid(&status(pid)?)
+}
+
+fn status(pid: i32) -> Option<String> {
+    // Its name may be any bytes.
+    let status = fs::read(format!("/proc/{pid}/status")).ok()?;
+    Some(String::from_utf8_lossy(&status).into_owned())
+}
+
+fn status_line<'a>(status: &'a str, name: &str) -> Option<&'a str> {
+    let found = status.lines().find_map(|line| line.strip_prefix(name));
+    found.map(str::trim_start)
+}
+
+fn last_pid(status: &str) -> Option<i32> {
+    let pids = status_line(status, "NSpid:")?;
+    pids.split_whitespace().next_back()?.parse().ok()
 }
 
 /// No thread has a table of its own.

@@ -29,6 +29,11 @@ pub enum Obstacle {
     /// The caller may not look at it.
     #[error("it cannot be looked at ({0}): run this as root")]
     Hidden(String),
+    /// The freezer of control groups holds it.
+    #[error(
+        "its control group {0} is frozen: thaw it (cgroup.freeze, systemctl thaw, docker unpause)"
+    )]
+    FrozenGroup(String),
     /// A debugger is attached.
     #[error("it is traced by process {0}: detach that debugger")]
     Traced(i32),

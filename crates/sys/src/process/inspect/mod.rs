@@ -170,6 +170,9 @@ fn look(pid: i32, report: &mut Report) -> Result<()> {
         }
         return Ok(());
     }
+    if let Some(group) = crate::cgroup::frozen(pid) {
+        report.block(pid, Obstacle::FrozenGroup(group));
+    }
     report.resident_bytes += stat.field(24).saturating_mul(super::image::PAGE);
     for tid in procfs::threads(pid)? {
         let Ok(status) = Status::read(pid, tid) else {

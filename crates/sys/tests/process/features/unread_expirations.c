@@ -9,8 +9,8 @@
 /* linux/timerfd.h */
 #define SET_TICKS _IOW('T', 0, unsigned long)
 
-static int once, often, counted, turns;
-static long began, total;
+static int once, often, counted, never_read, turns;
+static long began, total, last, running;
 
 static long now(void) {
     struct timespec time;
@@ -35,6 +35,8 @@ static void begin(void) {
     began = now();
     often = started((struct itimerspec){ { 0, PERIOD_NS }, { 0, PERIOD_NS } });
     expire();
+    last = now();
+    never_read = started((struct itimerspec){ { 0, PERIOD_NS }, { 0, PERIOD_NS } });
     nap(20);
 }
 
@@ -44,6 +46,10 @@ static void check(void) {
     struct itimerspec left;
     CHECK(!timerfd_gettime(often, &left));
     EQUAL(left.it_interval.tv_nsec, PERIOD_NS);
+    /* A longer pause may be one in which the program stood still, and the timer with it. */
+    long time = now();
+    if (time - last < PERIOD_NS) running += time - last;
+    last = time;
     if (++turns % 16) return;
     unsigned long expirations = 0;
     EQUAL(read(counted, &expirations, 8), 8);
@@ -63,6 +69,9 @@ static void end(void) {
     EQUAL(read(once, &expirations, 8), 8);
     EQUAL(expirations, 1);
     CHECK(read(once, &expirations, 8) == -1 && errno == EAGAIN);
+    EQUAL(read(never_read, &expirations, 8), 8);
+    CHECK((long)expirations >= running / PERIOD_NS / 2);
+    CHECK((long)expirations <= (now() - began) / PERIOD_NS);
     struct pollfd again = { often, POLLIN };
     EQUAL(poll(&again, 1, 60000), 1);
 }

@@ -118,6 +118,11 @@ int main(int count, char **words) {
     if (!child) for (;;) pause();
     int process = syscall(SYS_pidfd_open, child, 0);
     CHECK(process >= 0);
+    pid_t zombie = fork();
+    if (!zombie) _exit(7);
+    struct pollfd ended = { syscall(SYS_pidfd_open, zombie, 0), POLLIN, 0 };
+    CHECK(ended.fd >= 0);
+    EQUAL(poll(&ended, 1, 60000), 1);
     unsigned long ticks = 0;
     ready();
     for (long turn = 1; go_on(); turn++) {
@@ -136,11 +141,14 @@ int main(int count, char **words) {
         is_notified(notify, folder_watch, turn);
         struct pollfd ask = { process, POLLIN, 0 };
         EQUAL(poll(&ask, 1, 0), 0);
+        EQUAL(poll(&ended, 1, 0), 1);
         beat();
         nap(1);
     }
     CHECK(ticks > 0);
     ends(process, child);
+    siginfo_t end;
+    CHECK(!waitid(P_PIDFD, ended.fd, &end, WEXITED) && end.si_pid == zombie && end.si_status == 7);
     unsigned long stop = 1000000;
     EQUAL(write(wake, &stop, 8), 8);
     CHECK(!pthread_join(thread, 0));

@@ -38,6 +38,8 @@ pub struct Limits {
     /// Device (`st_dev`) and inode of memory files and files without a name whose content moves elsewhere, because
     /// processes map them.
     pub elsewhere: BTreeSet<(u64, u64)>,
+    /// Whether files with names are read, so that an acceptor can tell whether it has equal ones.
+    pub digests: bool,
 }
 
 impl Default for Limits {
@@ -46,6 +48,7 @@ impl Default for Limits {
             content_bytes_max: 256 << 20,
             search_entries_max: 100_000,
             elsewhere: BTreeSet::new(),
+            digests: true,
         }
     }
 }

@@ -6,8 +6,9 @@ use super::{Address, Copier, Draft, Known, Limits, Subject, inet};
 use crate::process::files::error::{At, Blocker, FilesError, Reason};
 use crate::process::files::fdinfo::FdInfo;
 use crate::process::files::image::{FileId, Image, Kind, ObjectId, OpenFile, Slot, Table};
-use crate::process::files::survey::{Place, Pool, Survey, key, own_info};
+use crate::process::files::survey::{Place, Pool, Survey, key, own_info, status_inner_pid};
 use crate::process::files::{kinds, lock_risks};
+use crate::process::procfs::Stat;
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::fs;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -236,11 +237,16 @@ impl<'a> Saver<'a> {
             })
     }
 
-    /// A process as the tree sees it, if it belongs to the tree.
+    /// A process as the tree sees it, if it belongs to the tree. A zombie has no descriptors, and moves with its parent.
     pub fn inner(&self, pid: i32) -> Option<i32> {
         let holders = self.survey.values().flat_map(|table| &table.holders);
         let found = holders.into_iter().find(|holder| holder.pid == pid);
-        found.map(|holder| holder.inner)
+        let zombie = || {
+            let stat = Stat::read(pid).ok()?;
+            let is_ours = stat.state == 'Z' && self.pids.contains(&stat.parent);
+            is_ours.then(|| status_inner_pid(pid))?
+        };
+        found.map(|holder| holder.inner).or_else(zombie)
     }
 
     fn number_all(&mut self) {

@@ -25,7 +25,7 @@ pub struct Stamp {
 pub struct Pipe {
     /// Of a FIFO.
     pub path: Option<FilePath>,
-    /// `F_GETPIPE_SZ`, bytes.
+    /// `F_GETPIPE_SZ`, bytes; 0 in a draft of a tree that runs.
     pub capacity: u32,
     /// What was written and not read. In packet mode (`O_DIRECT`) a packet each.
     pub chunks: Vec<Bytes>,

@@ -3,13 +3,15 @@
 use super::{epoll, inotify};
 use crate::process::files::donor::{Saved, Saver, Subject};
 use crate::process::files::error::{At, FilesError, Reason};
+use crate::process::files::fdinfo::FdInfo;
 use crate::process::files::image::{Kind, Timer};
 use crate::process::files::raw;
+use crate::process::files::survey::own_info;
 use crate::process::rights::Opener;
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::time::{
     ClockId, Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, clock_gettime,
-    timerfd_create, timerfd_settime,
+    timerfd_create, timerfd_gettime, timerfd_settime,
 };
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -18,6 +20,8 @@ const SECOND_NS: u64 = 1_000_000_000;
 /// `TFD_TIMER_ABSTIME`, `TFD_TIMER_CANCEL_ON_SET`.
 const ABSOLUTE: u32 = 1;
 const CANCEL_ON_SET: u32 = 2;
+/// `PIDFD_THREAD` (`linux/pidfd.h`), among the flags of an open file.
+const PIDFD_THREAD: u32 = libc::O_EXCL as u32;
 /// `CLOCK_REALTIME_ALARM`.
 const REALTIME_ALARM: i32 = 8;
 
@@ -26,7 +30,7 @@ pub fn save(saver: &mut Saver<'_>, subject: &Subject) -> Saved<Kind> {
     let name = subject.link.trim_start_matches("anon_inode:");
     let kind = match name {
         "[eventfd]" => event(subject),
-        "[timerfd]" => timer(subject)?,
+        "[timerfd]" => timer(saver, subject)?,
         "[signalfd]" => signal(subject),
         "[eventpoll]" => return epoll::save(saver, subject),
         "inotify" => return inotify::save(saver, subject),
@@ -54,23 +58,34 @@ fn signal(subject: &Subject) -> Option<Kind> {
 
 fn pidfd(saver: &Saver<'_>, subject: &Subject) -> Saved<Kind> {
     let pid = subject.info.number("Pid").ok_or(Reason::PidfdOutside)?;
+    // The kernel shows -1 once somebody has waited for the process.
+    if pid == -1 {
+        return Err(Reason::PidfdEnded.into());
+    }
+    if subject.info.flags & PIDFD_THREAD != 0 {
+        return Err(Reason::PidfdOfThread.into());
+    }
     let pid = saver.inner(pid).ok_or(Reason::PidfdOutside)?;
     Ok(Kind::Pidfd { pid })
 }
 
-fn timer(subject: &Subject) -> Saved<Option<Kind>> {
-    let mut timer = match read_timer(subject) {
-        Some(timer) => timer,
-        None => return Ok(None),
+fn timer(saver: &Saver<'_>, subject: &Subject) -> Saved<Option<Kind>> {
+    let Some(mut timer) = read_timer(&subject.info) else {
+        return Ok(None);
     };
+    if saver.frozen && timer.interval_ns > 0 && timer.ticks > 0 {
+        // A periodic timer whose first expiration was not read stands still until it is asked for, and counts the others then.
+        timerfd_gettime(&subject.copy).at("timerfd_gettime")?;
+        let counted = own_info(&subject.copy).at("/proc/self/fdinfo")?;
+        timer = read_timer(&counted).unwrap_or(timer);
+    }
     if is_time_of_day(&timer) && timer.value_ns > 0 {
         timer.value_ns = timer.value_ns.saturating_add(time_of_day_ns());
     }
     Ok(Some(Kind::Timer(timer)))
 }
 
-fn read_timer(subject: &Subject) -> Option<Timer> {
-    let info = &subject.info;
+fn read_timer(info: &FdInfo) -> Option<Timer> {
     let time = |(seconds, rest): (u64, u64)| seconds.checked_mul(SECOND_NS)?.checked_add(rest);
     Some(Timer {
         clock: info.number("clockid")?,

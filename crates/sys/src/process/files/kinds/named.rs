@@ -51,7 +51,7 @@ pub fn save_regular(saver: &Saver<'_>, subject: &Subject, stat: &Stat) -> Saved<
     let stamp = if own {
         None
     } else {
-        Some(stamp::take(&subject.copy, before).at(&path)?)
+        Some(stamp::take(&subject.copy, before, saver.limits.digests).at(&path)?)
     };
     Ok(Kind::Regular {
         path,
@@ -82,6 +82,10 @@ fn present_path(subject: &Subject, file: &Stat, search_entries_max: usize) -> Sa
     let names_it =
         |path: &Path| fs::symlink_metadata(path).is_ok_and(|found| is_same(&found, file));
     if names_it(&subject.path) {
+        return Ok(subject.path.clone());
+    }
+    // A process that came here has a /proc of its own.
+    if fstatfs(&subject.copy).at("fstatfs")?.f_type == KERNELS_OWN[0] {
         return Ok(subject.path.clone());
     }
     let path = former_name(&subject.path);

@@ -23,12 +23,13 @@ pub fn save(saver: &mut Saver<'_>, subject: &Subject, stat: &Stat) -> Saved<Kind
     let path = fifo_path(subject, stat)?;
     refuse_strangers(saver, subject, path.is_some())?;
     if !saver.image.pipes.contains_key(&pipe) {
-        let capacity = fcntl_getpipe_size(&subject.copy).at("F_GETPIPE_SZ")?;
         let packets = ends(saver, subject).any(|flags| flags & libc::O_DIRECT as u32 != 0);
-        let chunks = if saver.frozen {
-            content(&subject.reopen_path()).at("tee")?
+        // A thread that waits in splice(2) has locked the pipe, and whoever asks anything of it waits too, for as long.
+        let (capacity, chunks) = if saver.frozen {
+            let capacity = fcntl_getpipe_size(&subject.copy).at("F_GETPIPE_SZ")?;
+            (capacity, content(&subject.reopen_path()).at("tee")?)
         } else {
-            Vec::new()
+            (0, Vec::new())
         };
         let value = Pipe {
             path,
@@ -158,7 +159,9 @@ pub fn make(stock: &mut Stock, id: FileId, pipe: ObjectId, flags: u32) -> Result
                 keeper
             }
         };
-        fcntl_setpipe_size(&keeper, capacity).at("F_SETPIPE_SZ")?;
+        if capacity > 0 {
+            fcntl_setpipe_size(&keeper, capacity).at("F_SETPIPE_SZ")?;
+        }
         stock.keeper(pipe, keeper)?;
     }
     // The ends that `pipe2` gave have just the flags that a program sees; others are opened.

@@ -17,8 +17,8 @@ const WHOLE: u64 = 16 << 20;
 const PART: u64 = 1 << 20;
 
 /// The stamp of an open file. A digest that was taken before is used again if the file did not change, and none is taken
-/// anew if `before` is given: then the tree stands still.
-pub fn take(fd: &OwnedFd, before: Option<&Stamp>) -> io::Result<Stamp> {
+/// anew if `before` is given: then the tree stands still. With `digests` false none is taken at all.
+pub fn take(fd: &OwnedFd, before: Option<&Stamp>, digests: bool) -> io::Result<Stamp> {
     let wanted = StatxFlags::BASIC_STATS | StatxFlags::BTIME;
     let stat = statx(fd, c"", AtFlags::EMPTY_PATH, wanted)?;
     let nanoseconds = |time: rustix::fs::StatxTimestamp| {
@@ -42,7 +42,8 @@ pub fn take(fd: &OwnedFd, before: Option<&Stamp>) -> io::Result<Stamp> {
             before.digest
         }
         Some(_) => None,
-        None => Some(digest(fd, stamp.size)?),
+        None if digests => Some(digest(fd, stamp.size)?),
+        None => None,
     };
     Ok(stamp)
 }
@@ -89,7 +90,7 @@ pub fn verify(
         Err(Refusal::Differs { path, what }.into())
     };
     let fd = open_for(opener, path, OFlags::PATH.bits())?;
-    let here = take(&fd, Some(stamp)).at(path)?;
+    let here = take(&fd, Some(stamp), false).at(path)?;
     if here.mode != stamp.mode {
         return differs("type or permissions");
     }

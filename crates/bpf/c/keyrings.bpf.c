@@ -1,0 +1,118 @@
+/* SPDX-License-Identifier: (MIT OR GPL-2.0-only)
+ * Keys in the keyrings of threads: nothing else tells of another process's.
+ */
+#include <linux/bpf.h>
+#include <bpf/bpf_core_read.h>
+#include <bpf/bpf_helpers.h>
+
+/* The kernel's structures, as far as they are read; the loader finds the fields by name. */
+#pragma clang attribute push(__attribute__((preserve_access_index)), apply_to = record)
+
+struct assoc_array {
+	void *root;
+	unsigned long nr_leaves_on_tree;
+};
+
+struct assoc_array_node {
+	void *slots[16];
+};
+
+struct key {
+	char *description;
+	struct assoc_array keys;
+};
+
+struct cred {
+	struct key *session_keyring;
+	struct key *process_keyring;
+	struct key *thread_keyring;
+};
+
+struct task_struct {
+	const struct cred *real_cred;
+};
+
+struct seq_file;
+
+struct bpf_iter_meta {
+	struct seq_file *seq;
+};
+
+struct bpf_iter__task {
+	struct bpf_iter_meta *meta;
+	struct task_struct *task;
+};
+
+#pragma clang attribute pop
+
+/* Low bits of what a slot holds (`linux/assoc_array_priv.h`, `security/keys/keyring.c`). */
+#define META 1UL     /* a node or a shortcut, not a key */
+#define SHORTCUT 2UL /* of META: a shortcut */
+#define KEYRING 2UL  /* of a key: a keyring */
+#define SLOTS 16
+
+/* `src/keyrings.rs` mirrors it and asserts the size. */
+struct counts {
+	__u64 own;     /* keys of thread and process */
+	__u64 session; /* keys of the session that are no keyrings */
+};
+
+_Static_assert(sizeof(struct counts) == 16, "counts");
+
+static __always_inline __u64 length(struct key *keyring)
+{
+	return keyring ? BPF_CORE_READ(keyring, keys.nr_leaves_on_tree) : 0;
+}
+
+/* systemd puts such a key into each service's session keyring. */
+static __always_inline int is_systemds(void *key)
+{
+	static const char name[] = "invocation_id";
+	char found[sizeof(name) + 1] = {}; /* what is longer is another */
+	char *description = BPF_CORE_READ((struct key *)key, description);
+	bpf_probe_read_kernel_str(found, sizeof(found), description);
+	for (unsigned int i = 0; i < sizeof(name); i++)
+		if (found[i] != name[i])
+			return 0;
+	return 1;
+}
+
+/* A login links keyrings of the user's into its session's, which do not count. */
+static __always_inline __u64 keys(struct key *keyring)
+{
+	__u64 all = length(keyring), count = 0;
+	if (!all)
+		return 0;
+	__u64 root = (__u64)BPF_CORE_READ(keyring, keys.root);
+	if ((root & (META | SHORTCUT)) != META)
+		return all;
+	struct assoc_array_node *node = (void *)(root & ~(META | SHORTCUT));
+	for (unsigned int i = 0; i < SLOTS; i++) {
+		__u64 slot = (__u64)BPF_CORE_READ(node, slots[i]);
+		if (slot & META)
+			return all;
+		if (slot && !(slot & KEYRING) && !is_systemds((void *)slot))
+			count++;
+	}
+	return count;
+}
+
+SEC("iter/task")
+int read_keyrings(struct bpf_iter__task *context)
+{
+	struct task_struct *task = context->task;
+	struct counts counts = {};
+	if (!task)
+		return 0;
+	const struct cred *cred = BPF_CORE_READ(task, real_cred);
+	if (bpf_core_field_exists(cred->session_keyring)) {
+		struct key *thread = BPF_CORE_READ(cred, thread_keyring);
+		struct key *process = BPF_CORE_READ(cred, process_keyring);
+		counts.own = length(thread) + length(process);
+		counts.session = keys(BPF_CORE_READ(cred, session_keyring));
+	}
+	bpf_seq_write(context->meta->seq, &counts, sizeof(counts));
+	return 0;
+}
+
+char _license[] SEC("license") = "Dual MIT/GPL";

@@ -1,0 +1,58 @@
+//! Keys in the keyrings of other processes, which no other interface of the kernel tells (`c/keyrings.bpf.c`).
+
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+use crate::Error;
+use crate::iterator::Iterator;
+use crate::records::read_all;
+
+static OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/keyrings.bpf.o"));
+
+/// Number of keys of one thread.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
+struct Counts {
+    own: u64,
+    session: u64,
+}
+
+const _: () = assert!(size_of::<Counts>() == 16);
+
+/// A keyring that has keys.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Keyring {
+    /// That of a thread or of the process.
+    Own,
+    /// That of the session. Keyrings in it, and systemd's number of a service's invocation, are no keys here.
+    Session,
+}
+
+/// Tells which processes have keys.
+#[derive(Debug)]
+pub struct Keyrings(Iterator);
+
+impl Keyrings {
+    /// Loads the iterator.
+    ///
+    /// # Errors
+    /// The kernel does not take it.
+    pub fn load() -> Result<Self, Error> {
+        let (iterator, _) = Iterator::load(OBJECT, "read_keyrings", "keyrings")?;
+        Ok(Self(iterator))
+    }
+
+    /// The keyring in which a process has keys, if it has any. A process that is not there has none.
+    ///
+    /// # Errors
+    /// The kernel's refusal.
+    pub fn with_keys(&self, pid: i32) -> Result<Option<Keyring>, Error> {
+        let iter = self.0.over_process(pid)?;
+        let threads: Vec<Counts> = read_all(iter).map_err(|error| self.0.refused(error))?;
+        let any = |has: fn(&Counts) -> bool| threads.iter().any(has);
+        Ok(match () {
+            () if any(|counts| counts.own > 0) => Some(Keyring::Own),
+            () if any(|counts| counts.session > 0) => Some(Keyring::Session),
+            () => None,
+        })
+    }
+}

@@ -1,0 +1,59 @@
+//! Keys of processes are found in whichever of their keyrings they are. Needs root.
+
+use std::io::{BufRead, BufReader};
+use std::process::{Child, Command, Stdio};
+
+use holdfast_bpf::keyrings::{Keyring, Keyrings};
+
+/// Joins a session keyring of its own, adds a key of this type and name to one of its keyrings, says so, and waits.
+const PROGRAM: &str = r#"
+import ctypes, sys, threading, time
+libc = ctypes.CDLL(None, use_errno=True)
+kind, name, keyring = sys.argv[1].encode(), sys.argv[2].encode(), int(sys.argv[3])
+def add():
+    content = None if kind == b'keyring' else b'content'
+    key = libc.syscall(248, kind, name, content, len(content or b''), keyring) if keyring else 1
+    print('added' if key > 0 else 'lacks', flush=True)
+    time.sleep(600)
+if libc.syscall(250, 1, None) < 0: print('lacks', flush=True)
+if keyring == -1: threading.Thread(target=add, daemon=True).start(); time.sleep(600)
+else: add()
+"#;
+
+struct Ended(Child);
+
+impl Drop for Ended {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[test]
+fn keys_are_found_in_each_keyring() {
+    let keyrings = Keyrings::load().expect("load");
+    // Type and name of the key; the thread's keyring, the process's, the session's, or no key.
+    for (kind, name, keyring, wanted) in [
+        ("user", "one", "-1", Some(Keyring::Own)),
+        ("user", "one", "-2", Some(Keyring::Own)),
+        ("user", "one", "-3", Some(Keyring::Session)),
+        ("user", "invocation_ids", "-3", Some(Keyring::Session)),
+        ("user", "invocation_id", "-3", None),
+        ("keyring", "one", "-3", None),
+        ("user", "one", "0", None),
+    ] {
+        let mut command = Command::new("python3");
+        command.args(["-c", PROGRAM, kind, name, keyring]);
+        let mut child = Ended(command.stdout(Stdio::piped()).spawn().expect("python3"));
+        let mut said = String::new();
+        let output = child.0.stdout.take().expect("a pipe");
+        BufReader::new(output).read_line(&mut said).expect("read");
+        if said.trim() != "added" {
+            eprintln!("this kernel gives no keys");
+            return;
+        }
+        let found = keyrings.with_keys(child.0.id() as i32).expect("told");
+        assert_eq!(found, wanted, "{kind} {name} in {keyring}");
+    }
+    assert_eq!(keyrings.with_keys(i32::MAX).expect("told"), None);
+}
