@@ -85,3 +85,64 @@ fn of_own_group(found: &fs::Metadata) -> u32 {
 fn at(path: &Path, error: &io::Error) -> io::Error {
     io::Error::new(error.kind(), format!("{}: {error}", path.display()))
 }
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::symlink;
+
+    use super::*;
+
+    fn mode_of(path: &Path) -> u32 {
+        fs::metadata(path).unwrap().mode() & 0o7777
+    }
+
+    fn set_mode(path: &Path, mode: u32) {
+        fs::set_permissions(path, Permissions::from_mode(mode)).unwrap();
+    }
+
+    #[test]
+    fn private_directories_are_closed_to_others() {
+        let folder = tempfile::tempdir().unwrap();
+        let [new, open, writable, link] =
+            ["new", "open", "writable", "link"].map(|name| folder.path().join(name));
+        private_directory(&new).unwrap();
+        assert_eq!(mode_of(&new), 0o700);
+        fs::create_dir(&open).unwrap();
+        set_mode(&open, 0o755);
+        private_directory(&open).unwrap();
+        assert_eq!(mode_of(&open), 0o700);
+        fs::create_dir(&writable).unwrap();
+        set_mode(&writable, 0o777);
+        symlink(&new, &link).unwrap();
+        for refused in [&writable, &link] {
+            let error = private_directory(refused).unwrap_err();
+            assert_eq!(error.kind(), io::ErrorKind::PermissionDenied, "{error}");
+        }
+    }
+
+    #[test]
+    fn files_are_private_and_no_links() {
+        let folder = tempfile::tempdir().unwrap();
+        let [file, link] = ["file", "link"].map(|name| folder.path().join(name));
+        options().write(true).create(true).open(&file).unwrap();
+        assert_eq!(mode_of(&file) & 0o077, 0);
+        symlink(&file, &link).unwrap();
+        let error = options().write(true).open(&link).unwrap_err();
+        let expected = rustix::io::Errno::LOOP.raw_os_error();
+        assert_eq!(error.raw_os_error(), Some(expected));
+    }
+
+    #[test]
+    fn run_directories_that_others_may_replace_are_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let below = folder.path().join("below");
+        run_directory(&below).unwrap();
+        // The way to it.
+        set_mode(folder.path(), 0o777);
+        run_directory(&below).unwrap_err();
+        set_mode(folder.path(), 0o1777);
+        run_directory(&below).unwrap();
+        set_mode(&below, 0o777);
+        run_directory(&below).unwrap_err();
+    }
+}

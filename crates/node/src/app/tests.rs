@@ -217,6 +217,40 @@ fn a_malformed_message_ends_its_own_session_only() {
 }
 
 #[test]
+fn connections_that_begin_no_session_are_bounded() {
+    run(async {
+        let server = Server::start(&AppConfig::default());
+        let (session, program) = server.open("good").await;
+        let path = server.path();
+        let idle = aside(move || {
+            let idle = (0..UNOPENED_OF_USER).map(|_| Channel::connect(&path).unwrap());
+            let idle: Vec<Channel> = idle.collect();
+            let further = Channel::connect(&path).unwrap();
+            match hear(&further) {
+                Some(FromDaemon::Error { text }) => {
+                    assert!(text.contains("do not begin a session"), "{text}");
+                }
+                other => panic!("{other:?}"),
+            }
+            idle
+        })
+        .await;
+        // Those that have begun go on, and when the others have gone there is room.
+        say(&program, &ToDaemon::Withdraw { service: 3 });
+        let message = server.server.recv().await;
+        assert!(
+            matches!(message, AppEvent::Message { session: s, .. } if s == session),
+            "{message:?}"
+        );
+        drop(idle);
+        while server.server.table.sessions.borrow().len() > 1 {
+            tokio::task::yield_now().await;
+        }
+        server.open("next").await;
+    });
+}
+
+#[test]
 fn what_a_slow_program_does_not_read_waits_in_order() {
     run(async {
         let server = Server::start(&AppConfig::default());

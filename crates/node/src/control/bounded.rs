@@ -179,3 +179,82 @@ impl<I: AsyncWrite + Unpin> AsyncWrite for Connection<I> {
         Pin::new(&mut self.io).poll_shutdown(context)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio::net::{TcpListener, TcpSocket, TcpStream};
+
+    use super::*;
+
+    const LIMITS: Limits = Limits {
+        connections: 3,
+        of_source: 2,
+        silence: Duration::from_millis(50),
+    };
+
+    async fn call(from: &str, to: SocketAddr) -> TcpStream {
+        let socket = TcpSocket::new_v4().unwrap();
+        socket.bind(format!("{from}:0").parse().unwrap()).unwrap();
+        socket.connect(to).await.unwrap()
+    }
+
+    /// The listener with `LIMITS`, and its address.
+    async fn bounded() -> (Bounded<TcpListener>, SocketAddr) {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        (Bounded::new(listener, LIMITS), address)
+    }
+
+    #[tokio::test]
+    async fn a_source_does_not_keep_others_out() {
+        let (mut listener, address) = bounded().await;
+        let mut open = Vec::new();
+        for _ in 0..LIMITS.of_source {
+            let caller = call("127.0.0.2", address).await;
+            open.push((caller, listener.accept().await.0));
+        }
+        let mut refused = vec![call("127.0.0.2", address).await];
+        let caller = call("127.0.0.3", address).await;
+        let (connection, from) = listener.accept().await;
+        assert_eq!(Source::ip(&from), Some([127, 0, 0, 3].into()));
+        open.push((caller, connection));
+
+        // All places are taken until one is free.
+        refused.push(call("127.0.0.4", address).await);
+        for mut caller in refused {
+            let mut byte = [0];
+            tokio::select! {
+                _ = listener.accept() => panic!("there was a place"),
+                end = caller.read(&mut byte) => assert!(matches!(end, Ok(0) | Err(_))),
+            }
+        }
+        open.remove(0);
+        let _caller = call("127.0.0.5", address).await;
+        let (_connection, from) = listener.accept().await;
+        assert_eq!(Source::ip(&from), Some([127, 0, 0, 5].into()));
+    }
+
+    #[tokio::test]
+    async fn a_request_that_takes_too_long_is_not_read() {
+        let (mut listener, address) = bounded().await;
+        let mut caller = call("127.0.0.1", address).await;
+        let (mut connection, _) = listener.accept().await;
+        let dripping = tokio::spawn(async move {
+            loop {
+                if caller.write_all(b"a").await.is_err() {
+                    return;
+                }
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        });
+        let error = loop {
+            if let Err(error) = connection.read(&mut [0; 16]).await {
+                break error;
+            }
+        };
+        assert_eq!(error.kind(), io::ErrorKind::TimedOut);
+        drop(connection);
+        dripping.await.unwrap();
+    }
+}
