@@ -97,8 +97,10 @@ impl Restoration {
             for husk in &sharers {
                 self.check_terminal(stock, husk.pid)?;
             }
-            if stale || !first.has(table.slots.len()) {
-                first.fill(stock.places(*number))?;
+            // A husk that was born since has what its parent has.
+            let places = stock.places(*number);
+            if stale || !first.has(&places) {
+                first.fill(places)?;
             }
             if last {
                 complete(stock, *number, &sharers)?;

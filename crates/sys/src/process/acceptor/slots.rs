@@ -49,9 +49,10 @@ fn move_door(script: &mut Script, from: u32, to: u32) {
 }
 
 impl Husk {
-    /// Whether it has so many descriptors.
-    pub fn has(&self, count: usize) -> bool {
-        self.slots.borrow().places.len() == count
+    /// Whether it has just these descriptors.
+    pub fn has(&self, places: &[Place]) -> bool {
+        let slots = self.slots.borrow();
+        slots.places.len() == places.len() && places.iter().all(|place| slots.has(place))
     }
 
     /// Brings the descriptors to these; what is there already stays.
