@@ -34,6 +34,11 @@ impl Round {
         }));
     }
 
+    /// Takes what another round found; not the shape of its tree.
+    pub(super) fn append(&mut self, other: Self) {
+        self.runs.extend(other.runs);
+    }
+
     pub(super) fn push(&mut self, run: Run) {
         self.runs.push_back(run);
     }

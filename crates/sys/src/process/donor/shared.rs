@@ -1,6 +1,7 @@
 //! Memory that several mappings share. Writes through a descriptor or a mapping elsewhere leave no trace in a process's
 //! page table, so its pages are compared by hash.
 
+use super::catalogue::Catalogue;
 use super::round::Round;
 use super::tracker::Tracker;
 use crate::process::error::{Context, Result};
@@ -20,6 +21,8 @@ const CHUNK: u64 = 1 << 20;
 pub(super) struct SharedContent {
     keys: Keys,
     sent: HashMap<u64, Hash>,
+    /// Bytes, at the last look.
+    size: u64,
 }
 
 impl Tracker {
@@ -41,19 +44,12 @@ impl Tracker {
         pages as u64 * PAGE
     }
 
-    pub(super) fn collect_shared(&mut self, round: &mut Round) -> Result<()> {
-        let count = self.catalogue.shared.len();
-        self.shared.resize_with(count, SharedContent::default);
-        for (index, content) in self.shared.iter_mut().enumerate() {
-            let handle = self.catalogue.handle(index);
-            let size = handle
-                .metadata()
-                .context(|| "size of shared memory".to_owned())?
-                .len();
-            content
-                .collect(index as u32, handle, size, round)
-                .context(|| "reading shared memory".to_owned())?;
-            self.catalogue.shared[index].size = size;
+    /// Looks at all shared memories but the first ones, which were looked at.
+    pub(super) fn collect_shared(&mut self, but: usize, round: &mut Round) -> Result<()> {
+        let (catalogue, shared) = (&mut self.catalogue, &mut self.shared);
+        collect_shared(catalogue, shared, but, round)?;
+        for (object, content) in catalogue.shared.iter_mut().zip(shared) {
+            object.size = content.size;
         }
         Ok(())
     }
@@ -71,6 +67,28 @@ impl Tracker {
         }
         read
     }
+}
+
+/// Looks at shared memories, from this one on.
+pub(super) fn collect_shared(
+    catalogue: &Catalogue,
+    shared: &mut Vec<SharedContent>,
+    first: usize,
+    round: &mut Round,
+) -> Result<()> {
+    shared.resize_with(catalogue.shared.len(), SharedContent::default);
+    for (index, content) in shared.iter_mut().enumerate().skip(first) {
+        let handle = catalogue.handle(index);
+        let size = handle
+            .metadata()
+            .context(|| "size of shared memory".to_owned())?
+            .len();
+        content
+            .collect(index as u32, handle, size, round)
+            .context(|| "reading shared memory".to_owned())?;
+        content.size = size;
+    }
+    Ok(())
 }
 
 /// Words of a page.

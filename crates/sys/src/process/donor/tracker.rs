@@ -6,8 +6,9 @@ use super::halt::Halted;
 use super::hidden;
 use super::machine::{boot_id, clocks, features, read_vdso};
 use super::round::Round;
-use super::shared::SharedContent;
-use super::watched::Watched;
+use super::shared::{SharedContent, collect_shared};
+use super::watched::{Found, Watched};
+use crate::priority::{Hurry, is_realtime};
 use crate::process::error::{Error, Result};
 use crate::process::files::Draft;
 use crate::process::image::{Credentials, Process, Space, Tree};
@@ -15,8 +16,10 @@ use crate::process::inspect;
 use crate::process::procfs::{Stat, Status};
 use std::collections::HashMap;
 use std::marker::PhantomData;
+use std::num::NonZero;
 use std::os::unix::ffi::OsStringExt;
-use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, LazyLock};
 
 /// A tree that is watched. It runs, but for a moment at the start and whenever a process joins it.
 #[derive(Debug)]
@@ -33,6 +36,22 @@ pub struct Tracker {
     /// Tracing is bound to a thread.
     _thread: PhantomData<*const ()>,
 }
+
+/// What was seen before anything was entered for it.
+#[derive(Default)]
+struct Ahead {
+    /// Of each process of the tree whose mappings are what they were.
+    processes: Vec<Option<Found>>,
+    /// What was changed of so many shared memories, the first.
+    shared: Round,
+    shared_count: usize,
+}
+
+static PROCESSORS: LazyLock<usize> =
+    LazyLock::new(|| std::thread::available_parallelism().map_or(1, NonZero::get));
+
+/// For fewer processes a thread takes longer to begin than to look.
+const PROCESSES_EACH: usize = 4;
 
 /// A process of the tree.
 #[derive(Debug)]
@@ -124,14 +143,22 @@ impl Tracker {
         let runs = stopped.is_none();
         let mut round = Round::default();
         let mut shapes = Vec::new();
+        let ahead = if runs {
+            Ahead::default()
+        } else {
+            self.look_ahead()?
+        };
+        let mut found = ahead.processes.into_iter();
         for index in 0..self.processes.len() {
             let halted = stopped.and_then(|all| all.get(index)?.as_ref());
-            let shape = self.collect_process(index, (runs, halted), &mut round)?;
+            let found = found.next().flatten();
+            let shape = self.collect_process(index, (runs, halted), found, &mut round)?;
             shapes.push(shape);
         }
         self.find_shared_tables(&mut shapes);
         self.follow_segments(runs)?;
-        self.collect_shared(&mut round)?;
+        round.append(ahead.shared);
+        self.collect_shared(ahead.shared_count, &mut round)?;
         round.tree = Tree {
             clocks: clocks(),
             boot_id: boot_id(),
@@ -147,6 +174,44 @@ impl Tracker {
             }
         }
         Ok(round)
+    }
+
+    /// What can be seen of a tree that stands still before anything is entered for it: on as many processors as there are.
+    fn look_ahead(&mut self) -> Result<Ahead> {
+        let (processes, catalogue, shared) = (&self.processes, &self.catalogue, &mut self.shared);
+        let jobs = AtomicUsize::new(0);
+        let look = || {
+            let mut found = Vec::new();
+            while let Some(tracked) = processes.get(jobs.fetch_add(1, Ordering::Relaxed)) {
+                let seen = tracked.watched.as_ref();
+                found.push((tracked.pid, seen.and_then(|of| of.look_again(tracked.pid))));
+            }
+            found
+        };
+        let mut ahead = Ahead {
+            shared_count: catalogue.shared.len(),
+            ..Ahead::default()
+        };
+        let hurries = is_realtime();
+        let helpers = (*PROCESSORS - 1).min(processes.len() / PROCESSES_EACH);
+        let mut found: HashMap<i32, Option<Found>> = HashMap::new();
+        std::thread::scope(|scope| {
+            let help = || {
+                let _hurry = hurries.then(Hurry::begin);
+                look()
+            };
+            let helpers: Vec<_> = (0..helpers).map(|_| scope.spawn(help)).collect();
+            let outcome = collect_shared(catalogue, shared, 0, &mut ahead.shared);
+            found.extend(look());
+            for helper in helpers {
+                // What a helper did not find is looked at by who collects.
+                found.extend(helper.join().unwrap_or_default());
+            }
+            outcome
+        })?;
+        let of_each = processes.iter().map(|of| found.remove(&of.pid).flatten());
+        ahead.processes = of_each.collect();
+        Ok(ahead)
     }
 
     /// What of a round was not read comes with the next one.
@@ -166,6 +231,7 @@ impl Tracker {
         &mut self,
         index: usize,
         (runs, halted): (bool, Option<&Halted>),
+        found: Option<Found>,
         round: &mut Round,
     ) -> Result<Process> {
         let pid = self.processes[index].pid;
@@ -173,8 +239,11 @@ impl Tracker {
         let Some(watched) = &mut self.processes[index].watched else {
             return Ok(shape);
         };
-        watched.read_mappings(pid, runs, &mut self.catalogue)?;
-        watched.collect(index as u32, runs, round)?;
+        match &found {
+            Some(_) => watched.check_segments(pid, &self.catalogue)?,
+            None => watched.read_mappings(pid, runs, &mut self.catalogue)?,
+        }
+        watched.collect(index as u32, runs, found, round)?;
         shape.mappings = watched.mappings.clone();
         shape.guards = watched.guards.iter().collect();
         inspect::check_guards(pid, &shape.guards)?;

@@ -244,15 +244,17 @@ pub(super) fn scan_written(pagemap: &File, looks: &[Look]) -> io::Result<Ranges>
     Ok(of(&found))
 }
 
-/// Where something was written since the last scan that protected, or there is no page in memory. Nothing is protected.
-pub(super) fn scan_changed(pagemap: &File, looks: &[Look]) -> io::Result<Ranges> {
+/// Where something was written since the last scan that protected, and where there is no page in memory. Nothing is protected.
+pub(super) fn scan_changed(pagemap: &File, looks: &[Look]) -> io::Result<(Ranges, Ranges)> {
     let found = scan_for(pagemap, looks, |_| ScanArgument {
         category_inverted: PRESENT,
         category_anyof_mask: PRESENT | WRITTEN,
         return_mask: PRESENT | WRITTEN,
         ..ScanArgument::default()
     })?;
-    Ok(of(&found))
+    let (written, absent): (Vec<Region>, Vec<Region>) =
+        (found.into_iter()).partition(|region| region.categories & WRITTEN != 0);
+    Ok((of(&written), of(&absent)))
 }
 
 fn of(found: &[Region]) -> Ranges {

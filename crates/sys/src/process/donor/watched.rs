@@ -38,8 +38,23 @@ pub(super) struct Watched {
     sent: Ranges,
     /// What it has after the round that is being made.
     next: Ranges,
-    /// Pages that were found to be written by a round that was given up.
+    /// Pages that nothing tells of any more, though the acceptor lacks them as they are: found to be written by a round that was given
+    /// up, not read, or protected before they were sent.
     owed: Ranges,
+}
+
+/// What a look found.
+#[derive(Debug)]
+pub(super) struct Found {
+    /// Where private mappings are.
+    private: Ranges,
+    /// Pages that the acceptor has, where the mapping is still the same.
+    there: Ranges,
+    /// What was looked at closely.
+    regions: Vec<Region>,
+    /// Pages of those that are there which are as they were.
+    same: Ranges,
+    guards: Ranges,
 }
 
 impl Watched {
@@ -140,25 +155,63 @@ impl Watched {
         }
     }
 
-    /// Finds what the acceptor lacks; with `protect` also protects it against unseen writes, which a process that stands still
-    /// needs not: what it was found to have written counts as written until it is protected again.
-    pub fn collect(&mut self, index: u32, protect: bool, round: &mut Round) -> Result<()> {
+    /// Looks at a process that stands still where its mappings are what they were: nothing has to be entered for that, so that several
+    /// threads can look at several processes.
+    pub fn look_again(&self, pid: i32) -> Option<Found> {
+        let text = procfs::read_bytes(pid, "maps").ok()?;
+        let is_same = !text.is_empty() && text == self.text;
+        is_same.then(|| self.look(false).ok()).flatten()
+    }
+
+    /// What [`Self::read_mappings`] checks where mappings are what they were.
+    pub fn check_segments(&self, pid: i32, catalogue: &Catalogue) -> Result<()> {
+        catalogue.check_segments(pid, &self.lines)
+    }
+
+    fn look(&self, protect: bool) -> io::Result<Found> {
         let private: Ranges = (self.mappings.iter())
             .filter(|mapping| mapping.is_private())
             .map(|mapping| (mapping.start, mapping.end))
             .collect();
-        let there = self
-            .sent
-            .and(&Mapping::stable(&self.delivered, &self.mappings));
-        let looked = match protect {
-            true => self
-                .look_and_protect()
-                .map(|found| (found, Ranges::default())),
-            false => self.look_at_changes(&private, &there),
+        let stable = Mapping::stable(&self.delivered, &self.mappings);
+        let there = self.sent.and(&stable);
+        let (regions, same) = match protect {
+            true => (self.look_and_protect()?, Ranges::default()),
+            false => self.look_at_changes(&private.minus(&stable), &there)?,
         };
+        let guards = self.find_guards(&regions)?;
+        Ok(Found {
+            private,
+            there,
+            regions,
+            same,
+            guards,
+        })
+    }
+
+    /// Finds what the acceptor lacks, unless that was `found` already; with `protect` also protects it against unseen writes, which a
+    /// process that stands still needs not: what it was found to have written counts as written until it is protected again.
+    pub fn collect(
+        &mut self,
+        index: u32,
+        protect: bool,
+        found: Option<Found>,
+        round: &mut Round,
+    ) -> Result<()> {
+        let found = found.map_or_else(|| self.look(protect), Ok);
+        if found.is_err() {
+            // Which pages were protected is not known.
+            self.owed = everything();
+        }
         let scanning = || "PAGEMAP_SCAN (Linux 6.7)".to_owned();
-        let (regions, same) = looked.context(scanning)?;
-        self.guards = self.find_guards(&regions).context(scanning)?;
+        let Found {
+            private,
+            there,
+            regions,
+            same,
+            guards,
+        } = found.context(scanning)?;
+        self.guards = guards;
         let own = |region: &&userfault::Region| {
             region.categories & (userfault::FILE | userfault::ZERO) == 0
         };
@@ -227,33 +280,29 @@ impl Watched {
     }
 
     /// The same of a process that stands still, where little was changed: what was neither written nor dropped of the pages that
-    /// are `there` is given apart, and not looked at closely, which in large memory takes milliseconds.
-    fn look_at_changes(
-        &self,
-        private: &Ranges,
-        there: &Ranges,
-    ) -> io::Result<(Vec<Region>, Ranges)> {
+    /// are `there` is given apart, and not looked at closely, which in large memory takes milliseconds. Where a mapping is what it was
+    /// at the last look, and not `new`, a page that has come since counts as written: the kernel protects none by itself, nor what
+    /// `mremap` moves.
+    fn look_at_changes(&self, new: &Ranges, there: &Ranges) -> io::Result<(Vec<Region>, Ranges)> {
         /// Looking closely at so many bytes takes no longer than another call.
         const NEAR: u64 = 64 * PAGE;
-        let (files, own): (Vec<Look>, Vec<Look>) =
-            (userfault::looks(&self.mappings).into_iter()).partition(|look| look.files);
-        let whole = |looks: &[Look]| -> Ranges {
-            looks.iter().map(|look| (look.start, look.end)).collect()
-        };
-        let changed = userfault::scan_changed(&self.pagemap, &own)?;
-        let unsure = changed.or(&self.owed).or(&private.minus(there));
-        // What lies between two of them may be a file's.
-        let own = whole(&own);
-        let closely = unsure.and(&own).joined(NEAR).and(&own);
-        let mut looks = files.clone();
-        looks.extend(closely.iter().map(|(start, end)| Look {
-            start,
-            end,
-            files: false,
-        }));
-        let regions = userfault::scan(&self.pagemap, &looks, false)?;
-        let same = there.minus(&closely).minus(&whole(&files));
-        Ok((regions, same))
+        let looks = userfault::looks(&self.mappings);
+        let (written, absent) = userfault::scan_changed(&self.pagemap, &looks)?;
+        // Where a guard page was removed, there is nothing.
+        let known = there.or(&self.guards);
+        let unsure = (written.or(&absent.and(&known))).or(&self.owed).or(new);
+        let mut closely = Ranges::default();
+        let mut close_looks = Vec::new();
+        for files in [true, false] {
+            let alike = looks.iter().filter(|look| look.files == files);
+            let alike: Ranges = alike.map(|look| (look.start, look.end)).collect();
+            // What lies between two of them may be of the other kind.
+            let part = unsure.and(&alike).joined(NEAR).and(&alike);
+            close_looks.extend(part.iter().map(|(start, end)| Look { start, end, files }));
+            closely = closely.or(&part);
+        }
+        let regions = userfault::scan(&self.pagemap, &close_looks, false)?;
+        Ok((regions, there.minus(&closely)))
     }
 
     /// Finds which pages that the acceptor has were changed, and protects them again. Mappings are not looked at: what else
@@ -263,9 +312,10 @@ impl Watched {
             Ok(written) => {
                 let send = written.and(&self.sent);
                 round.add(Space::Process(index), &send, Content::Bytes);
+                self.owed = self.owed.or(&written.minus(&self.sent));
             }
             // It has ended, or what of it was protected again is not known: all of it comes once more.
-            Err(_) => self.sent = Ranges::default(),
+            Err(_) => self.owed = everything(),
         }
     }
 
@@ -299,10 +349,13 @@ impl Watched {
     /// A run was not read: it comes with the next round.
     pub fn give_up(&mut self, run: Run) {
         let part: Ranges = [(run.start, run.start + run.length)].into_iter().collect();
-        self.sent = match run.content {
-            Content::Bytes => self.sent.minus(&part),
-            Content::Fresh => self.sent.or(&part),
-        };
+        match run.content {
+            Content::Bytes => {
+                self.sent = self.sent.minus(&part);
+                self.owed = self.owed.or(&part);
+            }
+            Content::Fresh => self.sent = self.sent.or(&part),
+        }
     }
 
     /// Reads a run; what is not there any more comes with the next round.
@@ -313,6 +366,10 @@ impl Watched {
         self.give_up(run);
         false
     }
+}
+
+fn everything() -> Ranges {
+    [(0, ADDRESS_END)].into_iter().collect()
 }
 
 /// Gives mappings that are as they were the advice that they had; false if there are others.
