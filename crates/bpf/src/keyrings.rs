@@ -21,9 +21,9 @@ const _: () = assert!(size_of::<Counts>() == 16);
 /// A keyring that has keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Keyring {
-    /// That of a thread or of the process.
+    /// Keyring of a thread or of its process.
     Own,
-    /// That of the session. Keyrings in it, and systemd's number of a service's invocation, are no keys here.
+    /// Session keyring. Keyrings in it, and the key in which systemd keeps a service's invocation, do not count.
     Session,
 }
 

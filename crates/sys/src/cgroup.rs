@@ -42,7 +42,8 @@ const LIMITS: [(&str, &str); 20] = [
     ("pids.max", "max"),
 ];
 
-/// What tells that a group or one above it is frozen: a word of its line, a file, and how that begins a line then.
+/// Signs of a frozen group, or a frozen one above it: controller in `/proc/PID/cgroup`, file in the group, beginning of a line of that
+/// file.
 const FREEZERS: [(&str, &str, &str); 2] = [
     ("", "cgroup.events", "frozen 1"),
     ("freezer", "freezer.state", "FR"),

@@ -93,7 +93,7 @@ fn again(mut call: impl FnMut() -> libc::ssize_t) -> io::Result<usize> {
 ///
 /// # Errors
 /// `InvalidData` when the message was longer than `buffer` or carried more than [`MAX_FDS`] descriptors, `EMFILE` when this
-/// process could not have all of its descriptors (those that came are closed); else what `recvmsg(2)` gives.
+/// process could not have all of its descriptors (the descriptors that came are closed); else what `recvmsg(2)` gives.
 pub fn recv_with_fds(socket: BorrowedFd<'_>, buffer: &mut [u8]) -> io::Result<Received> {
     let mut control = [0u64; CONTROL_WORDS];
     let mut part = io_slice(buffer.as_mut_ptr(), buffer.len());

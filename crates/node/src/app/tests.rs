@@ -235,7 +235,7 @@ fn connections_that_begin_no_session_are_bounded() {
             idle
         })
         .await;
-        // Those that have begun go on, and when the others have gone there is room.
+        // Sessions that have begun go on, and there is room again when the idle connections have gone.
         say(&program, &ToDaemon::Withdraw { service: 3 });
         let message = server.server.recv().await;
         assert!(

@@ -24,14 +24,27 @@ struct Found {
     blockers: Vec<BlockerEntry>,
 }
 
+/// State of processes that only eBPF tells and a move would lose, with the process that has it.
+fn hidden_state(pids: &[i32]) -> impl Iterator<Item = (i32, String)> {
+    domains::find(pids).into_iter().chain(keyrings::find(pids))
+}
+
+/// Refuses a tree of which a process has got such state since it was looked at.
+pub(super) fn refuse_hidden_state(root: i32) -> Result<(), String> {
+    let pids = inspect::tree(root).map_err(|error| error.to_string())?;
+    match hidden_state(&pids).next() {
+        Some((pid, why)) => Err(format!("process {pid}: {why}")),
+        None => Ok(()),
+    }
+}
+
 fn look(root: i32, addresses: &Addresses, copy: bool) -> Result<Found, Error> {
     let report = inspect::inspect(root)?;
     let mut blockers: Vec<BlockerEntry> = report.blockers.iter().map(entry).collect();
     if !copy {
         blockers.extend(report.halved.iter().map(entry));
     }
-    let domain = domains::find(&report.processes);
-    for (pid, reason) in domain.into_iter().chain(keyrings::find(&report.processes)) {
+    for (pid, reason) in hidden_state(&report.processes) {
         blockers.push(BlockerEntry {
             pid,
             fd: None,

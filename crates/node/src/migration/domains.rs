@@ -3,7 +3,6 @@
 use std::sync::OnceLock;
 
 use holdfast_bpf::domains::Domains;
-use holdfast_sys::process::inspect;
 
 /// Found out once: it does not change while the kernel runs.
 static DOMAINS: OnceLock<Result<Domains, String>> = OnceLock::new();
@@ -26,13 +25,4 @@ pub(super) fn find(pids: &[i32]) -> Option<(i32, String)> {
         };
         Some((*pid, why))
     })
-}
-
-/// Refuses a tree of which a process has entered a domain since it was looked at.
-pub(super) fn check(root: i32) -> Result<(), String> {
-    let pids = inspect::tree(root).map_err(|error| error.to_string())?;
-    match find(&pids) {
-        Some((pid, why)) => Err(format!("process {pid}: {why}")),
-        None => Ok(()),
-    }
 }

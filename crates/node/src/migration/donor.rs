@@ -19,9 +19,8 @@ use holdfast_wire::migration::Wanted;
 use holdfast_wire::{Flow, MoveId, NodeId};
 
 use self::serve::{Interrupted, Serving};
+use super::check;
 use super::connections::{self, Connections, Ways};
-use super::domains;
-use super::keyrings;
 use super::left;
 use super::leftovers::Leftovers;
 use super::pieces::{Kind, Outgoing, Window};
@@ -321,8 +320,7 @@ impl Giving {
         while let Some(pages) = tracker.read(&mut round, PAGES_BYTES).map_err(text)? {
             self.outgoing.send_pages(pages)?;
         }
-        domains::check(self.root)?;
-        keyrings::check(self.root)?;
+        check::refuse_hidden_state(self.root)?;
         let found = match found {
             Some(found) => found,
             None => self.send_descriptors(tracker, &mut connections)?,

@@ -91,8 +91,8 @@ pub(super) fn common_filters(threads: &[FrozenThread]) -> usize {
 }
 
 /// Calls of the first thread that give all threads of a process the filters that they have in common. The kernel synchronizes the
-/// filters of threads (`SECCOMP_FILTER_FLAG_TSYNC`) only where those of one thread descend from those of the other, so filters of the
-/// same content that each thread installs by itself are not enough.
+/// filters of threads (`SECCOMP_FILTER_FLAG_TSYNC`) only where one thread's filters descend from the other's, so filters of
+/// the same content that each thread installs by itself are not enough.
 pub(super) fn share_filters(
     husk: &Husk,
     first: &FrozenThread,

@@ -37,13 +37,14 @@ pub struct Tracker {
     _thread: PhantomData<*const ()>,
 }
 
-/// What was seen before anything was entered for it.
+/// Findings about a tree that stands still, from before the catalogue was brought up to date.
 #[derive(Default)]
 struct Ahead {
     /// Of each process of the tree whose mappings are what they were.
     processes: Vec<Option<Found>>,
-    /// What was changed of so many shared memories, the first.
+    /// Changed pages of shared memories.
     shared: Round,
+    /// How many shared memories were looked at: the first of the catalogue.
     shared_count: usize,
 }
 
@@ -176,7 +177,7 @@ impl Tracker {
         Ok(round)
     }
 
-    /// What can be seen of a tree that stands still before anything is entered for it: on as many processors as there are.
+    /// Looks at memory of a tree that stands still, as far as that changes nothing in the catalogue, on all processors.
     fn look_ahead(&mut self) -> Result<Ahead> {
         let (processes, catalogue, shared) = (&self.processes, &self.catalogue, &mut self.shared);
         let jobs = AtomicUsize::new(0);
@@ -204,7 +205,7 @@ impl Tracker {
             let outcome = collect_shared(catalogue, shared, 0, &mut ahead.shared);
             found.extend(look());
             for helper in helpers {
-                // What a helper did not find is looked at by who collects.
+                // `collect_process` looks at processes that are not among the findings.
                 found.extend(helper.join().unwrap_or_default());
             }
             outcome

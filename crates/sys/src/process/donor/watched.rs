@@ -38,21 +38,21 @@ pub(super) struct Watched {
     sent: Ranges,
     /// What it has after the round that is being made.
     next: Ranges,
-    /// Pages that nothing tells of any more, though the acceptor lacks them as they are: found to be written by a round that was given
-    /// up, not read, or protected before they were sent.
+    /// Pages that must be sent although the kernel no longer reports them as written: found by a round that was given up, not read, or
+    /// protected again before they were sent.
     owed: Ranges,
 }
 
-/// What a look found.
+/// Findings of a look at a process's memory.
 #[derive(Debug)]
 pub(super) struct Found {
     /// Where private mappings are.
     private: Ranges,
     /// Pages that the acceptor has, where the mapping is still the same.
     there: Ranges,
-    /// What was looked at closely.
+    /// Pages that were looked at closely.
     regions: Vec<Region>,
-    /// Pages of those that are there which are as they were.
+    /// Pages among `there` that have not changed.
     same: Ranges,
     guards: Ranges,
 }
@@ -177,7 +177,7 @@ impl Watched {
         let there = self.sent.and(&stable);
         let (regions, same) = match protect {
             true => (self.look_and_protect()?, Ranges::default()),
-            false => self.look_at_changes(&private.minus(&stable), &there)?,
+            false => self.look_at_changes(&private.minus(&there), &there)?,
         };
         let guards = self.find_guards(&regions)?;
         Ok(Found {
@@ -280,17 +280,20 @@ impl Watched {
     }
 
     /// The same of a process that stands still, where little was changed: what was neither written nor dropped of the pages that
-    /// are `there` is given apart, and not looked at closely, which in large memory takes milliseconds. Where a mapping is what it was
-    /// at the last look, and not `new`, a page that has come since counts as written: the kernel protects none by itself, nor what
-    /// `mremap` moves.
-    fn look_at_changes(&self, new: &Ranges, there: &Ranges) -> io::Result<(Vec<Region>, Ranges)> {
+    /// are `there` is given apart, and not looked at closely, which in large memory takes milliseconds. What the acceptor
+    /// lacks is looked at closely whatever the kernel tells of it.
+    fn look_at_changes(
+        &self,
+        lacking: &Ranges,
+        there: &Ranges,
+    ) -> io::Result<(Vec<Region>, Ranges)> {
         /// Looking closely at so many bytes takes no longer than another call.
         const NEAR: u64 = 64 * PAGE;
         let looks = userfault::looks(&self.mappings);
         let (written, absent) = userfault::scan_changed(&self.pagemap, &looks)?;
         // Where a guard page was removed, there is nothing.
         let known = there.or(&self.guards);
-        let unsure = (written.or(&absent.and(&known))).or(&self.owed).or(new);
+        let unsure = (written.or(&absent.and(&known))).or(&self.owed).or(lacking);
         let mut closely = Ranges::default();
         let mut close_looks = Vec::new();
         for files in [true, false] {
