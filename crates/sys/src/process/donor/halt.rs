@@ -141,7 +141,12 @@ impl Halted {
         // Its memory may have become another one by `exec` until it stood still.
         self.memory = Memory::open(self.pid)?;
         for thread in &self.threads {
-            leave_sequence(thread.tracee, &self.memory)?;
+            let registers = thread.tracee.registers()?;
+            let settled = registers.not_begun_again(&self.memory);
+            if settled != registers {
+                thread.tracee.set_registers(&settled)?;
+            }
+            leave_sequence(thread.tracee, settled, &self.memory)?;
         }
         match self.threads.first() {
             Some(first) if first.tracee.tid == self.pid => {}
@@ -360,10 +365,9 @@ fn has_ended(pid: i32, tid: i32) -> bool {
 
 /// A thread in the middle of a restartable sequence is put to where it goes when it is interrupted: the kernel does so only as
 /// long as the thread is where it was, and our calls are elsewhere.
-fn leave_sequence(tracee: Tracee, memory: &Memory) -> Result<()> {
+fn leave_sequence(tracee: Tracee, registers: Registers, memory: &Memory) -> Result<()> {
     /// Where in the area the sequence is told.
     const SEQUENCE: u64 = 8;
-    let registers = tracee.registers()?;
     if registers.in_call() {
         return Ok(());
     }
@@ -449,6 +453,8 @@ pub(crate) fn portable(registers: Registers) -> Registers {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::io::Read;
+    use std::os::fd::AsRawFd;
 
     /// A process of the test's own, which ends with it.
     struct Own(i32);
@@ -477,6 +483,53 @@ mod tests {
 
     fn state(pid: i32) -> char {
         procfs::Stat::read(pid).expect("it lives").state
+    }
+
+    /// The kernel has prepared to make its call again, and another stop comes before the thread runs.
+    #[test]
+    fn a_call_that_was_not_begun_again_is_made_whole() {
+        const BYTES: usize = 1 << 20;
+        let bytes = vec![7; BYTES];
+        let (reader, writer) = std::io::pipe().expect("a pipe");
+        // SAFETY: the child makes system calls only.
+        let pid = unsafe { libc::fork() };
+        if pid == 0 {
+            // SAFETY: the bytes are readable for their number.
+            unsafe {
+                libc::write(writer.as_raw_fd(), bytes.as_ptr().cast(), 1 << 16);
+                let written = libc::write(writer.as_raw_fd(), bytes.as_ptr().cast(), BYTES);
+                libc::_exit(i32::from(written != BYTES as isize));
+            }
+        }
+        let own = Own(pid);
+        drop(writer);
+        let since = std::time::Instant::now();
+        let stopped = loop {
+            assert!(since.elapsed() < STOP_LIMIT, "exceeded time: no call");
+            let stopped = Halted::stop(pid).expect("stops");
+            let registers = stopped.first().registers().expect("registers");
+            if (registers.orig_rax, registers.rax as i64) == (libc::SYS_write as u64, -512) {
+                break stopped;
+            }
+        };
+        let registers = stopped.first().registers().expect("registers");
+        let prepared = Registers {
+            orig_rax: registers.orig_rax,
+            ..registers.made_again()
+        };
+        stopped.first().set_registers(&prepared).expect("set");
+        stopped
+            .finish()
+            .expect("stands still")
+            .thaw()
+            .expect("thaws");
+        let mut found = Vec::new();
+        { reader }.read_to_end(&mut found).expect("read");
+        assert_eq!(found.len(), BYTES + (1 << 16));
+        let mut status = 0;
+        // SAFETY: the pointer is to a local; it is this test's child.
+        assert_eq!(unsafe { libc::waitpid(own.0, &raw mut status, 0) }, pid);
+        assert_eq!(status, 0);
     }
 
     #[test]

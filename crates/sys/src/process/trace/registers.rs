@@ -40,6 +40,9 @@ pub struct Registers {
 /// No system call to restart (`orig_rax`).
 pub(crate) const NO_CALL: u64 = u64::MAX;
 
+/// The instruction `syscall`.
+const SYSCALL: [u8; 2] = [0x0f, 0x05];
+
 /// Bytes before the place where a thread goes on in which the number of its call is looked for.
 const CODE: usize = 24;
 
@@ -129,10 +132,34 @@ impl Registers {
     pub(crate) fn made_again(self) -> Self {
         Self {
             rax: self.orig_rax,
-            // The length of the instruction `syscall`.
-            rip: self.rip.wrapping_sub(2),
+            rip: self.rip.wrapping_sub(SYSCALL.len() as u64),
             orig_rax: NO_CALL,
             ..self
+        }
+    }
+
+    /// The same thread, where the kernel has prepared to make an interrupted call again and the thread has not run since: it stands
+    /// before the instruction, and `rax` is no result. A wait of which the kernel remembers the rest becomes what it was when it was
+    /// interrupted; any other call is simply about to be made.
+    #[must_use]
+    pub(crate) fn not_begun_again(self, memory: &Memory) -> Self {
+        let (call, next) = (self.orig_rax, self.rax);
+        let waits = next as i64 == libc::SYS_restart_syscall;
+        let mut code = [0; SYSCALL.len()];
+        if !self.in_call() || !(next == call || waits) || memory.read(self.rip, &mut code).is_err() {
+            return self;
+        }
+        match code == SYSCALL {
+            false => self,
+            true if waits => Self {
+                rax: RESTART_BLOCK as u64,
+                rip: self.rip + SYSCALL.len() as u64,
+                ..self
+            },
+            true => Self {
+                orig_rax: NO_CALL,
+                ..self
+            },
         }
     }
 
@@ -228,5 +255,36 @@ mod tests {
         };
         assert!(polled.interrupted_by_stop());
         assert_eq!(polled.restarted().rip, 0x1000);
+    }
+
+    #[test]
+    fn a_call_that_is_about_to_be_made_again_has_no_result() {
+        let memory = Memory::open(std::process::id().cast_signed()).expect("own memory");
+        let code = [SYSCALL, [0x90; 2]].concat();
+        let at = code.as_ptr().addr() as u64;
+        let write = Registers {
+            rax: libc::SYS_write as u64,
+            orig_rax: libc::SYS_write as u64,
+            rip: at,
+            ..Registers::default()
+        };
+        let settled = write.not_begun_again(&memory);
+        assert_eq!((settled.orig_rax, settled.rip), (NO_CALL, at));
+        // It has returned, and wrote that much.
+        let returned = Registers {
+            rip: at + 2,
+            ..write
+        };
+        assert_eq!(returned.not_begun_again(&memory), returned);
+        let sleep = Registers {
+            rax: libc::SYS_restart_syscall as u64,
+            orig_rax: libc::SYS_nanosleep as u64,
+            ..write
+        };
+        let interrupted = sleep.not_begun_again(&memory);
+        assert_eq!(interrupted.rax as i64, RESTART_BLOCK);
+        assert_eq!(interrupted.rip, at + 2);
+        let again = interrupted.restarted();
+        assert_eq!((again.rax, again.rip), (libc::SYS_nanosleep as u64, at));
     }
 }
