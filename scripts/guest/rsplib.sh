@@ -24,11 +24,12 @@ status=0
 run_scenarios "$dir" 900 "${scenarios[@]}" || status=$?
 ((status != 77)) || exit 77
 
-# A second opinion on every packet of every scenario.
+# A second opinion on every packet of every scenario. Programs' own data, which name no protocol, are whatever tshark takes their
+# ports for.
 malformed=0
 for capture in "$dir"/rsplib-logs/*/traffic.pcap; do
     spoken=$(tshark -r "$capture" -Y 'asap or enrp' 2>/dev/null | wc -l)
-    wrong=$(tshark -r "$capture" -Y '_ws.malformed' 2>/dev/null)
+    wrong=$(tshark -r "$capture" -Y '_ws.malformed and not sctp.data_payload_proto_id == 0' 2>/dev/null)
     if ((spoken < 20)) || [[ -n $wrong ]]; then
         printf 'test %s: of %d messages tshark finds none malformed ... FAILED\n%s\n' "$capture" "$spoken" "$wrong"
         malformed=1

@@ -91,7 +91,16 @@ static void end(int slot) {
     } else hear(near, slots[slot].number, BYTES);
     if (slots[slot].kind == RESET) CHECK(read(near, &one, 1) == -1 && errno == ECONNRESET);
     CHECK(read(near, &one, 1) == 0);
-    if (slots[slot].kind != OPEN && slots[slot].kind != ENDED) CHECK(write(near, &one, 1) == -1 && errno == EPIPE);
+    if (slots[slot].kind == ENDED) {
+        /* Its other end is with the kernel, which takes what comes; this one can still be shut. */
+        struct pollfd come = { near, POLLIN | POLLRDHUP, 0 };
+        struct sockaddr_storage peer;
+        socklen_t length = sizeof peer;
+        CHECK(poll(&come, 1, 0) == 1 && come.revents == (POLLIN | POLLRDHUP));
+        CHECK(!getpeername(near, (void *)&peer, &length) && !shutdown(near, SHUT_WR));
+        CHECK(read(near, &one, 1) == 0);
+    }
+    if (slots[slot].kind != OPEN) CHECK(write(near, &one, 1) == -1 && errno == EPIPE);
     close(near);
 }
 

@@ -328,8 +328,11 @@ impl World {
 }
 
 impl Counter {
-    /// All that it wrote so far.
+    /// All that it wrote so far; an error if it has failed, and said why.
     pub fn counts(&self) -> Result<Vec<Count>> {
+        if let Ok(why) = std::fs::read_to_string(self.end_file().with_extension("failed")) {
+            bail!("the program says: {}", why.trim_end());
+        }
         let text = std::fs::read_to_string(&self.file).unwrap_or_default();
         let whole = text.rsplit_once('\n').map_or("", |(whole, _)| whole);
         whole.lines().map(parse).collect()

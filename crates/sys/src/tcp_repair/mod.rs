@@ -23,6 +23,7 @@
 mod again;
 mod bulk;
 mod closed;
+mod closed_end;
 mod donor;
 mod dynamic_state;
 mod ended;
@@ -40,6 +41,7 @@ mod unconnected;
 
 pub use bulk::{activate_all, each, extract_all, prepare_all, read_static_all, restore_all};
 pub use closed::{Closing, Rest, TcpClosed, has_closed};
+pub(crate) use closed_end::ClosedEnd;
 pub use donor::{abandon, resume, shift_timestamp_clock, wake};
 pub use dynamic_state::{Congestion, TcpDynamic, Window, extract, extract_into, unread};
 pub use ended::ended;

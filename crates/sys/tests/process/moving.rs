@@ -144,7 +144,14 @@ impl Tree {
     /// Waits for its root to end; gives the exit code.
     pub fn wait(mut self, child: &mut Child, limit: Duration) -> i32 {
         let Some(restorer) = &mut self.restorer else {
-            return child.wait().expect("a child").code().unwrap_or(-1);
+            let began = Instant::now();
+            loop {
+                if let Some(status) = child.try_wait().expect("a child") {
+                    return status.code().unwrap_or(-1);
+                }
+                assert!(began.elapsed() < limit, "exceeded time: it does not end");
+                std::thread::sleep(Duration::from_millis(2));
+            }
         };
         let status = restorer.ended(limit).expect("ends");
         if libc::WIFEXITED(status) {

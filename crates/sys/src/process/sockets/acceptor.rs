@@ -8,11 +8,12 @@ use super::{SocketError, SocketState, SocketStatic, near};
 use crate::process::files::close_all;
 use crate::process::files::image::FileId;
 use crate::tcp_repair::{
-    Closing, PreparedSocket, Preparer, RestoredSocket, TcpDynamic, TcpStatic, Uncap, WindowProbe,
-    activate_all, each, ended, injection, restore, settle_awake, settle_options, uncap_timeout,
+    ClosedEnd, Closing, PreparedSocket, Preparer, RestoredSocket, TcpDynamic, TcpStatic, Uncap,
+    WindowProbe, activate_all, each, ended, injection, restore, settle_awake, settle_options,
+    uncap_timeout,
 };
 use crate::udp;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Instant;
 
@@ -184,7 +185,7 @@ impl Sockets {
             return Err(SocketError::Unknown);
         }
         let packets = self.restore_some(states, threads)?;
-        near::deliver(&std::mem::take(&mut self.near))?;
+        self.deliver_near()?;
         Ok(packets)
     }
 
@@ -226,8 +227,39 @@ impl Sockets {
         }
         let packets = self.restore_some(states, threads)?;
         self.keep_time(at_us)?;
-        near::deliver(&std::mem::take(&mut self.near))?;
+        self.deliver_near()?;
         Ok(packets)
+    }
+
+    /// Delivers what comes to connections over the loopback device. Ends of them that were closed are made anew, to take the answers.
+    fn deliver_near(&mut self) -> Result<(), SocketError> {
+        let connections = || {
+            let all = self.made.values();
+            all.filter_map(|made| match (&made.fixed, &made.phase) {
+                (SocketStatic::Connection(fixed), Phase::Restored(_, taken)) => {
+                    Some((&**fixed, &taken.state))
+                }
+                _ => None,
+            })
+        };
+        let ended = connections()
+            .filter(|(fixed, state)| fixed.remote.ip().is_loopback() && state.state.received_fin());
+        let ended: Vec<_> = ended.collect();
+        let ends = |fixed: &TcpStatic| (fixed.local, fixed.remote);
+        let there: HashSet<_> = match ended.is_empty() {
+            true => HashSet::new(),
+            false => connections().map(|(fixed, _)| ends(fixed)).collect(),
+        };
+        let mut closed = Vec::new();
+        for (fixed, state) in ended {
+            if !there.contains(&(fixed.remote, fixed.local)) {
+                closed.extend(ClosedEnd::new(fixed, state, &self.preparer)?);
+            }
+        }
+        let acknowledgements: Vec<_> = closed.iter().filter_map(ClosedEnd::packet).collect();
+        near::deliver(&acknowledgements)?;
+        near::deliver(&std::mem::take(&mut self.near))?;
+        closed.into_iter().try_for_each(|end| Ok(end.leave()?))
     }
 
     fn give(

@@ -146,7 +146,8 @@ impl Registers {
         let (call, next) = (self.orig_rax, self.rax);
         let waits = next as i64 == libc::SYS_restart_syscall;
         let mut code = [0; SYSCALL.len()];
-        if !self.in_call() || !(next == call || waits) || memory.read(self.rip, &mut code).is_err() {
+        if !self.in_call() || !(next == call || waits) || memory.read(self.rip, &mut code).is_err()
+        {
             return self;
         }
         match code == SYSCALL {
