@@ -1,18 +1,18 @@
-/* A directory that is read half: the rest comes, and nothing of it twice. */
+/* A directory that is read half: the rest comes, and nothing of it twice. One that is read to its end begins anew. */
 #include <dirent.h>
 #include <sys/stat.h>
 #include "feature.h"
 
 #define NAMES 200
 
-static int directory;
+static int directory, ended;
 static char seen_before[NAMES], seen[NAMES];
 static off_t half;
 static DIR *stream;
 static int of_stream;
 
-/* Notes the names that come next, until that many have come or there are no more. */
-static int read_names(char *noted, int wanted) {
+/* Notes the names of a directory that come next, until that many have come or there are no more. */
+static int read_names(int directory, char *noted, int wanted) {
     char entries[1024];
     int count = 0;
     while (count < wanted) {
@@ -43,10 +43,13 @@ static void begin(void) {
     }
     directory = open(path, O_RDONLY | O_DIRECTORY);
     CHECK(directory >= 0);
-    int count = read_names(seen_before, NAMES / 2);
+    int count = read_names(directory, seen_before, NAMES / 2);
     CHECK(count >= NAMES / 2 && count < NAMES);
     half = lseek(directory, 0, SEEK_CUR);
     CHECK(half > 0);
+    ended = open(path, O_RDONLY | O_DIRECTORY);
+    CHECK(ended >= 0);
+    EQUAL(read_names(ended, seen, NAMES + 1), NAMES);
     stream = opendir(path);
     CHECK(stream);
 }
@@ -54,9 +57,13 @@ static void begin(void) {
 static void check(void) {
     EQUAL(lseek(directory, 0, SEEK_CUR), half);
     memcpy(seen, seen_before, NAMES);
-    read_names(seen, NAMES);
+    read_names(directory, seen, NAMES);
     for (int i = 0; i < NAMES; i++) EQUAL(seen[i], 1);
     EQUAL(lseek(directory, half, SEEK_SET), half);
+    memset(seen, 0, NAMES);
+    EQUAL(read_names(ended, seen, 1), 0);
+    EQUAL(lseek(ended, 0, SEEK_SET), 0);
+    EQUAL(read_names(ended, seen, NAMES + 1), NAMES);
     /* One name a time, over all moves. */
     struct dirent *entry = readdir(stream);
     if (entry) of_stream += entry->d_name[0] != '.';

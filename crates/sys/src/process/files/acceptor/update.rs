@@ -160,12 +160,11 @@ impl Stock {
         before: Option<&OpenFile>,
     ) -> Result<(), FilesError> {
         match &file.kind {
-            Kind::Regular { offset, .. }
-            | Kind::Content { offset, .. }
-            | Kind::Directory { offset, .. }
-                if *offset > 0 =>
-            {
+            Kind::Regular { offset, .. } | Kind::Content { offset, .. } if *offset > 0 => {
                 named::seek(fd, *offset)?;
+            }
+            Kind::Directory { offset, .. } if *offset > 0 => {
+                named::seek_in_directory(fd, *offset)?;
             }
             Kind::Event { count, .. } => anonymous::set_count(fd, *count)?,
             Kind::Timer(timer) => anonymous::arm(fd, timer)?,

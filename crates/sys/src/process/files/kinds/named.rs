@@ -6,10 +6,11 @@ use crate::process::files::error::{At, FilesError, Reason, Refusal};
 use crate::process::files::image::{FilePath, Kind};
 use crate::process::procfs;
 use crate::process::rights::{Opener, is_refusal};
-use rustix::fs::{FileType, Mode, OFlags, Stat, fstat, fstatfs, open as open_file, stat};
+use rustix::fs::{FileType, Mode, OFlags, RawDir, Stat, fstat, fstatfs, open as open_file, stat};
 use std::ffi::OsStr;
 use std::fs;
 use std::io;
+use std::mem::MaybeUninit;
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
@@ -249,6 +250,15 @@ pub fn verify_type(path: &Path, wanted: FileType, what: &'static str) -> Result<
 pub fn differs(path: impl AsRef<Path>, what: &'static str) -> FilesError {
     let path = shown(path.as_ref());
     Refusal::Differs { path, what }.into()
+}
+
+/// Moves the position of an open directory. Something is read of it before: an ext4 directory that is first read at its end stays
+/// empty when it is read from its beginning next.
+pub fn seek_in_directory(fd: &OwnedFd, offset: u64) -> Result<(), FilesError> {
+    let mut entries = [MaybeUninit::uninit(); 1024];
+    // What cannot be read here, or has been removed, shows the program the same.
+    let _ = RawDir::new(fd, &mut entries).next();
+    seek(fd, offset)
 }
 
 /// Moves the position of an open file, of a directory too.
