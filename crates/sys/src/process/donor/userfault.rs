@@ -249,11 +249,13 @@ pub(super) fn scan_changed(pagemap: &File, looks: &[Look]) -> io::Result<(Ranges
     let found = scan_for(pagemap, looks, |_| ScanArgument {
         category_inverted: PRESENT,
         category_anyof_mask: PRESENT | WRITTEN,
-        return_mask: PRESENT | WRITTEN,
+        return_mask: PRESENT | SWAPPED | WRITTEN,
         ..ScanArgument::default()
     })?;
-    let (written, absent): (Vec<Region>, Vec<Region>) =
-        (found.into_iter()).partition(|region| region.categories & WRITTEN != 0);
+    // A place without a page counts as written, too, by the kernel's account.
+    let is_there = |region: &Region| region.categories & (PRESENT | SWAPPED) != 0;
+    let is_written = |region: &Region| region.categories & WRITTEN != 0 && is_there(region);
+    let (written, absent): (Vec<Region>, Vec<Region>) = found.into_iter().partition(is_written);
     Ok((of(&written), of(&absent)))
 }
 
@@ -368,6 +370,24 @@ mod tests {
         let all = scan(&own.pagemap, &[own.look], false).expect("a scan");
         assert!(all.is_sorted_by(|a, b| a.end <= b.start));
         assert_eq!(own.written(), even);
+    }
+
+    #[test]
+    fn pages_that_are_not_there_are_absent_and_not_written() {
+        let own = Own::new(6);
+        let words = own.words();
+        (0..4).for_each(|page| words[page].store(1, Ordering::Relaxed));
+        scan(&own.pagemap, &[own.look], true).expect("a scan");
+        words[1].store(2, Ordering::Relaxed);
+        // SAFETY: the page is this test's, and zeros are words.
+        unsafe {
+            let page = (own.look.start + 2 * PAGE) as *mut libc::c_void;
+            assert_eq!(libc::madvise(page, PAGE as usize, libc::MADV_DONTNEED), 0);
+        }
+        let (written, absent) = scan_changed(&own.pagemap, &[own.look]).expect("a scan");
+        let page = |from, to| (own.look.start + from * PAGE, own.look.start + to * PAGE);
+        assert_eq!(written, [page(1, 2)].into_iter().collect());
+        assert_eq!(absent, [page(2, 3), page(4, 6)].into_iter().collect());
     }
 
     #[test]

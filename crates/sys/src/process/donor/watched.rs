@@ -177,7 +177,8 @@ impl Watched {
         let there = self.sent.and(&stable);
         let (regions, same) = match protect {
             true => (self.look_and_protect()?, Ranges::default()),
-            false => self.look_at_changes(&private.minus(&there), &there)?,
+            // Where nothing was mapped anew, a page that the acceptor lacks is among those written.
+            false => self.look_at_changes(&private.minus(&stable), &there)?,
         };
         let guards = self.find_guards(&regions)?;
         Ok(Found {
@@ -280,20 +281,21 @@ impl Watched {
     }
 
     /// The same of a process that stands still, where little was changed: what was neither written nor dropped of the pages that
-    /// are `there` is given apart, and not looked at closely, which in large memory takes milliseconds. What the acceptor
-    /// lacks is looked at closely whatever the kernel tells of it.
-    fn look_at_changes(
-        &self,
-        lacking: &Ranges,
-        there: &Ranges,
-    ) -> io::Result<(Vec<Region>, Ranges)> {
+    /// are `there` is given apart, and not looked at closely, which in large memory takes milliseconds. What was mapped anew is
+    /// looked at closely whatever the kernel tells of it.
+    fn look_at_changes(&self, new: &Ranges, there: &Ranges) -> io::Result<(Vec<Region>, Ranges)> {
         /// Looking closely at so many bytes takes no longer than another call.
         const NEAR: u64 = 64 * PAGE;
         let looks = userfault::looks(&self.mappings);
         let (written, absent) = userfault::scan_changed(&self.pagemap, &looks)?;
         // Where a guard page was removed, there is nothing.
         let known = there.or(&self.guards);
-        let unsure = (written.or(&absent.and(&known))).or(&self.owed).or(lacking);
+        let of_files = looks.iter().filter(|look| look.files);
+        let of_files: Ranges = of_files.map(|look| (look.start, look.end)).collect();
+        // There a page of the process's own may have given way to the file's, which the kernel shows as not written, too.
+        let restored = there.and(&of_files);
+        let changed = written.or(&absent.and(&known)).or(&restored);
+        let unsure = changed.or(&self.owed).or(new);
         let mut closely = Ranges::default();
         let mut close_looks = Vec::new();
         for files in [true, false] {

@@ -1,6 +1,6 @@
 //! `/proc/PID/status`.
 
-use super::super::error::{Result, unexpected};
+use super::super::error::{Error, Result, unexpected};
 use super::read;
 use std::collections::HashMap;
 
@@ -50,7 +50,16 @@ impl Status {
     /// `Gone`, or lines that do not parse.
     pub fn read(pid: i32, tid: i32) -> Result<Self> {
         let text = read(pid, &format!("task/{tid}/status"))?;
-        Self::parse(&text).ok_or_else(|| unexpected("status does not parse"))
+        Self::of(tid, &text)
+    }
+
+    /// A thread that has ended while its lines were being written has no ID any more.
+    fn of(tid: i32, text: &str) -> Result<Self> {
+        let status = Self::parse(text).ok_or_else(|| unexpected("status does not parse"))?;
+        match status.own_id() {
+            0 => Err(Error::Gone(tid)),
+            _ => Ok(status),
+        }
     }
 
     /// The ID in the thread's own PID namespace.
@@ -131,5 +140,16 @@ mod tests {
         assert_eq!(status.own_id(), *status.process_ids.last().expect("one"));
         assert!(status.threads >= 1);
         assert_eq!(Status::parse("Uid:\t1\n"), None);
+    }
+
+    #[test]
+    fn a_thread_without_an_id_has_ended() {
+        let text = std::fs::read_to_string("/proc/self/status").expect("there");
+        assert!(Status::of(5, &text).is_ok());
+        let own = Status::parse(&text).expect("parses").ids;
+        let own: Vec<String> = own.iter().map(ToString::to_string).collect();
+        let line = format!("NSpid:\t{}", own.join("\t"));
+        let ended = text.replace(&line, "NSpid:\t0");
+        assert!(matches!(Status::of(5, &ended), Err(Error::Gone(5))));
     }
 }

@@ -1,9 +1,33 @@
-/* A private mapping of a file, some pages of it changed: those travel, the others are the file's. */
+/* Private mappings of files, some pages of them changed: those travel, the others are the file's, also those that were changed before. */
 #include <sys/mman.h>
 #include "feature.h"
 
-static unsigned char *memory;
-static long rounds;
+#define PAGES 400
+
+static unsigned char *memory, *changed;
+static long rounds, dropped = -1;
+
+/* Of a file, in which each byte is 1. */
+static void begin_changed(void) {
+    char path[512];
+    static unsigned char ones[4096];
+    snprintf(path, sizeof path, "%s/ones", folder);
+    int file = open(path, O_RDWR | O_CREAT, 0600);
+    memset(ones, 1, sizeof ones);
+    for (int page = 0; page < PAGES; page++) EQUAL(write(file, ones, sizeof ones), sizeof ones);
+    changed = mmap(0, PAGES * 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE, file, 0);
+    CHECK(changed != MAP_FAILED && !close(file));
+    memset(changed, 2, PAGES * 4096);
+}
+
+/* Far from any other page that is the file's, one is so for a moment. */
+static void check_changed(void) {
+    for (long page = 0; page < PAGES; page++) EQUAL(changed[page * 4096 + 5], page == dropped ? 1 : 2);
+    if (dropped >= 0) memset(changed + dropped * 4096, 2, 4096);
+    dropped = rounds * 37 % PAGES;
+    CHECK(!madvise(changed + dropped * 4096, 4096, MADV_DONTNEED));
+    EQUAL(changed[dropped * 4096 + 5], 1);
+}
 
 static void begin(void) {
     char path[512];
@@ -15,6 +39,7 @@ static void begin(void) {
     memory = mmap(0, sizeof bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE, file, 0);
     CHECK(memory != MAP_FAILED && !close(file));
     memory[4096] = 'c';
+    begin_changed();
 }
 
 static void check(void) {
@@ -27,6 +52,7 @@ static void check(void) {
     CHECK(!madvise(memory + page * 4096, 4096, MADV_DONTNEED));
     EQUAL(memory[page * 4096], (page * 4096 * 7 + 11) >> 3 & 255);
     EQUAL(memory[20 * 4096 + 101], 0);
+    check_changed();
 }
 
 FEATURE(begin(), check(), )
