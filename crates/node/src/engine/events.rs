@@ -37,6 +37,7 @@ impl Engine {
                     self.metrics.frozen_for(phases.freeze());
                 }
                 self.operations.batch_ended(batch, bytes, &phases);
+                self.machine.give_way(self.pressure.is_high());
             }
             Event::Accepted { batch, flows } => {
                 tracing::info!(

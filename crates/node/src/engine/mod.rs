@@ -19,6 +19,7 @@ mod journal;
 mod moves;
 mod network;
 mod operations;
+mod pressure;
 mod private;
 mod programs;
 mod query;
@@ -67,6 +68,7 @@ use fullness::Fullness;
 use holder::Holder;
 use journal::Journal;
 use operations::Operations;
+use pressure::Pressure;
 use private::Private;
 use programs::Programs;
 use queued::NOBODY;
@@ -86,6 +88,8 @@ pub struct Engine {
     dataplane: Dataplane,
     hold: Hold,
     machine: Handoff,
+    /// Whether others wait for processors.
+    pressure: Pressure,
     moves: Moves,
     fences: Fences,
     /// Flows of processes that are to run here.

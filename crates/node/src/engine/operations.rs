@@ -17,9 +17,12 @@ use crate::dataplane::monotonic_ns;
 /// Finished handoffs that are remembered.
 const REMEMBERED: usize = 64;
 
-/// Flows of one handoff whose programs have been asked and whose outcome is not known: enough to keep batches filled,
-/// few enough that a program goes on serving the others meanwhile.
-const ASKED_MAX: usize = 192;
+/// Batches of one handoff whose programs have been asked and whose outcome is not known: one in its freeze and one on its way there. A
+/// connection is served by nobody from when its program was asked, so that more would wait for others.
+const BATCHES_ASKED: usize = 2;
+
+/// The same where queues drain first, which takes longer: connections.
+const DRAINING: usize = 192;
 
 /// How long a server program has to come to a safe point after it was asked.
 pub const ANSWER_MAX: Duration = Duration::from_secs(10);
@@ -103,16 +106,20 @@ impl Operations {
         self.by_flow.contains_key(flow)
     }
 
-    /// The flows whose programs are to be asked next, with the acceptor's name.
-    pub fn next_to_ask(&mut self, id: u64) -> (Vec<Flow>, String, Drain) {
+    /// The flows whose programs are to be asked next, where a batch has so many, with the acceptor's name.
+    pub fn next_to_ask(&mut self, id: u64, batch_size: usize) -> (Vec<Flow>, String, Drain) {
         let Some(operation) = self.operations.get_mut(&id) else {
             return (Vec::new(), String::new(), Drain::default());
         };
-        let room = ASKED_MAX
+        let most = match operation.drain {
+            Drain::None => BATCHES_ASKED * batch_size,
+            Drain::First { .. } => DRAINING,
+        };
+        let room = most
             .saturating_sub(operation.asked)
             .min(operation.waiting.len());
         // Asking for a few at a time would make small batches: wait until there is room for a good one.
-        if room < operation.waiting.len().min(ASKED_MAX / 3) {
+        if room < operation.waiting.len().min(batch_size) {
             return (Vec::new(), String::new(), Drain::default());
         }
         operation.asked += room;

@@ -326,7 +326,9 @@ impl Engine {
     /// Asks server programs for the next flows of a handoff.
     pub(super) fn ask_programs(&mut self, operation: u64) {
         loop {
-            let (flows, to, drain) = self.operations.next_to_ask(operation);
+            let (flows, to, drain) = self
+                .operations
+                .next_to_ask(operation, self.machine.batch_size());
             if flows.is_empty() {
                 return;
             }

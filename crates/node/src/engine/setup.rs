@@ -21,6 +21,7 @@ use super::holder::Holder;
 use super::journal::Journal;
 use super::network::{HOLD, add_addresses, configure, deliver_private};
 use super::operations::Operations;
+use super::pressure::Pressure;
 use super::private::Private;
 use super::programs::Programs;
 use super::run::{Inputs, run};
@@ -181,6 +182,7 @@ fn assemble(config: Config) -> Result<(Engine, Inputs), SetupError> {
         .then(|| Holder::new(&dataplane.programs, &config, floor));
     let engine = Engine {
         machine: Handoff::new(machine),
+        pressure: Pressure::new(),
         moves,
         fences: HashMap::default(),
         coming: BTreeMap::new(),

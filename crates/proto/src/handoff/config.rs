@@ -43,6 +43,8 @@ pub struct Config {
     pub ask_retry_max: Duration,
     /// When a failed `Resume`, `Close` or `Activate` is tried again (20 ms), up to five times.
     pub command_retry: Duration,
+    /// The longest rest between two batches (20 ms).
+    pub rest_max: Duration,
     /// The longest a send queue may drain when the request does not say (2 s).
     pub drain_wait_max: Duration,
 }
@@ -74,6 +76,7 @@ impl Config {
             ask_retry_min: Duration::from_millis(50),
             ask_retry_max: Duration::from_secs(1),
             command_retry: Duration::from_millis(20),
+            rest_max: Duration::from_millis(20),
             drain_wait_max: Duration::from_secs(2),
         }
     }

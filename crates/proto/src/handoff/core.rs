@@ -23,6 +23,8 @@ pub(super) enum Timer {
     Ask(u64),
     /// A failed command that is due again.
     Again(Token),
+    /// The donor goes on.
+    Rest,
 }
 
 /// What a command was for, kept until its completion.

@@ -22,6 +22,12 @@ pub(super) struct Donor {
     pub ready: VecDeque<u64>,
     /// The one batch between divert and `Done`.
     pub turn: Option<u64>,
+    /// Others have no processor while this node hands off: between batches it rests for half as long as it was busy.
+    pub gives_way: bool,
+    /// It rests: no batch is begun.
+    pub rests: bool,
+    /// When it has begun, or has gone on after a rest; none where there is nothing to hand off.
+    pub busy_since: Option<Duration>,
 }
 
 #[derive(Debug)]
@@ -117,6 +123,9 @@ impl Donor {
             model: CostModel::new(),
             ready: VecDeque::new(),
             turn: None,
+            gives_way: false,
+            rests: false,
+            busy_since: None,
         }
     }
 

@@ -169,14 +169,37 @@ impl Handoff {
 
     /// Gives the turn to the next batch.
     pub(super) fn pump_turn(&mut self, now: Duration) {
-        while self.donor.turn.is_none() {
+        while self.donor.turn.is_none() && !self.donor.rests {
             let Some(seq) = self.donor.ready.pop_front() else {
                 return;
             };
             if self.batch_in(seq, Stage::Waiting).is_some() {
                 self.donor.turn = Some(seq);
+                self.donor.busy_since.get_or_insert(now);
                 self.divert(now, seq);
             }
+        }
+    }
+
+    /// A turn has ended: others get the processors for half as long as it and what was done beside it took, if they need them.
+    pub(super) fn rest(&mut self, now: Duration) {
+        let donor = &mut self.donor;
+        let has_more = !donor.lanes.is_empty() || !donor.ready.is_empty();
+        let busy_since = donor.busy_since.take_if(|_| donor.gives_way || !has_more);
+        if let Some(since) = busy_since.filter(|_| has_more) {
+            donor.rests = true;
+            let rest = (now.saturating_sub(since) / 2).min(self.core.config.rest_max);
+            self.core.timers.insert((now + rest, Timer::Rest));
+        }
+    }
+
+    /// The rest is over.
+    pub(super) fn go_on(&mut self, now: Duration) {
+        self.donor.rests = false;
+        self.donor.busy_since = Some(now);
+        let lanes: Vec<NodeId> = self.donor.lanes.keys().copied().collect();
+        for acceptor in lanes {
+            self.pump_lane(now, acceptor);
         }
     }
 

@@ -13,6 +13,9 @@ use std::collections::BTreeMap;
 impl Handoff {
     /// Moves a lane on: prepares what is read, reads what waits.
     pub(super) fn pump_lane(&mut self, now: Duration, acceptor: NodeId) {
+        if self.donor.rests {
+            return;
+        }
         while self.carve(now, acceptor) {}
         let config = &self.core.config;
         let worth = self

@@ -257,6 +257,7 @@ impl Handoff {
                 Timer::Taken(batch) => self.taken_timed_out(batch),
                 Timer::Ask(request) => self.ask_again(now, request),
                 Timer::Again(token) => self.command_again(token),
+                Timer::Rest => self.go_on(now),
             }
         }
         self.pump(now);
@@ -270,6 +271,20 @@ impl Handoff {
     /// When to call `handle_timeout`, none for never. May be past.
     pub fn poll_timeout(&self) -> Option<Duration> {
         self.core.timers.first().map(|(due, _)| *due)
+    }
+
+    /// Whether a donor of many batches rests between them, for half as long as it was busy before: where this node has nothing to spare, its
+    /// servers and their clients get the processors then. False at first.
+    pub fn give_way(&mut self, gives_way: bool) {
+        self.donor.gives_way = gives_way;
+    }
+
+    /// How many connections with empty queues a batch may have, as far as is known: what is asked of programs ahead of that only
+    /// waits, and is not served.
+    pub fn batch_size(&self) -> usize {
+        let config = &self.core.config;
+        let model = &self.donor.model;
+        model.flows_that_fit(config.freeze_max, config.batch_flows_max)
     }
 
     /// Whether the flow takes part in a handoff on this node.

@@ -159,6 +159,7 @@ impl Handoff {
         let acceptor = batch.acceptor;
         if self.donor.turn == Some(seq) {
             self.donor.turn = None;
+            self.rest(now);
         } else {
             self.left_lane(now, acceptor);
         }

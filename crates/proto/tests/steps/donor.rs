@@ -76,6 +76,57 @@ fn ended_with_its_phases(donor: &mut Handoff) {
 }
 
 #[test]
+fn a_donor_that_gives_way_rests_between_batches_for_half_as_long_as_it_was_busy() {
+    let mut donor = machine(A, HOLDER);
+    donor.give_way(true);
+    let batch = give(&mut donor, Bytes::from_static(b"state"));
+    sent(&mut donor);
+    let next: Flow = "tcp:10.0.0.1:80-10.0.1.2:4243".parse().expect("a flow");
+    let another = Request {
+        flows: vec![next],
+        ..request(Drain::No)
+    };
+    donor.handle_request(ms(11), another).expect("possible");
+    let Command::ReadStatic { token, .. } = command(&mut donor) else {
+        panic!("not a read");
+    };
+    let (results, times) = (vec![Ok(7)], Default::default());
+    let done = Frame::Done {
+        batch,
+        results,
+        times,
+    };
+    // Its turn began at 3 ms.
+    donor.handle_frame(ms(15), B, done);
+    let state = StaticFlow {
+        epoch: 5,
+        static_state: Bytes::from_static(b"static"),
+        queue: SendQueueInfo::default(),
+    };
+    complete(
+        &mut donor,
+        ms(16),
+        token,
+        Results::ReadStatic(vec![Ok(state)]),
+    );
+    let prepares = |donor: &mut Handoff| {
+        let outputs: Vec<_> = std::iter::from_fn(|| donor.poll_output()).collect();
+        let prepare = |output: &Output| {
+            let Output::Send { frame, .. } = output else {
+                return false;
+            };
+            matches!(frame, Frame::Prepare { .. })
+        };
+        outputs.iter().any(prepare)
+    };
+    assert!(!prepares(&mut donor));
+    donor.handle_timeout(ms(20));
+    assert!(!prepares(&mut donor), "it rests");
+    donor.handle_timeout(ms(21));
+    assert!(prepares(&mut donor));
+}
+
+#[test]
 fn a_donor_without_answer_stays_silent_until_the_holder_speaks() {
     let mut donor = machine(A, HOLDER);
     give(&mut donor, Bytes::from_static(b"state"));

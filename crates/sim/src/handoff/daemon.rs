@@ -186,7 +186,10 @@ impl World {
         let epochs = core.steering.values().map(|record| record.epoch);
         let floor = (seconds(core.now) * 1_000 + 1).max(epochs.max().unwrap_or(0) + 1);
         config.epoch_floor = floor.max(life as u32 * 10_000);
-        core.daemons[node].machine = Some(Handoff::new(config));
+        let mut machine = Handoff::new(config);
+        // Some nodes have nothing to spare.
+        machine.give_way((node + life as usize) % 2 == 1);
+        core.daemons[node].machine = Some(machine);
         let mut recovered = self.nodes[node].recovered();
         for flow in &recovered {
             core.count(&format!("recovered {:?}", flow.role));
