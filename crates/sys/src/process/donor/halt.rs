@@ -1,7 +1,6 @@
 //! All threads of a process stopped, and let go as if nothing had been.
 
 use super::unfinished;
-use crate::priority::{Loan, is_realtime};
 use crate::process::error::{Error, Result};
 use crate::process::procfs::{self, Status};
 use crate::process::trace::{
@@ -40,33 +39,6 @@ pub(crate) struct HaltedThread {
     /// no stop ends then.
     pub if_signalled: Option<Registers>,
     stopped: bool,
-}
-
-/// Priority for threads that are to stop while others have the processors: a caller that is ahead of all others lends it to them, until
-/// all have stopped.
-#[derive(Default)]
-struct Lender {
-    loans: Vec<Loan>,
-}
-
-impl Lender {
-    /// Fewer threads are waited for as they are.
-    const FEWEST: usize = 8;
-    /// A loan takes about as long as it spares, for a thread that would have stopped soon.
-    const MOST: usize = 64;
-
-    fn lend(&mut self, running: &[Tracee]) {
-        if running.len() >= Self::FEWEST && self.loans.is_empty() && is_realtime() {
-            let first = running.iter().take(Self::MOST);
-            self.loans = first.filter_map(|tracee| Loan::begin(tracee.tid)).collect();
-        }
-    }
-}
-
-impl Drop for Lender {
-    fn drop(&mut self) {
-        self.loans.drain(..).for_each(Loan::end);
-    }
 }
 
 /// How long threads of several processes may take to stop together, from one to the next.
@@ -132,24 +104,6 @@ impl Halted {
             let _ = thread.tracee.interrupt();
         }
         Ok(!new.is_empty())
-    }
-
-    /// Threads that do not stand still yet; those that have ended are forgotten.
-    fn running(&mut self) -> Result<Vec<Tracee>> {
-        let mut running = Vec::new();
-        for at in (0..self.threads.len()).rev() {
-            let thread = &mut self.threads[at];
-            if thread.stopped {
-                continue;
-            }
-            match thread.look() {
-                Ok(true) => {}
-                Ok(false) => running.push(thread.tracee),
-                Err(Error::Gone(tid)) if tid != self.pid => drop(self.threads.remove(at)),
-                Err(error) => return Err(error),
-            }
-        }
-        Ok(running)
     }
 
     /// Looks once at each thread that has not stopped yet, the first one last: the first thread of a process that ends is
@@ -302,16 +256,14 @@ fn stop_together(pids: &[i32], limit: Duration) -> Vec<Result<Halted>> {
         is_complete: false,
     };
     let mut halting: Vec<Halting> = pids.iter().map(begin).collect();
-    let mut lender = Lender::default();
     // Threads may still be born while the first are being stopped.
     loop {
         halting.iter_mut().for_each(Halting::seize_new);
         if halting.iter().all(|of| of.is_complete) {
             break;
         }
-        wait_for_all(&mut halting, limit, &mut lender);
+        wait_for_all(&mut halting, limit);
     }
-    drop(lender);
     let outcomes = halting.into_iter().map(|of| of.outcome);
     outcomes
         .map(|halted| halted.and_then(Halted::finish))
@@ -340,12 +292,8 @@ impl Halting {
 
 /// Waits until all threads that were interrupted have stopped. Where one does not within `limit` after the last that did, all
 /// processes are let go and fail.
-fn wait_for_all(halting: &mut [Halting], limit: Duration, lender: &mut Lender) {
+fn wait_for_all(halting: &mut [Halting], limit: Duration) {
     let mut patience = Patience::new(limit);
-    let running = halting
-        .iter_mut()
-        .filter_map(|of| of.advance(Halted::running));
-    lender.lend(&running.flatten().collect::<Vec<_>>());
     loop {
         let (mut waiting, mut came) = (None, false);
         for of in halting.iter_mut() {
