@@ -4,7 +4,7 @@ mod awake;
 
 use self::awake::lacks;
 use super::clock::Clock;
-use super::{SocketError, SocketState, SocketStatic, near};
+use super::{Ends, SocketError, SocketState, SocketStatic, near};
 use crate::process::files::close_all;
 use crate::process::files::image::FileId;
 use crate::tcp_repair::{
@@ -16,6 +16,9 @@ use crate::udp;
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Instant;
+
+/// Ports below are not everybody's (`ip_unprivileged_port_start` by default).
+const FIRST_PORT: u16 = 1024;
 
 /// The sockets of a tree in the making, in the network namespace in which this was made. Dropped before
 /// [`Sockets::activate`], they vanish and nothing goes on the wire.
@@ -242,18 +245,27 @@ impl Sockets {
                 _ => None,
             })
         };
-        let ended = connections()
-            .filter(|(fixed, state)| fixed.remote.ip().is_loopback() && state.state.received_fin());
-        let ended: Vec<_> = ended.collect();
-        let ends = |fixed: &TcpStatic| (fixed.local, fixed.remote);
-        let there: HashSet<_> = match ended.is_empty() {
-            true => HashSet::new(),
-            false => connections().map(|(fixed, _)| ends(fixed)).collect(),
+        let is_near = |fixed: &TcpStatic| {
+            [fixed.local, fixed.remote]
+                .iter()
+                .all(|end| end.ip().is_loopback())
         };
+        let ended =
+            connections().filter(|(fixed, state)| is_near(fixed) && state.state.received_fin());
+        let ended: Vec<_> = ended.collect();
         let mut closed = Vec::new();
-        for (fixed, state) in ended {
-            if !there.contains(&(fixed.remote, fixed.local)) {
-                closed.extend(ClosedEnd::new(fixed, state, &self.preparer)?);
+        if !ended.is_empty() {
+            let ends = |fixed: &TcpStatic| (fixed.local, fixed.remote);
+            let there: HashSet<_> = connections().map(|(fixed, _)| ends(fixed)).collect();
+            let places = self.made.values().filter_map(|made| Ends::of(&made.fixed));
+            let ports: HashSet<u16> = places.map(|ends| ends.local.port()).collect();
+            // A port that not everybody may have was judged where a socket of the tree has it.
+            let may_have = |port: u16| port >= FIRST_PORT || ports.contains(&port);
+            for (fixed, state) in ended {
+                let is_closed = !there.contains(&(fixed.remote, fixed.local));
+                if is_closed && may_have(fixed.remote.port()) {
+                    closed.extend(ClosedEnd::new(fixed, state, &self.preparer)?);
+                }
             }
         }
         let acknowledgements: Vec<_> = closed.iter().filter_map(ClosedEnd::packet).collect();
