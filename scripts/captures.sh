@@ -92,7 +92,7 @@ check() {
                 if (severities[i] + 0 >= error) bad = 1
             }
             # Data of programs, which name no protocol, are whatever tshark takes their ports for.
-            if ($9 ~ /(^|,)0(,|$)/ && $3 == "" && $4 == "") bad = 0
+            if ($5 != "" && $5 !~ /SCTP|ASAP|ENRP/ && $9 ~ /(^|,)0(,|$)/ && $3 == "" && $4 == "") bad = 0
             if (bad) {
                 if (++malformed <= 20) printf "captures: %s, packet %s: %s %s\n", $1, $2, $5, $7
             }

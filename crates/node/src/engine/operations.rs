@@ -21,7 +21,7 @@ const REMEMBERED: usize = 64;
 /// connection is served by nobody from when its program was asked, so that more would wait for others.
 const BATCHES_ASKED: usize = 2;
 
-/// The same where queues drain first, which takes longer: connections.
+/// Connections of one handoff whose programs have been asked, where send queues drain first: draining takes longer than a batch.
 const DRAINING: usize = 192;
 
 /// How long a server program has to come to a safe point after it was asked.

@@ -6,10 +6,10 @@ use std::time::Instant;
 
 /// Where the kernel tells for how long some thread has waited.
 const FILE: &str = "/proc/pressure/cpu";
-/// Of that share of the time some thread waits where there is nothing to spare.
+/// Share of the time in which some thread waits, from which on the host has nothing to spare.
 const HIGH: f64 = 0.25;
 
-/// Looks at it from time to time.
+/// Reads the kernel's account at intervals.
 #[derive(Debug)]
 pub(super) struct Pressure {
     /// None where the kernel does not tell.
@@ -25,7 +25,7 @@ impl Pressure {
         }
     }
 
-    /// Whether it was high since the last look.
+    /// Whether threads waited for more than `HIGH` of the time since the last call.
     pub(super) fn is_high(&mut self) -> bool {
         let now = Instant::now();
         let Some(waited_us) = self.waited_us() else {

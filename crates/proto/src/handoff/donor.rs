@@ -24,7 +24,7 @@ pub(super) struct Donor {
     pub turn: Option<u64>,
     /// Others have no processor while this node hands off: between batches it rests for half as long as it was busy.
     pub gives_way: bool,
-    /// It rests: no batch is begun.
+    /// The donor rests: no batch is begun.
     pub rests: bool,
     /// When it has begun, or has gone on after a rest; none where there is nothing to hand off.
     pub busy_since: Option<Duration>,

@@ -96,7 +96,7 @@ fn a_donor_that_gives_way_rests_between_batches_for_half_as_long_as_it_was_busy(
         results,
         times,
     };
-    // Its turn began at 3 ms.
+    // The first batch was diverted at 3 ms: the donor has been busy for 12 ms.
     donor.handle_frame(ms(15), B, done);
     let state = StaticFlow {
         epoch: 5,

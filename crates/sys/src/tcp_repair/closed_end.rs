@@ -11,7 +11,7 @@ use crate::tcp_info::{TcpInfo, TcpState};
 use std::io::{self, ErrorKind};
 use std::os::fd::AsFd;
 
-/// Such an end in the making, in repair mode.
+/// A closed end in the making, in repair mode.
 #[derive(Debug)]
 pub struct ClosedEnd {
     socket: RestoredSocket,
@@ -24,7 +24,7 @@ impl ClosedEnd {
     /// connection was here a while ago.
     ///
     /// # Errors
-    /// What the kernel refuses.
+    /// The kernel's refusal to make, bind or connect the socket.
     pub fn new(
         open: &TcpStatic,
         state: &TcpDynamic,
@@ -76,7 +76,7 @@ impl ClosedEnd {
     /// Leaves it to the kernel, which forgets it after a while (`tcp_fin_timeout`).
     ///
     /// # Errors
-    /// What the kernel refuses; an acknowledgement that does not come.
+    /// The kernel's refusal, or a time limit when the acknowledgement does not come.
     pub fn leave(self) -> Result<(), RepairError> {
         let state = || TcpInfo::read(self.socket.as_fd()).map(|info| info.state);
         wait_until(|| Ok(state()? == TcpState::FinWait2)).at("end (loopback)")?;

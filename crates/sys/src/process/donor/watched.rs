@@ -177,7 +177,7 @@ impl Watched {
         let there = self.sent.and(&stable);
         let (regions, same) = match protect {
             true => (self.look_and_protect()?, Ranges::default()),
-            // Where nothing was mapped anew, a page that the acceptor lacks is among those written.
+            // Where nothing was mapped anew, every page that the acceptor lacks was written since it was protected, or is owed.
             false => self.look_at_changes(&private.minus(&stable), &there)?,
         };
         let guards = self.find_guards(&regions)?;

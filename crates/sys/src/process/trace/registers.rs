@@ -271,7 +271,7 @@ mod tests {
         };
         let settled = write.not_begun_again(&memory);
         assert_eq!((settled.orig_rax, settled.rip), (NO_CALL, at));
-        // It has returned, and wrote that much.
+        // A call that has returned wrote as many bytes as `rax` says.
         let returned = Registers {
             rip: at + 2,
             ..write

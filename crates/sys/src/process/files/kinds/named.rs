@@ -256,7 +256,7 @@ pub fn differs(path: impl AsRef<Path>, what: &'static str) -> FilesError {
 /// empty when it is read from its beginning next.
 pub fn seek_in_directory(fd: &OwnedFd, offset: u64) -> Result<(), FilesError> {
     let mut entries = [MaybeUninit::uninit(); 1024];
-    // What cannot be read here, or has been removed, shows the program the same.
+    // A directory that cannot be read, or was removed, fails in the same way when the program reads it.
     let _ = RawDir::new(fd, &mut entries).next();
     seek(fd, offset)
 }
