@@ -172,7 +172,7 @@ fn nginx(site: &Site<'_>, workers: usize, location: &str) -> Result<Vec<String>>
     let text = format!(
         "daemon off;\nuser root;\nworker_processes {workers};\npid {folder}/nginx.pid;\n\
          error_log {folder}/nginx.log;\nevents {{ worker_connections 1024; }}\nhttp {{\n{paths}access_log off;\n\
-         keepalive_requests 1000000000;\nkeepalive_timeout 1h;\n\
+         keepalive_requests 1000000000;\nkeepalive_timeout 1h;\nkeepalive_time 24h;\n\
          server {{ listen {}; location / {{ {location} }} }}\n}}\n",
         site.address
     );

@@ -209,7 +209,7 @@ fn nginx(scene: &Scene) -> Result<Vec<String>> {
     let text = format!(
         "daemon off;\nuser root;\nworker_processes 2;\npid {folder}/nginx.pid;\nerror_log stderr;\n\
          events {{}}\nhttp {{\n{paths}access_log off;\nkeepalive_requests 1000000000;\n\
-         keepalive_timeout 1h;\nserver {{ listen {}; root {folder}; }}\n}}\n",
+         keepalive_timeout 1h;\nkeepalive_time 24h;\nserver {{ listen {}; root {folder}; }}\n}}\n",
         scene.address
     );
     let file = write(scene, "nginx.conf", &text)?;
