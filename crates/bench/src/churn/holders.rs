@@ -1,39 +1,50 @@
 //! Who has sockets of a tree of processes open.
 
+use anyhow::{Result, ensure};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
+use std::path::Path;
 
-/// The sockets of the tree under `root` that are open in other processes of this host, each with a process that has it.
-pub(super) fn held_elsewhere(root: i32) -> Vec<String> {
-    let tree = tree(root);
-    let own: BTreeSet<String> = tree.iter().flat_map(|pid| sockets(*pid)).collect();
-    let all = fs::read_dir("/proc").into_iter().flatten().flatten();
+/// The sockets of the tree under `root` that are open in other processes of its host, each with a process that has it. The host's
+/// processes are in `proc`, by their numbers there.
+///
+/// # Errors
+/// The tree has no sockets: it is not there.
+pub(super) fn held_elsewhere(proc: &Path, root: i32) -> Result<Vec<String>> {
+    let tree = tree(proc, root);
+    let own: BTreeSet<String> = tree.iter().flat_map(|pid| sockets(proc, *pid)).collect();
+    ensure!(
+        !own.is_empty(),
+        "process {root} has no sockets in {}",
+        proc.display()
+    );
+    let all = fs::read_dir(proc).into_iter().flatten().flatten();
     let pids = all.filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
     // Children may have been born meanwhile.
     let others = pids.filter(|pid| !tree.contains(pid));
-    let held = others.flat_map(|pid| sockets(pid).into_iter().map(move |link| (link, pid)));
+    let held = others.flat_map(|pid| sockets(proc, pid).into_iter().map(move |link| (link, pid)));
     let found: BTreeMap<String, i32> = held.filter(|(link, _)| own.contains(link)).collect();
     if found.is_empty() {
-        return Vec::new();
+        return Ok(Vec::new());
     }
-    let late: BTreeSet<String> = self::tree(root)
+    let late: BTreeSet<String> = self::tree(proc, root)
         .iter()
         .filter(|pid| !tree.contains(pid))
-        .flat_map(|pid| sockets(*pid))
+        .flat_map(|pid| sockets(proc, *pid))
         .collect();
     let left = found.into_iter().filter(|(link, _)| !late.contains(link));
     let told = left.map(|(link, pid)| {
-        let name = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+        let name = fs::read_to_string(proc.join(format!("{pid}/comm"))).unwrap_or_default();
         format!("{link} in {} ({pid})", name.trim_end())
     });
-    told.collect()
+    Ok(told.collect())
 }
 
-fn tree(root: i32) -> Vec<i32> {
+fn tree(proc: &Path, root: i32) -> Vec<i32> {
     let (mut found, mut at) = (vec![root], 0);
     while let Some(pid) = found.get(at).copied() {
         at += 1;
-        let tasks = fs::read_dir(format!("/proc/{pid}/task"));
+        let tasks = fs::read_dir(proc.join(format!("{pid}/task")));
         for task in tasks.into_iter().flatten().flatten() {
             let text = fs::read_to_string(task.path().join("children")).unwrap_or_default();
             found.extend(
@@ -45,8 +56,8 @@ fn tree(root: i32) -> Vec<i32> {
     found
 }
 
-fn sockets(pid: i32) -> Vec<String> {
-    let entries = fs::read_dir(format!("/proc/{pid}/fd"))
+fn sockets(proc: &Path, pid: i32) -> Vec<String> {
+    let entries = fs::read_dir(proc.join(format!("{pid}/fd")))
         .into_iter()
         .flatten();
     let links = entries

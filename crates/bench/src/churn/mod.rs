@@ -20,7 +20,7 @@ use serde::Serialize;
 
 use crate::cluster::{ClusterSpec, Service};
 use crate::handoff::stats::Quantiles;
-use crate::moves::{Attempt, Group};
+use crate::moves::{Attempt, Group, HOMES};
 pub use load::Clients;
 use load::{Span, gap_ms};
 pub use programs::{PROGRAMS, Program, Server, program};
@@ -215,11 +215,12 @@ fn drive(plan: Plan, group: &Group, server: &Server) -> Result<Row> {
         }));
         spans.extend(its);
         made.push(moved);
-        let held = holders::held_elsewhere(pid);
+        let proc = group.cluster().proc(HOMES[(number + 1) % 2])?;
+        let held = holders::held_elsewhere(&proc, pid)?;
         if !held.is_empty() {
             reasons.push(format!("open elsewhere after move {number}: {held:?}"));
             std::thread::sleep(HELD_FOR);
-            held_elsewhere += holders::held_elsewhere(pid).len();
+            held_elsewhere += holders::held_elsewhere(&proc, pid)?.len();
         }
     }
     std::thread::sleep(plan.after);

@@ -186,6 +186,15 @@ impl Cluster {
         Ok(format!("/proc/{init}/root/run/holdfast/{name}").into())
     }
 
+    /// The `/proc` of a host: processes have the numbers there by which its daemon knows them.
+    ///
+    /// # Errors
+    /// There is no such host.
+    pub fn proc(&self, host: &str) -> Result<PathBuf> {
+        let init = self.lab().init_process(host)?;
+        Ok(format!("/proc/{init}/root/proc").into())
+    }
+
     /// A client of a node's control API.
     ///
     /// # Errors

@@ -120,7 +120,7 @@ fn migrate_ahead(tree: Tree, to: &Host) -> Result<(Tree, Link), Error> {
     let mut acceptor = Acceptor {
         host: to.clone(),
         restorer: moving::restorer(),
-        sockets: Sockets::new()?,
+        sockets: Sockets::new(1024)?,
     };
     from.enter();
     let mut tracker = Tracker::start(tree.root)?;

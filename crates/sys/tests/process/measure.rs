@@ -99,7 +99,7 @@ fn move_measured(root: i32, from: &Host, to: &Host) -> Steps {
     let mut steps = Steps::default();
     to.enter();
     let restorer = restorer();
-    let sockets = Sockets::new().expect("sockets");
+    let sockets = Sockets::new(1024).expect("sockets");
     from.enter();
     let mut tracker = Tracker::start(root).expect("starts");
     let mut acceptor = (restorer, sockets);

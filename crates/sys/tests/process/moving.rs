@@ -256,7 +256,7 @@ pub fn migrate_until(tree: Tree, to: &Host, last: Step) -> Result<Left, Error> {
     let mut acceptor = Acceptor {
         host: to.clone(),
         restorer: to.restorer(),
-        sockets: Sockets::new()?,
+        sockets: Sockets::new(1024)?,
     };
     acceptor.restorer.rights(&to.rights)?;
     from.enter();

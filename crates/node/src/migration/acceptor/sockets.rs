@@ -21,7 +21,8 @@ impl Taking {
             return Ok(());
         }
         if self.sockets.is_none() {
-            self.sockets = Some(Sockets::new().map_err(|error| error.to_string())?);
+            let first_port = self.policy.judge().first_port();
+            self.sockets = Some(Sockets::new(first_port).map_err(|error| error.to_string())?);
             // Not in the freeze.
             timeouts::load();
         }

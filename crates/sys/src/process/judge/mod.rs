@@ -66,6 +66,15 @@ impl Judge {
         Self { allowed, here }
     }
 
+    /// The first port that every process may have that comes.
+    #[must_use]
+    pub fn first_port(&self) -> u16 {
+        match self.allowed.has_root() {
+            true => 0,
+            false => self.here.first_port,
+        }
+    }
+
     /// Whether processes may run as this user.
     ///
     /// # Errors

@@ -32,20 +32,13 @@ pub(crate) fn read_bytes(pid: i32, name: &str) -> Result<Vec<u8>> {
 fn whole(path: &str) -> io::Result<Vec<u8>> {
     const PIECE: usize = 16 << 10;
     let mut file = File::open(path)?;
-    let mut bytes = Vec::new();
+    let (mut bytes, mut piece) = (Vec::new(), [0; PIECE]);
     loop {
-        let length = bytes.len();
-        bytes.resize(length + PIECE, 0);
-        let outcome = file.read(&mut bytes[length..]);
-        let read = match &outcome {
-            Ok(read) => *read,
-            Err(_) => 0,
-        };
-        bytes.truncate(length + read);
-        match outcome {
+        match file.read(&mut piece) {
             Ok(0) => return Ok(bytes),
-            Err(error) if error.kind() != io::ErrorKind::Interrupted => return Err(error),
-            _ => {}
+            Ok(read) => bytes.extend_from_slice(&piece[..read]),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
         }
     }
 }

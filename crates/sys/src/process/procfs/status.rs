@@ -2,7 +2,6 @@
 
 use super::super::error::{Error, Result, unexpected};
 use super::read;
-use std::collections::HashMap;
 
 /// Lines of `status` that move or tell whether a thread can (`proc_pid_status(5)`).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -69,11 +68,13 @@ impl Status {
     }
 
     fn parse(text: &str) -> Option<Self> {
-        let lines: HashMap<&str, &str> = text
+        let lines: Vec<(&str, &str)> = text
             .lines()
             .filter_map(|line| line.split_once(':'))
             .collect();
-        let words = |name: &str| lines.get(name).map_or("", |line| line.trim());
+        // A hundred threads are read in a freeze, and few lines are searched sooner than hashed.
+        let line = |name: &str| lines.iter().find(|(of, _)| *of == name);
+        let words = |name: &str| line(name).map_or("", |(_, line)| line.trim());
         let numbers = |name: &str| -> Option<Vec<i32>> {
             words(name)
                 .split_whitespace()

@@ -17,14 +17,13 @@ use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Instant;
 
-/// Ports below are not everybody's (`ip_unprivileged_port_start` by default).
-const FIRST_PORT: u16 = 1024;
-
 /// The sockets of a tree in the making, in the network namespace in which this was made. Dropped before
 /// [`Sockets::activate`], they vanish and nothing goes on the wire.
 #[derive(Debug)]
 pub struct Sockets {
     preparer: Preparer,
+    /// The first port that every process may have that comes, see [`Judge::first_port`](crate::process::judge::Judge::first_port).
+    first_port: u16,
     made: BTreeMap<FileId, Made>,
     /// Not yet handed to the restorer.
     fresh: BTreeSet<FileId>,
@@ -81,13 +80,14 @@ impl AsFd for Made {
 }
 
 impl Sockets {
-    /// None yet.
+    /// None yet, of a tree that may have the ports from `first_port` on.
     ///
     /// # Errors
     /// What the kernel says to making a socket.
-    pub fn new() -> Result<Self, SocketError> {
+    pub fn new(first_port: u16) -> Result<Self, SocketError> {
         Ok(Self {
             preparer: Preparer::new()?,
+            first_port,
             made: BTreeMap::new(),
             fresh: BTreeSet::new(),
             settled: BTreeSet::new(),
@@ -260,7 +260,7 @@ impl Sockets {
             let places = self.made.values().filter_map(|made| Ends::of(&made.fixed));
             let ports: HashSet<u16> = places.map(|ends| ends.local.port()).collect();
             // A port that not everybody may have was judged where a socket of the tree has it.
-            let may_have = |port: u16| port >= FIRST_PORT || ports.contains(&port);
+            let may_have = |port: u16| port >= self.first_port || ports.contains(&port);
             for (fixed, state) in ended {
                 let is_closed = !there.contains(&(fixed.remote, fixed.local));
                 if is_closed && may_have(fixed.remote.port()) {

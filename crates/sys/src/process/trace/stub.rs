@@ -507,13 +507,14 @@ fn encode(calls: &[Call], alone: Option<&Call>, frame: u64) -> Vec<u8> {
     let none = Call::new(0, &[]);
     let last = (alone.unwrap_or(&none), frame);
     let entries = calls.iter().map(|call| (call, 0)).chain([last]);
-    let words = entries.flat_map(|(call, result)| {
-        let arguments = call.arguments.into_iter();
-        std::iter::once(call.number)
-            .chain(arguments)
-            .chain([result])
-    });
-    words.flat_map(u64::to_ne_bytes).collect()
+    let mut bytes = Vec::with_capacity((calls.len() + 1) * CALL_BYTES);
+    let mut put = |word: u64| bytes.extend_from_slice(&word.to_ne_bytes());
+    for (call, result) in entries {
+        put(call.number);
+        call.arguments.into_iter().for_each(&mut put);
+        put(result);
+    }
+    bytes
 }
 
 fn result(entry: &[u8]) -> i64 {
