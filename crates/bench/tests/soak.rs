@@ -176,21 +176,12 @@ fn whereabouts(group: &Group, pid: i32, number: usize) -> Result<(i32, usize)> {
             Some(status.residents)
         };
         let (here, there) = (residents(from)?, residents(to)?);
-        let is_there = || {
-            Some(
-                group
-                    .cluster()
-                    .proc(from)
-                    .ok()?
-                    .join(pid.to_string())
-                    .exists(),
-            )
-        };
+        let own = group.cluster().proc(from).ok()?.join(pid.to_string());
         match (here.as_slice(), there.as_slice()) {
             ([], [there]) => Some((there.pid, number + 1)),
             ([here], []) => Some((here.pid, number)),
             // At first it is a resident of no node.
-            ([], []) if is_there()? => Some((pid, number)),
+            ([], []) if own.exists() => Some((pid, number)),
             _ => None,
         }
     })

@@ -182,8 +182,7 @@ impl Cluster {
     /// # Errors
     /// There is no such host.
     pub fn run_file(&self, host: &str, name: &str) -> Result<PathBuf> {
-        let init = self.lab().init_process(host)?;
-        Ok(format!("/proc/{init}/root/run/holdfast/{name}").into())
+        self.inside(host, &format!("run/holdfast/{name}"))
     }
 
     /// The `/proc` of a host: processes have the numbers there by which its daemon knows them.
@@ -191,8 +190,13 @@ impl Cluster {
     /// # Errors
     /// There is no such host.
     pub fn proc(&self, host: &str) -> Result<PathBuf> {
+        self.inside(host, "proc")
+    }
+
+    /// What a host has at a path from its root.
+    fn inside(&self, host: &str, path: &str) -> Result<PathBuf> {
         let init = self.lab().init_process(host)?;
-        Ok(format!("/proc/{init}/root/proc").into())
+        Ok(format!("/proc/{init}/root/{path}").into())
     }
 
     /// A client of a node's control API.
