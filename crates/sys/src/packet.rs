@@ -1,6 +1,10 @@
-//! Whole IP packets made by hand, with right checksums: for injection at a TUN device.
+//! Whole IP packets made by hand, with right checksums: for injection at a TUN device, or to be sent.
 
+use crate::address::RawAddress;
+use crate::sockopt::{check, check_length};
+use std::io;
 use std::net::{IpAddr, SocketAddr};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
 /// TCP flag bits (RFC 9293 section 3.1).
 pub mod flags {
@@ -17,9 +21,11 @@ pub const MAX_UDP_PAYLOAD: usize = 65_535 - 20 - 8;
 
 /// Bytes of a TCP header without options.
 const TCP_HEADER: usize = 20;
+/// Bytes of a timestamp option, aligned.
+pub(crate) const TIMESTAMPS: usize = 12;
 /// Bytes of a UDP header (RFC 768).
 const UDP_HEADER: usize = 8;
-/// Hops an injected packet may take: it is delivered where it is injected.
+/// Hops a packet may take (RFC 1700's default).
 const HOPS: u8 = 64;
 
 /// The header fields of a TCP segment.
@@ -33,9 +39,11 @@ pub struct Segment {
     pub flags: u8,
     /// Window as written in the header (already scaled down).
     pub window: u16,
+    /// TSval of a timestamp option (RFC 7323 section 3.2) that echoes nothing; `None`: no options.
+    pub timestamp: Option<u32>,
 }
 
-/// A TCP packet without options from `source` to `destination`. `None` when the families differ or the payload is too
+/// A TCP packet from `source` to `destination`. `None` when the families differ or the payload is too
 /// long for one packet.
 #[must_use]
 pub fn tcp_packet(
@@ -44,20 +52,23 @@ pub fn tcp_packet(
     segment: &Segment,
     payload: &[u8],
 ) -> Option<Vec<u8>> {
-    let mut packet = ip_header(
-        source,
-        destination,
-        libc::IPPROTO_TCP,
-        TCP_HEADER + payload.len(),
-    )?;
+    let header = TCP_HEADER + segment.timestamp.map_or(0, |_| TIMESTAMPS);
+    let length = header + payload.len();
+    let mut packet = ip_header(source, destination, libc::IPPROTO_TCP, length)?;
     let start = packet.len();
     packet.extend_from_slice(&source.port().to_be_bytes());
     packet.extend_from_slice(&destination.port().to_be_bytes());
     packet.extend_from_slice(&segment.sequence.to_be_bytes());
     packet.extend_from_slice(&segment.acknowledgement.to_be_bytes());
-    packet.extend_from_slice(&[(TCP_HEADER as u8 / 4) << 4, segment.flags]);
+    packet.extend_from_slice(&[(header as u8 / 4) << 4, segment.flags]);
     packet.extend_from_slice(&segment.window.to_be_bytes());
     packet.extend_from_slice(&[0; 4]);
+    if let Some(value) = segment.timestamp {
+        // Two no-operations, kind, length (RFC 7323 appendix A).
+        packet.extend_from_slice(&[1, 1, 8, 10]);
+        packet.extend_from_slice(&value.to_be_bytes());
+        packet.extend_from_slice(&[0; 4]);
+    }
     packet.extend_from_slice(payload);
     let sum = transport_checksum(source, destination, libc::IPPROTO_TCP, &packet[start..]);
     packet[start + 16..start + 18].copy_from_slice(&sum.to_be_bytes());
@@ -84,6 +95,41 @@ pub fn udp_packet(source: SocketAddr, destination: SocketAddr, payload: &[u8]) -
     let sum = if sum == 0 { u16::MAX } else { sum };
     packet[start + 6..start + 8].copy_from_slice(&sum.to_be_bytes());
     Some(packet)
+}
+
+/// Sends a packet with its own headers, as routing says. One for an address of this host has arrived when this returns.
+///
+/// # Errors
+/// What the kernel refuses; bytes that are no packet.
+pub fn send(packet: &[u8]) -> io::Result<()> {
+    let to = destination(packet).ok_or(io::ErrorKind::InvalidInput)?;
+    let family = match to {
+        IpAddr::V4(_) => libc::AF_INET,
+        IpAddr::V6(_) => libc::AF_INET6,
+    };
+    let kind = libc::SOCK_RAW | libc::SOCK_CLOEXEC;
+    // SAFETY: no pointers are passed.
+    let fd = unsafe { libc::socket(family, kind, libc::IPPROTO_RAW) };
+    check(fd)?;
+    // SAFETY: the call succeeded, so `fd` is a new descriptor that nothing else owns.
+    let socket = unsafe { OwnedFd::from_raw_fd(fd) };
+    let to = RawAddress::for_family(SocketAddr::new(to, 0), to.is_ipv6());
+    let (to, length) = to.as_raw();
+    let (bytes, count) = (packet.as_ptr().cast(), packet.len());
+    // SAFETY: `packet` is readable for its length, `to` is an address of that length; both outlive the call.
+    let sent = unsafe { libc::sendto(socket.as_raw_fd(), bytes, count, 0, to, length) };
+    check_length(sent).map(drop)
+}
+
+/// Where an IP packet goes.
+pub(crate) fn destination(packet: &[u8]) -> Option<IpAddr> {
+    match packet.first()? >> 4 {
+        4 => Some(IpAddr::from(<[u8; 4]>::try_from(packet.get(16..20)?).ok()?)),
+        6 => Some(IpAddr::from(
+            <[u8; 16]>::try_from(packet.get(24..40)?).ok()?,
+        )),
+        _ => None,
+    }
 }
 
 /// IPv4 (RFC 791) or IPv6 (RFC 8200) header for `length` bytes of `protocol`.
@@ -189,6 +235,7 @@ mod tests {
             acknowledgement: 7,
             flags: flags::FIN | flags::ACK,
             window: 501,
+            timestamp: None,
         };
         let (a, b) = ("10.1.2.3:80", "192.168.255.254:65535");
         let packet = tcp_packet(address(a), address(b), &segment, b"odd").expect("a packet");
@@ -198,6 +245,13 @@ mod tests {
         let (a, b) = ("[fd00::1]:80", "[2001:db8::ffff]:65535");
         let packet = tcp_packet(address(a), address(b), &segment, b"").expect("a packet");
         assert_eq!(packet.len(), 60);
+        assert!(verifies(&packet, 40, a, b, libc::IPPROTO_TCP));
+        let timed = Segment {
+            timestamp: Some(0xfeed_beef),
+            ..segment
+        };
+        let packet = tcp_packet(address(a), address(b), &timed, b"odd").expect("a packet");
+        assert_eq!((packet.len(), packet[52] >> 4), (40 + 32 + 3, 8));
         assert!(verifies(&packet, 40, a, b, libc::IPPROTO_TCP));
         let packet = udp_packet(address(a), address(b), b"hello").expect("a packet");
         assert!(verifies(&packet, 40, a, b, libc::IPPROTO_UDP));

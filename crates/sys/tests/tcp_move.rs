@@ -3,12 +3,15 @@
 mod common;
 
 use common::{
-    Moved, Net, To, at_end, counter, exchange, fill, hand_off, pattern, services, state, wait_for,
+    Moved, Net, To, at_end, counter, exchange, fill, hand_off, hand_off_from, pattern, services,
+    state, wait_for,
 };
 use holdfast_sys::tcp_info::{TcpInfo, TcpState};
-use holdfast_sys::tcp_repair::{extract, read_static, resume, shift_timestamp_clock};
+use holdfast_sys::tcp_repair::{WindowProbe, extract, read_static, resume, shift_timestamp_clock};
 use std::io::{Read, Write};
+use std::net::{Shutdown, TcpStream};
 use std::os::fd::AsFd;
+use std::time::Duration;
 
 #[test]
 fn idle_connection_moves() {
@@ -105,6 +108,73 @@ fn sent_and_lost_data_is_sent_again() {
         client.read_exact(&mut arrived).expect("read");
         assert!(arrived == lost, "the sent part changed");
         exchange(&mut socket, &mut client, &pattern(11, 1000));
+    }
+}
+
+/// Moves the connection to and fro, four times in a second, until `done` says that its client has what it waits for. No timeout of
+/// a restored socket is so short.
+fn move_until(net: &Net, server: TcpStream, mut done: impl FnMut() -> bool) -> TcpStream {
+    let mut socket = server;
+    for handoff in 0..40 {
+        let way = match handoff % 2 {
+            0 => (&net.a, &net.b, To::B),
+            _ => (&net.b, &net.a, To::A),
+        };
+        socket = hand_off_from(net, way, socket, WindowProbe::Unacknowledged).socket;
+        if handoff == 0 {
+            net.deafen_client(false);
+        }
+        std::thread::sleep(Duration::from_millis(250));
+        if done() {
+            return socket;
+        }
+    }
+    panic!("what was lost did not come");
+}
+
+#[test]
+fn lost_data_arrives_however_often_the_connection_moves() {
+    let net = Net::new();
+    for (service, length) in services().into_iter().zip([9000, 30_000]) {
+        net.route(To::A);
+        let (mut client, mut server) = net.connection(service);
+        exchange(&mut server, &mut client, &pattern(9, 1000));
+        net.deafen_client(true);
+        let lost = pattern(10, length);
+        server.write_all(&lost).expect("write");
+        wait_for("sent", || {
+            TcpInfo::read(server.as_fd()).expect("TCP_INFO").unacked > 0
+        });
+        let mut arrived = vec![0; length];
+        let mut count = 0;
+        client.set_nonblocking(true).expect("nonblocking");
+        let mut socket = move_until(&net, server, || {
+            count += client.read(&mut arrived[count..]).unwrap_or(0);
+            count == length
+        });
+        assert!(arrived == lost, "bytes changed on the way");
+        client.set_nonblocking(false).expect("blocking");
+        exchange(&mut socket, &mut client, &pattern(11, 1000));
+    }
+}
+
+#[test]
+fn a_lost_end_arrives_however_often_the_connection_moves() {
+    let net = Net::new();
+    for (service, length) in services().into_iter().zip([0, 100]) {
+        net.route(To::A);
+        let (mut client, mut server) = net.connection(service);
+        net.deafen_client(true);
+        let lost = pattern(12, length);
+        server.write_all(&lost).expect("write");
+        server.shutdown(Shutdown::Write).expect("shut");
+        let mut arrived = Vec::new();
+        client.set_nonblocking(true).expect("nonblocking");
+        let mut socket = move_until(&net, server, || client.read_to_end(&mut arrived).is_ok());
+        assert!(arrived == lost, "bytes changed on the way");
+        client.write_all(b"bye").expect("write");
+        drop(client);
+        assert!(socket.read_to_end(&mut arrived).is_ok() && arrived.ends_with(b"bye"));
     }
 }
 

@@ -160,6 +160,7 @@ fn what_is_no_tcp_or_udp_keeps_its_bytes() {
         acknowledgement: 2,
         flags: flags::ACK,
         window: 3,
+        timestamp: None,
     };
     let whole =
         tcp_packet(address("10.0.0.1:1"), address("10.0.0.2:2"), &segment, b"x").expect("a packet");

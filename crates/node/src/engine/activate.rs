@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use holdfast_api::app::FromDaemon;
 use holdfast_bpf::shared::FlowState;
 use holdfast_proto::handoff::{Completion, FlowEpoch, Results, Token};
-use holdfast_sys::tcp_repair::{self, TcpDynamic, WindowProbe};
+use holdfast_sys::tcp_repair::{self, WindowProbe};
 use holdfast_wire::{Flow, NodeId};
 
 use super::Engine;
@@ -97,7 +97,7 @@ impl Engine {
                 for packet in &arrival.state.packets {
                     self.hold.replay_for(flow, packet);
                 }
-                let live = tcp_repair::activate(socket, fixed, state, probe(state));
+                let live = tcp_repair::activate(socket, fixed, state, WindowProbe::Unacknowledged);
                 arrival.socket = Socket::Live(live.map_err(|error| error.to_string())?);
             }
             Socket::Reclaimed(socket) => {
@@ -177,14 +177,5 @@ impl Engine {
             }
             self.slots.give_back(arrival.slot);
         }
-    }
-}
-
-/// Whether the client is to be asked where it is. The acknowledgement of what the donor sent may have been lost before the
-/// freeze; the new socket would notice after its first timeout, a second, and never if the flow moves on sooner each time.
-fn probe(state: &TcpDynamic) -> WindowProbe {
-    match state.outgoing_parts() {
-        Ok((sent, _)) if !sent.is_empty() => WindowProbe::Yes,
-        _ => WindowProbe::No,
     }
 }

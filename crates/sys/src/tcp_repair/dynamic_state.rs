@@ -151,6 +151,13 @@ impl TcpDynamic {
     pub fn fin_sent(&self) -> bool {
         self.state.sent_fin() && !self.fin_unsent
     }
+
+    /// Whether something was sent that the peer has not acknowledged.
+    #[must_use]
+    pub fn is_waited_for(&self) -> bool {
+        let fin = self.fin_sent() && self.state != TcpState::FinWait2;
+        fin || self.outgoing.len() > self.unsent as usize
+    }
 }
 
 /// Freezes the socket (repair mode on) and takes its dynamic state. The flow's ingress and egress must be shut, and

@@ -25,6 +25,7 @@ pub fn injection(fixed: &TcpStatic, state: &TcpDynamic) -> Option<Vec<u8>> {
         acknowledgement,
         flags: flag | flags::ACK,
         window: u16::try_from(state.window.snd_wnd >> scale).unwrap_or(u16::MAX),
+        timestamp: None,
     };
     tcp_packet(fixed.remote, fixed.local, &segment, &[])
 }

@@ -35,6 +35,7 @@ mod queued;
 mod reclaim;
 mod restore;
 mod seen;
+mod sent_again;
 mod settle;
 mod static_state;
 mod unconnected;

@@ -72,6 +72,7 @@ pub fn queued(fixed: &TcpStatic, state: &TcpDynamic) -> Result<Queued, RepairErr
             acknowledgement: state.write_seq,
             flags: flag | flags::ACK,
             window: u16::try_from(state.window.snd_wnd >> scale).unwrap_or(u16::MAX),
+            timestamp: None,
         };
         packets.extend(tcp_packet(fixed.remote, fixed.local, &segment, payload));
         sequence = sequence.wrapping_add(payload.len() as u32);

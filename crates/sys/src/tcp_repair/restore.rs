@@ -3,6 +3,7 @@
 use super::dynamic_state::TcpDynamic;
 use super::error::{At, RepairError, bound};
 use super::options::SocketOptions;
+use super::sent_again::sent_again;
 use super::static_state::TcpStatic;
 use super::{
     RECEIVE_QUEUE, REPAIR_OFF, REPAIR_OFF_QUIET, REPAIR_ON, SEND_QUEUE, TCP_REPAIR_WINDOW,
@@ -307,15 +308,20 @@ fn push(
     Ok(())
 }
 
-/// Whether leaving repair mode sends a window probe, to which the peer answers with an acknowledgement.
+/// When leaving repair mode makes the peer say where it is, by a window probe, to which it answers with an
+/// acknowledgement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum WindowProbe {
-    /// None. Right when every packet of the freeze was held and is delivered: windows are restored exactly, so there
-    /// is nothing to ask.
+    /// Never. Right when every packet of the freeze was held and is delivered, and no acknowledgement is waited for:
+    /// windows are restored exactly, so there is nothing to ask.
     #[default]
     No,
-    /// One. For a freeze in which packets may have been lost: an acknowledgement or window update that was lost would
-    /// otherwise be waited for until a timer runs out.
+    /// Where the peer has not acknowledged all that was sent. That, or its acknowledgement, may have been lost before the
+    /// freeze; the new socket would notice after its first timeout, a second, and never if the connection moves on sooner
+    /// each time. So where none of it was acknowledged at the donor either, its first segment is sent again at once.
+    Unacknowledged,
+    /// Always. For a freeze in which packets may have been lost: a window update that was lost would otherwise be waited
+    /// for until a timer runs out.
     Yes,
 }
 
@@ -348,11 +354,25 @@ pub(super) fn activate_from(
         select_queue(socket, SEND_QUEUE)?;
         shut_write(socket)?;
     }
-    let off = match probe {
-        WindowProbe::No => REPAIR_OFF_QUIET,
-        WindowProbe::Yes => REPAIR_OFF,
+    let asks = match probe {
+        WindowProbe::No => false,
+        WindowProbe::Unacknowledged => state.is_waited_for(),
+        WindowProbe::Yes => true,
+    };
+    // Of one that has moved before and measured no round trip since, the peer acknowledged nothing: it needs the data.
+    let again = match asks && state.congestion.srtt_us == 0 {
+        true => sent_again(socket, fixed, state)?,
+        false => None,
+    };
+    let off = match asks && again.is_none() {
+        false => REPAIR_OFF_QUIET,
+        true => REPAIR_OFF,
     };
     set_int(socket, IPPROTO_TCP, libc::TCP_REPAIR, off).at("TCP_REPAIR")?;
+    if let Some(packet) = again {
+        // Where it does not leave, the socket sends it after its timeout.
+        let _ = crate::packet::send(&packet);
+    }
     push(socket, unsent, libc::SO_SNDBUFFORCE, &fixed.options)?;
     if state.fin_unsent {
         shut_write(socket)?;

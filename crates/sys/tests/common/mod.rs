@@ -277,25 +277,31 @@ pub struct Moved {
     pub state: TcpDynamic,
 }
 
-/// Moves the connection of `server` from `a` to `b`, every step and both codings. The client's packets are lost in
-/// between.
+/// [`hand_off_from`] `a` to `b`, without a probe.
 pub fn hand_off(net: &Net, server: TcpStream) -> Moved {
-    let fixed = net
-        .a
-        .run(|| read_static(server.as_fd()).expect("static state"));
+    hand_off_from(net, (&net.a, &net.b, To::B), server, WindowProbe::No)
+}
+
+/// Moves the connection of `server` from one host to another, every step and both codings. The client's packets are lost in
+/// between.
+pub fn hand_off_from(
+    net: &Net,
+    (donor, acceptor, to): (&Namespace, &Namespace, To),
+    server: TcpStream,
+    probe: WindowProbe,
+) -> Moved {
+    let fixed = donor.run(|| read_static(server.as_fd()).expect("static state"));
     let fixed: TcpStatic =
         postcard::from_bytes(&postcard::to_stdvec(&fixed).expect("coded")).expect("decoded");
-    let prepared = net.b.run(|| prepare(&fixed).expect("prepared"));
+    let prepared = acceptor.run(|| prepare(&fixed).expect("prepared"));
     net.route(To::Nowhere);
     let frozen = extract(server.as_fd(), &fixed).expect("dynamic state");
     let frozen: TcpDynamic =
         postcard::from_bytes(&postcard::to_stdvec(&frozen).expect("coded")).expect("decoded");
-    let restored = net
-        .b
-        .run(|| restore(prepared, &fixed, &frozen).expect("restored"));
+    let restored = acceptor.run(|| restore(prepared, &fixed, &frozen).expect("restored"));
     if let Some(packet) = injection(&fixed, &frozen) {
         let before = state(&restored);
-        net.b.run(|| {
+        acceptor.run(|| {
             let tun = Tun::open("hold").expect("a TUN");
             tun.write(VnetHeader::default(), &packet).expect("injected");
         });
@@ -305,9 +311,9 @@ pub fn hand_off(net: &Net, server: TcpStream) -> Moved {
             "the injected packet had no effect"
         );
     }
-    net.route(To::B);
+    net.route(to);
     abandon(server.as_fd()).expect("abandoned");
-    let fd = activate(restored, &fixed, &frozen, WindowProbe::No).expect("active");
+    let fd = acceptor.run(|| activate(restored, &fixed, &frozen, probe).expect("active"));
     // Its program may use it from here on.
     // SAFETY: F_GETFL takes no argument and touches no memory.
     let flags = unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_GETFL) };

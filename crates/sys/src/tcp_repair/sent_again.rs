@@ -1,0 +1,52 @@
+//! The segment that a restored socket's peer waits for, where the socket itself would not send it for a second.
+
+use super::dynamic_state::TcpDynamic;
+use super::error::{At, RepairError};
+use super::static_state::TcpStatic;
+use crate::packet::{Segment, TIMESTAMPS, flags, tcp_packet};
+use crate::sockopt::get_int;
+use libc::IPPROTO_TCP;
+use std::os::fd::BorrowedFd;
+
+/// Bytes of data that any peer takes in a segment (RFC 9293 section 3.7.1).
+const LEAST: usize = 536;
+
+/// The first of what was sent and not acknowledged, as the socket would send it again: a whole IP packet, to be sent at once. The
+/// acknowledgement of it gives the socket a round trip, and so a timeout that is right. `None` where all was acknowledged.
+///
+/// # Errors
+/// What the kernel refuses.
+pub(super) fn sent_again(
+    socket: BorrowedFd<'_>,
+    fixed: &TcpStatic,
+    state: &TcpDynamic,
+) -> Result<Option<Vec<u8>>, RepairError> {
+    if !state.is_waited_for() {
+        return Ok(None);
+    }
+    let (sent, _) = state.outgoing_parts()?;
+    let (timestamp, options) = match fixed.timestamps {
+        true => {
+            let clock = get_int(socket, IPPROTO_TCP, libc::TCP_TIMESTAMP).at("TCP_TIMESTAMP")?;
+            (Some(clock as u32), TIMESTAMPS)
+        }
+        false => (None, 0),
+    };
+    let most = usize::from(fixed.segment_size).saturating_sub(options);
+    let payload = &sent[..sent.len().min(most.max(LEAST - options))];
+    let fin = match state.fin_sent() && payload.len() == sent.len() {
+        true => flags::FIN,
+        false => 0,
+    };
+    let window = &state.window;
+    let told = window.rcv_wnd.saturating_sub(window.rcv_wup_back);
+    let scale = fixed.window_scale.map_or(0, |(_, receive)| receive.min(14));
+    let segment = Segment {
+        sequence: state.first_outgoing(),
+        acknowledgement: state.rcv_nxt,
+        flags: flags::ACK | flags::PSH | fin,
+        window: u16::try_from(told >> scale).unwrap_or(u16::MAX),
+        timestamp,
+    };
+    Ok(tcp_packet(fixed.local, fixed.remote, &segment, payload))
+}
