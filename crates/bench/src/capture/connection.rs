@@ -192,6 +192,11 @@ impl Direction {
     }
 
     fn look_at_clock(&mut self, segment: &Segment) {
+        // SYNs that are sent again may overtake each other, such as those that waited for a neighbour's address; the first to
+        // arrive counts.
+        if segment.syn && self.timestamp.is_some() {
+            return;
+        }
         if let (Some(before), Some(now)) = (self.timestamp, segment.timestamp) {
             match now.wrapping_sub(before).cast_signed() {
                 back if back < 0 => self.clock_back += 1,

@@ -201,6 +201,17 @@ fn a_clock_that_goes_back_is_seen() {
 }
 
 #[test]
+fn a_late_syn_does_not_put_the_clock_back() {
+    let mut story = Story::new();
+    for (clock, flags, sequence) in [(1025, SYN, u32::MAX), (0, SYN, u32::MAX), (1026, 0, 0)] {
+        story.clock = Some(clock);
+        story.server(10, flags, sequence, 0, 0);
+    }
+    let seen = story.connection().to_client;
+    assert_eq!((seen.clock_back, seen.clock_step_max), (0, 1));
+}
+
+#[test]
 fn both_families_read_alike() {
     let mut story = Story::new();
     story.family6 = true;
