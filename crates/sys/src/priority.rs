@@ -2,6 +2,8 @@
 
 use std::io;
 use std::marker::PhantomData;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// Gives the calling thread real-time priority: the lowest of `SCHED_RR` (`sched(7)`), ahead of all ordinary threads.
 /// Threads and processes that it starts are ordinary ones.
@@ -53,19 +55,17 @@ pub(crate) fn is_realtime() -> bool {
     policy & !libc::SCHED_RESET_ON_FORK == libc::SCHED_RR
 }
 
-/// The priority of who is waited for, lent to an ordinary thread.
+/// The priority of who is waited for, lent to an ordinary thread. From Linux 6.12 on a real-time thread has no timer slack, and an
+/// ordinary one again has the default: who lends asks for it before ([`timer_slack_ns`]), and sets it afterwards.
 #[derive(Debug)]
 #[must_use]
 pub(crate) struct Loan {
     tid: i32,
-    /// What its timer slack was: from Linux 6.12 on a real-time thread has none, and an ordinary one again has the default.
-    slack_ns: Option<u64>,
 }
 
 impl Loan {
     /// None if the thread is no ordinary one, or that is not allowed.
     pub(crate) fn begin(tid: i32) -> Option<Loan> {
-        let slack_ns = timer_slack_ns(tid);
         let parameters = libc::sched_param {
             sched_priority: WAITED_FOR,
         };
@@ -74,12 +74,7 @@ impl Loan {
             is_ordinary(tid)
                 && libc::sched_setscheduler(tid, libc::SCHED_RR, &raw const parameters) == 0
         };
-        lent.then_some(Loan { tid, slack_ns })
-    }
-
-    /// What the thread's timer slack was, nanoseconds.
-    pub(crate) fn slack_ns(&self) -> Option<u64> {
-        self.slack_ns
+        lent.then_some(Loan { tid })
     }
 
     /// Takes back what was lent.
@@ -87,10 +82,54 @@ impl Loan {
         let parameters = libc::sched_param { sched_priority: 0 };
         // SAFETY: `parameters` is valid for the call, which only reads it.
         unsafe { libc::sched_setscheduler(self.tid, ORDINARY, &raw const parameters) };
-        if let Some(slack_ns) = self.slack_ns {
-            set_timer_slack_ns(self.tid, slack_ns);
-        }
     }
+}
+
+/// Fewer short tasks than this take less time than a thread to begin.
+const TASKS_EACH: usize = 16;
+
+/// Does short tasks on all processors, in as much of a hurry as the caller; gives the results in the order of the tasks.
+pub(crate) fn share_out<T: Sync, R: Send>(tasks: &[T], work: impl Fn(&T) -> R + Sync) -> Vec<R> {
+    let helpers = (processors() - 1).min(tasks.len() / TASKS_EACH);
+    if helpers == 0 {
+        return tasks.iter().map(work).collect();
+    }
+    let (hurries, next) = (is_realtime(), AtomicUsize::new(0));
+    // Whoever gets less of a processor does less.
+    let work = || {
+        let mut done = Vec::with_capacity(tasks.len());
+        loop {
+            let at = next.fetch_add(1, Ordering::Relaxed);
+            let Some(task) = tasks.get(at) else {
+                return done;
+            };
+            done.push((at, work(task)));
+        }
+    };
+    let mut done = std::thread::scope(|scope| {
+        let help = || {
+            let _hurry = hurries.then(Hurry::begin);
+            work()
+        };
+        let helpers: Vec<_> = (0..helpers).map(|_| scope.spawn(help)).collect();
+        let mut done = work();
+        for helper in helpers {
+            match helper.join() {
+                Ok(of_helper) => done.extend(of_helper),
+                Err(panic) => std::panic::resume_unwind(panic),
+            }
+        }
+        done
+    });
+    done.sort_unstable_by_key(|(at, _)| *at);
+    done.into_iter().map(|(_, result)| result).collect()
+}
+
+/// Processors that this program may use. Asked once: the library looks through files for it.
+pub(crate) fn processors() -> usize {
+    static PROCESSORS: OnceLock<usize> = OnceLock::new();
+    *PROCESSORS
+        .get_or_init(|| std::thread::available_parallelism().map_or(1, std::num::NonZero::get))
 }
 
 /// The timer slack of any thread, nanoseconds; none where reading it is not allowed.
@@ -155,6 +194,15 @@ mod tests {
         })
         .join()
         .expect("it does not panic");
+    }
+
+    #[test]
+    fn shared_out_tasks_keep_their_order() {
+        for count in [0, 1, TASKS_EACH * 2, 1001] {
+            let tasks: Vec<usize> = (0..count).collect();
+            let expected: Vec<usize> = tasks.iter().map(|task| task * 3).collect();
+            assert_eq!(share_out(&tasks, |task| task * 3), expected);
+        }
     }
 
     #[test]

@@ -113,14 +113,19 @@ fn sent_and_lost_data_is_sent_again() {
 
 /// Moves the connection to and fro, four times in a second, until `done` says that its client has what it waits for. No timeout of
 /// a restored socket is so short.
-fn move_until(net: &Net, server: TcpStream, mut done: impl FnMut() -> bool) -> TcpStream {
+fn move_until(
+    net: &Net,
+    server: TcpStream,
+    probe: WindowProbe,
+    mut done: impl FnMut() -> bool,
+) -> TcpStream {
     let mut socket = server;
     for handoff in 0..40 {
         let way = match handoff % 2 {
             0 => (&net.a, &net.b, To::B),
             _ => (&net.b, &net.a, To::A),
         };
-        socket = hand_off_from(net, way, socket, WindowProbe::Unacknowledged).socket;
+        socket = hand_off_from(net, way, socket, probe).socket;
         if handoff == 0 {
             net.deafen_client(false);
         }
@@ -148,7 +153,7 @@ fn lost_data_arrives_however_often_the_connection_moves() {
         let mut arrived = vec![0; length];
         let mut count = 0;
         client.set_nonblocking(true).expect("nonblocking");
-        let mut socket = move_until(&net, server, || {
+        let mut socket = move_until(&net, server, WindowProbe::Unacknowledged, || {
             count += client.read(&mut arrived[count..]).unwrap_or(0);
             count == length
         });
@@ -170,7 +175,9 @@ fn a_lost_end_arrives_however_often_the_connection_moves() {
         server.shutdown(Shutdown::Write).expect("shut");
         let mut arrived = Vec::new();
         client.set_nonblocking(true).expect("nonblocking");
-        let mut socket = move_until(&net, server, || client.read_to_end(&mut arrived).is_ok());
+        let mut socket = move_until(&net, server, WindowProbe::No, || {
+            client.read_to_end(&mut arrived).is_ok()
+        });
         assert!(arrived == lost, "bytes changed on the way");
         client.write_all(b"bye").expect("write");
         drop(client);

@@ -461,7 +461,7 @@ impl Taking {
     fn go(&mut self) -> Result<Instant, String> {
         self.steps.done("commit");
         if let Some(sockets) = &mut self.sockets {
-            let activated = sockets.activate(WindowProbe::Unacknowledged, RESTORERS);
+            let activated = sockets.activate(WindowProbe::No, RESTORERS);
             activated.map_err(|error| error.to_string())?;
         }
         self.steps.done("activate");

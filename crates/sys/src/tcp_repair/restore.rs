@@ -312,20 +312,21 @@ fn push(
 /// acknowledgement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum WindowProbe {
-    /// Never. Right when every packet of the freeze was held and is delivered, and no acknowledgement is waited for:
+    /// Never. Right when every packet of the freeze was held and is delivered, and the connection stays for some seconds:
     /// windows are restored exactly, so there is nothing to ask.
     #[default]
     No,
-    /// Where the peer has not acknowledged all that was sent. That, or its acknowledgement, may have been lost before the
-    /// freeze; the new socket would notice after its first timeout, a second, and never if the connection moves on sooner
-    /// each time. So where none of it was acknowledged at the donor either, its first segment is sent again at once.
+    /// Where the peer has not acknowledged all that was sent: its acknowledgement may have been lost before the freeze, and the
+    /// new socket would notice after its first timeout, a second.
     Unacknowledged,
     /// Always. For a freeze in which packets may have been lost: a window update that was lost would otherwise be waited
     /// for until a timer runs out.
     Yes,
 }
 
-/// Lets the connection go on: repair mode off, then unsent data and FIN go out. The socket's options that could not
+/// Lets the connection go on: repair mode off, then unsent data and FIN go out. Where nothing of what was sent was acknowledged
+/// since the connection moved last, its first segment is sent again at once: the first timeout of a new socket is a second, and
+/// would never come if the connection moved on sooner each time. The socket's options that could not
 /// be set before follow with [`super::settle`].
 ///
 /// # Errors
@@ -359,8 +360,9 @@ pub(super) fn activate_from(
         WindowProbe::Unacknowledged => state.is_waited_for(),
         WindowProbe::Yes => true,
     };
-    // Of one that has moved before and measured no round trip since, the peer acknowledged nothing: it needs the data.
-    let again = match asks && state.congestion.srtt_us == 0 {
+    // The first acknowledgement measures a round trip. The loopback device loses nothing.
+    let is_unanswered = state.is_waited_for() && state.congestion.srtt_us == 0;
+    let again = match is_unanswered && !fixed.remote.ip().is_loopback() {
         true => sent_again(socket, fixed, state)?,
         false => None,
     };

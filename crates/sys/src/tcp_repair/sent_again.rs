@@ -12,7 +12,7 @@ use std::os::fd::BorrowedFd;
 const LEAST: usize = 536;
 
 /// The first of what was sent and not acknowledged, as the socket would send it again: a whole IP packet, to be sent at once. The
-/// acknowledgement of it gives the socket a round trip, and so a timeout that is right. `None` where all was acknowledged.
+/// acknowledgement of it gives the socket a round trip, and so a timeout that is right. `None` where it makes no packet.
 ///
 /// # Errors
 /// What the kernel refuses.
@@ -21,9 +21,6 @@ pub(super) fn sent_again(
     fixed: &TcpStatic,
     state: &TcpDynamic,
 ) -> Result<Option<Vec<u8>>, RepairError> {
-    if !state.is_waited_for() {
-        return Ok(None);
-    }
     let (sent, _) = state.outgoing_parts()?;
     let (timestamp, options) = match fixed.timestamps {
         true => {

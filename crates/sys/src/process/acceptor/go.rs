@@ -2,7 +2,7 @@
 
 use super::husk::Husk;
 use super::plan::Restoration;
-use crate::priority::{Hurry, Loan, hurry_husk, is_realtime};
+use crate::priority::{Hurry, Loan, hurry_husk, is_realtime, set_timer_slack_ns, timer_slack_ns};
 use crate::process::donor::{LoneCall, call_instruction, call_instruction_in};
 use crate::process::error::{Error, Result};
 use crate::process::files::Stock;
@@ -91,11 +91,20 @@ fn remove_stubs<'a>(husks: impl Iterator<Item = &'a Husk>) -> Result<()> {
     for husk in husks {
         let call = call_instruction_of(husk).and_then(|gadget| {
             // It has the priority of its process by now, and steps once more.
+            let slack_ns = lends.then(|| timer_slack_ns(husk.pid)).flatten();
             let loan = lends.then(|| Loan::begin(husk.pid)).flatten();
+            let take_back = move || {
+                if let Some(loan) = loan {
+                    loan.end();
+                    if let Some(slack_ns) = slack_ns {
+                        set_timer_slack_ns(husk.pid, slack_ns);
+                    }
+                }
+            };
             match LoneCall::remove(&husk.stub, husk.first(), gadget) {
-                Ok(call) => Ok((call, loan)),
+                Ok(call) => Ok((call, take_back)),
                 Err(error) => {
-                    loan.into_iter().for_each(Loan::end);
+                    take_back();
                     Err(error)
                 }
             }
@@ -108,9 +117,9 @@ fn remove_stubs<'a>(husks: impl Iterator<Item = &'a Husk>) -> Result<()> {
             }
         }
     }
-    for (call, loan) in begun {
+    for (call, take_back) in begun {
         let removed = call.finish().map(drop);
-        loan.into_iter().for_each(Loan::end);
+        take_back();
         outcome = outcome.and(removed);
     }
     outcome

@@ -3,7 +3,7 @@
 use super::credentials;
 use super::husk::{Husk, Part, Script, run_all};
 use super::objects::Objects;
-use crate::priority::set_timer_slack_ns;
+use crate::priority::{set_timer_slack_ns, share_out};
 use crate::process::error::{Context, Error, Result, check_long};
 use crate::process::image::{
     FrozenProcess, FrozenThread, IntervalTimer, Limit, PosixTimer, Process, Scheduling, SignalInfo,
@@ -69,14 +69,17 @@ pub(super) fn restore_all(all: &[Becoming<'_>], objects: &Objects) -> Result<()>
     for first in [false, true] {
         restore_threads(all, &shared, objects, first)?;
     }
-    for (_, process, state) in all {
-        for (tid, thread) in process.threads.iter().zip(&state.threads) {
-            schedule(*tid, &thread.scheduling).context(|| format!("scheduling of thread {tid}"))?;
-            // A husk in a hurry has none.
-            set_timer_slack_ns(*tid, thread.timer_slack_ns);
-        }
-    }
-    Ok(())
+    let threads = all
+        .iter()
+        .flat_map(|(_, process, state)| process.threads.iter().zip(&state.threads));
+    let threads: Vec<_> = threads.collect();
+    let scheduled = share_out(&threads, |(tid, thread)| {
+        schedule(**tid, &thread.scheduling).context(|| format!("scheduling of thread {tid}"))?;
+        // A husk in a hurry has none.
+        set_timer_slack_ns(**tid, thread.timer_slack_ns);
+        Ok(())
+    });
+    scheduled.into_iter().collect()
 }
 
 /// Signals that the process will have waiting, or that its timers may send, as a set.

@@ -1,6 +1,7 @@
 //! All threads of a process stopped, and let go as if nothing had been.
 
 use super::unfinished;
+use crate::priority::share_out;
 use crate::process::error::{Error, Result};
 use crate::process::procfs::{self, Status};
 use crate::process::trace::{
@@ -164,8 +165,9 @@ impl Halted {
     /// What procfs says of each thread, read once per stop: what moves of it does not change while all threads stand still.
     pub fn statuses(&self) -> Result<&[Status]> {
         if self.statuses.get().is_none() {
-            let read = |thread: &HaltedThread| Status::read(self.pid, thread.tracee.tid);
-            let found: Result<Vec<Status>> = self.threads.iter().map(read).collect();
+            let pid = self.pid;
+            let found = share_out(&self.threads, |of| Status::read(pid, of.tracee.tid));
+            let found: Result<Vec<Status>> = found.into_iter().collect();
             let _ = self.statuses.set(found?);
         }
         Ok(self.statuses.get().map_or(&[], Vec::as_slice))

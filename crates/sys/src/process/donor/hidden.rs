@@ -4,7 +4,6 @@ use super::attach::Attachment;
 use super::halt::Halted;
 use crate::process::error::{Error, Result};
 use crate::process::inspect::{Blocker, Obstacle};
-use crate::process::procfs::Status;
 use crate::process::trace::{Batch, Call, SCRATCH, Tracee};
 
 /// `BPF_RET | BPF_K`.
@@ -21,14 +20,12 @@ pub(super) fn check(halted: &Halted) -> Result<()> {
         if tracee.dispatches_calls() {
             return Err(blocked(halted.pid, Obstacle::CallDispatch));
         }
-        if Status::read(halted.pid, tracee.tid)?.seccomp == 2 {
-            check_filters(halted.pid, tracee)?;
-        }
+        check_filters(halted.pid, tracee)?;
     }
     Ok(())
 }
 
-/// Whether somebody else is asked by a filter.
+/// Whether somebody else is asked by a filter. A thread without filters says so at once.
 pub(super) fn check_filters(pid: i32, tracee: Tracee) -> Result<()> {
     let mut index = 0;
     while let Ok(Some(code)) = tracee.filter(index) {

@@ -1,9 +1,9 @@
 //! What is read of a stopped process as a whole.
 
 use super::attach::{Attachment, exit_for, value};
-use super::halt::Halted;
-use super::thread_state::{self, Asked, FREE, infos};
-use crate::priority::is_realtime;
+use super::halt::{Halted, HaltedThread};
+use super::thread_state::{self, Asked, Beside, FREE, infos};
+use crate::priority::{is_realtime, share_out};
 use crate::process::error::{Context, Result, unexpected};
 use crate::process::image::{
     Action, FrozenProcess, IntervalTimer, Limit, MemoryFields, PAGE, PosixTimer, SignalInfo,
@@ -89,10 +89,13 @@ fn ask_threads(
         asked.push((process, &of.halted.threads[at], status, scratch));
     }
     let outcomes = run_together(jobs)?;
-    for ((process, thread, status, scratch), outcome) in asked.into_iter().zip(outcomes) {
+    let ids = |of: &(usize, &HaltedThread, _, _)| (asking[of.0].halted.pid, of.1.tracee.tid);
+    let ids: Vec<(i32, i32)> = asked.iter().map(ids).collect();
+    let beside = share_out(&ids, |(pid, tid)| Beside::read(*pid, *tid));
+    for ((asked, outcome), beside) in asked.into_iter().zip(outcomes).zip(beside) {
+        let (process, thread, status, scratch) = asked;
         let of = &asking[process];
         let asked = Asked {
-            pid: of.halted.pid,
             tracee: thread.tracee,
             status,
             memory: &of.halted.memory,
@@ -100,6 +103,7 @@ fn ask_threads(
             outcome,
             if_signalled: thread.if_signalled,
             shared: &of.shared,
+            beside: beside?,
         };
         processes[process].threads.push(asked.read()?);
     }
@@ -173,7 +177,6 @@ impl<'a> Asking<'a> {
         process.stop_untold =
             process.stopped.is_some() && Stat::read(halted.pid)?.field(EXIT_CODE) != 0;
         let first = Asked {
-            pid: halted.pid,
             tracee: halted.first(),
             status: &halted.statuses()?[0],
             memory: &halted.memory,
@@ -181,6 +184,7 @@ impl<'a> Asking<'a> {
             outcome,
             if_signalled: halted.threads[0].if_signalled,
             shared: &self.shared,
+            beside: Beside::read(halted.pid, halted.pid)?,
         };
         process.threads = vec![first.read()?];
         Ok(process)

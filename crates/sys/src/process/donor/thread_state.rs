@@ -2,11 +2,11 @@
 
 use super::halt::{any_waits, portable};
 use super::hidden;
+use crate::priority::{processors, timer_slack_ns};
 use crate::process::error::{Context, Result, check_long, unexpected};
 use crate::process::image::{Credentials, FrozenThread, Rseq, Scheduling, SignalInfo};
 use crate::process::procfs::{self, Status};
 use crate::process::trace::{Batch, Call, Memory, Outcome, Registers, SCRATCH, Tracee};
-use std::sync::OnceLock;
 
 /// Places of answers in a thread's scratch.
 const CLEAR_TID: u64 = 0;
@@ -37,7 +37,6 @@ pub(super) fn questions(scratch: u64) -> Batch {
 
 /// A thread that has just made the calls of [`questions`].
 pub(super) struct Asked<'a> {
-    pub pid: i32,
     pub tracee: Tracee,
     pub status: &'a Status,
     pub memory: &'a Memory,
@@ -48,6 +47,25 @@ pub(super) struct Asked<'a> {
     pub if_signalled: Option<Registers>,
     /// Signals that wait for its process, as the kernel gives them.
     pub shared: &'a [[u8; 128]],
+    pub beside: Beside,
+}
+
+/// What can be read of a stopped thread by who does not trace it.
+pub(super) struct Beside {
+    name: Vec<u8>,
+    robust_list: (u64, u64),
+    scheduling: Scheduling,
+}
+
+impl Beside {
+    /// Reads it of a thread to which no priority is lent.
+    pub fn read(pid: i32, tid: i32) -> Result<Self> {
+        Ok(Self {
+            name: name(pid, tid)?,
+            robust_list: robust_list(tid).context(|| format!("robust list of thread {tid}"))?,
+            scheduling: scheduling(tid).context(|| format!("scheduling of thread {tid}"))?,
+        })
+    }
 }
 
 impl Asked<'_> {
@@ -61,7 +79,7 @@ impl Asked<'_> {
         };
         let results = &self.outcome.results;
         let answer = |at: usize| results.get(at).copied().unwrap_or(0).max(0) as u64;
-        let (pid, tracee, status) = (self.pid, self.tracee, self.status);
+        let (tracee, status) = (self.tracee, self.status);
         let tid = tracee.tid;
         let missing = || unexpected("a thread without registers");
         let mut before = self.outcome.before.ok_or_else(missing)?;
@@ -78,14 +96,14 @@ impl Asked<'_> {
             mask: before.mask,
             pending: infos(pending),
             alternate_stack: (word(STACK), word(STACK + 8) as u32, word(STACK + 16)),
-            robust_list: robust_list(tid).context(|| format!("robust list of thread {tid}"))?,
+            robust_list: self.beside.robust_list,
             clear_tid: word(CLEAR_TID),
             rseq: rseq(tracee)?,
-            name: name(pid, tid)?,
+            name: self.beside.name,
             credentials: credentials(status, answer(4) as u32),
-            scheduling: scheduling(tid).context(|| format!("scheduling of thread {tid}"))?,
+            scheduling: self.beside.scheduling,
             parent_death_signal: word(DEATH_SIGNAL) as i32,
-            timer_slack_ns: timer_slack_ns(tid, answer(3), self.outcome.slack_ns),
+            timer_slack_ns: slack_ns(tid, answer(3), self.outcome.slack_ns),
             personality: answer(5) as u32,
             io_priority: answer(6) as u32,
             machine_checks: answer(7) as u32,
@@ -127,8 +145,8 @@ fn rseq(tracee: Tracee) -> Result<Option<Rseq>> {
 }
 
 /// A thread to which priority was lent said that it has none.
-fn timer_slack_ns(tid: i32, said: u64, before: Option<u64>) -> u64 {
-    let look = || crate::priority::timer_slack_ns(tid);
+fn slack_ns(tid: i32, said: u64, before: Option<u64>) -> u64 {
+    let look = || timer_slack_ns(tid);
     if said == 0 {
         before.or_else(look).unwrap_or(0)
     } else {
@@ -184,7 +202,7 @@ pub(super) fn scheduling(tid: i32) -> std::io::Result<Scheduling> {
     };
     check_long(outcome)?;
     let has = |cpu: &u32| set[*cpu as usize / 64] & (1 << (cpu % 64)) != 0;
-    let online = online();
+    let online = processors() as u32;
     let affinity: Vec<u32> = (0..8192).filter(has).collect();
     let all = affinity.len() as u32 >= online && online > 1;
     Ok(Scheduling {
@@ -195,13 +213,6 @@ pub(super) fn scheduling(tid: i32) -> std::io::Result<Scheduling> {
         times_ns: attributes.times_ns,
         affinity: if all { Vec::new() } else { affinity },
     })
-}
-
-/// Processors that this program may use. Asked once: the library looks through files for it.
-fn online() -> u32 {
-    static ONLINE: OnceLock<u32> = OnceLock::new();
-    *ONLINE
-        .get_or_init(|| std::thread::available_parallelism().map_or(1, |count| count.get() as u32))
 }
 
 fn filters(tracee: Tracee, status: &Status) -> Result<Vec<serde_bytes::ByteBuf>> {

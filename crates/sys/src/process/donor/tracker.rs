@@ -8,7 +8,7 @@ use super::machine::{boot_id, clocks, features, read_vdso};
 use super::round::Round;
 use super::shared::{SharedContent, collect_shared};
 use super::watched::{Found, Watched};
-use crate::priority::{Hurry, is_realtime};
+use crate::priority::{Hurry, is_realtime, processors};
 use crate::process::error::{Error, Result};
 use crate::process::files::Draft;
 use crate::process::image::{Credentials, Process, Space, Tree};
@@ -16,10 +16,9 @@ use crate::process::inspect;
 use crate::process::procfs::{Stat, Status};
 use std::collections::HashMap;
 use std::marker::PhantomData;
-use std::num::NonZero;
 use std::os::unix::ffi::OsStringExt;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, LazyLock};
 
 /// A tree that is watched. It runs, but for a moment at the start and whenever a process joins it.
 #[derive(Debug)]
@@ -47,9 +46,6 @@ struct Ahead {
     /// How many shared memories were looked at: the first of the catalogue.
     shared_count: usize,
 }
-
-static PROCESSORS: LazyLock<usize> =
-    LazyLock::new(|| std::thread::available_parallelism().map_or(1, NonZero::get));
 
 /// For fewer processes a thread takes longer to begin than to look.
 const PROCESSES_EACH: usize = 4;
@@ -194,7 +190,7 @@ impl Tracker {
             ..Ahead::default()
         };
         let hurries = is_realtime();
-        let helpers = (*PROCESSORS - 1).min(processes.len() / PROCESSES_EACH);
+        let helpers = (processors() - 1).min(processes.len() / PROCESSES_EACH);
         let mut found: HashMap<i32, Option<Found>> = HashMap::new();
         std::thread::scope(|scope| {
             let help = || {

@@ -9,7 +9,7 @@ use super::super::error::{Error, Result, unexpected};
 use super::registers::NO_CALL;
 use super::sigframe;
 use super::{Memory, Registers, Stop, Tracee, wait_for};
-use crate::priority::{Loan, ORDINARY, is_ordinary};
+use crate::priority::{Loan, ORDINARY, is_ordinary, set_timer_slack_ns, share_out, timer_slack_ns};
 use std::time::Duration;
 
 /// Pages of a stub: code, table of calls, frame, scratch.
@@ -450,7 +450,6 @@ impl<'a> Job<'a> {
     /// Makes the thread what it was.
     fn restore(&mut self) -> Result<()> {
         if let Some(loan) = self.loan.take() {
-            self.outcome.slack_ns = loan.slack_ns();
             loan.end();
         }
         let Some(before) = &self.before else {
@@ -477,6 +476,13 @@ pub(crate) fn run_together(mut jobs: Vec<Job<'_>>) -> Result<Vec<Outcome>> {
     for job in &mut jobs {
         outcome = outcome.and_then(|()| job.prepare());
     }
+    let lent: Vec<i32> = (jobs.iter().filter(|job| job.lends))
+        .map(|job| job.tracee.tid)
+        .collect();
+    let slacks = share_out(&lent, |tid| timer_slack_ns(*tid));
+    for (job, slack_ns) in jobs.iter_mut().filter(|job| job.lends).zip(&slacks) {
+        job.outcome.slack_ns = *slack_ns;
+    }
     while outcome.is_ok() && jobs.iter().any(Job::has_more) {
         for job in jobs.iter_mut().filter(|job| job.has_more()) {
             outcome = outcome.and_then(|()| job.begin());
@@ -493,6 +499,12 @@ pub(crate) fn run_together(mut jobs: Vec<Job<'_>>) -> Result<Vec<Outcome>> {
             restored => outcome = outcome.and(restored),
         }
     }
+    let slacks: Vec<(i32, Option<u64>)> = lent.into_iter().zip(slacks).collect();
+    share_out(&slacks, |(tid, slack_ns)| {
+        if let Some(slack_ns) = slack_ns {
+            set_timer_slack_ns(*tid, *slack_ns);
+        }
+    });
     outcome?;
     let outcomes = jobs.into_iter().map(|job| Outcome {
         before: job.before,
