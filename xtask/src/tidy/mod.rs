@@ -1,6 +1,7 @@
 //! Style as a test: each module is one check, a pure function from the tree to findings.
 
 mod arrows;
+mod comments;
 mod functions;
 mod links;
 mod purity;
@@ -50,6 +51,7 @@ pub fn check(tree: &Tree) -> Vec<Finding> {
     findings.extend(purity::check(&sources));
     findings.extend(unsafe_code::check(tree, &sources));
     findings.extend(words::check(tree, &sources));
+    findings.extend(comments::check(tree));
     findings.extend(ratchet::check(tree, &sizes::measure(tree, &sources)));
     findings.extend(links::check(tree));
     findings.sort();

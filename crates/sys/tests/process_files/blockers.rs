@@ -55,6 +55,20 @@ fn an_io_uring() {
 }
 
 #[test]
+fn a_pipe_with_an_owner_outside_the_tree() {
+    let found = blockers(|| {
+        let (reader, writer) = std::io::pipe().expect("a pipe");
+        put(writer.into(), 11);
+        // SAFETY: no pointers are passed.
+        assert_eq!(0, unsafe {
+            libc::fcntl(reader.as_raw_fd(), libc::F_SETOWN, libc::getppid())
+        });
+        reader.into()
+    });
+    only(&found, "OwnerOutside");
+}
+
+#[test]
 fn a_packet_socket() {
     let found = blockers(|| socket(AddressFamily::PACKET, SocketType::RAW, None).expect("socket"));
     only(&found, "Family(17)");

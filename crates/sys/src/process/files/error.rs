@@ -85,6 +85,11 @@ pub enum Reason {
     /// A process that stays has the same eventfd, timer, memory file and the like.
     #[error("process {0}, which stays, has it too: move both, or have one of them close it")]
     HeldOutside(i32),
+    /// Signals about the file go to a process or group outside the tree (`F_SETOWN`).
+    #[error(
+        "its signals go to process or group {0}, which stays (F_SETOWN): name a process of the tree, or none"
+    )]
+    OwnerOutside(i32),
     /// A file that has no path here.
     #[error("its mount is not present for this daemon: run in the host's mount namespace")]
     Unreachable,

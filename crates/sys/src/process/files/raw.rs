@@ -13,6 +13,8 @@ const F_SETSIG: i32 = 10;
 const F_GETSIG: i32 = 11;
 const F_SETOWN_EX: i32 = 15;
 const F_GETOWN_EX: i32 = 16;
+/// Kind of an owner: a process group.
+pub const F_OWNER_PGRP: i32 = 2;
 /// `_IOW('T', 0, u64)` (`linux/timerfd.h`).
 const TFD_IOC_SET_TICKS: u64 = 0x4008_5400;
 

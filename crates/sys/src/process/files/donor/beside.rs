@@ -1,16 +1,17 @@
 //! What `/proc` and `fcntl` tell beside an open file itself.
 
-use super::saver::Saved;
+use super::saver::{Saved, Saver};
 use super::subject::Subject;
-use crate::process::files::error::{At, FilesError};
+use crate::process::files::error::{At, FilesError, Reason};
 use crate::process::files::image::Owner;
 use crate::process::files::raw;
 use crate::process::files::survey::inner_pid;
+use crate::process::procfs::Status;
 use std::fs;
 use std::os::fd::BorrowedFd;
 
-/// Who is told by signal about an open file.
-pub fn owner(subject: &Subject) -> Saved<Option<Owner>> {
+/// Returns the receiver of signals about an open file. An owner that has ended counts as none.
+pub fn owner(saver: &Saver<'_>, subject: &Subject) -> Saved<Option<Owner>> {
     if subject.info.flags & libc::O_PATH as u32 != 0 {
         return Ok(None);
     }
@@ -19,8 +20,28 @@ pub fn owner(subject: &Subject) -> Saved<Option<Owner>> {
     if pid == 0 {
         return Ok(None);
     }
-    // The owner may be gone by now, or stay behind: then nobody is told, as before.
-    Ok(inner_pid(pid).map(|pid| Owner { kind, pid, signal }))
+    let inner = match kind {
+        raw::F_OWNER_PGRP => inner_group(&saver.pids, pid),
+        _ => inner_pid(pid).filter(|_| is_in_tree(&saver.pids, pid)),
+    };
+    if inner.is_none() && inner_pid(pid).is_some() {
+        return Err(Reason::OwnerOutside(pid).into());
+    }
+    Ok(inner.map(|pid| Owner { kind, pid, signal }))
+}
+
+/// True if a process, or the process of a thread, belongs to the tree.
+fn is_in_tree(tree: &[i32], pid: i32) -> bool {
+    let status = Status::read(pid, pid).ok();
+    let process = status.and_then(|status| status.process_ids.first().copied());
+    process.is_some_and(|process| tree.contains(&process))
+}
+
+/// Number of a process group in the PID namespace of its members, if a process of the tree is a member.
+fn inner_group(tree: &[i32], group: i32) -> Option<i32> {
+    let mut members = tree.iter().filter_map(|pid| Status::read(*pid, *pid).ok());
+    let member = members.find(|status| status.group_ids.first() == Some(&group))?;
+    member.group_ids.last().copied().filter(|number| *number > 0)
 }
 
 /// Whether somebody is named who is told by signal.

@@ -309,7 +309,7 @@ impl<'a> Saver<'a> {
             before,
         };
         let locks = self.locks(&subject)?;
-        let owner = owner(&subject)?;
+        let owner = owner(self, &subject)?;
         let kind = kinds::save(self, &subject)?;
         let place = self.pool.classes[class].place.address();
         if let Some(pid) = self.outside.sharer(&subject.link, place) {
